@@ -1,0 +1,91 @@
+"""Every error SplitUp raises on purpose.
+
+    SplitUpError
+    ├── InvalidInput            what somebody gave us cannot be used; says what to change
+    │   ├── InvalidModel        a model file, graph, task or manifest breaks a rule
+    │   └── ConfigurationError  a configuration file, key file or passphrase is missing or wrong
+    ├── PeerFault               another party broke the protocol; carries evidence
+    │   └── BadSignature        a signature does not verify
+    ├── Unavailable             the environment failed; trying again later may help
+    │   ├── ChainUnavailable    the RPC endpoint does not answer, or is another deployment's
+    │   └── StorageUnavailable  the S3 endpoint or the gateway does not answer
+    ├── ChainRejected           a transaction reverted; names the contract's error
+    └── ExecutionFailed         an execution ended without a result; names task, node and refund
+
+A message says what happened, to which object, and what to do about it. ``assert`` never
+checks input.
+"""
+
+from __future__ import annotations
+
+
+class SplitUpError(Exception):
+    """Root of the tree. ``str(error)`` is one sentence fit for a terminal."""
+
+
+class InvalidInput(SplitUpError):
+    """Something handed to us cannot be used; the message names it and the way out."""
+
+
+class InvalidModel(InvalidInput):
+    """A model file, graph, task or manifest breaks a rule of the format."""
+
+
+class ConfigurationError(InvalidInput):
+    """A configuration file, key file, passphrase or flag is missing or wrong."""
+
+
+class PeerFault(SplitUpError):
+    """Another party broke the protocol. ``peer`` names it, ``evidence`` holds its signed bytes."""
+
+    def __init__(self, message: str, *, peer: str = "", evidence: bytes = b"") -> None:
+        super().__init__(message)
+        self.peer = peer
+        self.evidence = evidence
+
+
+class BadSignature(PeerFault):
+    """A signature does not verify under the key it claims."""
+
+
+class Unavailable(SplitUpError):
+    """The environment failed us; the same call may succeed later."""
+
+
+class ChainUnavailable(Unavailable):
+    """The chain's RPC endpoint does not answer, or serves another chain or deployment."""
+
+
+class StorageUnavailable(Unavailable):
+    """The S3 endpoint or the storage gateway does not answer."""
+
+
+class ChainRejected(SplitUpError):
+    """A transaction or call reverted. ``error_name`` is the contract's custom error, decoded."""
+
+    def __init__(self, message: str, *, error_name: str = "") -> None:
+        super().__init__(message)
+        self.error_name = error_name
+
+
+class ExecutionFailed(SplitUpError):
+    """An execution ended without a complete result.
+
+    ``task`` and ``node`` name where it failed ("" when no single one did); ``refunded_micro_usdc``
+    is what the chain has given back, or None while the deadline has not passed.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        execution_id: str,
+        task: str = "",
+        node: str = "",
+        refunded_micro_usdc: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.execution_id = execution_id
+        self.task = task
+        self.node = node
+        self.refunded_micro_usdc = refunded_micro_usdc

@@ -1,0 +1,413 @@
+"""What crosses a wire: validated messages, their canonical bytes, and the data plane's frame.
+
+JSON objects are pydantic models (strict, frozen, unknown fields refused); ``canonical_bytes`` is
+what gets hashed and signed. Tensor frames are binary, with a fixed header signed by the producer.
+
+Nothing here does I/O; nothing here trusts the sender.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from splitup import limits
+from splitup.codec import decode_canonical, encode_canonical
+from splitup.errors import BadSignature, InvalidInput, PeerFault
+
+AddressField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{40}$")]
+Bytes32Field = Annotated[str, Field(pattern=r"^0x[0-9a-f]{64}$")]
+DigestField = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+HexField = Annotated[str, Field(pattern=r"^0x([0-9a-f]{2})*$", max_length=2 * limits.MIB)]
+Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+EndpointField = Annotated[
+    str, Field(pattern=r"^https?://[^/?#@\s]+$", max_length=limits.MAX_ENDPOINT_CHARS)
+]
+
+CLIENT = 0xFFFF  # the "task" that produces an execution's graph inputs
+
+
+class Message(BaseModel):
+    """Base of every JSON message: strict types, immutable, no unknown fields."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    def canonical_bytes(self) -> bytes:
+        """Return the bytes that are hashed and signed (``splitup.codec``)."""
+        return encode_canonical(self.model_dump(mode="json"))
+
+    def digest(self, domain: str) -> str:
+        """Return SHA-256(domain ‖ 0x00 ‖ canonical bytes) as a bytes32 string."""
+        return "0x" + hashlib.sha256(domain.encode() + b"\0" + self.canonical_bytes()).hexdigest()
+
+    @classmethod
+    def parse(cls, data: bytes, *, max_bytes: int = limits.MAX_MESSAGE_BYTES) -> Self:
+        """Parse canonical bytes from a peer; raise PeerFault when they are not a valid message."""
+        try:
+            return cls.from_value(decode_canonical(data, max_bytes=max_bytes))
+        except InvalidInput as error:
+            raise PeerFault(f"{cls.__name__} is malformed: {error}") from None
+
+    @classmethod
+    def from_value(cls, value: Any) -> Self:
+        """Validate an already decoded JSON value; raise PeerFault naming the offending field."""
+        try:
+            # JSON mode, so that arrays may become tuples although types are strict
+            return cls.model_validate_json(encode_canonical(value))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "(root)"
+            raise PeerFault(f"{cls.__name__}.{where} is invalid: {first['msg']}") from None
+
+
+# ---- liveness and snapshots --------------------------------------------------------------------
+
+
+class Heartbeat(Message):
+    """A node's signed sign of life, sent to every committee member once per period."""
+
+    node: AddressField
+    boot_id: DigestField  # new at every start: a restart is visible
+    sequence: Count
+    sent_at_ms: Count
+    block_number: Count
+    queue_ms: Count  # estimated work waiting
+    resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
+    vram_free_bytes: Count
+    determinism: str = Field(max_length=200)
+
+
+class NodeView(Message):
+    """One node as one committee member sees it, quantised so that views can be compared."""
+
+    node: AddressField
+    rtt_ms: Count
+    queue_ms: Count
+    resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
+    determinism: str = Field(max_length=200)
+
+
+class Observation(Message):
+    """Everything one member sees alive in an epoch, sorted by node."""
+
+    configuration: Count
+    epoch: Count
+    member: AddressField
+    views: tuple[NodeView, ...]
+
+
+class SnapshotEntry(Message):
+    """A node that 2f+1 members agree is alive, with what selection needs to know about it."""
+
+    node: AddressField
+    signing_key: Bytes32Field
+    endpoint: EndpointField
+    stake_micro_usdc: Count
+    rtt_ms: Count
+    queue_ms: Count
+    resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
+    determinism: str = Field(max_length=200)
+
+
+class Snapshot(Message):
+    """The agreed set of live nodes; its root is on chain before any randomness that uses it."""
+
+    configuration: Count
+    sequence: Count
+    epoch: Count
+    entries: tuple[SnapshotEntry, ...]
+
+    def root(self) -> str:
+        return self.digest("splitup/snapshot/v1")
+
+
+# ---- executions and plans ----------------------------------------------------------------------
+
+
+class Request(Message):
+    """An execution as the chain states it (event RequestNodeSelections)."""
+
+    chain_id: Count
+    market: AddressField
+    execution_id: Bytes32Field
+    model_id: Bytes32Field
+    client: AddressField
+    client_key: Bytes32Field  # Ed25519 key that signs the client's frames
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
+    max_price_micro_usdc: Count
+    deadline: Count  # seconds since the epoch, block time
+    snapshot_sequence: Count
+    snapshot_root: Bytes32Field
+    block_hash: Bytes32Field  # of the block that holds the request
+
+
+class PlanNode(Message):
+    """How to reach a node of a plan, and the key its frames are signed with."""
+
+    node: AddressField
+    signing_key: Bytes32Field
+    endpoint: EndpointField
+
+
+class Plan(Message):
+    """For every task an ordered list of nodes: executor first, then fallbacks.
+
+    A pure function of (request, seed, snapshot, manifest); ``root`` is what the chain stores.
+    Storage keys are a function of the plan (``splitup.protocol.keys``).
+    """
+
+    request: Request
+    seed: Bytes32Field
+    tasks: tuple[tuple[AddressField, ...], ...] = Field(max_length=limits.MAX_TASKS)
+    nodes: tuple[PlanNode, ...]  # sorted by node, exactly those named in ``tasks``
+
+    def root(self) -> str:
+        return self.digest("splitup/plan/v1")
+
+    def executors(self) -> tuple[str, ...]:
+        """Return the executor of every task, by task index."""
+        return tuple(candidates[0] for candidates in self.tasks)
+
+    def node_of(self, address: str) -> PlanNode:
+        """Return the directory entry of ``address``; raise PeerFault when the plan lacks it."""
+        for entry in self.nodes:
+            if entry.node == address:
+                return entry
+        raise PeerFault(f"node {address} is not in the plan of {self.request.execution_id}")
+
+
+class MemberSignature(Message):
+    """A committee member's 65-byte ECDSA signature (r ‖ s ‖ v)."""
+
+    member: AddressField
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]
+
+
+class PlanCertificate(Message):
+    """A plan that 2f+1 members attest: whoever holds it can check it against the chain alone."""
+
+    plan: Plan
+    seed_signature: HexField  # threshold BLS signature; the seed is its hash
+    signatures: tuple[MemberSignature, ...] = Field(max_length=limits.MAX_COMMITTEE)
+
+
+# ---- completion and verification ---------------------------------------------------------------
+
+
+class TaskCommitment(Message):
+    """What an executor says it consumed and produced for one task over all steps.
+
+    Digests are SHA-256 of the port's tensors of all steps, concatenated in step order.
+    """
+
+    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    task_id: DigestField
+    inputs: tuple[DigestField, ...]
+    outputs: tuple[DigestField, ...]
+
+
+class Completion(Message):
+    """A node's work in one execution; its salted root goes on chain before any draw."""
+
+    execution_id: Bytes32Field
+    node: AddressField
+    steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+    tasks: tuple[TaskCommitment, ...] = Field(max_length=limits.MAX_TASKS)
+    salt: Bytes32Field
+
+    def root(self) -> str:
+        return self.digest("splitup/completion/v1")
+
+
+class Draw(Message):
+    """Randomness that did not exist when outputs were committed: what is verified, by whom."""
+
+    execution_id: Bytes32Field
+    block_hash: Bytes32Field  # of the block with the last commitment
+    commitments: tuple[tuple[AddressField, Bytes32Field], ...]  # (node, root), sorted by node
+    signature: HexField  # threshold BLS signature over the above
+    seed: Bytes32Field
+
+
+class VerificationOrder(Message):
+    """Tells a node that it was drawn to recompute a task; checkable from draw and plan alone."""
+
+    certificate: PlanCertificate
+    draw: Draw
+    snapshot: Snapshot
+    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+
+
+class VerificationResult(Message):
+    """What a validator fetched and recomputed for one task, signed by it (JWS)."""
+
+    execution_id: Bytes32Field
+    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    validator: AddressField
+    inputs: tuple[DigestField, ...]
+    outputs: tuple[DigestField, ...]
+    error: str = Field(max_length=500)  # "" when the recomputation succeeded
+
+
+class Span(Message):
+    """One task at one step on its node's clock, nanoseconds since the epoch.
+
+    ``received`` is when the last input was complete, ``started``/``ended`` bound the compute,
+    ``sent`` is when the outputs were handed to the network.
+    """
+
+    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    step: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
+    received_ns: str = Field(pattern=r"^[0-9]{1,20}$")
+    started_ns: str = Field(pattern=r"^[0-9]{1,20}$")
+    ended_ns: str = Field(pattern=r"^[0-9]{1,20}$")
+    sent_ns: str = Field(pattern=r"^[0-9]{1,20}$")
+
+
+class Trace(Message):
+    """A node's spans of one execution, sent to the client after its end."""
+
+    execution_id: Bytes32Field
+    node: AddressField
+    spans: tuple[Span, ...]
+
+
+class TaskFailure(Message):
+    """Why a task did not produce its output; sent to the client in an ERROR frame."""
+
+    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+    node: AddressField
+    reason: str = Field(max_length=500)
+
+
+# ---- storage grants ----------------------------------------------------------------------------
+
+
+class Grant(Message):
+    """A presigned URL for exactly one key and method. The URL is a bearer secret: never log it."""
+
+    method: Literal["GET", "PUT"]
+    key: str = Field(max_length=512)
+    url: str = Field(max_length=4096, repr=False)
+    headers: dict[str, str]  # must be sent as they are; they are part of the signature
+    length_bytes: Count | None  # size of the object, when known
+    expires_at_s: Count  # seconds since the epoch
+
+
+class Grants(Message):
+    """Everything one party may read and write in one execution, issued upfront."""
+
+    grants: tuple[Grant, ...]
+
+    def find(self, method: str, key: str) -> Grant:
+        """Return the grant for ``method`` and ``key``; raise PeerFault when it is missing."""
+        for grant in self.grants:
+            if grant.method == method and grant.key == key:
+                return grant
+        raise PeerFault(f"the storage gateway issued no {method} grant for {key}")
+
+
+# ---- the data plane's frame --------------------------------------------------------------------
+
+
+class FrameKind(IntEnum):
+    TENSOR = 1  # payload: the tensor's bytes, or nothing when it is stored under its key
+    END = 2  # from the client: ``step`` is the number of steps there were
+    ERROR = 3  # from a node: payload is a TaskFailure
+    TRACE = 4  # from a node, after END: payload is a Trace
+
+
+_HEADER = struct.Struct(">4sBB32sHHI32sQ")
+_MAGIC = b"SUf1"
+_DOMAIN = b"splitup/frame/v1\0"
+_SIGNATURE_BYTES = 64
+FRAME_HEADER_BYTES = _HEADER.size + _SIGNATURE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message between nodes, or between a node and the client.
+
+    ``task`` and ``port`` name the producer (``CLIENT`` and the input's index for graph inputs);
+    consumers follow from the manifest. ``digest`` is the SHA-256 of the tensor, or of the payload.
+    ``length`` is the tensor's size in bytes, also when it is stored rather than inline.
+    """
+
+    kind: FrameKind
+    execution_id: str
+    task: int
+    port: int
+    step: int
+    digest: bytes
+    length: int
+    payload: bytes | memoryview  # empty for a tensor that is stored under its key
+    stored: bool = False
+
+    def signed_bytes(self) -> bytes:
+        """Return what the producer signs: domain and header; the payload is bound by its digest."""
+        return _DOMAIN + self._header()
+
+    def _header(self) -> bytes:
+        return _HEADER.pack(
+            _MAGIC,
+            self.kind,
+            int(self.stored),
+            bytes.fromhex(self.execution_id[2:]),
+            self.task,
+            self.port,
+            self.step,
+            self.digest,
+            self.length,
+        )
+
+    def encode(self, signature: bytes) -> bytes:
+        """Return header ‖ signature ‖ payload."""
+        if len(signature) != _SIGNATURE_BYTES:
+            raise BadSignature(
+                f"a frame signature has {_SIGNATURE_BYTES} bytes, not {len(signature)}"
+            )
+        return b"".join((self._header(), signature, self.payload))
+
+
+def decode_frame(data: bytes) -> tuple[Frame, bytes]:
+    """Parse a frame; return it with its signature, which the caller verifies against the plan.
+
+    Checks sizes and the payload's digest. Raises PeerFault for anything malformed.
+    """
+    if len(data) < FRAME_HEADER_BYTES or len(data) > limits.MAX_FRAME_BYTES:
+        raise PeerFault(
+            f"frame of {len(data)} bytes; "
+            f"allowed are {FRAME_HEADER_BYTES} to {limits.MAX_FRAME_BYTES}"
+        )
+    magic, kind, stored, execution, task, port, step, digest, length = _HEADER.unpack_from(data)
+    if magic != _MAGIC or kind not in FrameKind.__members__.values() or stored > 1:
+        raise PeerFault(
+            "frame with an unknown magic, kind or flag; the peer speaks another version"
+        )
+    payload = memoryview(data)[FRAME_HEADER_BYTES:]
+    if stored:
+        if kind != FrameKind.TENSOR or payload.nbytes or length > limits.MAX_TENSOR_BYTES:
+            raise PeerFault("frame for a stored tensor must be a tensor without payload")
+    elif payload.nbytes != length:
+        raise PeerFault(f"frame announces {length} bytes and carries {payload.nbytes}")
+    elif hashlib.sha256(payload).digest() != digest:
+        raise PeerFault("frame payload does not match its digest")
+    frame = Frame(
+        kind=FrameKind(kind),
+        execution_id="0x" + execution.hex(),
+        task=task,
+        port=port,
+        step=step,
+        digest=digest,
+        length=length,
+        payload=payload,
+        stored=bool(stored),
+    )
+    return frame, data[_HEADER.size : FRAME_HEADER_BYTES]

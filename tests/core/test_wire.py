@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitup import limits
+from splitup.errors import PeerFault
+from splitup.wire import FRAME_HEADER_BYTES, Frame, FrameKind, Heartbeat, decode_frame
+
+SIGNATURE = bytes(range(64))
+
+
+def make_frame(payload: bytes = b"tensor") -> Frame:
+    return Frame(
+        kind=FrameKind.TENSOR,
+        execution_id="0x" + "ab" * 32,
+        task=7,
+        port=1,
+        step=65_535,
+        digest=hashlib.sha256(payload).digest(),
+        length=len(payload),
+        payload=payload,
+    )
+
+
+@given(
+    st.binary(max_size=300),
+    st.integers(0, 0xFFFF),
+    st.integers(0, 0xFFFF),
+    st.integers(0, 2**32 - 1),
+)
+def test_frame_round_trip(payload: bytes, task: int, port: int, step: int) -> None:
+    frame = replace(make_frame(payload), task=task, port=port, step=step)
+    decoded, signature = decode_frame(frame.encode(SIGNATURE))
+    assert replace(decoded, payload=bytes(decoded.payload)) == frame
+    assert signature == SIGNATURE
+    assert decoded.signed_bytes() == frame.signed_bytes()
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes_are_refused_without_a_crash(data: bytes) -> None:
+    with pytest.raises(PeerFault):
+        decode_frame(data)
+
+
+def test_a15_every_header_field_is_signed() -> None:
+    """Replay across execution, task, port, step or tensor changes what the signature covers."""
+    frame = make_frame()
+    variants = [
+        replace(frame, kind=FrameKind.ERROR),
+        replace(frame, execution_id="0x" + "ac" * 32),
+        replace(frame, task=8),
+        replace(frame, port=2),
+        replace(frame, step=0),
+        replace(frame, digest=bytes(32)),
+        replace(frame, length=7),
+        replace(frame, stored=True),
+    ]
+    assert len({frame.signed_bytes(), *(v.signed_bytes() for v in variants)}) == len(variants) + 1
+
+
+def test_a09_a_lying_length_is_refused() -> None:
+    with pytest.raises(PeerFault, match="announces 1000 bytes and carries 6"):
+        decode_frame(replace(make_frame(), length=1000).encode(SIGNATURE))
+
+
+def test_a_payload_that_is_not_its_digest_is_refused() -> None:
+    with pytest.raises(PeerFault, match="does not match its digest"):
+        decode_frame(replace(make_frame(), payload=b"tensoR").encode(SIGNATURE))
+
+
+def test_a_stored_tensor_has_a_length_but_no_payload() -> None:
+    stored = replace(make_frame(), payload=b"", length=5 * limits.MIB, stored=True)
+    decoded, _ = decode_frame(stored.encode(SIGNATURE))
+    assert decoded.stored and decoded.length == 5 * limits.MIB
+    with pytest.raises(PeerFault, match="without payload"):
+        decode_frame(replace(make_frame(), stored=True).encode(SIGNATURE))
+
+
+def test_frames_are_bounded() -> None:
+    for size in (0, FRAME_HEADER_BYTES - 1, limits.MAX_FRAME_BYTES + 1):
+        with pytest.raises(PeerFault, match=f"frame of {size} bytes"):
+            decode_frame(bytes(size))
+
+
+HEARTBEAT = Heartbeat(
+    node="0x" + "1" * 40,
+    boot_id="2" * 64,
+    sequence=3,
+    sent_at_ms=4,
+    block_number=5,
+    queue_ms=6,
+    resident=("7" * 64,),
+    vram_free_bytes=8,
+    determinism="CPU:X86",
+)
+
+
+def test_messages_round_trip_and_digests_separate_domains() -> None:
+    assert Heartbeat.parse(HEARTBEAT.canonical_bytes()) == HEARTBEAT
+    assert HEARTBEAT.digest("a") != HEARTBEAT.digest("b")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("node", "0x" + "A" * 40),
+        ("sequence", -1),
+        ("sequence", True),
+        ("sequence", "3"),
+        ("resident", ["7" * 63]),
+        ("resident", ["7" * 64] * (limits.MAX_RESIDENT_TASKS + 1)),
+        ("unknown", 1),
+    ],
+)
+def test_a25_malformed_messages_name_the_field(field: str, value: object) -> None:
+    with pytest.raises(PeerFault, match=rf"Heartbeat\.{field}"):
+        Heartbeat.from_value({**HEARTBEAT.model_dump(mode="json"), field: value})
