@@ -28,6 +28,7 @@ MAX_EARLY_BYTES: Final = 8 * MIB
 
 # ---- messages ----------------------------------------------------------------------------------
 
+MAX_KEPT_EVIDENCE: Final = 256  # closed executions a member tells about; clients ask at once
 MAX_MESSAGE_BYTES: Final = 4 * MIB  # a plan of 1,024 tasks with 8 nodes each is ~0.5 MB of JSON
 MAX_ENDPOINT_CHARS: Final = 256  # the NodeRegistry's bound
 MAX_RESIDENT_TASKS: Final = 1_024  # task ids a heartbeat may list
@@ -50,8 +51,10 @@ MAX_JOURNAL_VALUE_BYTES: Final = 16 * MIB  # four messages of the largest size
 # ---- graphs, weights, manifests ----------------------------------------------------------------
 
 MAX_GRAPH_BYTES: Final = 4 * MIB  # 80 uncut Llama blocks are 1.5 MB; more would parse for seconds
-MAX_NODES: Final = 65_536  # the same graph has ≈ 15,000 nodes; tinygrad's passes are linear in it
-MAX_DEPTH: Final = 32_768  # longest chain of operands: 80 blocks are ≈ 9,000 deep
+MAX_GRAPH_NODES: Final = (
+    65_536  # the same graph has ≈ 15,000; every pass is linear
+)
+MAX_GRAPH_DEPTH: Final = 32_768  # longest chain of operands: 80 blocks are ≈ 9,000 deep
 MAX_PORTS: Final = 256  # inputs, outputs or states of one task
 MAX_WEIGHTS: Final = 65_536  # tensors of one task, or of one safetensors file
 MAX_RANK: Final = 16  # a KV cache of a multi-head model has 4; tinygrad's own views reach 8
@@ -67,3 +70,107 @@ MAX_SAFETENSORS_HEADER_BYTES: Final = (
 MAX_CONFIG_BYTES: Final = 1 * MIB  # a model's config.json or tokenizer_config.json
 MAX_TOKENIZER_BYTES: Final = 64 * MIB  # the largest tokenizer.json in the wild has 33 MB
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
+
+# ---- HTTP --------------------------------------------------------------------------------------
+
+HTTP_BODY_BYTES: Final = MAX_JWS_BYTES + KIB  # the largest signed request in its {"jws": …} wrapper
+HTTP_CONNECT_S: Final = 2.0  # a host that does not accept within this is down
+HTTP_TIMEOUT_S: Final = 10.0  # one whole request; long polls name their own
+HTTP_CONNECTIONS_PER_HOST: Final = 32  # keeps one peer from taking all our sockets
+HTTP_SHUTDOWN_S: Final = 2.0  # what open requests get to finish when a server stops
+MAX_ERROR_CHARS: Final = 1_000  # of a server's error sentence that we repeat
+
+# ---- storage gateway ---------------------------------------------------------------------------
+
+MAX_UPLOAD_OBJECTS: Final = 3 * MAX_TASKS  # graph and weights of every task, and some blobs
+MAX_UPLOAD_BYTES: Final = 5 * 1024 * MIB  # what S3 takes in one PUT
+UPLOAD_STALL_S: Final = 60.0  # an upload that moves nothing for this long is dead
+MAX_GRANTS: Final = 4_096  # ≈ 4 MB of reply and 1 s of signing; one party, one execution
+GRANT_GRACE_S: Final = 300  # after the deadline: the last logs are written, the drawn tasks checked
+COMMITTEE_CACHE_S: Final = 10.0  # how stale the gateway's view of the committee may be
+COMMITTEE_REFRESH_S: Final = 1.0  # a certificate that fails makes us look again, this often at most
+MAX_CACHED_MANIFESTS: Final = 64
+MAX_CACHED_CERTIFICATES: Final = 1_024  # digests of certificates that were already verified
+MAX_MODEL_NAME_BYTES: Final = 64  # the ModelRegistry's bound
+
+# ---- data connections --------------------------------------------------------------------------
+
+MAX_LINKS: Final = 1_024  # open data connections in each direction; one per node of every live plan
+MAX_LINKS_PER_PEER: Final = 64  # a client may run many executions at once, each on its own link
+LINK_QUEUE_BYTES: Final = 64 * MIB  # a peer this far behind for its bandwidth will not catch up
+LINK_RESEND_BYTES: Final = 2 * MIB  # what a broken connection can have swallowed: socket buffers
+LINK_RETRY_MIN_S: Final = 0.05
+LINK_RETRY_MAX_S: Final = 2.0
+LINK_GIVE_UP_S: Final = 30.0  # without a connection for this long the peer is gone
+LINK_PING_S: Final = 10.0  # finds half-open connections
+LINK_TOKEN_CHARS: Final = 2 * KIB  # a handshake token has about 600
+
+# ---- chain -------------------------------------------------------------------------------------
+
+RPC_TIMEOUT_S: Final = 10.0  # a node that takes longer for one call is as good as down
+RPC_TRIES: Final = 4  # with the pauses below ≈ 0.7 s: a restart of the node is longer, a hiccup not
+RPC_BACKOFF_S: Final = 0.1  # first pause; doubles
+RPC_BACKOFF_MAX_S: Final = 5.0  # longest pause of a subscriber that waits for the node to return
+LOG_RANGE_BLOCKS: Final = (
+    1_000  # per eth_getLogs; public providers cut off between 1,000 and 10,000
+)
+REORG_BLOCKS: Final = (
+    64  # two epochs of Ethereum, after which it is final; a deeper one is an alarm
+)
+RECEIPT_POLL_S: Final = 0.05
+RESEND_AFTER_BLOCKS: Final = 3  # not mined by then: dropped, or underpriced
+FEE_CEILING_WEI: Final = 500 * 10**9  # 100 times a busy day's fee; above it, people decide
+MINE_TIMEOUT_S: Final = 180.0  # fifteen of Ethereum's blocks
+MAX_TRANSACTION_GAS: Final = 2**24  # EIP-7825, Osaka
+
+# ---- node --------------------------------------------------------------------------------------
+
+QUEUE_EXECUTIONS: Final = 256  # at once on one node; each holds buffers, logs and device state
+QUEUE_BYTES: Final = 1024 * MIB  # tensors that wait for a run, over all executions of a node
+QUEUE_HEAD_START: Final = 64  # runs that the longest critical path may overtake
+MAX_EARLY_EXECUTIONS: Final = 64  # executions whose frames may precede their plan, 8 MiB each
+
+# ---- committee ---------------------------------------------------------------------------------
+
+MAX_OPEN_EXECUTIONS: Final = 4_096  # unsettled at once; ≈ 10 KB each. More are refunded, not served
+MAX_FINISHED_PLANS: Final = 256  # certificates kept after settlement, for clients that ask late
+MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this member has not seen yet
+MAX_SNAPSHOTS: Final = 64  # contents kept by root; a request refers to one at most minutes old
+MAX_MANIFESTS: Final = 256  # models known at once to a committee member
+MAX_NODES: Final = 4_096  # registered nodes a member follows
+MAX_DEMAND_TASKS: Final = 4_096  # rows in a heartbeat's reply, ≈ 300 bytes each
+MAX_SETTLEMENT_ROUNDS: Final = 16  # different proposals per proposer; evidence converges in a few
+MAX_PLAN_WAIT_S: Final = 30.0  # longest long-poll for a plan
+SNAPSHOT_REFRESH_S: Final = 30.0  # unchanged membership is certified again, for fresh load figures
+OBSERVATION_GRACE_S: Final = 0.1  # with 2f+1 observations, how long the leader waits for the rest
+GOSSIP_RETRY_S: Final = 1.0  # lost messages are said again
+PLAN_PUSH_STAGE_S: Final = 0.15  # per rank: a healthy member has pushed the plan by then
+PLAN_SUBMIT_STAGE_S: Final = 1.5  # per rank: longer than a block
+VERIFICATION_STAGE_S: Final = 1.0  # per rank: a small task has been recomputed by then
+VERIFICATION_SILENCE_S: Final = 10.0  # a validator that says nothing is passed over …
+VERIFICATION_STEP_S: Final = 0.1  # … plus this for every step it has to recompute
+SETTLEMENT_STAGE_S: Final = 2.0  # per rank: signatures and a block
+RTT_PERIOD_S: Final = 5.0  # between two probes of a node
+RTT_TIMEOUT_S: Final = 2.0  # a node that takes longer is as good as unreachable
+DKG_TIMEOUT_BLOCKS: Final = 30  # after the first dealing, how long the last ones are waited for
+DKG_COMPLAINT_BLOCKS: Final = 2  # every member has seen and checked the dealings by then
+MAX_SESSIONS: Final = 4_096  # states in one worker: 256 executions of 16 local tasks
+RUN_TIMEOUT_S: Final = 60.0  # one step of one task; a kernel that takes longer hangs
+LOAD_TIMEOUT_S: Final = 900.0  # reading, compiling and warming up one task of many GB
+WORKER_SOCKET_BYTES: Final = 1 * MIB  # a tensor fits the socket: one write, one wake-up
+WORKER_STOP_S: Final = 5.0  # what a worker gets to finish its run when the daemon stops
+UPLOADS_AT_ONCE: Final = 4  # log segments in flight from one node: enough to fill a link
+UPLOAD_MEMORY_BYTES: Final = 8 * MIB  # log segments that wait in memory; the rest waits on disk
+OUTBOX_BYTES: Final = 16 * MIB  # outputs of one execution kept for a client that reconnects
+MAX_SPANS: Final = 65_536  # of one execution on one node; a trace of more helps nobody
+SPANS_PER_FRAME: Final = 4_000  # ≈ 0.7 MB of JSON, below MAX_FRAME_BYTES
+MAX_FINISHED: Final = 4_096  # ids of ended executions whose late frames are ignored in silence
+EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client that reconnects
+MAX_DEMAND: Final = (
+    65_536  # tasks in the answer to a heartbeat; bounds what a member can make us parse
+)
+DOWNLOAD_TIMEOUT_S: Final = 3_600.0  # weights of many GB over a home connection
+COMMIT_WINDOW_S: Final = 0.05  # completions that share one transaction; far below a block's time
+MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each
+REPORT_RETRY_S: Final = 0.25  # between tries while the plan's own transaction is not mined yet
+MAX_ORDERS: Final = 64  # verifications that wait; a member with more asks the next validator

@@ -255,6 +255,22 @@ class VerificationResult(Message):
     error: str = Field(max_length=500)  # "" when the recomputation succeeded
 
 
+class TaskVerdict(Message):
+    """How the verification of one drawn task ended."""
+
+    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    outcome: Literal["honest", "lied", "unresolved"]
+    validators: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
+    liars: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
+
+
+class Evidence(Message):
+    """What a settlement rests on; its root is on chain, so that any member's copy will do."""
+
+    draw: Draw
+    verdicts: tuple[TaskVerdict, ...] = Field(max_length=limits.MAX_TASKS)
+
+
 class Span(Message):
     """One task at one step on its node's clock, nanoseconds since the epoch.
 

@@ -1,0 +1,408 @@
+"""Distributed generation of the committee's BLS key (joint Feldman), as pure functions.
+
+    every member: make_dealing ──► bulletin board ◄── everybody reads the same list
+    every member: open_and_verify_share of each; make_complaint where it fails ──► board
+    everybody:    dealers without a valid complaint qualify; compute_group, compute_secret_share
+
+All agree because all read one board (the chain, or a set the chain has fixed) and because a
+complaint is decided by ``is_complaint_valid`` from public bytes alone. The board must say who
+posted what: dealings and complaints carry no signature of their own.
+
+A dealer who waits for the others' commitments can bias some bits of the group key (Gennaro et al.
+2007). That does not help against BLS signatures under it (Bacho–Loss 2022), which is all it is for.
+
+Source: Pedersen 1991; Gennaro, Jarecki, Krawczyk, Rabin 2007, section 4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from py_arkworks_bls12381 import G2Point, Scalar
+
+from splitup import limits
+from splitup.codec import compute_digest, decode_canonical, encode_canonical
+from splitup.crypto import bls
+from splitup.crypto.keys import Identity, check_public_key, derive_key
+from splitup.crypto.sealed import (
+    OPENING_BYTES,
+    OVERHEAD_BYTES,
+    Opening,
+    compute_ephemeral,
+    open_sealed,
+    open_with_point,
+    prove_opening,
+    seal,
+    verify_opening,
+)
+from splitup.errors import InvalidInput, PeerFault
+
+ENTROPY_BYTES: Final = 32
+_BYTES32: Final = re.compile(r"0x[0-9a-f]{64}\Z")
+_SEALED: Final = re.compile(rf"0x[0-9a-f]{{{2 * (bls.SCALAR_BYTES + OVERHEAD_BYTES)}}}\Z")
+_OPENING: Final = re.compile(rf"0x[0-9a-f]{{{2 * OPENING_BYTES}}}\Z")
+_MAX_BYTES: Final = limits.MAX_COMMITTEE * limits.KIB
+
+
+@dataclass(frozen=True)
+class Ceremony:
+    """One run: its id (bytes32) and the members' signing keys. A member's index is its place."""
+
+    ceremony_id: str
+    members: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not _BYTES32.match(self.ceremony_id):
+            raise InvalidInput("a ceremony's id is '0x' and 64 lower-case hexadecimal digits")
+        bls.compute_threshold(len(self.members))
+        if len(set(self.members)) != len(self.members):
+            raise InvalidInput("a ceremony lists one member twice")
+        for member in self.members:
+            check_public_key(member)
+
+    @cached_property
+    def threshold(self) -> int:
+        """t = 2f+1 shares sign; 2f learn nothing."""
+        return bls.compute_threshold(len(self.members))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Binds every derived secret and sealed text to this id and these members."""
+        value = {"id": self.ceremony_id, "members": list(self.members)}
+        return bytes.fromhex(compute_digest(encode_canonical(value)))
+
+
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """What one dealer posts: t commitments (G2), an ephemeral key, one sealed share per member."""
+
+    ceremony_id: str
+    dealer: int
+    commitments: tuple[str, ...]
+    ephemeral: str
+    sealed: tuple[str, ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical bytes."""
+        return encode_canonical(
+            {
+                "ceremony_id": self.ceremony_id,
+                "commitments": list(self.commitments),
+                "dealer": self.dealer,
+                "ephemeral": self.ephemeral,
+                "sealed": list(self.sealed),
+            }
+        )
+
+    @staticmethod
+    def from_bytes(data: bytes, ceremony: Ceremony) -> Dealing:
+        """Parse and check everything that needs no secret; raise PeerFault.
+
+        Every commitment is a point of the prime-order subgroup and not the identity. An honest
+        dealer's coefficient is zero with probability 2^-255.
+        """
+        names = {"ceremony_id", "commitments", "dealer", "ephemeral", "sealed"}
+        value = _parse_object(data, names, "dealing")
+        dealing = Dealing(
+            ceremony_id=_check_id(value["ceremony_id"], ceremony),
+            dealer=_check_index(value["dealer"], ceremony),
+            commitments=_check_strings(value["commitments"], ceremony.threshold, "commitments"),
+            ephemeral=_check_strings([value["ephemeral"]], 1, "ephemeral key")[0],
+            sealed=_check_strings(value["sealed"], len(ceremony.members), "sealed shares"),
+        )
+        if not all(_SEALED.match(share) for share in dealing.sealed):
+            raise PeerFault("a dealing holds a sealed share of the wrong length or spelling")
+        check_public_key(dealing.ephemeral)
+        for commitment in dealing.commitments:
+            bls.parse_public_key(commitment)
+        return dealing
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """Evidence by ``member`` that its share from ``dealer`` is bad; reveals that share alone."""
+
+    ceremony_id: str
+    dealer: int
+    member: int
+    opening: Opening
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical bytes."""
+        return encode_canonical(
+            {
+                "ceremony_id": self.ceremony_id,
+                "dealer": self.dealer,
+                "member": self.member,
+                "opening": "0x" + self.opening.to_bytes().hex(),
+            }
+        )
+
+    @staticmethod
+    def from_bytes(data: bytes, ceremony: Ceremony) -> Complaint:
+        """Parse; raise PeerFault. Whether it is true is for ``is_complaint_valid``."""
+        value = _parse_object(data, {"ceremony_id", "dealer", "member", "opening"}, "complaint")
+        opening = value["opening"]
+        if not isinstance(opening, str) or not _OPENING.match(opening):
+            raise PeerFault("a complaint's opening has the wrong length or spelling")
+        return Complaint(
+            ceremony_id=_check_id(value["ceremony_id"], ceremony),
+            dealer=_check_index(value["dealer"], ceremony),
+            member=_check_index(value["member"], ceremony),
+            opening=Opening.from_bytes(bytes.fromhex(opening[2:])),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """The result, the same for all: the group's key and every member's, by index."""
+
+    ceremony_id: str
+    threshold: int
+    public_key: str
+    member_keys: tuple[str, ...]
+    qualified: tuple[int, ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical bytes."""
+        return encode_canonical(
+            {
+                "ceremony_id": self.ceremony_id,
+                "member_keys": list(self.member_keys),
+                "public_key": self.public_key,
+                "qualified": list(self.qualified),
+                "threshold": self.threshold,
+            }
+        )
+
+    @staticmethod
+    def from_bytes(data: bytes, ceremony: Ceremony) -> GroupKey:
+        """Parse and check; raise PeerFault. The keys' relation is checked by interpolation."""
+        names = {"ceremony_id", "member_keys", "public_key", "qualified", "threshold"}
+        value = _parse_object(data, names, "group key")
+        count = len(ceremony.members)
+        if value["threshold"] != ceremony.threshold:
+            raise PeerFault("a group key has another threshold than its ceremony")
+        qualified = value["qualified"]
+        if not isinstance(qualified, list) or not ceremony.threshold <= len(qualified) <= count:
+            raise PeerFault("a group key has too few or too many qualified dealers")
+        for dealer in qualified:
+            _check_index(dealer, ceremony)
+        if qualified != sorted(set(qualified)):
+            raise PeerFault("a group key lists its qualified dealers out of order")
+        group = GroupKey(
+            ceremony_id=_check_id(value["ceremony_id"], ceremony),
+            threshold=ceremony.threshold,
+            public_key=_check_strings([value["public_key"]], 1, "group key")[0],
+            member_keys=_check_strings(value["member_keys"], count, "member keys"),
+            qualified=tuple(qualified),
+        )
+        _check_keys_agree(group)
+        return group
+
+
+def make_dealing(ceremony: Ceremony, dealer: int, entropy: bytes) -> Dealing:
+    """Deal shares of a secret polynomial of degree t−1.
+
+    ``entropy``: 32 secret random bytes, kept by the caller before anything is sent, so that a
+    restart posts the same dealing. Equal arguments give equal bytes.
+    """
+    _check_index(dealer, ceremony)
+    if len(entropy) != ENTROPY_BYTES:
+        raise InvalidInput(f"a dealing needs {ENTROPY_BYTES} bytes of entropy, not {len(entropy)}")
+    binding = ceremony.digest + bytes([dealer])
+    coefficients = [
+        _derive_scalar(entropy, b"splitup/dkg/coefficient/v1" + binding + bytes([degree]))
+        for degree in range(ceremony.threshold)
+    ]
+    scalar, ephemeral = compute_ephemeral(
+        derive_key(entropy, b"splitup/dkg/ephemeral/v1" + binding, 64)
+    )
+    sealed = tuple(
+        "0x" + seal(scalar, ephemeral, key, binding, _evaluate(coefficients, member)).hex()
+        for member, key in enumerate(ceremony.members)
+    )
+    commitments = tuple(
+        bls.compute_public_key(value.to_bytes(bls.SCALAR_BYTES)) for value in coefficients
+    )
+    return Dealing(ceremony.ceremony_id, dealer, commitments, ephemeral, sealed)
+
+
+def open_and_verify_share(
+    ceremony: Ceremony, dealing: Dealing, member: int, identity: Identity
+) -> bytes:
+    """Return our 32-byte share of a dealing; raise PeerFault when a complaint is due."""
+    _check_own(ceremony, member, identity)
+    binding = ceremony.digest + bytes([dealing.dealer])
+    share = open_sealed(identity, dealing.ephemeral, binding, _sealed_for(dealing, member))
+    _check_share(dealing, member, share)
+    return share
+
+
+def make_complaint(
+    ceremony: Ceremony, dealing: Dealing, member: int, identity: Identity
+) -> Complaint:
+    """Return public evidence against a dealing whose share did not open or verify."""
+    _check_own(ceremony, member, identity)
+    binding = ceremony.digest + bytes([dealing.dealer])
+    opening = prove_opening(identity, dealing.ephemeral, binding)
+    return Complaint(ceremony.ceremony_id, dealing.dealer, member, opening)
+
+
+def is_complaint_valid(ceremony: Ceremony, dealing: Dealing, complaint: Complaint) -> bool:
+    """Decide a complaint from public bytes: True excludes the dealer, False accuses the member."""
+    if complaint.dealer != dealing.dealer or complaint.ceremony_id != dealing.ceremony_id:
+        return False
+    binding = ceremony.digest + bytes([dealing.dealer])
+    receiver = ceremony.members[complaint.member]
+    try:
+        verify_opening(complaint.opening, dealing.ephemeral, receiver, binding)
+    except PeerFault:
+        return False
+    try:
+        share = open_with_point(
+            complaint.opening.point,
+            dealing.ephemeral,
+            receiver,
+            binding,
+            _sealed_for(dealing, complaint.member),
+        )
+        _check_share(dealing, complaint.member, share)
+    except PeerFault:
+        return True
+    return False
+
+
+def compute_group(ceremony: Ceremony, dealings: Mapping[int, Dealing]) -> GroupKey:
+    """Sum the qualified dealings (by dealer). Raises InvalidInput with fewer than t of them.
+
+    With t = 2f+1 at least f+1 are honest, so nobody outside knows the secret.
+    """
+    if len(dealings) < ceremony.threshold:
+        raise InvalidInput(
+            f"key generation needs {ceremony.threshold} qualified dealers, there are "
+            f"{len(dealings)}; start it again with more members reachable"
+        )
+    totals = [G2Point.identity() for _ in range(ceremony.threshold)]
+    for dealer in sorted(dealings):
+        dealing = dealings[dealer]
+        if dealing.dealer != dealer or dealing.ceremony_id != ceremony.ceremony_id:
+            raise InvalidInput(f"the dealing listed for member {dealer} is another one")
+        for degree, commitment in enumerate(dealing.commitments):
+            totals[degree] = totals[degree] + bls.parse_public_key(commitment)
+    member_keys = tuple(
+        bls.encode_point(_evaluate_in_exponent(totals, member))
+        for member in range(len(ceremony.members))
+    )
+    group = GroupKey(
+        ceremony_id=ceremony.ceremony_id,
+        threshold=ceremony.threshold,
+        public_key=bls.encode_point(totals[0]),
+        member_keys=member_keys,
+        qualified=tuple(sorted(dealings)),
+    )
+    for key in (group.public_key, *group.member_keys):
+        bls.parse_public_key(key)  # a sum may be the identity although no term is
+    return group
+
+
+def compute_secret_share(group: GroupKey, member: int, shares: Mapping[int, bytes]) -> bytes:
+    """Return our 32-byte share of the group's secret from those of all qualified dealers."""
+    if tuple(sorted(shares)) != group.qualified:
+        raise InvalidInput("the shares are not exactly those of the group's qualified dealers")
+    total = sum(int.from_bytes(share) for share in shares.values()) % bls.GROUP_ORDER
+    secret = total.to_bytes(bls.SCALAR_BYTES)
+    if bls.compute_public_key(secret) != group.member_keys[member]:
+        raise InvalidInput(f"the shares do not add up to the key of member {member}")
+    return secret
+
+
+def _check_own(ceremony: Ceremony, member: int, identity: Identity) -> None:
+    _check_index(member, ceremony)
+    if ceremony.members[member] != identity.signing_key_hex:
+        raise InvalidInput(f"member {member} of the ceremony has another signing key than ours")
+
+
+def _check_share(dealing: Dealing, member: int, share: bytes) -> None:
+    points = [bls.parse_public_key(commitment) for commitment in dealing.commitments]
+    try:
+        key = bls.compute_public_key(share)
+    except InvalidInput:
+        raise PeerFault(f"dealer {dealing.dealer} sealed a share that is no scalar") from None
+    if key != bls.encode_point(_evaluate_in_exponent(points, member)):
+        raise PeerFault(f"dealer {dealing.dealer} sealed a share that its commitments deny")
+
+
+def _sealed_for(dealing: Dealing, member: int) -> bytes:
+    return bytes.fromhex(dealing.sealed[member][2:])
+
+
+def _check_keys_agree(group: GroupKey) -> None:
+    """All n+1 keys lie on one polynomial of degree t−1 in the exponent.
+
+    The first t member keys fix the polynomial; the group key (x = 0) and the rest must lie on it.
+    """
+    points = [bls.parse_public_key(key) for key in group.member_keys]
+    known = list(range(1, group.threshold + 1))
+    targets = {0: bls.parse_public_key(group.public_key)}
+    targets.update({place + 1: point for place, point in enumerate(points)})
+    for x, expected in targets.items():
+        if x in known:
+            continue
+        coefficients = bls.compute_lagrange(known, x)
+        if G2Point.multiexp_unchecked(points[: group.threshold], coefficients) != expected:
+            raise PeerFault("a group key's members do not share one polynomial")
+
+
+def _derive_scalar(entropy: bytes, info: bytes) -> int:
+    # 64 bytes reduced modulo a 255-bit order: the bias is below 2^-256.
+    return int.from_bytes(derive_key(entropy, info, 64)) % bls.GROUP_ORDER
+
+
+def _evaluate(coefficients: list[int], member: int) -> bytes:
+    value = 0
+    for coefficient in reversed(coefficients):
+        value = (value * (member + 1) + coefficient) % bls.GROUP_ORDER
+    return value.to_bytes(bls.SCALAR_BYTES)
+
+
+def _evaluate_in_exponent(points: list[Any], member: int) -> Any:
+    x = Scalar(member + 1)
+    value = G2Point.identity()
+    for point in reversed(points):
+        value = value * x + point
+    return value
+
+
+def _parse_object(data: bytes, names: set[str], what: str) -> dict[str, Any]:
+    try:
+        value = decode_canonical(data, max_bytes=_MAX_BYTES)
+    except InvalidInput as error:
+        raise PeerFault(f"a {what} is malformed: {error}", evidence=data[:_MAX_BYTES]) from None
+    if not isinstance(value, dict) or value.keys() != names:
+        raise PeerFault(f"a {what} does not hold exactly {', '.join(sorted(names))}")
+    return value
+
+
+def _check_id(value: Any, ceremony: Ceremony) -> str:
+    if value != ceremony.ceremony_id:
+        raise PeerFault("a message belongs to another key generation")
+    return ceremony.ceremony_id
+
+
+def _check_index(value: Any, ceremony: Ceremony) -> int:
+    if type(value) is not int or not 0 <= value < len(ceremony.members):
+        raise PeerFault(f"a member's index is 0 to {len(ceremony.members) - 1}")
+    return value
+
+
+def _check_strings(value: Any, count: int, what: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) != count:
+        raise PeerFault(f"a message must hold {count} {what}")
+    if not all(isinstance(item, str) for item in value):
+        raise PeerFault(f"a message's {what} must be strings")
+    return tuple(value)

@@ -1,0 +1,203 @@
+"""What the committee signs for the chain: EIP-712 structs, ECDSA signatures, quorum certificates.
+
+Python's side of ``Committee.requireQuorum``, byte for byte; needs no chain. bytes32 values are
+"0x…" strings, struct hashes are 32 bytes, addresses are lower-case.
+
+Source: EIP-712 (typed structured data), EIP-2 (low s), Solidity's contract ABI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import coincurve
+from eth_abi.abi import encode
+from eth_utils.crypto import keccak
+
+from splitup.errors import BadSignature, InvalidInput
+
+SIGNATURE_BYTES: Final = 65  # r (32) | s (32) | v (1), v = 27 or 28
+_HALF_ORDER: Final = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
+_DOMAIN_TYPE: Final = keccak(
+    text="EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
+)
+_NAME: Final = keccak(text="SplitUp")
+_VERSION: Final = keccak(text="1")
+_SNAPSHOT_TYPE: Final = keccak(text="Snapshot(uint64 configuration,uint64 sequence,bytes32 root)")
+_PLAN_TYPE: Final = keccak(
+    text="Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint16 executorCount)"
+)
+_SETTLEMENT_TYPE: Final = keccak(text="Settlement(bytes32 executionId,bytes32 settlementHash)")
+_SETTLEMENT_ABI: Final = "(uint32,bytes32,(address,uint128,bool)[],(address,uint128)[])"
+
+
+# ---- containers --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """Where signatures count: one chain, one Committee contract."""
+
+    chain_id: int
+    committee: str
+
+
+@dataclass(frozen=True, slots=True)
+class Payment:
+    """Credit of a settlement, out of the slashed stake or out of the locked price."""
+
+    to: str
+    amount_micro_usdc: int
+    from_slash: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slash:
+    """Stake that a settlement takes from a node."""
+
+    node: str
+    amount_micro_usdc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The committee's decision about one execution, as the Market contract takes it."""
+
+    steps: int
+    evidence_root: str
+    payments: tuple[Payment, ...] = ()
+    slashes: tuple[Slash, ...] = ()
+
+    def to_abi(self) -> tuple[Any, ...]:
+        """Return the nested tuple that ``Market.settle`` takes as its second argument."""
+        return (
+            self.steps,
+            self.evidence_root,
+            tuple((p.to, p.amount_micro_usdc, p.from_slash) for p in self.payments),
+            tuple((s.node, s.amount_micro_usdc) for s in self.slashes),
+        )
+
+
+# ---- hashes ------------------------------------------------------------------------------------
+
+
+def snapshot_struct_hash(configuration: int, sequence: int, root: str) -> bytes:
+    """Return hashStruct of ``Snapshot``."""
+    types = ("bytes32", "uint64", "uint64", "bytes32")
+    return _hash_abi(types, (_SNAPSHOT_TYPE, configuration, sequence, _bytes32(root)))
+
+
+def plan_struct_hash(execution_id: str, plan_root: str, seed: str, executor_count: int) -> bytes:
+    """Return hashStruct of ``Plan``."""
+    types = ("bytes32", "bytes32", "bytes32", "bytes32", "uint16")
+    words = (_bytes32(execution_id), _bytes32(plan_root), _bytes32(seed), executor_count)
+    return _hash_abi(types, (_PLAN_TYPE, *words))
+
+
+def settlement_hash(settlement: Settlement) -> str:
+    """Return keccak256(abi.encode(settlement)) as "0x…"."""
+    steps, evidence_root, payments, slashes = settlement.to_abi()
+    value = (steps, _bytes32(evidence_root), payments, slashes)
+    return "0x" + _hash_abi((_SETTLEMENT_ABI,), (value,)).hex()
+
+
+def settlement_struct_hash(execution_id: str, settlement_hash: str) -> bytes:
+    """Return hashStruct of ``Settlement``."""
+    words = (_SETTLEMENT_TYPE, _bytes32(execution_id), _bytes32(settlement_hash))
+    return _hash_abi(("bytes32", "bytes32", "bytes32"), words)
+
+
+def compute_execution_id(chain_id: int, market: str, client: str, nonce: int) -> str:
+    """Return the id that ``Market.requestExecution`` gives to this client's nonce."""
+    types = ("uint256", "address", "address", "uint64")
+    return "0x" + _hash_abi(types, (chain_id, market, client, nonce)).hex()
+
+
+def compute_commitment(steps: int, root: str) -> str:
+    """Return what ``Market.commitmentOf`` holds after a completion of ``steps`` and ``root``."""
+    return "0x" + _hash_abi(("uint32", "bytes32"), (steps, _bytes32(root))).hex()
+
+
+def compute_signing_digest(domain: Domain, struct_hash: bytes) -> bytes:
+    """Return the 32 bytes that are signed: keccak256(0x1901 | domain separator | struct hash)."""
+    types = ("bytes32", "bytes32", "bytes32", "uint256", "address")
+    words = (_DOMAIN_TYPE, _NAME, _VERSION, domain.chain_id, domain.committee)
+    return keccak(b"\x19\x01" + _hash_abi(types, words) + struct_hash)
+
+
+# ---- signatures --------------------------------------------------------------------------------
+
+
+def sign_quorum(private_key: bytes, domain: Domain, struct_hash: bytes) -> bytes:
+    """Return the member's 65-byte signature (deterministic, RFC 6979; low s)."""
+    digest = compute_signing_digest(domain, struct_hash)
+    signature = coincurve.PrivateKey(private_key).sign_recoverable(digest, hasher=None)
+    return signature[:64] + bytes([27 + signature[64]])
+
+
+def recover_signer(domain: Domain, struct_hash: bytes, signature: bytes) -> str:
+    """Return who signed. Raises BadSignature for another length, a high s, a bad v or no point."""
+    if len(signature) != SIGNATURE_BYTES:
+        raise BadSignature(f"a quorum signature has 65 bytes, not {len(signature)}")
+    if signature[64] not in (27, 28):
+        raise BadSignature(f"a quorum signature ends with v = 27 or 28, not {signature[64]}")
+    if int.from_bytes(signature[32:64]) > _HALF_ORDER:  # a second spelling of the same signature
+        raise BadSignature("a quorum signature has s in the lower half of the group order")
+    digest = compute_signing_digest(domain, struct_hash)
+    recoverable = signature[:64] + bytes([signature[64] - 27])
+    try:
+        key = coincurve.PublicKey.from_signature_and_message(recoverable, digest, hasher=None)
+    except Exception:  # the library raises a bare Exception for "no such point"
+        raise BadSignature("a quorum signature recovers to no public key") from None
+    return "0x" + keccak(key.format(compressed=False)[1:])[12:].hex()
+
+
+def pack_signatures(signatures: Iterable[tuple[str, bytes]]) -> bytes:
+    """Join (address, signature) pairs by ascending address, as the contracts take them."""
+    return b"".join(signature for _, signature in sorted(signatures))
+
+
+def compute_quorum_size(member_count: int) -> int:
+    """Return 2f+1 for n = 3f+1."""
+    return 2 * (member_count // 3) + 1
+
+
+def check_quorum(
+    domain: Domain, struct_hash: bytes, signatures: bytes, members: Collection[str]
+) -> tuple[str, ...]:
+    """Return the signers of a packed certificate, by the contract's own rules; raise BadSignature.
+
+    ``members`` is the committee's current configuration.
+    """
+    count, rest = divmod(len(signatures), SIGNATURE_BYTES)
+    if rest or count > len(members):
+        raise BadSignature(f"{len(signatures)} bytes are no certificate of {len(members)} members")
+    if count < compute_quorum_size(len(members)):
+        raise BadSignature(
+            f"a certificate has {count} signatures; {compute_quorum_size(len(members))} are needed"
+        )
+    signers: list[str] = []
+    for start in range(0, len(signatures), SIGNATURE_BYTES):
+        signer = recover_signer(domain, struct_hash, signatures[start : start + SIGNATURE_BYTES])
+        if signer not in members:
+            raise BadSignature(f"{signer} signed, but is no member of the committee", peer=signer)
+        if signers and signer <= signers[-1]:
+            raise BadSignature(f"signers must ascend strictly; {signer} does not", peer=signer)
+        signers.append(signer)
+    return tuple(signers)
+
+
+def _hash_abi(types: tuple[str, ...], values: tuple[Any, ...]) -> bytes:
+    return keccak(encode(types, values))
+
+
+def _bytes32(value: str) -> bytes:
+    try:
+        data = bytes.fromhex(value.removeprefix("0x"))
+    except ValueError:
+        data = b""
+    if len(data) != 32:
+        raise InvalidInput(f"not a 32-byte value: {value!r}")
+    return data

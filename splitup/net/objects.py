@@ -1,0 +1,213 @@
+"""Moving objects over presigned URLs.
+
+A URL is a bearer secret: it appears in no message, and no exception of the HTTP library (whose text
+may quote it) leaves this module or stays attached to ours. Redirects are not followed. Whoever
+reads hashes what was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from splitup import limits
+from splitup.errors import InvalidInput, PeerFault, StorageUnavailable
+from splitup.wire import Grant
+
+_RETRYABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
+_PIECE_BYTES: Final = 256 * limits.KIB
+_FIRST_PAUSE_S: Final = 0.05
+
+
+async def put_object(
+    session: aiohttp.ClientSession,
+    grant: Grant,
+    data: bytes | memoryview,
+    *,
+    deadline_s: float = 60.0,
+    existing: Grant | None = None,
+) -> None:
+    """Write one object within ``deadline_s`` from now; return when the server has it.
+
+    Objects are written once. When the key is taken (412), for example by an earlier try of ours
+    whose answer got lost, this succeeds only if ``existing``, a GET grant for the key, yields equal
+    bytes. Raises InvalidInput (not what the grant allows), StorageUnavailable, or PeerFault (other
+    bytes are there).
+    """
+    _check_grant(grant, "PUT")
+    size_bytes = memoryview(data).nbytes
+    if grant.length_bytes is not None and grant.length_bytes != size_bytes:
+        raise InvalidInput(
+            f"object {grant.key} must have {grant.length_bytes} bytes, not {size_bytes}"
+        )
+    end = time.monotonic() + deadline_s
+    pauses = _Pauses(end)
+    while True:
+        try:
+            status = await _send(session, grant, data, end)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = _describe(error)
+        else:
+            if status in (200, 201, 204):
+                return
+            if status == 412:
+                break
+            if status not in _RETRYABLE:
+                raise _refused(grant, status)
+            reason = f"status {status}"
+        await pauses.wait(grant, reason)
+    if existing is None:
+        raise PeerFault(f"object {grant.key} exists already and cannot be compared")
+    if existing.key != grant.key:
+        raise InvalidInput(f"the grant to compare object {grant.key} is for another key")
+    await get_object(
+        session,
+        existing,
+        max_bytes=size_bytes,
+        expected_digest=hashlib.sha256(data).hexdigest(),
+        deadline_s=end - time.monotonic(),
+    )
+
+
+async def get_object(
+    session: aiohttp.ClientSession,
+    grant: Grant,
+    *,
+    max_bytes: int,
+    expected_digest: str | None,
+    deadline_s: float = 60.0,
+) -> bytes:
+    """Read one object of at most ``max_bytes`` and check its SHA-256 (hex).
+
+    Fetched up to three times while the digest differs, and again after connection errors until
+    ``deadline_s`` from now. ``expected_digest`` None: the bytes carry their own proof, which the
+    caller checks. Raises StorageUnavailable (also for a missing object or an expired grant) or
+    PeerFault (too long, wrong digest).
+    """
+    _check_grant(grant, "GET")
+    end = time.monotonic() + deadline_s
+    pauses = _Pauses(end)
+    fetches = 0
+    while True:
+        try:
+            status, data = await _fetch(session, grant, max_bytes, end)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            await pauses.wait(grant, _describe(error))
+            continue
+        if status in _RETRYABLE:
+            await pauses.wait(grant, f"status {status}")
+            continue
+        if status == 404:
+            raise StorageUnavailable(f"object {grant.key} does not exist (yet)")
+        if status != 200:
+            raise _refused(grant, status)
+        if len(data) > max_bytes:
+            raise PeerFault(f"object {grant.key} is longer than {max_bytes} bytes")
+        if expected_digest is None or hashlib.sha256(data).hexdigest() == expected_digest:
+            return data
+        fetches += 1
+        if fetches == limits.OBJECT_FETCHES:
+            raise PeerFault(
+                f"object {grant.key} has another digest than {expected_digest}, "
+                f"{fetches} times over"
+            )
+
+
+class _Pauses:
+    """Exponential pauses with full jitter, until a deadline on the monotonic clock."""
+
+    def __init__(self, end: float) -> None:
+        self._end = end
+        self._pause_s = _FIRST_PAUSE_S
+
+    async def wait(self, grant: Grant, reason: str) -> None:
+        """Sleep, or raise StorageUnavailable when the deadline would pass meanwhile."""
+        pause_s = random.uniform(0, self._pause_s)
+        if time.monotonic() + pause_s >= self._end:
+            raise StorageUnavailable(
+                f"object {grant.key} could not be moved in time ({reason}); try again later"
+            ) from None
+        await asyncio.sleep(pause_s)
+        self._pause_s = min(2 * self._pause_s, limits.OBJECT_RETRY_S)
+
+
+async def _send(
+    session: aiohttp.ClientSession, grant: Grant, data: bytes | memoryview, end: float
+) -> int:
+    async with session.put(
+        URL(grant.url, encoded=True),
+        data=_slice(memoryview(data).cast("B")),
+        headers={"Content-Length": str(memoryview(data).nbytes)} | grant.headers,
+        allow_redirects=False,
+        skip_auto_headers=("Content-Type",),
+        timeout=_timeout(end),
+    ) as response:
+        return response.status
+
+
+async def _slice(data: memoryview) -> AsyncIterator[memoryview]:
+    """Yield pieces without copying, so that the loop's other tasks run during a large upload."""
+    for start in range(0, data.nbytes, _PIECE_BYTES):
+        yield data[start : start + _PIECE_BYTES]
+
+
+async def _fetch(
+    session: aiohttp.ClientSession, grant: Grant, max_bytes: int, end: float
+) -> tuple[int, bytes]:
+    """Return the status and at most ``max_bytes`` + 1 bytes."""
+    async with session.get(
+        URL(grant.url, encoded=True),
+        # no compression: a small answer must not unfold into a large one
+        headers={"Accept-Encoding": "identity"} | grant.headers,
+        allow_redirects=False,
+        auto_decompress=False,
+        timeout=_timeout(end),
+    ) as response:
+        if response.status != 200:
+            return response.status, b""
+        if (response.content_length or 0) > max_bytes:
+            return 200, bytes(max_bytes + 1)
+        data = bytearray()
+        async for chunk in response.content.iter_any():
+            data += chunk[: max_bytes + 1 - len(data)]
+            if len(data) > max_bytes:
+                break
+        return 200, bytes(data)
+
+
+def _timeout(end: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=max(0.001, end - time.monotonic()))
+
+
+def _check_grant(grant: Grant, method: str) -> None:
+    if grant.method != method:
+        raise InvalidInput(f"the grant for {grant.key} allows {grant.method}, not {method}")
+    if grant.expires_at_s <= time.time():
+        raise StorageUnavailable(
+            f"the grant for {grant.key} has expired; ask the storage gateway for a new one"
+        )
+
+
+def _refused(grant: Grant, status: int) -> InvalidInput | StorageUnavailable:
+    if status == 403:
+        return StorageUnavailable(
+            f"the storage refuses the {grant.method} grant for {grant.key} (status 403: expired or "
+            "altered); ask the storage gateway for a new one"
+        )
+    if 300 <= status < 400:
+        return StorageUnavailable(
+            f"the storage redirects object {grant.key} (status {status}); check the S3 endpoint"
+        )
+    return InvalidInput(f"the storage rejects the {grant.method} of {grant.key} (status {status})")
+
+
+def _describe(error: BaseException) -> str:
+    # the type alone: the text of these exceptions may hold the URL
+    return "time ran out" if isinstance(error, TimeoutError) else type(error).__name__

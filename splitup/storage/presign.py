@@ -1,0 +1,154 @@
+"""Presigned URLs: one key, one method, one length, one hour at most.
+
+Only SigV4 with path addressing; boto3 would otherwise fall back to SigV2, which signs no headers.
+What a PUT may write is signed into its URL: the exact length, the checksum when it is known, and
+``If-None-Match: *``, so that an object is written once.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.config import Config
+
+from splitup import limits
+from splitup.crypto.keystore import read_secret_file
+from splitup.errors import ConfigurationError, InvalidInput
+from splitup.wire import Grant
+
+REGION: Final = "us-east-1"  # part of the signature; servers other than AWS ignore its meaning
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
+_CREDENTIAL: Final = re.compile(r"[\x21-\x7e]{1,128}\Z")
+
+
+def create_client(endpoint_url: str, credentials_path: Path) -> Any:
+    """Return a boto3 S3 client; credentials: a 0600 JSON file with access_key and secret_key."""
+    if urlsplit(endpoint_url).scheme not in ("http", "https"):
+        raise ConfigurationError("the S3 endpoint must start with http:// or https://")
+    access_key, secret_key = _read_credentials(credentials_path)
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint_url,
+        region_name=REGION,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        config=Config(
+            signature_version="s3v4",
+            s3={"addressing_style": "path"},
+            request_checksum_calculation="when_required",  # else an unwanted CRC32 gets signed
+            response_checksum_validation="when_required",
+            connect_timeout=5,
+            read_timeout=10,
+            retries={"max_attempts": 2, "mode": "standard"},
+        ),
+    )
+
+
+class Presigner:
+    """Issues grants for one bucket. Signing is local: no request is sent."""
+
+    def __init__(self, client: Any, bucket: str) -> None:
+        self._client = client
+        self._bucket = bucket
+
+    @staticmethod
+    def open(endpoint_url: str, bucket: str, credentials_path: Path) -> Presigner:
+        """Read the credentials and return a presigner; raise ConfigurationError."""
+        return Presigner(create_client(endpoint_url, credentials_path), bucket)
+
+    def presign_put(
+        self, key: str, *, length_bytes: int, sha256: str | None = None, expires_s: int = 900
+    ) -> Grant:
+        """Grant one write of exactly ``length_bytes``, with content ``sha256`` (hex) if given."""
+        if not 0 <= length_bytes <= limits.MAX_UPLOAD_BYTES:
+            raise InvalidInput(
+                f"an object has at most {limits.MAX_UPLOAD_BYTES} bytes, not {length_bytes}"
+            )
+        headers = {"Content-Length": str(length_bytes), "If-None-Match": "*"}
+        parameters: dict[str, Any] = {"ContentLength": length_bytes, "IfNoneMatch": "*"}
+        if sha256 is not None:
+            if not _DIGEST.match(sha256):
+                raise InvalidInput("an object's digest is 64 lower-case hexadecimal digits")
+            checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
+            headers["x-amz-checksum-sha256"] = checksum
+            parameters["ChecksumSHA256"] = checksum
+        return self._presign("PUT", key, parameters, headers, length_bytes, expires_s)
+
+    def presign_get(
+        self, key: str, *, length_bytes: int | None = None, expires_s: int = 900
+    ) -> Grant:
+        """Grant reading one object; ``length_bytes`` tells the reader its size when known."""
+        return self._presign("GET", key, {}, {}, length_bytes, expires_s)
+
+    def _presign(
+        self,
+        method: str,
+        key: str,
+        parameters: dict[str, Any],
+        headers: dict[str, str],
+        length_bytes: int | None,
+        expires_s: int,
+    ) -> Grant:
+        check_object_key(key)
+        if not 1 <= expires_s <= limits.PRESIGN_EXPIRY_S:
+            raise InvalidInput(
+                f"a presigned URL lives 1 to {limits.PRESIGN_EXPIRY_S} s, not {expires_s}"
+            )
+        expires_at_s = (
+            int(time.time()) + expires_s
+        )  # before signing: never later than the URL's own
+        url = self._client.generate_presigned_url(
+            "put_object" if method == "PUT" else "get_object",
+            Params={"Bucket": self._bucket, "Key": key} | parameters,
+            ExpiresIn=expires_s,
+        )
+        return Grant(
+            method="PUT" if method == "PUT" else "GET",
+            key=key,
+            url=url,
+            headers=headers,
+            length_bytes=length_bytes,
+            expires_at_s=expires_at_s,
+        )
+
+
+def check_object_key(key: str) -> str:
+    """Return a key that every S3 server and proxy reads alike, or raise InvalidInput.
+
+    Refused: more than 512 bytes, "", "." and ".." as a segment (so also a slash at either end),
+    backslashes, control characters, and text that is not UTF-8.
+    """
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput("an object key must be UTF-8") from None
+    if len(encoded) > limits.OBJECT_KEY_BYTES:
+        raise InvalidInput(f"an object key is longer than {limits.OBJECT_KEY_BYTES} bytes")
+    if any(not character.isprintable() or character == "\\" for character in key):
+        raise InvalidInput("an object key holds a control character or a backslash")
+    for segment in key.split("/"):
+        if segment in ("", ".", ".."):
+            raise InvalidInput(f"the object key {key!r} has the segment {segment!r}")
+    return key
+
+
+def _read_credentials(path: Path) -> tuple[str, str]:
+    data = read_secret_file(path, what="S3 credentials file", max_bytes=4 * limits.KIB)
+    try:
+        value = json.loads(data)
+        access_key, secret_key = value["access_key"], value["secret_key"]
+        if len(value) != 2 or not all(_CREDENTIAL.match(item) for item in value.values()):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigurationError(
+            f"the S3 credentials file {path} must hold one JSON object with the strings "
+            "access_key and secret_key"
+        ) from None
+    return access_key, secret_key

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitup.codec import encode_canonical
+from splitup.crypto import bls, dkg
+from splitup.crypto.keys import Identity
+from splitup.errors import InvalidInput, PeerFault
+
+IDENTITIES = [Identity.from_private_key(bytes([i + 1]) * 32) for i in range(8)]
+CEREMONY_ID = "0x" + "ab" * 32
+
+
+def make_ceremony(members: int) -> dkg.Ceremony:
+    keys = tuple(identity.signing_key_hex for identity in IDENTITIES[:members])
+    return dkg.Ceremony(CEREMONY_ID, keys)
+
+
+def deal(ceremony: dkg.Ceremony, dealer: int) -> dkg.Dealing:
+    return dkg.make_dealing(ceremony, dealer, bytes([dealer + 100]) * 32)
+
+
+def finish(
+    ceremony: dkg.Ceremony, dealings: dict[int, dkg.Dealing]
+) -> tuple[dkg.GroupKey, list[bytes]]:
+    group = dkg.compute_group(ceremony, dealings)
+    secrets = []
+    for member in range(len(ceremony.members)):
+        shares = {
+            dealer: dkg.open_and_verify_share(ceremony, dealing, member, IDENTITIES[member])
+            for dealer, dealing in dealings.items()
+        }
+        secrets.append(dkg.compute_secret_share(group, member, shares))
+    return group, secrets
+
+
+CEREMONY = make_ceremony(4)
+DEALING = deal(CEREMONY, 1)
+
+
+def replace_share(dealing: dkg.Dealing, member: int, sealed: str) -> dkg.Dealing:
+    shares = list(dealing.sealed)
+    shares[member] = sealed
+    return dataclasses.replace(dealing, sealed=tuple(shares))
+
+
+@pytest.mark.parametrize("members", [4, 7])
+def test_every_quorum_signs_with_identical_bytes(members: int) -> None:
+    ceremony = make_ceremony(members)
+    group, secrets = finish(ceremony, {i: deal(ceremony, i) for i in range(members)})
+    assert group.threshold == ceremony.threshold == {4: 3, 7: 5}[members]
+    partials = {i: bls.sign_partial(s, b"plan", b"alpha") for i, s in enumerate(secrets)}
+    for member, partial in partials.items():
+        bls.verify_signature(group.member_keys[member], b"plan", b"alpha", partial)
+    signatures = {
+        bls.combine({i: partials[i] for i in chosen}, group.threshold)
+        for chosen in combinations(range(members), group.threshold)
+    }
+    assert len(signatures) == 1
+    bls.verify_signature(group.public_key, b"plan", b"alpha", signatures.pop())
+
+
+def test_a_member_that_dealt_nothing_still_gets_a_share() -> None:
+    group, secrets = finish(CEREMONY, {i: deal(CEREMONY, i) for i in (0, 1, 3)})
+    assert group.qualified == (0, 1, 3) and len(set(secrets)) == 4
+    partials = {i: bls.sign_partial(secrets[i], b"d", b"m") for i in (1, 2, 3)}
+    bls.verify_signature(group.public_key, b"d", b"m", bls.combine(partials, 3))
+
+
+def test_too_few_dealers_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="3 qualified dealers"):
+        dkg.compute_group(CEREMONY, {i: deal(CEREMONY, i) for i in (0, 1)})
+
+
+def test_a_dealing_is_deterministic_and_bound_to_its_ceremony() -> None:
+    assert deal(CEREMONY, 1) == DEALING != deal(CEREMONY, 2)
+    other = dkg.Ceremony("0x" + "cd" * 32, CEREMONY.members)
+    assert deal(other, 1).commitments != DEALING.commitments
+    swapped = dkg.Ceremony(CEREMONY_ID, (*CEREMONY.members[:3], IDENTITIES[4].signing_key_hex))
+    assert deal(swapped, 1).commitments != DEALING.commitments
+    # a share sealed in one ceremony does not open in another
+    stolen = dataclasses.replace(DEALING, ceremony_id=other.ceremony_id)
+    with pytest.raises(PeerFault):
+        dkg.open_and_verify_share(other, stolen, 0, IDENTITIES[0])
+
+
+def test_a_share_opens_for_its_member_alone() -> None:
+    shares = {dkg.open_and_verify_share(CEREMONY, DEALING, i, IDENTITIES[i]) for i in range(4)}
+    assert len(shares) == 4
+    moved = replace_share(DEALING, 0, DEALING.sealed[1])
+    with pytest.raises(PeerFault):
+        dkg.open_and_verify_share(CEREMONY, moved, 0, IDENTITIES[0])
+    with pytest.raises(InvalidInput, match="another signing key"):
+        dkg.open_and_verify_share(CEREMONY, DEALING, 0, IDENTITIES[1])
+
+
+def bad_dealings() -> list[dkg.Dealing]:
+    """What a cheating dealer can send to member 2: noise, or a well sealed but wrong share."""
+    noise = replace_share(DEALING, 2, "0x" + "5a" * 48)
+    # commitments of another polynomial: every share opens, none fits
+    wrong = dataclasses.replace(DEALING, commitments=deal(CEREMONY, 0).commitments)
+    return [noise, wrong]
+
+
+@pytest.mark.parametrize("dealing", bad_dealings())
+def test_a_bad_share_is_found_and_proved_to_all(dealing: dkg.Dealing) -> None:
+    with pytest.raises(PeerFault):
+        dkg.open_and_verify_share(CEREMONY, dealing, 2, IDENTITIES[2])
+    complaint = dkg.make_complaint(CEREMONY, dealing, 2, IDENTITIES[2])
+    posted = dkg.Complaint.from_bytes(complaint.to_bytes(), CEREMONY)
+    assert posted == complaint
+    assert dkg.is_complaint_valid(CEREMONY, dealing, posted)
+
+
+def test_a_complaint_against_an_honest_dealer_fails() -> None:
+    complaint = dkg.make_complaint(CEREMONY, DEALING, 2, IDENTITIES[2])
+    assert not dkg.is_complaint_valid(CEREMONY, DEALING, complaint)
+
+
+def test_an_invented_opening_does_not_exclude_an_honest_dealer() -> None:
+    """The attack on complaints: claim another K, so that the honest share seems not to open."""
+    honest = dkg.make_complaint(CEREMONY, DEALING, 2, IDENTITIES[2])
+    by_other = dkg.make_complaint(CEREMONY, DEALING, 3, IDENTITIES[3])
+    invented = [
+        dataclasses.replace(honest, opening=by_other.opening),
+        dataclasses.replace(
+            honest,
+            opening=dataclasses.replace(
+                honest.opening, point=bytes.fromhex(IDENTITIES[5].signing_key_hex[2:])
+            ),
+        ),
+        dataclasses.replace(
+            honest, opening=dataclasses.replace(honest.opening, challenge=bytes(32))
+        ),
+        dataclasses.replace(
+            honest, opening=dataclasses.replace(honest.opening, response=bytes(32))
+        ),
+        dataclasses.replace(
+            honest, opening=dataclasses.replace(honest.opening, point=b"\x01" + bytes(31))
+        ),
+        dataclasses.replace(honest, dealer=0),
+    ]
+    for complaint in invented:
+        assert not dkg.is_complaint_valid(CEREMONY, DEALING, complaint)
+
+
+def test_a_complaint_does_not_travel_to_another_dealing() -> None:
+    bad = bad_dealings()[0]
+    complaint = dkg.make_complaint(CEREMONY, bad, 2, IDENTITIES[2])
+    honest = deal(CEREMONY, 0)
+    assert not dkg.is_complaint_valid(CEREMONY, honest, dataclasses.replace(complaint, dealer=0))
+
+
+def test_wrong_shares_do_not_make_a_secret() -> None:
+    dealings = {i: deal(CEREMONY, i) for i in range(4)}
+    group = dkg.compute_group(CEREMONY, dealings)
+    shares = {
+        i: dkg.open_and_verify_share(CEREMONY, d, 0, IDENTITIES[0]) for i, d in dealings.items()
+    }
+    with pytest.raises(InvalidInput, match="qualified"):
+        dkg.compute_secret_share(group, 0, {i: shares[i] for i in range(3)})
+    with pytest.raises(InvalidInput, match="add up"):
+        dkg.compute_secret_share(group, 1, shares)
+
+
+def test_dealing_and_group_key_survive_their_bytes() -> None:
+    assert dkg.Dealing.from_bytes(DEALING.to_bytes(), CEREMONY) == DEALING
+    group = dkg.compute_group(CEREMONY, {i: deal(CEREMONY, i) for i in range(4)})
+    assert dkg.GroupKey.from_bytes(group.to_bytes(), CEREMONY) == group
+
+
+IDENTITY_G2 = "0xc0" + "00" * 95
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ceremony_id", "0x" + "00" * 32),
+        ("dealer", 4),
+        ("dealer", -1),
+        ("dealer", True),
+        ("dealer", "1"),
+        ("commitments", []),
+        ("commitments", [*DEALING.commitments, DEALING.commitments[0]]),
+        ("commitments", [IDENTITY_G2, *DEALING.commitments[1:]]),
+        ("commitments", [1, 2, 3]),
+        ("commitments", {"0": 1}),
+        ("ephemeral", "0x" + "00" * 32),
+        ("ephemeral", None),
+        ("sealed", list(DEALING.sealed[:3])),
+        ("sealed", [*DEALING.sealed[:3], "0x00"]),
+        ("sealed", [*DEALING.sealed[:3], DEALING.sealed[3].upper()]),
+        ("extra", 1),
+    ],
+)
+def test_hostile_dealings_are_a_peers_fault(name: str, value: Any) -> None:
+    changed = json.loads(DEALING.to_bytes()) | {name: value}
+    with pytest.raises(PeerFault):
+        dkg.Dealing.from_bytes(encode_canonical(changed), CEREMONY)
+
+
+def test_a_group_key_off_its_polynomial_is_refused() -> None:
+    group = dkg.compute_group(CEREMONY, {i: deal(CEREMONY, i) for i in range(4)})
+    foreign = bls.compute_public_key((9).to_bytes(32))
+    for changed in (
+        dataclasses.replace(group, public_key=foreign),
+        dataclasses.replace(group, member_keys=(*group.member_keys[:3], foreign)),
+        dataclasses.replace(group, member_keys=(foreign, *group.member_keys[1:])),
+        dataclasses.replace(group, qualified=(0, 1)),
+        dataclasses.replace(group, qualified=(0, 1, 1)),
+        dataclasses.replace(group, threshold=2),
+    ):
+        with pytest.raises(PeerFault):
+            dkg.GroupKey.from_bytes(changed.to_bytes(), CEREMONY)
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=60)
+def test_garbage_is_a_peers_fault(data: bytes) -> None:
+    for parse in (dkg.Dealing.from_bytes, dkg.Complaint.from_bytes, dkg.GroupKey.from_bytes):
+        with pytest.raises(PeerFault):
+            parse(data, CEREMONY)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_byte_of_a_dealing_is_checked_or_found(data: st.DataObject) -> None:
+    whole = bytearray(DEALING.to_bytes())
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    try:
+        changed = dkg.Dealing.from_bytes(bytes(whole), CEREMONY)
+    except PeerFault:
+        return
+    faults = 0
+    for member in range(4):
+        try:
+            dkg.open_and_verify_share(CEREMONY, changed, member, IDENTITIES[member])
+        except PeerFault:
+            complaint = dkg.make_complaint(CEREMONY, changed, member, IDENTITIES[member])
+            assert dkg.is_complaint_valid(CEREMONY, changed, complaint)
+            faults += 1
+    assert faults >= 1
+
+
+@pytest.mark.parametrize("members", [3, 0])
+def test_a_small_committee_is_refused(members: int) -> None:
+    with pytest.raises(InvalidInput):
+        make_ceremony(members)
+
+
+def test_a_member_listed_twice_is_refused() -> None:
+    keys = CEREMONY.members
+    with pytest.raises(InvalidInput, match="twice"):
+        dkg.Ceremony(CEREMONY_ID, (*keys[:3], keys[0]))
