@@ -141,7 +141,8 @@ def compute_settlement(
 
     Executors earn the price of their tasks for every step, except for tasks they lied about;
     validators earn the price of the task they recomputed. A liar pays S for each lie: out of it the
-    validators who found it are paid and the client gets back the price of the whole execution.
+    validators who found it are paid, then the client gets back the price of the whole execution, as
+    far as it reaches; the rest is the treasury's, so that slashing oneself does not pay.
     """
     steps = min(completion.steps for completion in completions.values())
     by_task = {verdict.task: verdict for verdict in verdicts}
@@ -162,9 +163,9 @@ def compute_settlement(
         pot = from_slash if verdict.liars else earned
         for validator in verdict.validators:
             pot[validator] = pot.get(validator, 0) + price[index]
-        if lied:
-            client = plan.request.client
-            from_slash[client] = sum(price)
+    if any(verdict.outcome is Outcome.LIED for verdict in verdicts):
+        left = sum(slashed.values()) - sum(from_slash.values())
+        from_slash[plan.request.client] = min(sum(price), left)
     payments = [Payment(to, amount, False) for to, amount in sorted(earned.items()) if amount]
     payments += [Payment(to, amount, True) for to, amount in sorted(from_slash.items()) if amount]
     return SettlementTerms(

@@ -1,0 +1,329 @@
+"""splitup-deploy: compile a model, put it on the network, look at it.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 done (also when there was nothing to
+do), 1 the network or the chain failed or refused, 2 the input cannot be used, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
+from splitup.config import NetworkConfig
+from splitup.crypto.keys import Identity
+from splitup.errors import InvalidInput, SplitUpError
+from splitup.graph.manifest import Manifest, load_manifest
+from splitup.net.gateway import GatewayClient
+from splitup_deploy.build import CompiledModel, build, parse_size
+from splitup_deploy.inspect import (
+    describe_model,
+    format_usdc,
+    render_model,
+    render_models,
+)
+from splitup_deploy.register import (
+    RegisteredModel,
+    Registration,
+    check_name,
+    check_ready,
+    fetch_model_by_name,
+    fetch_models,
+    register,
+)
+
+app = typer.Typer(
+    name="splitup-deploy",
+    help="Compile a model into tasks, register it, and look at registered ones.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+_T = TypeVar("_T")
+
+ConfigFlag = Annotated[
+    Path | None,
+    typer.Option("--config", help="Network file or directory (default: $SPLITUP_HOME, .splitup)."),
+]
+RpcFlag = Annotated[str | None, typer.Option("--rpc-url", help="The chain's RPC endpoint.")]
+DeploymentFlag = Annotated[
+    Path | None, typer.Option("--deployment", help="File with the contracts' addresses.")
+]
+GatewayFlag = Annotated[str | None, typer.Option("--gateway", help="URL of the storage gateway.")]
+KeystoreFlag = Annotated[Path | None, typer.Option("--keystore", help="Your key file.")]
+PassphraseFlag = Annotated[
+    Path | None, typer.Option("--passphrase-file", help="File that holds its passphrase.")
+]
+TargetFlag = Annotated[
+    str | None, typer.Option("--target-vram", help="Memory a task may need: 12GB, 900MB, 6GiB.")
+]
+ContextFlag = Annotated[
+    int | None, typer.Option("--context", min=1, help="Tokens a sequence may have.")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a command writes: data on stdout, talk on stderr."""
+
+    as_json: bool
+    out: Console
+    log: Console
+
+    @classmethod
+    def open(cls, as_json: bool) -> Output:
+        return cls(as_json, Console(), Console(stderr=True))
+
+    def print_json(self, value: dict[str, Any]) -> None:
+        """Write the one JSON object of a command."""
+        sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+@app.command("register")
+def register_command(
+    model: Annotated[
+        str, typer.Option("--model", help="Hugging Face directory, or module:function (tinygrad).")
+    ],
+    name: Annotated[str, typer.Option("--name", help="Name under which users find it.")],
+    target_vram: Annotated[
+        str, typer.Option("--target-vram", help="Memory a task may need: 12GB, 900MB, 6GiB.")
+    ],
+    context: ContextFlag = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Compile and show, store and register nothing.")
+    ] = False,
+    config: ConfigFlag = None,
+    rpc_url: RpcFlag = None,
+    deployment: DeploymentFlag = None,
+    gateway: GatewayFlag = None,
+    keystore: KeystoreFlag = None,
+    passphrase_file: PassphraseFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compile a model, store its parts, and register it with one transaction at the end."""
+    output = Output.open(as_json)
+
+    def run() -> None:
+        check_name(name)
+        target_bytes = parse_size(target_vram)
+        if dry_run:
+            compiled = _compile(output, model, target_bytes, context)
+            _show_model(output, compiled.manifest, name)
+            return
+        network = NetworkConfig.load(
+            config,
+            rpc_url=rpc_url,
+            deployment=deployment,
+            gateway_url=gateway,
+            user_keystore=keystore,
+            user_passphrase_file=passphrase_file,
+        )
+        identity = network.load_user()
+
+        async def check(chain: Chain, client: GatewayClient) -> None:
+            await check_ready(chain, name)
+            await client.ping()
+
+        asyncio.run(_with_network(network, identity, check))  # before the compiler's minutes
+        compiled = _compile(output, model, target_bytes, context)
+
+        async def publish(chain: Chain, client: GatewayClient) -> Registration:
+            with _UploadBar(output.log) as progress:
+                return await register(compiled, name, chain, client, progress)
+
+        done = asyncio.run(_with_network(network, identity, publish))
+        _show_registration(output, compiled.manifest, done)
+
+    _run(output, run)
+
+
+@app.command("inspect")
+def inspect_command(
+    model: Annotated[
+        str, typer.Argument(help="Registered name or id; or, to compile, a directory or callable.")
+    ],
+    target_vram: TargetFlag = None,
+    context: ContextFlag = None,
+    config: ConfigFlag = None,
+    rpc_url: RpcFlag = None,
+    deployment: DeploymentFlag = None,
+    gateway: GatewayFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show a model's task graph with bytes, memory, operations and price of every task."""
+    output = Output.open(as_json)
+
+    def run() -> None:
+        if ":" in model or Path(model).exists():
+            if target_vram is None:
+                raise InvalidInput(
+                    f"to compile {model}, say how much memory a task may need: --target-vram 12GB"
+                )
+            compiled = _compile(output, model, parse_size(target_vram), context)
+            _show_model(output, compiled.manifest, None)
+            return
+        network = NetworkConfig.load(
+            config, rpc_url=rpc_url, deployment=deployment, gateway_url=gateway
+        )
+
+        async def fetch(chain: Chain, client: GatewayClient) -> tuple[Manifest, str | None]:
+            model_id, found_name = model, None
+            if not model.startswith("0x"):
+                found = await fetch_model_by_name(chain, model)
+                if found is None:
+                    raise InvalidInput(
+                        f"there is no model {model!r}, neither registered nor as a directory; list "
+                        "the registered ones with: splitup-deploy list"
+                    )
+                model_id, found_name = found.model_id, found.name
+            return load_manifest(await client.fetch_manifest(model_id)), found_name
+
+        manifest, found_name = asyncio.run(_with_network(network, None, fetch))
+        _show_model(output, manifest, found_name)
+
+    _run(output, run)
+
+
+@app.command("list")
+def list_command(
+    config: ConfigFlag = None,
+    rpc_url: RpcFlag = None,
+    deployment: DeploymentFlag = None,
+    gateway: GatewayFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the registered models."""
+    output = Output.open(as_json)
+
+    def run() -> None:
+        network = NetworkConfig.load(
+            config, rpc_url=rpc_url, deployment=deployment, gateway_url=gateway
+        )
+
+        async def fetch(chain: Chain, _client: GatewayClient) -> tuple[RegisteredModel, ...]:
+            return await fetch_models(chain)
+
+        models = asyncio.run(_with_network(network, None, fetch))
+        if output.as_json:
+            output.print_json({"models": [asdict(entry) for entry in models]})
+        elif models:
+            output.out.print(render_models(models))
+        else:
+            output.log.print("no model is registered; register one with: splitup-deploy register")
+
+    _run(output, run)
+
+
+async def _with_network(
+    network: NetworkConfig,
+    identity: Identity | None,
+    act: Callable[[Chain, GatewayClient], Awaitable[_T]],
+) -> _T:
+    """Connect to chain and gateway, act, disconnect."""
+    deployment = Deployment.load(network.deployment)
+    private_key = None if identity is None else identity.private_key
+    async with (
+        await Chain.connect(network.rpc_url, deployment, private_key=private_key) as chain,
+        GatewayClient(network.gateway_url, identity) as client,
+    ):
+        return await act(chain, client)
+
+
+def _compile(output: Output, model: str, target_bytes: int, context: int | None) -> CompiledModel:
+    with output.log.status(f"compiling {model}"):
+        return build(model, target_bytes, context=context)
+
+
+class _UploadBar:
+    """The upload's progress bar on stderr: bytes, rate, time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("storing"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task("storing", total=None)
+        self._total_bytes = 0
+
+    def __enter__(self) -> _UploadBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._total_bytes:
+            self._progress.stop()
+
+    def start(self, total_bytes: int) -> None:
+        self._progress.start()
+        self.skip(-total_bytes)
+
+    def skip(self, present_bytes: int) -> None:
+        self._total_bytes -= present_bytes
+        self._progress.update(self._task, total=self._total_bytes)
+
+    def advance(self, sent_bytes: int) -> None:
+        self._progress.advance(self._task, sent_bytes)
+
+
+def _show_model(output: Output, manifest: Manifest, name: str | None) -> None:
+    if output.as_json:
+        output.print_json(describe_model(manifest, name))
+    else:
+        output.out.print(render_model(manifest, name), soft_wrap=False)
+
+
+def _show_registration(output: Output, manifest: Manifest, done: Registration) -> None:
+    if output.as_json:
+        output.print_json({**describe_model(manifest, done.name), **asdict(done)})
+        return
+    output.out.print(render_model(manifest, done.name))
+    if done.already_registered:
+        output.out.print(f"already registered as {done.name!r}; nothing was sent", markup=False)
+        return
+    output.out.print(
+        f"registered as {done.name!r} in block {done.block_number} for "
+        f"{format_usdc(manifest.price_micro_usdc(1))} USDC per step; "
+        f"{done.uploaded_objects} objects were stored",
+        markup=False,
+    )
+
+
+def _run(output: Output, run: Callable[[], None]) -> None:
+    try:
+        run()
+    except SplitUpError as error:
+        if output.as_json:
+            output.print_json({"error": str(error)})
+        else:
+            output.log.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
+    except KeyboardInterrupt:
+        output.log.print("interrupted; run the command again to go on where it stopped")
+        raise typer.Exit(130) from None
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,344 @@
+"""The storage gateway: the only holder of the object store's secret.
+
+It is stateless: what it grants follows from the chain's committee, the model's manifest and the
+request (``gateway_access``). Its caches may be lost at any time. Every answer and refusal goes to
+the audit log, a JSON line each, without URLs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+import tomllib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from splitup import limits
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
+from splitup.config import RpcUrlField
+from splitup.crypto.jws import Claims, ReplayCache
+from splitup.errors import ConfigurationError, PeerFault, Refused, SplitUpError
+from splitup.net.gateway import (
+    EXECUTION_TYP,
+    MODEL_TYP,
+    UPLOAD_TYP,
+    VERIFICATION_TYP,
+    ExecutionRequest,
+    ModelRequest,
+    UploadAnswer,
+    UploadRequest,
+    VerificationRequest,
+)
+from splitup.net.http import (
+    GATEWAY_AUDIENCE,
+    Server,
+    SignedClient,
+    make_app,
+    read_signed,
+    serve_app,
+)
+from splitup.protocol.certificates import check_draw
+from splitup.storage.presign import Presigner
+from splitup.wire import EndpointField, Grant, Grants, PlanCertificate
+from splitup_oracle.gateway_access import (
+    Right,
+    check_upload,
+    compute_execution_rights,
+    compute_model_rights,
+    compute_verification_rights,
+)
+from splitup_oracle.gateway_sources import ChainView, ObjectView
+
+_log = logging.getLogger("splitup.gateway")
+_MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}\Z")
+
+
+class GatewayConfig(BaseModel):
+    """``gateway.toml``; relative paths are relative to the file."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    rpc_url: RpcUrlField
+    deployment: Path
+    s3_endpoint: EndpointField  # as everybody reaches it: it is part of every URL
+    bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
+    credentials: Path  # 0600 JSON with access_key and secret_key
+    listen_host: str = "127.0.0.1"
+    listen_port: int = Field(ge=0, le=65_535)
+    data_dir: Path  # holds audit.jsonl
+    open_models: bool = False  # whether keys that no active node holds may read models
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a TOML file; raise ConfigurationError naming the setting that is wrong."""
+        try:
+            values = tomllib.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"the gateway's configuration {path}: {error}") from None
+        for name in ("deployment", "credentials", "data_dir"):
+            if isinstance(values.get(name), str):
+                values[name] = str(path.parent.absolute() / values[name])
+        try:
+            return cls.model_validate_json(json.dumps(values, default=str))
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise ConfigurationError(
+                f"setting '{name}' in {path} is not usable: {first['msg']}; correct the file"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a request is granted: ``subject`` and the number of rights go to the audit log."""
+
+    subject: str
+    body: UploadAnswer | Grants
+
+    def count(self) -> dict[str, int]:
+        methods = [grant.method for grant in self.body.grants]
+        return {method: methods.count(method) for method in ("GET", "PUT")}
+
+
+class Gateway:
+    """Answers grant requests. ``now_s`` is the wall clock, which the tests turn."""
+
+    def __init__(
+        self,
+        *,
+        chain: ChainView,
+        objects: ObjectView,
+        presigner: Presigner,
+        audit_path: Path,
+        open_models: bool,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._chain = chain
+        self._objects = objects
+        self._presigner = presigner
+        self._open_models = open_models
+        self._now_s = now_s
+        self._replays = ReplayCache()
+        audit_path.parent.mkdir(parents=True, exist_ok=True)
+        self._audit_file = audit_path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Close the audit log."""
+        self._audit_file.close()
+
+    def make_app(self) -> web.Application:
+        """Return the HTTP application with every route."""
+        app = make_app()
+        app.router.add_get("/v1/ping", self._handle_ping)
+        app.router.add_get("/v1/models/{model_id}/manifest", self._handle_manifest)
+        for what, typ, grant in (
+            ("upload", UPLOAD_TYP, self._grant_upload),
+            ("model", MODEL_TYP, self._grant_model),
+            ("execution", EXECUTION_TYP, self._grant_execution),
+            ("verification", VERIFICATION_TYP, self._grant_verification),
+        ):
+            app.router.add_post(f"/v1/grants/{what}", self._make_handler(what, typ, grant))
+        return app
+
+    # ---- routes --------------------------------------------------------------------------------
+
+    async def _handle_ping(self, _request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _handle_manifest(self, request: web.Request) -> web.Response:
+        model_id = request.match_info["model_id"]
+        if not _MODEL_ID.match(model_id):
+            raise Refused("a model id is '0x' and 64 lower-case hexadecimal digits", status=404)
+        manifest = await self._objects.fetch_manifest(model_id)
+        return web.Response(
+            body=manifest.to_bytes(),
+            content_type="application/json",
+            headers={"Cache-Control": "public, max-age=31536000, immutable"},
+        )
+
+    def _make_handler(
+        self, what: str, typ: str, grant: Callable[[Claims], Awaitable[_Answer]]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            claims = await read_signed(
+                request,
+                typ=typ,
+                audience=GATEWAY_AUDIENCE,
+                now_s=int(self._now_s()),
+                replays=self._replays,
+            )
+            try:
+                answer = await grant(claims)
+            except SplitUpError as error:
+                self._audit(what=what, key=claims.issuer, refused=str(error))
+                raise
+            self._audit(what=what, key=claims.issuer, subject=answer.subject, **answer.count())
+            return web.Response(body=answer.body.canonical_bytes(), content_type="application/json")
+
+        return handle
+
+    def _audit(self, **fields: Any) -> None:
+        self._audit_file.write(json.dumps({"at_s": round(self._now_s(), 3), **fields}) + "\n")
+        self._audit_file.flush()
+
+    # ---- grants --------------------------------------------------------------------------------
+
+    async def _grant_upload(self, claims: Claims) -> _Answer:
+        request = UploadRequest.from_value(claims.body)
+        rights = [check_upload(entry) for entry in request.objects]
+        present = await self._objects.find_present(rights)
+        grants = await self._presign([r for r in rights if r.key not in present])
+        body = UploadAnswer(grants=grants, present=tuple(sorted(present)))
+        return _Answer(f"{len(rights)} objects", body)
+
+    async def _grant_model(self, claims: Claims) -> _Answer:
+        model_id = ModelRequest.from_value(claims.body).model_id
+        if not self._open_models and not await self._chain.is_node_key(claims.issuer):
+            raise Refused(
+                f"the key {claims.issuer} is not that of an active node; register and stake first",
+                status=403,
+            )
+        manifest = await self._objects.fetch_manifest(model_id)
+        rights = compute_model_rights(model_id, manifest)
+        return _Answer(model_id, Grants(grants=await self._presign(rights)))
+
+    async def _grant_execution(self, claims: Claims) -> _Answer:
+        certificate = ExecutionRequest.from_value(claims.body).certificate
+        plan = certificate.plan
+        keys = {entry.signing_key for entry in plan.nodes} | {plan.request.client_key}
+        if claims.issuer not in keys:  # before the signatures: strangers cost no pairing
+            raise Refused(
+                f"the key {claims.issuer} has no part in execution {plan.request.execution_id}",
+                status=403,
+            )
+        if self._now_s() >= plan.request.deadline:
+            raise Refused(
+                f"the deadline of execution {plan.request.execution_id} has passed", status=403
+            )
+        await self._check_certificate(certificate)
+        manifest = await self._objects.fetch_manifest(plan.request.model_id)
+        rights = compute_execution_rights(plan, manifest, claims.issuer)
+        grants = await self._presign(rights, self._compute_expiry_s(plan.request.deadline))
+        return _Answer(plan.request.execution_id, Grants(grants=grants))
+
+    async def _grant_verification(self, claims: Claims) -> _Answer:
+        order = VerificationRequest.from_value(claims.body).order
+        request = order.certificate.plan.request
+        if claims.issuer not in {entry.signing_key for entry in order.snapshot.entries}:
+            raise Refused(
+                f"the key {claims.issuer} is not in the snapshot of execution "
+                f"{request.execution_id}",
+                status=403,
+            )
+        expiry_s = self._compute_expiry_s(request.deadline)
+        await self._check_certificate(order.certificate)
+        committee = await self._chain.fetch_committee()
+        try:
+            check_draw(order.draw, committee)
+        except PeerFault as error:
+            raise Refused(f"the draw is not valid: {error}", status=403) from None
+        manifest = await self._objects.fetch_manifest(request.model_id)
+        sampling_bps = await self._chain.fetch_sampling_bps()
+        rights = compute_verification_rights(order, manifest, claims.issuer, sampling_bps)
+        return _Answer(
+            f"{request.execution_id} task {order.task}",
+            Grants(grants=await self._presign(rights, expiry_s)),
+        )
+
+    async def _check_certificate(self, certificate: PlanCertificate) -> None:
+        try:
+            await self._chain.check_certificate(certificate)
+        except PeerFault as error:
+            raise Refused(f"the plan's certificate is not valid: {error}", status=403) from None
+
+    def _compute_expiry_s(self, deadline: int) -> int:
+        """Return how long URLs of an execution live: until the grace after its deadline, or 1 h."""
+        left_s = int(deadline + limits.GRANT_GRACE_S - self._now_s())
+        if left_s < 1:
+            raise Refused("the execution's deadline and its grace have passed", status=403)
+        return min(left_s, limits.PRESIGN_EXPIRY_S)
+
+    async def _presign(
+        self, rights: list[Right], expiry_s: int = limits.PRESIGN_EXPIRY_S
+    ) -> tuple[Grant, ...]:
+        # on a thread: signing thousands of URLs takes most of a second
+        return await asyncio.to_thread(_presign_all, self._presigner, rights, expiry_s)
+
+
+def _presign_all(presigner: Presigner, rights: list[Right], expiry_s: int) -> tuple[Grant, ...]:
+    grants = []
+    for right in rights:
+        if right.method == "PUT":
+            grants.append(
+                presigner.presign_put(
+                    right.key,
+                    length_bytes=right.length_bytes,
+                    sha256=right.sha256,
+                    expires_s=expiry_s,
+                )
+            )
+        else:
+            grants.append(
+                presigner.presign_get(
+                    right.key, length_bytes=right.length_bytes, expires_s=expiry_s
+                )
+            )
+    return tuple(grants)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGateway:
+    """A gateway that listens; ``server.url`` is where. Close it."""
+
+    server: Server
+    _gateway: Gateway
+    _chain: Chain
+    _http: SignedClient
+
+    async def close(self) -> None:
+        """Stop listening and close every connection."""
+        await self.server.close()
+        await self._http.close()
+        await self._chain.close()
+        self._gateway.close()
+
+
+async def start_gateway(config: GatewayConfig) -> RunningGateway:
+    """Open chain, store and port; raise ConfigurationError, ChainUnavailable."""
+    deployment = Deployment.load(config.deployment)
+    presigner = Presigner.open(config.s3_endpoint, config.bucket, config.credentials)
+    chain = await Chain.connect(config.rpc_url, deployment)
+    http = SignedClient()
+    try:
+        gateway = Gateway(
+            chain=ChainView(chain, deployment),
+            objects=ObjectView(presigner, http),
+            presigner=presigner,
+            audit_path=config.data_dir / "audit.jsonl",
+            open_models=config.open_models,
+        )
+        server = await serve_app(gateway.make_app(), config.listen_host, config.listen_port)
+    except BaseException:
+        await http.close()
+        await chain.close()
+        raise
+    return RunningGateway(server, gateway, chain, http)
+
+
+async def run_gateway(config: GatewayConfig) -> None:
+    """Serve until cancelled."""
+    running = await start_gateway(config)
+    _log.info("the storage gateway listens on %s", running.server.url)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await running.close()

@@ -1,0 +1,160 @@
+"""What the gateway looks up, with bounded caches: the chain's word and the store's objects."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import aiohttp
+
+from splitup import limits
+from splitup.chain.client import Chain
+from splitup.chain.committee import fetch_committee
+from splitup.chain.deployment import Deployment
+from splitup.errors import BadSignature, PeerFault, Refused, StorageUnavailable
+from splitup.graph.manifest import Manifest, get_manifest_key, load_manifest
+from splitup.net.http import SignedClient
+from splitup.net.objects import get_object
+from splitup.protocol.certificates import CommitteeView, check_certificate
+from splitup.storage.presign import Presigner
+from splitup.wire import PlanCertificate
+from splitup_oracle.gateway_access import Right
+
+_PAGE: Final = 100  # nodes per call
+_PROBES: Final = 16  # objects looked up at once
+_PROBE_EXPIRY_S: Final = 60
+
+
+class ChainView:
+    """The committee, the nodes and the parameters, at most a few seconds old."""
+
+    def __init__(self, chain: Chain, deployment: Deployment) -> None:
+        self._chain = chain
+        self._market = deployment.market.lower()
+        self._committee: tuple[float, CommitteeView] | None = None
+        self._node_keys: tuple[float, frozenset[str]] | None = None
+        self._sampling: tuple[float, int] | None = None
+        self._verified: OrderedDict[tuple[int, str], None] = OrderedDict()
+
+    async def fetch_committee(
+        self, *, max_age_s: float = limits.COMMITTEE_CACHE_S
+    ) -> CommitteeView:
+        """Return the committee as it was at most ``max_age_s`` ago."""
+        if self._committee is None or time.monotonic() - self._committee[0] > max_age_s:
+            self._committee = (time.monotonic(), await fetch_committee(self._chain))
+        return self._committee[1]
+
+    async def check_certificate(self, certificate: PlanCertificate) -> None:
+        """Check a certificate against the chain's committee; raise PeerFault.
+
+        One that fails is checked again with a fresh view, for the committee may just have changed.
+        """
+        if certificate.plan.request.market != self._market:
+            raise PeerFault("it is for another deployment's market")
+        digest = certificate.digest("splitup/certificate/v1")
+        committee = await self.fetch_committee()
+        if (committee.configuration, digest) in self._verified:
+            return
+        try:
+            await asyncio.to_thread(check_certificate, certificate, committee)
+        except BadSignature:
+            fresh = await self.fetch_committee(max_age_s=limits.COMMITTEE_REFRESH_S)
+            if fresh == committee:
+                raise
+            committee = fresh
+            await asyncio.to_thread(check_certificate, certificate, committee)
+        self._verified[(committee.configuration, digest)] = None
+        while len(self._verified) > limits.MAX_CACHED_CERTIFICATES:
+            self._verified.popitem(last=False)
+
+    async def is_node_key(self, key: str) -> bool:
+        """Return whether an active node signs with ``key``."""
+        for max_age_s in (limits.COMMITTEE_CACHE_S, limits.COMMITTEE_REFRESH_S):
+            if key in await self._fetch_node_keys(max_age_s):
+                return True
+        return False
+
+    async def fetch_sampling_bps(self) -> int:
+        """Return the share of tasks that is verified, in 1/10,000."""
+        if self._sampling is None or time.monotonic() - self._sampling[0] > 60:
+            parameters = await self._chain.call("market", "parameters")
+            self._sampling = (time.monotonic(), parameters["samplingBps"])
+        return self._sampling[1]
+
+    async def _fetch_node_keys(self, max_age_s: float) -> frozenset[str]:
+        if self._node_keys is None or time.monotonic() - self._node_keys[0] > max_age_s:
+            keys: set[str] = set()
+            count = await self._chain.call("nodes", "nodeCount")
+            for start in range(0, count, _PAGE):
+                page = await self._chain.call("nodes", "nodesPage", start, _PAGE)
+                keys.update(node["signingKey"] for node in page if node["active"])
+            self._node_keys = (time.monotonic(), frozenset(keys))
+        return self._node_keys[1]
+
+
+class ObjectView:
+    """What the object store holds, asked with presigned URLs like everybody else's."""
+
+    def __init__(self, presigner: Presigner, http: SignedClient) -> None:
+        self._presigner = presigner
+        self._http = http
+        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._probes = asyncio.Semaphore(_PROBES)
+
+    async def fetch_manifest(self, model_id: str) -> Manifest:
+        """Return a checked manifest; raise Refused (404) when nobody has uploaded it."""
+        manifest = self._manifests.get(model_id)
+        if manifest is None:
+            manifest = await self._load_manifest(model_id)
+            self._manifests[model_id] = manifest
+            while len(self._manifests) > limits.MAX_CACHED_MANIFESTS:
+                self._manifests.popitem(last=False)
+        else:
+            self._manifests.move_to_end(model_id)
+        return manifest
+
+    async def find_present(self, rights: Sequence[Right]) -> frozenset[str]:
+        """Return the keys of which the store holds an object of the right's length."""
+        lengths = await asyncio.gather(*(self._probe_length(right.key) for right in rights))
+        return frozenset(
+            right.key
+            for right, length in zip(rights, lengths, strict=True)
+            if length == right.length_bytes
+        )
+
+    async def _load_manifest(self, model_id: str) -> Manifest:
+        key = get_manifest_key(model_id)
+        if await self._probe_length(key) is None:
+            raise Refused(f"no model {model_id} is stored here; check its id", status=404)
+        data = await get_object(
+            self._http.session,
+            self._presigner.presign_get(key, expires_s=_PROBE_EXPIRY_S),
+            max_bytes=limits.MAX_MANIFEST_BYTES,
+            expected_digest=model_id[2:],
+        )
+        return await asyncio.to_thread(load_manifest, data)
+
+    async def _probe_length(self, key: str) -> int | None:
+        """Return the size of an object, None when there is none, by asking for its first byte."""
+        grant = self._presigner.presign_get(key, expires_s=_PROBE_EXPIRY_S)
+        try:
+            async with (
+                self._probes,
+                self._http.session.get(
+                    grant.url, headers={"Range": "bytes=0-0"}, allow_redirects=False
+                ) as response,
+            ):
+                status, content_range = response.status, response.headers.get("Content-Range", "")
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise StorageUnavailable(
+                f"the object store does not answer ({type(error).__name__}); check that it runs"
+            ) from None
+        if status == 404:
+            return None
+        total = content_range.rpartition("/")[2]
+        if status != 206 or not total.isdecimal():
+            raise StorageUnavailable(f"the object store answered {status} to a look at {key}")
+        return int(total)

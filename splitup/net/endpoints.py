@@ -1,0 +1,83 @@
+"""Where a peer's endpoint may lead: never into the operator's own network.
+
+An endpoint is chosen by a stranger, so the check sits where the socket is made, on the address that
+is really connected to: a name that resolves differently the second time changes nothing, and
+neither does an IPv4 address written as IPv6.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+import aiohttp
+
+from splitup import limits
+
+_AddressInfo = tuple[Any, ...]
+_SHARED: Final = ipaddress.ip_network("100.64.0.0/10")  # carrier-grade NAT, RFC 6598
+_METADATA: Final = frozenset(  # clouds hand out credentials here; not all of them are link-local
+    ipaddress.ip_address(text) for text in ("169.254.169.254", "100.100.100.200", "fd00:ec2::254")
+)
+
+
+class EndpointRefused(OSError):
+    """A peer's endpoint leads to an address that strangers may not send us to."""
+
+
+def check_ip(text: str, *, allow_loopback: bool) -> None:
+    """Raise EndpointRefused unless peers may send us to this address.
+
+    Link-local, metadata, multicast and unspecified addresses are always refused; loopback and
+    private ones unless ``allow_loopback`` (a network on one machine, or in one room).
+    """
+    address = ipaddress.ip_address(text.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
+    for candidate in (address, mapped):
+        if candidate is None:
+            continue
+        if (
+            candidate in _METADATA
+            or candidate.is_link_local
+            or candidate.is_multicast
+            or candidate.is_unspecified
+        ):
+            raise EndpointRefused(f"the peer's address {text} is never connected to")
+        local = (
+            candidate.is_private
+            or candidate.is_loopback
+            or (isinstance(candidate, ipaddress.IPv4Address) and candidate in _SHARED)
+        )
+        if local and not allow_loopback:
+            raise EndpointRefused(
+                f"the peer's address {text} is on a private network; "
+                "set allow_loopback to permit that"
+            )
+
+
+def make_socket_factory(*, allow_loopback: bool) -> Callable[[_AddressInfo], socket.socket]:
+    """Return a socket factory for aiohttp that checks the resolved address of every connection."""
+
+    def make_socket(info: _AddressInfo) -> socket.socket:
+        family, kind, protocol, _, address = info
+        check_ip(address[0], allow_loopback=allow_loopback)
+        made = socket.socket(family, kind, protocol)
+        made.setblocking(False)
+        return made
+
+    return make_socket
+
+
+def open_peer_session(*, allow_loopback: bool) -> aiohttp.ClientSession:
+    """Return a session for connections to peers; requests bring their own time limits."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=limits.MAX_LINKS,
+            socket_factory=make_socket_factory(allow_loopback=allow_loopback),
+        ),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.HTTP_CONNECT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+    )

@@ -1,0 +1,227 @@
+"""The storage gateway's messages, and the client that asks it for presigned URLs.
+
+The gateway holds the object store's secret; everybody else holds URLs for single keys. A request
+is a JWS (``splitup.crypto.jws``) whose issuer's key decides what is granted; URLs are bearer
+secrets, so nothing here logs or repeats them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Annotated, Any, Final, Self
+
+import aiohttp
+from pydantic import Field
+
+from splitup import limits
+from splitup.crypto.keys import Identity
+from splitup.errors import InvalidInput, PeerFault, Refused, StorageUnavailable, Unavailable
+from splitup.net.http import GATEWAY_AUDIENCE, SignedClient
+from splitup.wire import (
+    Bytes32Field,
+    DigestField,
+    Grant,
+    Grants,
+    Message,
+    PlanCertificate,
+    VerificationOrder,
+)
+
+UPLOAD_TYP: Final = "splitup-upload"
+MODEL_TYP: Final = "splitup-model"
+EXECUTION_TYP: Final = "splitup-execution"
+VERIFICATION_TYP: Final = "splitup-verification"
+
+_GRANTS_TIMEOUT_S: Final = 30.0  # thousands of URLs take the gateway a second
+
+
+class UploadObject(Message):
+    """One content-addressed object somebody wants to store."""
+
+    key: str = Field(max_length=limits.OBJECT_KEY_BYTES)
+    length_bytes: Annotated[int, Field(ge=1, le=limits.MAX_UPLOAD_BYTES)]
+    sha256: DigestField
+
+
+class UploadRequest(Message):
+    objects: tuple[UploadObject, ...] = Field(min_length=1, max_length=limits.MAX_UPLOAD_OBJECTS)
+
+
+class UploadAnswer(Message):
+    """PUT grants for what is missing; the keys that need not be sent again are in ``present``."""
+
+    grants: tuple[Grant, ...]
+    present: tuple[str, ...]
+
+
+class ModelRequest(Message):
+    model_id: Bytes32Field
+
+
+class ExecutionRequest(Message):
+    certificate: PlanCertificate
+
+
+class VerificationRequest(Message):
+    order: VerificationOrder
+
+
+class GatewayClient:
+    """Asks one gateway on behalf of one identity. Close it, or use ``async with``.
+
+    Raises StorageUnavailable when the gateway does not answer, Refused (with its reason) when it
+    says no, and PeerFault for an answer that is malformed or has another digest than asked for.
+    """
+
+    def __init__(
+        self, base_url: str, identity: Identity | None, *, http: SignedClient | None = None
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._http = http or SignedClient(identity)
+        self._owns_http = http is None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections, unless they are the caller's."""
+        if self._owns_http:
+            await self._http.close()
+
+    async def ping(self) -> None:
+        """Return when the gateway answers; raise StorageUnavailable when it does not."""
+        try:
+            await self._http.get_json(f"{self._base_url}/v1/ping")
+        except Unavailable as error:
+            raise self._unavailable(error) from None
+
+    async def fetch_manifest(self, model_id: str) -> bytes:
+        """Return a model's manifest; its SHA-256 is the model's id."""
+        url = f"{self._base_url}/v1/models/{model_id}/manifest"
+        try:
+            data = await self._http.get_bytes(url, max_bytes=limits.MAX_MANIFEST_BYTES)
+        except Unavailable as error:
+            raise self._unavailable(error) from None
+        if "0x" + hashlib.sha256(data).hexdigest() != model_id:
+            raise PeerFault(
+                f"the storage gateway at {self._base_url} sent a manifest that is not {model_id}",
+                peer=self._base_url,
+                evidence=data,
+            )
+        return data
+
+    async def model_grants(self, model_id: str) -> Grants:
+        """Return GET grants for a model's manifest, tasks, weights and tokenizer."""
+        return await self._ask_grants("model", MODEL_TYP, ModelRequest(model_id=model_id))
+
+    async def upload_grants(self, objects: Sequence[UploadObject]) -> UploadAnswer:
+        """Return PUT grants for the objects that the store lacks; those it has are ``present``."""
+        reply = await self._ask("upload", UPLOAD_TYP, UploadRequest(objects=tuple(objects)))
+        return UploadAnswer.from_value(reply)
+
+    async def execution_grants(self, certificate: PlanCertificate) -> Grants:
+        """Return everything that this identity may read and write in one execution."""
+        request = ExecutionRequest(certificate=certificate)
+        return await self._ask_grants("execution", EXECUTION_TYP, request)
+
+    async def verification_grants(self, order: VerificationOrder) -> Grants:
+        """Return GET grants for the inputs, graph and weights of a task to recompute."""
+        return await self._ask_grants(
+            "verification", VERIFICATION_TYP, VerificationRequest(order=order)
+        )
+
+    async def upload_object(
+        self,
+        grant: Grant,
+        open_chunks: Callable[[], Iterator[bytes]],
+        on_sent: Callable[[int], None],
+    ) -> None:
+        """Stream one object to the store in bounded memory, reading it on a thread.
+
+        ``on_sent`` is told the bytes of every chunk. An object that somebody else stored meanwhile
+        is fine: its key is its digest. Raises StorageUnavailable, PeerFault when the store refuses.
+        """
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=limits.HTTP_CONNECT_S, sock_read=limits.UPLOAD_STALL_S
+        )
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Content-Length": str(grant.length_bytes),
+            **grant.headers,
+        }
+        failures: list[Exception] = []
+        body = _read_chunks(open_chunks, on_sent, failures)
+        try:
+            async with self._http.session.put(
+                grant.url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                status = response.status
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            if failures:  # ours: the HTTP library only says that the body broke off
+                raise failures[0] from None
+            raise StorageUnavailable(  # its text may hold the URL, hence only its kind
+                f"the object store dropped the upload of {grant.key} ({type(error).__name__}); "
+                "run the command again, what is stored already is not sent twice"
+            ) from None
+        finally:
+            await body.aclose()
+        if status >= 500:
+            raise StorageUnavailable(
+                f"the object store answered {status} to the upload of {grant.key}; try again"
+            )
+        if status not in (200, 412):
+            raise PeerFault(f"the object store refused the upload of {grant.key} with {status}")
+
+    async def _ask_grants(self, what: str, typ: str, body: Message) -> Grants:
+        return Grants.from_value(await self._ask(what, typ, body))
+
+    async def _ask(self, what: str, typ: str, body: Message) -> dict[str, Any]:
+        try:
+            return await self._http.post_signed(
+                f"{self._base_url}/v1/grants/{what}",
+                typ,
+                GATEWAY_AUDIENCE,
+                body,
+                timeout_s=_GRANTS_TIMEOUT_S,
+            )
+        except Unavailable as error:
+            raise self._unavailable(error) from None
+        except Refused as error:
+            raise Refused(
+                f"the storage gateway refuses: {error}", status=error.status, peer=error.peer
+            ) from None
+
+    def _unavailable(self, error: Unavailable) -> StorageUnavailable:
+        return StorageUnavailable(f"the storage gateway failed: {error}; check that it runs")
+
+
+async def _read_chunks(
+    open_chunks: Callable[[], Iterator[bytes]],
+    on_sent: Callable[[int], None],
+    failures: list[Exception],
+) -> AsyncGenerator[bytes, None]:
+    try:
+        chunks = open_chunks()
+        while True:
+            chunk = await asyncio.to_thread(next, chunks, None)
+            if chunk is None:
+                return
+            yield chunk
+            on_sent(len(chunk))
+    except OSError as error:
+        failures.append(InvalidInput(f"the model's files cannot be read any more: {error}"))
+        raise
+    except Exception as error:
+        failures.append(error)
+        raise

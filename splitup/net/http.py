@@ -1,0 +1,319 @@
+"""The HTTP that every server and client of SplitUp shares: signed bodies, bounds, errors in JSON.
+
+A signed request is ``POST`` with ``{"jws": "<compact>"}``; every reply is a JSON object; an error
+is a status of 400 or more with ``{"error": "<sentence>"}``. Nobody follows redirects: an endpoint
+that points elsewhere is a fault, not a detour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+from aiohttp import web
+
+from splitup import limits
+from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
+from splitup.crypto.keys import Identity
+from splitup.errors import (
+    BadSignature,
+    ChainRejected,
+    ConfigurationError,
+    InvalidInput,
+    PeerFault,
+    Refused,
+    Unavailable,
+)
+from splitup.wire import Message
+
+GATEWAY_AUDIENCE: Final = "splitup-gateway"  # the gateway has no account to be named by
+
+_log = logging.getLogger("splitup.http")
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+# ---- servers -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A listening HTTP server; ``port`` is the real one when 0 was asked for."""
+
+    host: str
+    port: int
+    _runner: web.AppRunner
+
+    @property
+    def url(self) -> str:
+        """Return the base URL, without a slash at the end."""
+        return f"http://{self.host}:{self.port}"
+
+    async def close(self) -> None:
+        """Stop listening, give open requests ``limits.HTTP_SHUTDOWN_S`` and cancel the rest."""
+        await self._runner.cleanup()
+
+
+def make_app(*, max_body_bytes: int = limits.HTTP_BODY_BYTES) -> web.Application:
+    """Return an application that bounds bodies and answers every error in JSON."""
+    return web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
+
+
+async def serve_app(app: web.Application, host: str, port: int) -> Server:
+    """Listen on ``host``:``port`` (0: any free one); raise ConfigurationError when it is taken."""
+    runner = web.AppRunner(
+        app, access_log=None, handle_signals=False, shutdown_timeout=limits.HTTP_SHUTDOWN_S
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}); stop what uses the port "
+            "or choose another one"
+        ) from None
+    return Server(host, runner.addresses[0][1], runner)
+
+
+def error_reply(status: int, message: str) -> web.Response:
+    """Return the JSON reply for an error."""
+    return web.json_response({"error": message}, status=status)
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """Return the body as a JSON object; raise PeerFault when it is something else."""
+    try:
+        value = json.loads(await request.read())
+    except (ValueError, RecursionError):
+        raise PeerFault("the request's body is not JSON") from None
+    if not isinstance(value, dict):
+        raise PeerFault("the request's body is not a JSON object")
+    return value
+
+
+async def read_signed(
+    request: web.Request,
+    *,
+    typ: str,
+    audience: str,
+    now_s: int | None = None,
+    key: str | None = None,
+    replays: ReplayCache | None = None,
+) -> Claims:
+    """Verify a signed request and return its claims; ``claims.body`` is the message.
+
+    Without ``key`` any valid key may sign: check ``claims.issuer`` for membership before acting.
+    Give ``replays`` unless the request is idempotent. Raises PeerFault or BadSignature.
+    """
+    body = await read_json(request)
+    token = body.get("jws")
+    if not isinstance(token, str) or len(body) != 1:
+        raise PeerFault('a signed request is {"jws": "<token>"}')
+    now = int(time.time()) if now_s is None else now_s
+    claims = verify_jws(token, typ=typ, audience=audience, now_s=now, key=key)
+    if replays is not None:
+        replays.add(claims, now)
+    return claims
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refused as error:
+        return error_reply(error.status, str(error))
+    except BadSignature as error:
+        return error_reply(401, str(error))
+    except (PeerFault, InvalidInput, ChainRejected) as error:
+        return error_reply(400, str(error))
+    except Unavailable as error:
+        return error_reply(503, str(error))
+    except web.HTTPException as error:
+        return error_reply(error.status, f"{request.method} {request.path}: {error.reason}")
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception:
+        _log.exception("%s %s failed", request.method, request.path)
+        return error_reply(500, "internal error; the server's log has the details")
+
+
+# ---- clients -----------------------------------------------------------------------------------
+
+
+class SignedClient:
+    """One HTTP session that signs with one identity. Close it, or use ``async with``.
+
+    Every call raises Unavailable when the other side does not answer, or answers 5xx or 429,
+    Refused (with ``status``) for any other 4xx, and PeerFault for redirects and malformed or
+    oversized replies.
+    """
+
+    def __init__(self, identity: Identity | None = None) -> None:
+        self._identity = identity
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """Return the session, for presigned URLs and WebSockets; made on first use in the loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0,  # bounded per host: one slow peer must not block the others
+                    limit_per_host=limits.HTTP_CONNECTIONS_PER_HOST,
+                ),
+                timeout=aiohttp.ClientTimeout(
+                    total=limits.HTTP_TIMEOUT_S, sock_connect=limits.HTTP_CONNECT_S
+                ),
+                headers={"Accept-Encoding": "identity"},
+                auto_decompress=False,  # a size limit on compressed bytes would limit nothing
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+            )
+        return self._session
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the session and its connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def sign(self, typ: str, audience: str, body: Message | dict[str, Any]) -> str:
+        """Return a token over ``body`` that is valid from now; send it with ``post_token``."""
+        if self._identity is None:
+            raise InvalidInput("this HTTP client was opened without an identity and cannot sign")
+        value = body.model_dump(mode="json") if isinstance(body, Message) else body
+        return sign_jws(
+            self._identity,
+            typ=typ,
+            audience=audience,
+            body=value,
+            now_s=int(time.time()),
+            ttl_s=limits.JWS_TTL_S,
+        )
+
+    async def post_signed(
+        self,
+        url: str,
+        typ: str,
+        audience: str,
+        body: Message | dict[str, Any],
+        *,
+        timeout_s: float = limits.HTTP_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Sign and POST one message; return the reply."""
+        return await self.post_token(url, self.sign(typ, audience, body), timeout_s=timeout_s)
+
+    async def post_token(
+        self, url: str, token: str, *, timeout_s: float = limits.HTTP_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """POST an already signed token: one signature serves every receiver of one audience."""
+        return await self.post_json(url, {"jws": token}, timeout_s=timeout_s)
+
+    async def post_json(
+        self,
+        url: str,
+        body: Message | dict[str, Any],
+        *,
+        timeout_s: float = limits.HTTP_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """POST a JSON object (self-authenticating messages need no signature); return the reply."""
+        if isinstance(body, Message):
+            data = body.canonical_bytes()
+        else:
+            data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+        reply = await self._request(
+            "POST", url, data=data, timeout_s=timeout_s, max_bytes=limits.HTTP_BODY_BYTES
+        )
+        return _parse_reply(url, reply)
+
+    async def get_json(
+        self,
+        url: str,
+        *,
+        timeout_s: float = limits.HTTP_TIMEOUT_S,
+        max_bytes: int = limits.HTTP_BODY_BYTES,
+    ) -> dict[str, Any]:
+        """GET a JSON object."""
+        body = await self.get_bytes(url, timeout_s=timeout_s, max_bytes=max_bytes)
+        return _parse_reply(url, body)
+
+    async def get_bytes(
+        self,
+        url: str,
+        *,
+        timeout_s: float = limits.HTTP_TIMEOUT_S,
+        max_bytes: int = limits.HTTP_BODY_BYTES,
+    ) -> bytes:
+        """GET a body of at most ``max_bytes``; its digest is the caller's to check."""
+        return await self._request("GET", url, data=None, timeout_s=timeout_s, max_bytes=max_bytes)
+
+    async def _request(
+        self, method: str, url: str, *, data: bytes | None, timeout_s: float, max_bytes: int
+    ) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=limits.HTTP_CONNECT_S)
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        try:
+            async with self.session.request(
+                method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                body = await _read_bounded(response, max_bytes)
+        except TimeoutError:
+            raise Unavailable(f"{url} did not answer within {timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unavailable(f"{url} cannot be reached: {error or type(error).__name__}") from None
+        if response.status == 200:
+            return body
+        if response.status == 429 or response.status >= 500:
+            raise Unavailable(f"{url} answered {response.status}: {_get_error(body)}")
+        if response.status >= 400:
+            raise Refused(_get_error(body), status=response.status, peer=url)
+        raise PeerFault(f"{url} answered {response.status} instead of a reply", peer=url)
+
+
+async def _read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    announced = response.content_length
+    if announced is not None and announced > max_bytes:
+        raise PeerFault(f"{response.url} announces {announced} bytes; the limit is {max_bytes}")
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > max_bytes:
+            raise PeerFault(f"{response.url} sent more than the {max_bytes} bytes allowed")
+    return bytes(body)
+
+
+def _parse_reply(url: str, body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise PeerFault(f"{url} answered something that is not JSON", peer=url) from None
+    if not isinstance(value, dict):
+        raise PeerFault(f"{url} answered JSON that is not an object", peer=url)
+    return value
+
+
+def _get_error(body: bytes) -> str:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        value = None
+    text = value.get("error") if isinstance(value, dict) else None
+    return text[: limits.MAX_ERROR_CHARS] if isinstance(text, str) else "no reason given"

@@ -1,0 +1,363 @@
+"""The data plane's connections: persistent, authenticated WebSockets that carry signed frames.
+
+A link is opened before the first tensor, reconnects by itself with growing pauses, and sends again
+what may have been lost with the old connection (receivers ignore duplicates). Sending never blocks:
+a queue of bounded size takes the frame or refuses it. Received frames are handed to a plain
+function in the reading task, so that a token's path has no queue and no task switch of its own.
+
+The opener proves its Ed25519 key in the handshake (JWS, audience: the node's address). The
+accepting side needs no proof: what it sends is signed frame by frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from splitup import limits
+from splitup.crypto.jws import ReplayCache, sign_jws, verify_jws
+from splitup.crypto.keys import Identity
+from splitup.errors import BadSignature, PeerFault, SplitUpError, Unavailable
+from splitup.net.endpoints import open_peer_session
+
+DATA_PATH: Final = "/v1/data"
+DATA_TYP: Final = "splitup-data"
+
+_log = logging.getLogger("splitup.links")
+_Socket = aiohttp.ClientWebSocketResponse[bool] | web.WebSocketResponse
+
+
+class Link:
+    """One connection to a peer. ``peer`` is what we know it by.
+
+    For an accepted link ``peer`` is the opener's Ed25519 key, for an opened one the node's address.
+    """
+
+    def __init__(self, peer: str, execution_id: str, *, resend_bytes: int = 0) -> None:
+        self.peer = peer
+        self.execution_id = execution_id  # "" when the link serves every execution
+        self.error: SplitUpError | None = None
+        self.connected = asyncio.Event()
+        self.closed = False
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._sent: deque[bytes] = deque()
+        self._sent_bytes = 0
+        self._resend_bytes = resend_bytes
+        self._wake = asyncio.Event()
+        self._drained = asyncio.Event()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Return how many bytes wait to be handed to the network."""
+        return self._queued_bytes
+
+    def send(self, frame: bytes) -> None:
+        """Queue one sealed frame; never blocks.
+
+        Raises Unavailable when the link is closed for good, or when the peer reads so slowly that
+        ``limits.LINK_QUEUE_BYTES`` wait already.
+        """
+        if self.closed:
+            raise self.error or Unavailable(f"the connection to {self.peer} is closed")
+        if self._queued_bytes + len(frame) > limits.LINK_QUEUE_BYTES:
+            raise Unavailable(
+                f"{self.peer} reads too slowly: {self._queued_bytes} bytes wait to be sent to it"
+            )
+        self._queue.append(frame)
+        self._queued_bytes += len(frame)
+        self._wake.set()
+
+    async def drain(self, below_bytes: int = 0) -> None:
+        """Wait until at most ``below_bytes`` are queued; raise Unavailable when the link closes."""
+        while self._queued_bytes > below_bytes:
+            if self.closed:
+                raise self.error or Unavailable(f"the connection to {self.peer} is closed")
+            self._drained.clear()
+            await self._drained.wait()
+
+    async def write(self, socket: _Socket) -> None:
+        """Send what is queued, for as long as the socket lives."""
+        while True:
+            while self._queue:
+                frame = self._queue[0]
+                await socket.send_bytes(frame)
+                self._queue.popleft()
+                self._queued_bytes -= len(frame)
+                self._remember(frame)
+                self._drained.set()
+            self._wake.clear()
+            await self._wake.wait()
+
+    def rewind(self) -> None:
+        """Queue again what was sent last: the old connection may have lost it."""
+        self._queue.extendleft(reversed(self._sent))
+        self._queued_bytes += self._sent_bytes
+        self._sent.clear()
+        self._sent_bytes = 0
+
+    def mark_closed(self, error: SplitUpError | None) -> None:
+        """Refuse further frames and wake whoever waits."""
+        self.closed = True
+        self.error = self.error or error
+        self.connected.set()
+        self._drained.set()
+
+    def _remember(self, frame: bytes) -> None:
+        if not self._resend_bytes:
+            return
+        self._sent.append(frame)
+        self._sent_bytes += len(frame)
+        while self._sent_bytes > self._resend_bytes and len(self._sent) > 1:
+            self._sent_bytes -= len(self._sent.popleft())
+
+
+FrameHandler = Callable[[Link, bytes], None]  # must not block; raising PeerFault closes the link
+LinkHandler = Callable[[Link], None]
+
+
+async def _serve(link: Link, socket: _Socket, on_frame: FrameHandler) -> None:
+    """Read and write one connected socket until either direction ends; re-raise a PeerFault."""
+    writer = asyncio.create_task(link.write(socket))
+    link.connected.set()
+    try:
+        async for message in socket:
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                raise PeerFault(
+                    f"{link.peer} sent a text message on the data plane", peer=link.peer
+                )
+            on_frame(link, message.data)
+    except PeerFault as fault:
+        await socket.close(
+            code=aiohttp.WSCloseCode.POLICY_VIOLATION, message=str(fault).encode()[:120]
+        )
+        raise
+    finally:
+        writer.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+            await writer
+
+
+# ---- opening -----------------------------------------------------------------------------------
+
+
+class LinkPool:
+    """Links that this party opens, one per (node, execution or ""). Reconnects until told to close."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        on_frame: FrameHandler,
+        *,
+        on_closed: LinkHandler | None = None,
+        allow_loopback: bool = False,
+    ) -> None:
+        self._identity = identity
+        self._on_frame = on_frame
+        self._on_closed = on_closed
+        self._allow_loopback = allow_loopback
+        self._session: aiohttp.ClientSession | None = None
+        self._links: dict[tuple[str, str], tuple[Link, asyncio.Task[None]]] = {}
+
+    def open(self, address: str, endpoint: str, execution_id: str = "") -> Link:
+        """Return the link to a node, starting to connect when there is none yet; never blocks.
+
+        ``address`` and ``endpoint`` are the node's, as the plan lists them. Frames sent before the
+        connection stands wait in the queue.
+        """
+        known = self._links.get((address, execution_id))
+        if known is not None and not known[0].closed:
+            return known[0]
+        if len(self._links) >= limits.MAX_LINKS:
+            raise Unavailable(
+                f"{len(self._links)} connections are open already; the limit is reached"
+            )
+        link = Link(address, execution_id, resend_bytes=limits.LINK_RESEND_BYTES)
+        task = asyncio.create_task(self._run(link, endpoint))
+        self._links[address, execution_id] = (link, task)
+        return link
+
+    async def wait_open(self, link: Link, timeout_s: float) -> None:
+        """Wait until a link is connected; raise Unavailable when it is not within ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await link.connected.wait()
+        except TimeoutError:
+            raise Unavailable(f"node {link.peer} did not accept within {timeout_s:g} s") from None
+        if link.closed:
+            raise link.error or Unavailable(f"the connection to {link.peer} is closed")
+
+    async def close_link(self, link: Link, *, flush_s: float = 1.0) -> None:
+        """Close one link after giving its queue ``flush_s`` to leave."""
+        known = self._links.get((link.peer, link.execution_id))
+        if known is None or known[0] is not link:
+            return
+        with contextlib.suppress(TimeoutError, SplitUpError):
+            async with asyncio.timeout(flush_s):
+                await link.drain()
+        known[1].cancel()
+        await asyncio.gather(known[1], return_exceptions=True)
+        self._forget(link, None)  # a task that never began has not done it
+
+    async def close(self, *, flush_s: float = 1.0) -> None:
+        """Close every link and the session."""
+        links = [link for link, _ in self._links.values()]
+        await asyncio.gather(*(self.close_link(link, flush_s=flush_s) for link in links))
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _run(self, link: Link, endpoint: str) -> None:
+        pause_s = limits.LINK_RETRY_MIN_S
+        last_success_s = time.monotonic()
+        error: SplitUpError | None = None
+        try:
+            while time.monotonic() - last_success_s < limits.LINK_GIVE_UP_S:
+                try:
+                    socket = await self._connect(link, endpoint)
+                except Unavailable as failure:
+                    error = failure
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                    pause_s = min(2 * pause_s, limits.LINK_RETRY_MAX_S)
+                    continue
+                pause_s = limits.LINK_RETRY_MIN_S
+                link.rewind()
+                try:
+                    await _serve(link, socket, self._on_frame)
+                except (aiohttp.ClientError, ConnectionError) as failure:
+                    _log.info("connection to %s broke: %s", link.peer, failure)
+                finally:
+                    link.connected.clear()
+                    await socket.close()
+                if socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION:
+                    raise PeerFault(  # the same frames would meet the same answer again
+                        f"node {link.peer} closed the connection: it found a fault in our frames",
+                        peer=link.peer,
+                    )
+                last_success_s = time.monotonic()
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+        except PeerFault as fault:
+            error = fault
+        finally:
+            self._forget(link, error)
+        if self._on_closed is not None:
+            self._on_closed(link)
+
+    def _forget(self, link: Link, error: SplitUpError | None) -> None:
+        known = self._links.get((link.peer, link.execution_id))
+        if known is not None and known[0] is link:
+            del self._links[link.peer, link.execution_id]
+        link.mark_closed(error)
+
+    async def _connect(self, link: Link, endpoint: str) -> aiohttp.ClientWebSocketResponse[bool]:
+        if self._session is None:
+            self._session = open_peer_session(allow_loopback=self._allow_loopback)
+        token = sign_jws(
+            self._identity,
+            typ=DATA_TYP,
+            audience=link.peer,
+            body={"execution_id": link.execution_id},
+            now_s=int(time.time()),
+            ttl_s=limits.JWS_TTL_S,
+        )
+        try:
+            async with asyncio.timeout(limits.HTTP_CONNECT_S * 2):
+                return await self._session.ws_connect(
+                    endpoint + DATA_PATH,
+                    headers={"Authorization": f"Bearer {token}"},
+                    heartbeat=limits.LINK_PING_S,
+                    max_msg_size=limits.MAX_FRAME_BYTES + 1,
+                )
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status in (401, 403, 400):
+                raise PeerFault(
+                    f"node {link.peer} at {endpoint} refused the connection ({error.status})",
+                    peer=link.peer,
+                ) from None
+            raise Unavailable(f"node {link.peer} at {endpoint} answered {error.status}") from None
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unavailable(
+                f"node {link.peer} at {endpoint} cannot be reached: {error or type(error).__name__}"
+            ) from None
+
+
+# ---- accepting ---------------------------------------------------------------------------------
+
+
+class LinkAcceptor:
+    """The ``GET /v1/data`` handler of a node: checks who connects, then reads frames."""
+
+    def __init__(
+        self,
+        address: str,
+        on_frame: FrameHandler,
+        *,
+        on_opened: LinkHandler | None = None,
+        on_closed: LinkHandler | None = None,
+    ) -> None:
+        self._address = address
+        self._on_frame = on_frame
+        self._on_opened = on_opened
+        self._on_closed = on_closed
+        self._replays = ReplayCache()
+        self._sockets: dict[Link, web.WebSocketResponse] = {}
+
+    async def handle(self, request: web.Request) -> web.WebSocketResponse:
+        """Serve one connection (aiohttp handler). BadSignature, PeerFault or Unavailable refuse it."""
+        link = self._authenticate(request.headers.get("Authorization", ""))
+        socket = web.WebSocketResponse(
+            heartbeat=limits.LINK_PING_S, max_msg_size=limits.MAX_FRAME_BYTES + 1, compress=False
+        )
+        await socket.prepare(request)
+        self._sockets[link] = socket
+        fault: SplitUpError | None = None
+        try:
+            if self._on_opened is not None:
+                self._on_opened(link)
+            await _serve(link, socket, self._on_frame)
+        except PeerFault as error:
+            fault = error
+            _log.warning("closed the connection of %s: %s", link.peer, error)
+        finally:
+            del self._sockets[link]
+            link.mark_closed(fault)
+            if self._on_closed is not None:
+                self._on_closed(link)
+        return socket
+
+    async def close(self) -> None:
+        """Close every accepted connection; call it before the server is closed."""
+        await asyncio.gather(
+            *(
+                socket.close(code=aiohttp.WSCloseCode.GOING_AWAY)
+                for socket in self._sockets.values()
+            )
+        )
+
+    def _authenticate(self, header: str) -> Link:
+        scheme, _, token = header.partition(" ")
+        if scheme != "Bearer" or not token or len(token) > limits.LINK_TOKEN_CHARS:
+            raise BadSignature(
+                "a data connection needs an Authorization header with a Bearer token"
+            )
+        now_s = int(time.time())
+        claims = verify_jws(token, typ=DATA_TYP, audience=self._address, now_s=now_s)
+        execution_id = claims.body.get("execution_id")
+        if not isinstance(execution_id, str) or len(claims.body) != 1:
+            raise PeerFault("a data connection's token names exactly one execution_id, or ''")
+        if len(self._sockets) >= limits.MAX_LINKS:
+            raise Unavailable(f"{limits.MAX_LINKS} data connections are open; try again later")
+        same = sum(1 for link in self._sockets if link.peer == claims.issuer)
+        if same >= limits.MAX_LINKS_PER_PEER:
+            raise Unavailable(f"{same} data connections of {claims.issuer} are open already")
+        self._replays.add(claims, now_s)
+        return Link(claims.issuer, execution_id)

@@ -1,0 +1,233 @@
+"""One committee member as a machine: events in, commands out, no clock and no network of its own.
+
+It is put together from three smaller ones, for snapshots, plans and settlements, that share a seat, a
+ledger of signatures and a library of contents. ``handle`` raises PeerFault, BadSignature or
+Unavailable for what a peer sent, always before anything has changed; what is found wrong later
+comes out as a ``Fault``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from splitup.crypto.keys import Identity
+from splitup.errors import InvalidInput, PeerFault
+from splitup.protocol.certificates import CommitteeView
+from splitup.protocol.demand import compute_demand
+from splitup.protocol.events import (
+    AnnouncePlan,
+    BlockSeen,
+    Command,
+    CompletionCommitted,
+    CompletionReceived,
+    Event,
+    ExecutionEnded,
+    GossipReceived,
+    HeartbeatReceived,
+    KeyReady,
+    Log,
+    ManifestFetched,
+    NodesSeen,
+    PlanAccepted,
+    PlanPushed,
+    RequestSeen,
+    ResultReceived,
+    RttMeasured,
+    SnapshotAccepted,
+    SnapshotFetched,
+    Tick,
+)
+from splitup.protocol.messages import (
+    ObservationShare,
+    PlanCertified,
+    PlanDelivered,
+    PlanPartial,
+    PlanSignature,
+    PlanWanted,
+    SnapshotProposal,
+    SnapshotSignature,
+)
+from splitup.protocol.plans import Plans
+from splitup.protocol.settlements import ResultReader, Settlements
+from splitup.protocol.shared import Ledger, Library, Seat
+from splitup.protocol.snapshots import Snapshots
+from splitup.protocol.verification import Economics
+from splitup.wire import Evidence, PlanCertificate, Snapshot
+
+_PLAN_MESSAGES = (PlanPartial, PlanSignature, PlanCertified, PlanDelivered, PlanWanted)
+
+
+class CommitteeMember:
+    """One member. ``signed`` and ``snapshots`` are what the journal kept of an earlier life.
+
+    ``read_result`` verifies a validator's token as evidence, however old, and returns result and key.
+    ``grace_s`` is the Market's time between an execution's deadline and its refund.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        view: CommitteeView,
+        economics: Economics,
+        read_result: ResultReader,
+        *,
+        epoch_blocks: int,
+        grace_s: int,
+        signed: Mapping[str, str] | None = None,
+        snapshots: Sequence[Snapshot] = (),
+    ) -> None:
+        if identity.address not in {member.account for member in view.members}:
+            raise InvalidInput(
+                f"account {identity.address} is no member of committee configuration "
+                f"{view.configuration}; use a member's keystore"
+            )
+        self.seat = Seat(identity, view)
+        self._grace_s = grace_s
+        self._timestamp_s = 0
+        self._block_number = 0
+        self._library = Library(snapshots)
+        ledger = Ledger(signed or {})
+        self._snapshots = Snapshots(self.seat, ledger, self._library, epoch_blocks)
+        self._plans = Plans(self.seat, ledger, self._library)
+        self._settlements = Settlements(self.seat, ledger, self._library, economics, read_result)
+
+    # ---- questions --------------------------------------------------------------------------
+
+    def find_certificate(self, execution_id: str) -> PlanCertificate | None:
+        return self._plans.find_certificate(execution_id)
+
+    def find_evidence(self, execution_id: str) -> Evidence | None:
+        """Return what the settlement of an execution closed lately rested on."""
+        return self._settlements.find_evidence(execution_id)
+
+    def find_refusal(self, execution_id: str) -> str:
+        """Return why an execution cannot be planned, or ""."""
+        return self._plans.find_refusal(execution_id)
+
+    def find_snapshot(self, root: str) -> Snapshot | None:
+        return self._library.find_snapshot(root)
+
+    def is_unprobed(self, node: str) -> bool:
+        """Return whether a node was heard whose round trip nobody has measured yet."""
+        return self._snapshots.is_unprobed(node)
+
+    def list_heard(self, now: float) -> list[tuple[str, str]]:
+        """Return (node, endpoint) of all nodes to be probed."""
+        return self._snapshots.list_heard(now)
+
+    def is_open(self, execution_id: str) -> bool:
+        return self._plans.find_request(execution_id) is not None
+
+    def compute_demand(self, now: float) -> list[dict[str, Any]]:
+        """Return the rows of a heartbeat's reply (``splitup.protocol.demand``)."""
+        return compute_demand(self._library.manifests(), self._snapshots.get_live(now))
+
+    def get_status(self, now: float) -> dict[str, Any]:
+        return {
+            "account": self.seat.account,
+            "configuration": self.seat.view.configuration,
+            "group_key": self.seat.view.group_key,
+            "block": self._block_number,
+            "executions_open": len(self._plans),
+            **self._snapshots.get_status(now),
+        }
+
+    # ---- the machine ------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event at monotonic time ``now`` (seconds) and return what to do, in order."""
+        commands = self._dispatch(event, now)
+        for command in list(commands):
+            if isinstance(command, AnnouncePlan):
+                certificate = self._plans.find_certificate(command.execution_id)
+                if certificate is not None:
+                    commands += self._settlements.process_certificate(certificate, now)
+        return commands
+
+    def _dispatch(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case GossipReceived():
+                return self._process_gossip(event, now)
+            case HeartbeatReceived():
+                return self._snapshots.process_heartbeat(event.heartbeat, event.signing_key, now)
+            case Tick():
+                return [
+                    *self._snapshots.process_tick(now),
+                    *self._plans.process_tick(now),
+                    *self._settlements.process_tick(now),
+                ]
+            case BlockSeen():
+                return self._process_block(event, now)
+            case RequestSeen():
+                return self._process_request(event, now)
+            case PlanAccepted():
+                return self._plans.process_accepted(event.execution_id, event.plan_root)
+            case CompletionCommitted():
+                return self._settlements.process_committed(event, now)
+            case ExecutionEnded():
+                return self._end(event.execution_id)
+            case CompletionReceived():
+                return self._settlements.process_completion(
+                    event.completion, event.signing_key, now
+                )
+            case ResultReceived():
+                return self._settlements.process_result(
+                    event.result, event.signing_key, event.token, now
+                )
+            case NodesSeen():
+                return self._snapshots.process_nodes(event.nodes)
+            case RttMeasured():
+                return self._snapshots.process_rtt(event.node, event.rtt_ms)
+            case SnapshotAccepted():
+                return self._snapshots.process_accepted(event.sequence, event.root, now)
+            case ManifestFetched():
+                self._library.add_manifest(event.manifest)
+                return self._plans.process_contents(now)
+            case SnapshotFetched():
+                commands = self._library.add_snapshot(event.snapshot)
+                return commands + self._plans.process_contents(now)
+            case PlanPushed():
+                return self._plans.process_pushed(event.execution_id, event.unreached)
+            case KeyReady():
+                self.seat.set_key(event.group, event.share)
+                return [*self._plans.process_key(now), *self._settlements.process_key(now)]
+
+    def _process_gossip(self, event: GossipReceived, now: float) -> list[Command]:
+        message, sender = event.message, event.sender
+        self.seat.view.member_of(sender)  # raises for strangers
+        if sender == self.seat.account:
+            raise PeerFault("our own message came back to us", peer=sender)
+        match message:
+            case ObservationShare():
+                return self._snapshots.process_observation(sender, message, now)
+            case SnapshotProposal():
+                return self._snapshots.process_proposal(sender, message)
+            case SnapshotSignature():
+                return self._snapshots.process_signature(sender, message)
+        if isinstance(message, _PLAN_MESSAGES):
+            return self._plans.process_gossip(sender, message, now)
+        return self._settlements.process_gossip(sender, message, now)
+
+    def _process_request(self, event: RequestSeen, now: float) -> list[Command]:
+        request = event.request
+        if self._timestamp_s > request.deadline + self._grace_s:
+            return []  # an old event, replayed at start
+        self._settlements.process_request(request)
+        commands = self._plans.process_request(request, now)
+        if self._plans.find_request(request.execution_id) is None:  # too many are open
+            self._settlements.process_end(request.execution_id)
+        return commands
+
+    def _process_block(self, event: BlockSeen, now: float) -> list[Command]:
+        self._block_number = max(self._block_number, event.number)
+        self._timestamp_s = max(self._timestamp_s, event.timestamp_s)
+        commands = self._snapshots.process_block(event.number, now)
+        for execution_id in self._plans.list_expired(self._timestamp_s, self._grace_s):
+            commands.append(Log(f"execution {execution_id} expired without a settlement"))
+            commands += self._end(execution_id)
+        return commands
+
+    def _end(self, execution_id: str) -> list[Command]:
+        commands = self._settlements.process_end(execution_id)
+        return commands + self._plans.process_end(execution_id)

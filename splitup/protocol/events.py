@@ -1,0 +1,321 @@
+"""What goes into a committee member's machine and what comes out of it.
+
+Events are facts (from the chain, from peers that the shell has authenticated, from the clock).
+Commands are to be carried out in order: a ``Persist`` stands before the sends that it guards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from splitup.crypto.dkg import GroupKey
+from splitup.crypto.quorum import Settlement
+from splitup.graph.manifest import Manifest
+from splitup.wire import (
+    Completion,
+    Heartbeat,
+    Message,
+    PlanCertificate,
+    Request,
+    Snapshot,
+    VerificationOrder,
+    VerificationResult,
+)
+
+# ---- from the chain ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSeen:
+    number: int
+    timestamp_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node as the NodeRegistry states it."""
+
+    node: str
+    signing_key: str
+    endpoint: str
+    stake_micro_usdc: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodesSeen:
+    """All active nodes."""
+
+    nodes: tuple[NodeRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotAccepted:
+    sequence: int
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSeen:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAccepted:
+    execution_id: str
+    plan_root: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionCommitted:
+    execution_id: str
+    node: str
+    steps: int
+    root: str
+    block_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionEnded:
+    """Settled or refunded."""
+
+    execution_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DealingPosted:
+    dealer: str
+    dealing: bytes
+    block_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComplaintPosted:
+    dealer: str
+    complainer: str
+    evidence: bytes
+    block_number: int
+
+
+# ---- from peers; the sender is proven --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GossipReceived:
+    sender: str  # the member's account
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    heartbeat: Heartbeat
+    signing_key: str  # that signed it
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionReceived:
+    completion: Completion
+    signing_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResultReceived:
+    result: VerificationResult
+    signing_key: str
+    token: str  # the signed bytes, as evidence for the other members
+
+
+# ---- from the shell itself -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReady:
+    """Key generation ended: the group's key, and our share of its secret."""
+
+    group: GroupKey
+    share: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RttMeasured:
+    """The answer to a probe; None when the node cannot be reached."""
+
+    node: str
+    rtt_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFetched:
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFetched:
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPushed:
+    """A PushPlan was carried out; ``unreached`` nodes did not answer."""
+
+    execution_id: str
+    unreached: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = (
+    BlockSeen
+    | NodesSeen
+    | SnapshotAccepted
+    | RequestSeen
+    | PlanAccepted
+    | CompletionCommitted
+    | ExecutionEnded
+    | GossipReceived
+    | HeartbeatReceived
+    | CompletionReceived
+    | ResultReceived
+    | KeyReady
+    | RttMeasured
+    | ManifestFetched
+    | SnapshotFetched
+    | PlanPushed
+    | Tick
+)
+
+
+# ---- commands ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Gossip:
+    """Send to one member, or (``to`` None) to all others."""
+
+    to: str | None
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write to the journal, durably, before the next command."""
+
+    kind: str
+    key: str
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    kind: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitSnapshot:
+    sequence: int
+    root: str
+    signatures: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitPlan:
+    execution_id: str
+    plan_root: str
+    seed: str
+    executor_count: int
+    signatures: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitSettlement:
+    execution_id: str
+    settlement: Settlement
+    signatures: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PostDealing:
+    dealing: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PostComplaint:
+    dealer: str
+    evidence: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmGroupKey:
+    public_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushPlan:
+    """Post the certificate to every node of its plan, all at once; report with PlanPushed."""
+
+    certificate: PlanCertificate
+
+
+@dataclass(frozen=True, slots=True)
+class PushVerification:
+    """Post the order to the validator drawn for it."""
+
+    node: str
+    endpoint: str
+    order: VerificationOrder
+
+
+@dataclass(frozen=True, slots=True)
+class FetchManifest:
+    model_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSnapshot:
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncePlan:
+    """A plan, or the reason why there is none, is known now: answer whoever waits for it."""
+
+    execution_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Another party broke the protocol; what it sent was dropped."""
+
+    peer: str
+    message: str
+
+
+Command = (
+    Gossip
+    | Persist
+    | Forget
+    | SubmitSnapshot
+    | SubmitPlan
+    | SubmitSettlement
+    | PostDealing
+    | PostComplaint
+    | ConfirmGroupKey
+    | PushPlan
+    | PushVerification
+    | FetchManifest
+    | FetchSnapshot
+    | AnnouncePlan
+    | KeyReady
+    | Log
+    | Fault
+)

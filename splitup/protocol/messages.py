@@ -1,0 +1,147 @@
+"""What committee members say to each other. The transport proves the sender; nothing here is trusted.
+
+``encode_gossip`` and ``parse_gossip`` wrap a message with its kind. A message that must convince a
+third party (an observation, a quorum signature) carries its own signature.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from splitup import limits
+from splitup.errors import PeerFault
+from splitup.wire import (
+    AddressField,
+    Bytes32Field,
+    Completion,
+    Count,
+    Draw,
+    Message,
+    Observation,
+    PlanCertificate,
+    Snapshot,
+)
+
+QuorumSignatureField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]  # ECDSA, r ‖ s ‖ v
+Ed25519SignatureField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
+PartialField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{96}$")]  # BLS signature by one share
+TokenField = Annotated[str, Field(max_length=limits.MAX_JWS_BYTES)]
+
+OBSERVATION_DOMAIN: Final = b"splitup/observation/v1"
+
+
+class ObservationShare(Message):
+    """An observation with its member's Ed25519 signature, so that the leader can show it around."""
+
+    observation: Observation
+    signature: Ed25519SignatureField
+
+
+class SnapshotProposal(Message):
+    """The leader's snapshot and the 2f+1 observations it follows from."""
+
+    snapshot: Snapshot
+    observations: tuple[ObservationShare, ...] = Field(max_length=limits.MAX_COMMITTEE)
+
+
+class SnapshotSignature(Message):
+    sequence: Count
+    epoch: Count
+    root: Bytes32Field
+    signature: QuorumSignatureField
+
+
+class PlanPartial(Message):
+    """A share of an execution's seed."""
+
+    execution_id: Bytes32Field
+    partial: PartialField
+
+
+class PlanSignature(Message):
+    execution_id: Bytes32Field
+    root: Bytes32Field
+    signature: QuorumSignatureField
+
+
+class PlanCertified(Message):
+    """Answers a member that is behind; convinces by itself."""
+
+    certificate: PlanCertificate
+
+
+class PlanDelivered(Message):
+    """The nodes of the plan have it: the others need not send it."""
+
+    execution_id: Bytes32Field
+
+
+class PlanWanted(Message):
+    execution_id: Bytes32Field
+
+
+class DrawPartial(Message):
+    """A share of the draw's seed."""
+
+    execution_id: Bytes32Field
+    partial: PartialField
+
+
+class DrawMade(Message):
+    """Answers a member that is behind; convinces by itself."""
+
+    draw: Draw
+
+
+class SettlementProposal(Message):
+    """All evidence of an execution; whoever holds it computes the same settlement.
+
+    ``results`` are the validators' own tokens. ``settlement_hash`` is what the proposer makes of it.
+    """
+
+    execution_id: Bytes32Field
+    round: Annotated[int, Field(ge=0, lt=limits.MAX_SETTLEMENT_ROUNDS)]
+    draw: Draw
+    completions: tuple[Completion, ...] = Field(max_length=limits.MAX_TASKS)
+    results: tuple[TokenField, ...] = Field(max_length=limits.MAX_TASKS)
+    settlement_hash: Bytes32Field
+
+
+class SettlementSignature(Message):
+    execution_id: Bytes32Field
+    round: Annotated[int, Field(ge=0, lt=limits.MAX_SETTLEMENT_ROUNDS)]
+    settlement_hash: Bytes32Field
+    signature: QuorumSignatureField
+
+
+_KINDS: Final[dict[str, type[Message]]] = {
+    "observation": ObservationShare,
+    "snapshot-proposal": SnapshotProposal,
+    "snapshot-signature": SnapshotSignature,
+    "plan-partial": PlanPartial,
+    "plan-signature": PlanSignature,
+    "plan-certified": PlanCertified,
+    "plan-delivered": PlanDelivered,
+    "plan-wanted": PlanWanted,
+    "draw-partial": DrawPartial,
+    "draw-made": DrawMade,
+    "settlement-proposal": SettlementProposal,
+    "settlement-signature": SettlementSignature,
+}
+_NAMES: Final = {message: kind for kind, message in _KINDS.items()}
+
+
+def encode_gossip(message: Message) -> dict[str, Any]:
+    """Return the JSON body that carries a message between members."""
+    return {"kind": _NAMES[type(message)], "message": message.model_dump(mode="json")}
+
+
+def parse_gossip(body: dict[str, Any]) -> Message:
+    """Parse the body of a gossip request; raise PeerFault."""
+    kind = body.get("kind")
+    message_type = _KINDS.get(kind) if isinstance(kind, str) else None
+    if message_type is None or body.keys() != {"kind", "message"}:
+        raise PeerFault("a gossip message is of no known kind; the member runs another version")
+    return message_type.from_value(body["message"])

@@ -1,0 +1,367 @@
+"""From a request to a certified plan, without a leader.
+
+Members sign the request with their threshold shares; any 2f+1 shares give the same seed, the seed and
+the agreed snapshot give the same plan, and 2f+1 ECDSA signatures make it a certificate. Who tells the
+nodes and the chain is staged by the seed, so that one does and the others stand by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from splitup import limits
+from splitup.crypto.quorum import pack_signatures
+from splitup.errors import InvalidInput, PeerFault
+from splitup.protocol.certificates import check_certificate, compute_plan_hash, plan_alpha
+from splitup.protocol.events import (
+    AnnouncePlan,
+    Command,
+    Fault,
+    Gossip,
+    Log,
+    PushPlan,
+    SubmitPlan,
+)
+from splitup.protocol.messages import (
+    PlanCertified,
+    PlanDelivered,
+    PlanPartial,
+    PlanSignature,
+    PlanWanted,
+)
+from splitup.protocol.selection import compute_plan
+from splitup.protocol.shared import Beacon, Ledger, Library, Seat, compute_member_order
+from splitup.wire import MemberSignature, Message, Plan, PlanCertificate, Request
+
+
+@dataclass(slots=True)
+class _Round:
+    """One execution on its way to a certificate."""
+
+    request: Request
+    beacon: Beacon
+    partial: str = ""  # ours
+    plan: Plan | None = None
+    refusal: str = ""
+    own: PlanSignature | None = None
+    unchecked: dict[str, PlanSignature] = field(default_factory=dict)
+    signatures: dict[str, str] = field(default_factory=dict)
+    certificate: PlanCertificate | None = None
+    certified_at: float = 0.0
+    resend_at: float = 0.0
+    push_at: float = math.inf
+    submit_at: float = math.inf
+    accepted: bool = False
+
+
+class Plans:
+    """One member's part in the plan layer."""
+
+    def __init__(self, seat: Seat, ledger: Ledger, library: Library) -> None:
+        self._seat = seat
+        self._ledger = ledger
+        self._library = library
+        self._rounds: dict[str, _Round] = {}
+        self._finished: OrderedDict[str, PlanCertificate] = OrderedDict()
+        self._early: dict[str, OrderedDict[tuple[str, type], Message]] = {}
+
+    # ---- what the rest of the member asks ---------------------------------------------------
+
+    def find_certificate(self, execution_id: str) -> PlanCertificate | None:
+        known = self._rounds.get(execution_id)
+        return known.certificate if known else self._finished.get(execution_id)
+
+    def find_refusal(self, execution_id: str) -> str:
+        """Return why an execution cannot be planned, or ""."""
+        known = self._rounds.get(execution_id)
+        return known.refusal if known else ""
+
+    def find_request(self, execution_id: str) -> Request | None:
+        known = self._rounds.get(execution_id)
+        return known.request if known else None
+
+    def list_expired(self, timestamp_s: int, grace_s: int) -> list[str]:
+        """Return executions whose money goes back by now."""
+        return [
+            execution_id
+            for execution_id, known in self._rounds.items()
+            if timestamp_s > known.request.deadline + grace_s
+        ]
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    # ---- facts ------------------------------------------------------------------------------
+
+    def process_request(self, request: Request, now: float) -> list[Command]:
+        """Begin: persist which request this is, and give our share of its seed to all."""
+        execution_id = request.execution_id
+        if execution_id in self._rounds:
+            return []
+        if len(self._rounds) >= limits.MAX_OPEN_EXECUTIONS:
+            return [Log(f"too many open executions; {execution_id} is left to be refunded")]
+        known = _Round(request, Beacon(plan_alpha(request)))
+        self._rounds[execution_id] = known
+        commands = self._begin(known, now)
+        for member, messages in self._early.items():
+            for kind in (PlanPartial, PlanSignature):
+                message = messages.pop((execution_id, kind), None)
+                if message is not None:
+                    commands += self.process_gossip(member, message, now)
+        return commands
+
+    def process_key(self, now: float) -> list[Command]:
+        """Begin what arrived before the threshold key did."""
+        commands: list[Command] = []
+        for known in self._rounds.values():
+            commands += self._begin(known, now)
+        return commands
+
+    def process_accepted(self, execution_id: str, plan_root: str) -> list[Command]:
+        known = self._rounds.get(execution_id)
+        if known is None:
+            return []
+        known.accepted, known.submit_at = True, math.inf
+        if known.plan and known.plan.root() != plan_root:
+            return [Log(f"the chain accepted another plan for {execution_id} than ours")]
+        return []
+
+    def process_pushed(self, execution_id: str, unreached: Sequence[str]) -> list[Command]:
+        """Tell the others that the nodes know, so that they need not say it too."""
+        commands: list[Command] = []
+        if unreached:
+            names = ", ".join(unreached)
+            commands.append(Log(f"plan of {execution_id} could not be delivered to {names}"))
+        return [*commands, Gossip(None, PlanDelivered(execution_id=execution_id))]
+
+    def process_end(self, execution_id: str) -> list[Command]:
+        """Forget a settled, refunded or expired execution, but for its certificate."""
+        known = self._rounds.pop(execution_id, None)
+        if known is None:
+            return []
+        if known.certificate:
+            self._finished[execution_id] = known.certificate
+            while len(self._finished) > limits.MAX_FINISHED_PLANS:
+                self._finished.popitem(last=False)
+        return [AnnouncePlan(execution_id)]
+
+    def process_contents(self, now: float) -> list[Command]:
+        """Go on with whatever waited for a snapshot or a manifest."""
+        commands: list[Command] = []
+        for known in list(self._rounds.values()):
+            if known.beacon.seed and known.plan is None and not known.refusal:
+                commands += self._advance(known, now)
+        return commands
+
+    def process_tick(self, now: float) -> list[Command]:
+        """Say again what may have been lost, and act when it is our turn."""
+        commands: list[Command] = []
+        for execution_id, known in self._rounds.items():
+            if known.certificate is None:
+                if known.refusal or now < known.resend_at:
+                    continue
+                known.resend_at = now + limits.GOSSIP_RETRY_S
+                commands += self._say(known)
+                if known.beacon.seed:
+                    commands += self._library.ask(
+                        known.request.model_id, known.request.snapshot_root, now
+                    )
+                continue
+            if now >= known.push_at:
+                known.push_at = math.inf
+                commands.append(PushPlan(known.certificate))
+            if now >= known.submit_at and not known.accepted:
+                known.submit_at = now + limits.PLAN_SUBMIT_STAGE_S * len(self._seat.accounts())
+                commands.append(_make_submission(execution_id, known.certificate))
+        return commands
+
+    # ---- gossip -----------------------------------------------------------------------------
+
+    def process_gossip(
+        self,
+        sender: str,
+        message: Message,
+        now: float,
+    ) -> list[Command]:
+        """Take a member's message about a plan; raise PeerFault when it is wrong on its face."""
+        match message:
+            case PlanPartial() | PlanSignature():
+                return self._process_vote(sender, message, now)
+            case PlanCertified():
+                return self._process_certified(message.certificate, now)
+            case PlanDelivered():
+                known = self._rounds.get(message.execution_id)
+                if known:
+                    known.push_at = math.inf
+            case PlanWanted():
+                certificate = self.find_certificate(message.execution_id)
+                if certificate:
+                    return [Gossip(sender, PlanCertified(certificate=certificate))]
+        return []
+
+    def _process_vote(
+        self, sender: str, message: PlanPartial | PlanSignature, now: float
+    ) -> list[Command]:
+        known = self._rounds.get(message.execution_id)
+        if known is None:
+            finished = self._finished.get(message.execution_id)
+            if finished and isinstance(message, PlanPartial):
+                return [Gossip(sender, PlanCertified(certificate=finished))]
+            waiting = self._early.setdefault(sender, OrderedDict())
+            waiting[message.execution_id, type(message)] = message
+            while len(waiting) > limits.MAX_EARLY_MESSAGES:
+                waiting.popitem(last=False)
+            return []
+        if known.certificate:
+            # a vote right after the certificate only crossed it; a later one shows a member behind
+            late = now - known.certified_at > limits.GOSSIP_RETRY_S / 2
+            if late and isinstance(message, PlanPartial):
+                return [Gossip(sender, PlanCertified(certificate=known.certificate))]
+            return []
+        if isinstance(message, PlanPartial):
+            known.beacon.add(self._seat.index_of(sender), message.partial)
+        else:
+            known.unchecked[sender] = message
+        return self._advance(known, now)
+
+    def _process_certified(self, certificate: PlanCertificate, now: float) -> list[Command]:
+        execution_id = certificate.plan.request.execution_id
+        known = self._rounds.get(execution_id)
+        if known is None or known.certificate or not self._seat.view.group_key:
+            return []
+        if certificate.plan.request != known.request:
+            raise PeerFault(f"a certificate for {execution_id} states another request")
+        check_certificate(certificate, self._seat.view)
+        known.plan = certificate.plan
+        known.beacon.signature = certificate.seed_signature
+        known.beacon.seed = certificate.plan.seed
+        return self._finish(known, certificate, now)
+
+    # ---- the steps, in order ----------------------------------------------------------------
+
+    def _begin(self, known: _Round, now: float) -> list[Command]:
+        if self._seat.group is None or known.partial:
+            return []
+        commands = self._ledger.claim(
+            f"request/{known.request.execution_id}/", known.request.digest("splitup/request/v1")
+        )
+        if commands is None:
+            execution_id = known.request.execution_id
+            known.refusal = f"execution {execution_id} was moved by a chain reorganisation"
+            return [Log(known.refusal), AnnouncePlan(execution_id)]
+        known.partial = known.beacon.sign(self._seat)
+        known.resend_at = now + limits.GOSSIP_RETRY_S
+        return [*commands, *self._say(known), *self._advance(known, now)]
+
+    def _advance(self, known: _Round, now: float) -> list[Command]:
+        commands: list[Command] = []
+        if self._seat.group is None or known.certificate or known.refusal:
+            return commands
+        if not known.beacon.seed:
+            for index in known.beacon.combine(self._seat.group):
+                commands.append(
+                    Fault(
+                        self._seat.accounts()[index],
+                        f"sent a false share of the seed of {known.request.execution_id}",
+                    )
+                )
+            if not known.beacon.seed:
+                return commands
+        if known.plan is None:
+            commands += self._assign(known, now)
+        if known.plan is not None:
+            commands += self._certify(known, known.plan, now)
+        return commands
+
+    def _assign(self, known: _Round, now: float) -> list[Command]:
+        request = known.request
+        snapshot = self._library.find_snapshot(request.snapshot_root)
+        manifest = self._library.find_manifest(request.model_id)
+        if snapshot is None or manifest is None:
+            return self._library.ask(request.model_id, request.snapshot_root, now)
+        try:
+            plan = compute_plan(request, known.beacon.seed, snapshot, manifest)
+        except InvalidInput as error:
+            known.refusal = str(error)
+            return [
+                Log(f"no plan for {request.execution_id}: {error}"),
+                AnnouncePlan(request.execution_id),
+            ]
+        commands = self._ledger.claim(f"plan/{request.execution_id}/", plan.root())
+        if commands is None:
+            known.refusal = f"another plan was signed for {request.execution_id} before"
+            return [Log(known.refusal), AnnouncePlan(request.execution_id)]
+        known.plan = plan
+        signature = self._seat.sign(compute_plan_hash(plan))
+        known.own = PlanSignature(
+            execution_id=request.execution_id, root=plan.root(), signature=signature
+        )
+        known.signatures[self._seat.account] = signature
+        return [*commands, Gossip(None, known.own)]
+
+    def _certify(self, known: _Round, plan: Plan, now: float) -> list[Command]:
+        commands: list[Command] = []
+        root, struct_hash = plan.root(), compute_plan_hash(plan)
+        for member, vote in sorted(known.unchecked.items()):
+            try:
+                if vote.root != root:
+                    raise PeerFault(f"signed another plan for {plan.request.execution_id}")
+                self._seat.check(member, struct_hash, vote.signature)
+            except PeerFault as error:
+                commands.append(Fault(member, str(error)))
+            else:
+                known.signatures[member] = vote.signature
+        known.unchecked.clear()
+        if len(known.signatures) < self._seat.view.quorum:
+            return commands
+        certificate = PlanCertificate(
+            plan=plan,
+            seed_signature=known.beacon.signature,
+            signatures=tuple(
+                MemberSignature(member=member, signature=signature)
+                for member, signature in sorted(known.signatures.items())
+            ),
+        )
+        return commands + self._finish(known, certificate, now)
+
+    def _finish(self, known: _Round, certificate: PlanCertificate, now: float) -> list[Command]:
+        known.certificate, known.certified_at = certificate, now
+        order = compute_member_order(certificate.plan.seed, self._seat.accounts())
+        place = order.index(self._seat.account)
+        known.push_at = now + place * limits.PLAN_PUSH_STAGE_S
+        known.submit_at = now + place * limits.PLAN_SUBMIT_STAGE_S
+        commands: list[Command] = [AnnouncePlan(certificate.plan.request.execution_id)]
+        if place == 0:
+            known.push_at = math.inf
+            commands.append(PushPlan(certificate))
+            if not known.accepted:
+                known.submit_at += limits.PLAN_SUBMIT_STAGE_S * len(order)
+                commands.append(
+                    _make_submission(certificate.plan.request.execution_id, certificate)
+                )
+        return commands
+
+    def _say(self, known: _Round) -> list[Command]:
+        commands: list[Command] = []
+        if known.partial:
+            message = PlanPartial(execution_id=known.request.execution_id, partial=known.partial)
+            commands.append(Gossip(None, message))
+        if known.own:
+            commands.append(Gossip(None, known.own))
+        return commands
+
+
+def _make_submission(execution_id: str, certificate: PlanCertificate) -> SubmitPlan:
+    plan = certificate.plan
+    return SubmitPlan(
+        execution_id=execution_id,
+        plan_root=plan.root(),
+        seed=plan.seed,
+        executor_count=len(set(plan.executors())),
+        signatures=pack_signatures(
+            (entry.member, bytes.fromhex(entry.signature[2:])) for entry in certificate.signatures
+        ),
+    )

@@ -1,0 +1,80 @@
+"""Where tensors go: what a plan and a manifest mean for one node. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from splitup import limits
+from splitup.errors import PeerFault
+from splitup.graph.manifest import InputSource, Manifest
+from splitup.protocol.queue import LocalTask, PortId
+from splitup.wire import CLIENT, Plan, PlanNode
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """One node's part in an execution."""
+
+    tasks: tuple[LocalTask, ...]
+    targets: dict[PortId, tuple[str, ...]]  # other nodes that read an output of ours
+    to_client: frozenset[PortId]  # our outputs that are the execution's outputs
+    successors: dict[str, PlanNode]  # the nodes in ``targets``, by address
+    sources: dict[PortId, int]  # what our tasks read -> bytes of one step
+    keys: dict[int, str]  # producer task or CLIENT -> Ed25519 key its frames are signed with
+
+
+def get_sources(manifest: Manifest, task: int) -> tuple[PortId, ...]:
+    """Return the producer (task or CLIENT, port) of every input of a task, in order."""
+    names = {port.name: index for index, port in enumerate(manifest.inputs)}
+    return tuple(
+        (CLIENT, names[entry.source.input])
+        if isinstance(entry.source, InputSource)
+        else (entry.source.task, entry.source.port)
+        for entry in manifest.tasks[task].inputs
+    )
+
+
+def compute_path_flops(manifest: Manifest) -> tuple[int, ...]:
+    """Return, for every task, the FLOPs of the heaviest path from it to the end of the graph."""
+    path = [max(1, task.flops) for task in manifest.tasks]
+    for source, target in sorted(manifest.edges(), reverse=True):
+        path[source] = max(path[source], max(1, manifest.tasks[source].flops) + path[target])
+    return tuple(path)
+
+
+def compute_routes(plan: Plan, manifest: Manifest, node: str) -> Routes:
+    """Return what ``node`` runs, reads and sends. Raises PeerFault when plan and model differ."""
+    executors = plan.executors()
+    if len(executors) != len(manifest.tasks):
+        raise PeerFault(
+            f"plan of {plan.request.execution_id} assigns {len(executors)} tasks; "
+            f"the model has {len(manifest.tasks)}"
+        )
+    mine = [index for index, executor in enumerate(executors) if executor == node]
+    path = compute_path_flops(manifest)
+    longest = max(path)
+    sources: dict[PortId, int] = {}
+    targets: dict[PortId, tuple[str, ...]] = {}
+    tasks = []
+    for index in mine:
+        task = manifest.tasks[index]
+        inputs = get_sources(manifest, index)
+        sources.update(zip(inputs, (port.nbytes for port in task.inputs), strict=True))
+        head_start = limits.QUEUE_HEAD_START * path[index] // longest
+        tasks.append(LocalTask(index, inputs, len(task.outputs), head_start))
+        for port in range(len(task.outputs)):
+            readers = {executors[reader] for reader, _ in manifest.consumers(index, port)}
+            targets[index, port] = tuple(sorted(readers - {node}))
+    keys = {index: plan.node_of(executor).signing_key for index, executor in enumerate(executors)}
+    keys[CLIENT] = plan.request.client_key
+    named = sorted({target for readers in targets.values() for target in readers})
+    return Routes(
+        tasks=tuple(tasks),
+        targets=targets,
+        to_client=frozenset(
+            (output.task, output.port) for output in manifest.outputs if output.task in mine
+        ),
+        successors={target: plan.node_of(target) for target in named},
+        sources=sources,
+        keys=keys,
+    )

@@ -1,0 +1,615 @@
+"""From committed completions to money: draw, verification, and a settlement that 2f+1 members sign.
+
+The draw's randomness is made only when every executor's commitment is on chain. When the evidence is
+complete, members propose it in the order the draw gives them; a member signs what it computes itself
+from the same evidence, and takes over whatever evidence it lacked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from splitup import limits
+from splitup.codec import compute_digest, encode_canonical
+from splitup.crypto import quorum
+from splitup.errors import BadSignature, PeerFault, Unavailable
+from splitup.graph.manifest import Manifest
+from splitup.protocol.certificates import check_draw, draw_alpha
+from splitup.protocol.checks import Answer, Check
+from splitup.protocol.events import (
+    Command,
+    CompletionCommitted,
+    Fault,
+    Gossip,
+    Log,
+    PushVerification,
+    SubmitSettlement,
+)
+from splitup.protocol.messages import (
+    DrawMade,
+    DrawPartial,
+    PlanWanted,
+    SettlementProposal,
+    SettlementSignature,
+)
+from splitup.protocol.selection import rank_validators
+from splitup.protocol.shared import Beacon, Ledger, Library, Seat, compute_member_order
+from splitup.protocol.verification import (
+    Economics,
+    SettlementTerms,
+    Verdict,
+    check_completion,
+    compute_settlement,
+    get_sampled_tasks,
+)
+from splitup.wire import (
+    Completion,
+    Draw,
+    Evidence,
+    Message,
+    PlanCertificate,
+    Request,
+    Snapshot,
+    TaskVerdict,
+    VerificationOrder,
+    VerificationResult,
+)
+
+ResultReader = Callable[[str], tuple[VerificationResult, str]]  # token -> result, signing key
+
+
+@dataclass(slots=True)
+class _Proposed:
+    """Our proposal and the signatures under it."""
+
+    round: int
+    settlement: quorum.Settlement
+    settlement_hash: str
+    signatures: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Case:
+    """One execution from its plan to its settlement."""
+
+    request: Request
+    certificate: PlanCertificate | None = None
+    snapshot: Snapshot | None = None
+    manifest: Manifest | None = None
+    commitments: dict[str, CompletionCommitted] = field(default_factory=dict)  # in chain order
+    beacon: Beacon | None = None
+    early: dict[int, str] = field(default_factory=dict)  # draw partials before our beacon
+    partial: str = ""
+    resend_at: float = 0.0
+    draw: Draw | None = None
+    place: int = 0  # ours in the order of proposers
+    unchecked: dict[str, Completion] = field(default_factory=dict)  # commitment not seen yet
+    completions: dict[str, Completion] = field(default_factory=dict)
+    results: dict[tuple[int, str], Answer] = field(default_factory=dict)  # before the draw is known
+    checks: dict[int, Check] | None = None
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    propose_at: float = math.inf
+    proposed: _Proposed | None = None
+    rounds: int = 0
+    proposals: dict[str, SettlementProposal] = field(default_factory=dict)  # not signed yet
+
+
+class Settlements:
+    """One member's part in verification and settlement."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        ledger: Ledger,
+        library: Library,
+        economics: Economics,
+        read_result: ResultReader,
+    ) -> None:
+        self._seat = seat
+        self._ledger = ledger
+        self._library = library
+        self._economics = economics
+        self._read_result = read_result
+        self._cases: dict[str, _Case] = {}
+        self._evidence: dict[str, Evidence] = {}  # of what was closed lately, oldest first
+
+    def find_evidence(self, execution_id: str) -> Evidence | None:
+        """Return what the settlement of a closed execution rested on, if it was lately."""
+        return self._evidence.get(execution_id)
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    # ---- facts ------------------------------------------------------------------------------
+
+    def process_request(self, request: Request) -> list[Command]:
+        self._cases.setdefault(request.execution_id, _Case(request))
+        return []
+
+    def process_certificate(self, certificate: PlanCertificate, now: float) -> list[Command]:
+        """Note the plan of an execution; from here on its evidence can be judged."""
+        case = self._cases.get(certificate.plan.request.execution_id)
+        if case is None or case.certificate:
+            return []
+        case.certificate = certificate
+        return self._advance(case, now)
+
+    def process_committed(self, event: CompletionCommitted, now: float) -> list[Command]:
+        """Note a commitment on chain; the last executor's opens the draw."""
+        case = self._cases.get(event.execution_id)
+        if case is None or event.node in case.commitments:
+            return []
+        if len(case.commitments) >= limits.MAX_TASKS:
+            return []
+        case.commitments[event.node] = event
+        return self._advance(case, now)
+
+    def process_end(self, execution_id: str) -> list[Command]:
+        """Forget an execution that is settled, refunded or expired, and what we signed for it."""
+        case = self._cases.pop(execution_id, None)
+        if case is None:
+            return []
+        if case.draw is not None:
+            self._evidence[execution_id] = make_evidence(case.draw, case.verdicts)
+            while len(self._evidence) > limits.MAX_KEPT_EVIDENCE:
+                self._evidence.pop(next(iter(self._evidence)))
+        commands: list[Command] = []
+        for kind in ("request", "plan", "draw", "settlement"):
+            commands += self._ledger.forget(f"{kind}/{execution_id}/")
+        return commands
+
+    def process_key(self, now: float) -> list[Command]:
+        commands: list[Command] = []
+        for case in self._cases.values():
+            commands += self._advance(case, now)
+        return commands
+
+    # ---- nodes ------------------------------------------------------------------------------
+
+    def process_completion(
+        self, completion: Completion, signing_key: str, now: float
+    ) -> list[Command]:
+        """Keep what a node reveals until its commitment is seen; raise PeerFault when it differs."""
+        case = self._get_case(completion.execution_id)
+        node = completion.node
+        if case.certificate is None:
+            raise Unavailable(
+                f"execution {completion.execution_id} is not planned here yet; try again"
+            )
+        if case.certificate.plan.node_of(node).signing_key != signing_key:
+            raise BadSignature(f"a completion of {node} is signed by another key", peer=node)
+        if node not in case.certificate.plan.executors():
+            raise PeerFault(f"node {node} is no executor of {completion.execution_id}", peer=node)
+        if node in case.completions:
+            return []
+        if case.manifest and node in case.commitments:
+            root = case.commitments[node].root
+            check_completion(completion, case.certificate.plan, case.manifest, root)
+            case.completions[node] = completion
+        else:
+            case.unchecked[node] = completion
+        return self._advance(case, now)
+
+    def process_result(
+        self, result: VerificationResult, signing_key: str, token: str, now: float
+    ) -> list[Command]:
+        """Keep a validator's answer; one per task and validator. Raises PeerFault from others."""
+        case = self._get_case(result.execution_id)
+        self._check_validator(case, result, signing_key)
+        self._add_answer(case, Answer(result, token))
+        return self._advance(case, now)
+
+    # ---- members ----------------------------------------------------------------------------
+
+    def process_gossip(self, sender: str, message: Message, now: float) -> list[Command]:
+        match message:
+            case DrawPartial():
+                return self._process_partial(sender, message, now)
+            case DrawMade():
+                case = self._cases.get(message.draw.execution_id)
+                if case is not None:
+                    return self._adopt_draw(case, message.draw, now) + self._advance(case, now)
+            case SettlementProposal():
+                return self._process_proposal(sender, message, now)
+            case SettlementSignature():
+                return self._process_signature(sender, message)
+        return []
+
+    def _process_partial(self, sender: str, message: DrawPartial, now: float) -> list[Command]:
+        case = self._cases.get(message.execution_id)
+        if case is None:
+            return []
+        if case.draw is not None:
+            late = now >= case.resend_at
+            return [Gossip(sender, DrawMade(draw=case.draw))] if late else []
+        index = self._seat.index_of(sender)
+        if case.beacon is None:
+            case.early.setdefault(index, message.partial)
+            return []
+        case.beacon.add(index, message.partial)
+        return self._advance(case, now)
+
+    def _adopt_draw(self, case: _Case, draw: Draw, now: float) -> list[Command]:
+        """Take a draw from another member, once it is over the commitments that we see too."""
+        if case.draw is not None or not self._seat.view.group_key:
+            return []
+        basis = self._get_basis(case)
+        if basis is None or (draw.block_hash, draw.commitments) != basis:
+            return []
+        check_draw(draw, self._seat.view)
+        self._set_draw(case, draw, now)
+        return []
+
+    def _process_proposal(
+        self, sender: str, proposal: SettlementProposal, now: float
+    ) -> list[Command]:
+        """Take over evidence we lack, then sign when our own settlement is the same."""
+        case = self._cases.get(proposal.execution_id)
+        if case is None:
+            return []
+        if case.certificate is None:
+            return [Gossip(sender, PlanWanted(execution_id=proposal.execution_id))]
+        case.proposals[sender] = proposal
+        return self._advance(case, now)
+
+    def _take_evidence(
+        self, case: _Case, sender: str, proposal: SettlementProposal, now: float
+    ) -> list[Command]:
+        """Take over what a proposal holds and we lack; name its sender when something is false.
+
+        Runs again until the proposal is signed: our view of the chain may still be behind it.
+        """
+        commands: list[Command] = []
+        certificate, manifest = case.certificate, case.manifest
+        if certificate is None or manifest is None:
+            return commands
+        known = {answer.token for answer in self._get_answers(case)}
+        try:
+            commands += self._adopt_draw(case, proposal.draw, now)
+            for completion in proposal.completions:
+                node = completion.node
+                if node in case.commitments and node not in case.completions:
+                    root = case.commitments[node].root
+                    check_completion(completion, certificate.plan, manifest, root)
+                    case.completions[node] = completion
+            for token in proposal.results:
+                if token not in known:
+                    result, signing_key = self._read_result(token)
+                    self._check_validator(case, result, signing_key)
+                    self._add_answer(case, Answer(result, token))
+        except PeerFault as error:
+            del case.proposals[sender]
+            commands.append(Fault(sender, f"proposed a settlement with false evidence: {error}"))
+        return commands
+
+    def _process_signature(self, sender: str, message: SettlementSignature) -> list[Command]:
+        case = self._cases.get(message.execution_id)
+        mine = case.proposed if case else None
+        if case is None or mine is None or message.round != mine.round:
+            return []
+        if message.settlement_hash != mine.settlement_hash:
+            raise PeerFault(f"member {sender} signed another settlement than asked", peer=sender)
+        struct_hash = quorum.settlement_struct_hash(message.execution_id, mine.settlement_hash)
+        self._seat.check(sender, struct_hash, message.signature)
+        if sender in mine.signatures:
+            return []
+        mine.signatures[sender] = bytes.fromhex(message.signature[2:])
+        if len(mine.signatures) != self._seat.view.quorum:
+            return []  # fewer: wait; more: it is on its way
+        return [self._make_submission(case, mine)]
+
+    # ---- time -------------------------------------------------------------------------------
+
+    def process_tick(self, now: float) -> list[Command]:
+        commands: list[Command] = []
+        for case in list(self._cases.values()):
+            if case.commitments:
+                commands += self._advance(case, now)
+        return commands
+
+    # ---- the steps, in order ----------------------------------------------------------------
+
+    def _advance(self, case: _Case, now: float) -> list[Command]:
+        if case.certificate is None or self._seat.group is None:
+            return []
+        request = case.request
+        case.snapshot = case.snapshot or self._library.find_snapshot(request.snapshot_root)
+        case.manifest = case.manifest or self._library.find_manifest(request.model_id)
+        if case.snapshot is None or case.manifest is None:
+            return self._library.ask(request.model_id, request.snapshot_root, now)
+        commands = self._check_completions(case, case.certificate, case.manifest)
+        for sender, proposal in list(case.proposals.items()):
+            commands += self._take_evidence(case, sender, proposal, now)
+        commands += self._make_draw(case, now)
+        if case.draw is None:
+            return commands
+        commands += self._verify(
+            case, case.certificate, case.draw, case.snapshot, case.manifest, now
+        )
+        return commands + self._settle(case, now)
+
+    def _check_completions(
+        self, case: _Case, certificate: PlanCertificate, manifest: Manifest
+    ) -> list[Command]:
+        commands: list[Command] = []
+        for node in [node for node in case.unchecked if node in case.commitments]:
+            completion = case.unchecked.pop(node)
+            try:
+                check_completion(
+                    completion, certificate.plan, manifest, case.commitments[node].root
+                )
+            except PeerFault as error:
+                commands.append(Fault(node, str(error)))
+            else:
+                case.completions[node] = completion
+        return commands
+
+    def _get_basis(self, case: _Case) -> tuple[str, tuple[tuple[str, str], ...]] | None:
+        """Return what the draw is over, once every executor has committed: block hash and roots."""
+        if case.certificate is None:
+            return None
+        executors = set(case.certificate.plan.executors())
+        if not executors <= case.commitments.keys():
+            return None
+        events = [event for node, event in case.commitments.items() if node in executors]
+        return events[-1].block_hash, tuple(sorted((e.node, e.root) for e in events))
+
+    def _make_draw(self, case: _Case, now: float) -> list[Command]:
+        basis = self._get_basis(case)
+        if case.draw is not None or basis is None or self._seat.group is None:
+            return []
+        execution_id = case.request.execution_id
+        block_hash, commitments = basis
+        commands: list[Command] = []
+        if case.beacon is None:
+            beacon = Beacon(draw_alpha(execution_id, block_hash, commitments))
+            claim = self._ledger.claim(f"draw/{execution_id}/", compute_digest(beacon.alpha))
+            case.beacon = beacon
+            if claim is None:
+                commands.append(Log(f"the commitments of {execution_id} moved; not drawn again"))
+            else:
+                commands += claim
+                case.partial = beacon.sign(self._seat)
+            for index, partial in case.early.items():
+                beacon.add(index, partial)
+        if case.partial and now >= case.resend_at:
+            case.resend_at = now + limits.GOSSIP_RETRY_S
+            message = DrawPartial(execution_id=execution_id, partial=case.partial)
+            commands.append(Gossip(None, message))
+        for index in case.beacon.combine(self._seat.group):
+            liar = self._seat.accounts()[index]
+            commands.append(Fault(liar, f"sent a false share of the draw of {execution_id}"))
+        if case.beacon.seed:
+            draw = Draw(
+                execution_id=execution_id,
+                block_hash=block_hash,
+                commitments=commitments,
+                signature=case.beacon.signature,
+                seed=case.beacon.seed,
+            )
+            self._set_draw(case, draw, now)
+        return commands
+
+    def _set_draw(self, case: _Case, draw: Draw, now: float) -> None:
+        case.draw = draw
+        case.resend_at = now + limits.GOSSIP_RETRY_S / 2
+        order = compute_member_order(draw.seed, self._seat.accounts())
+        case.place = order.index(self._seat.account)
+
+    def _verify(
+        self,
+        case: _Case,
+        certificate: PlanCertificate,
+        draw: Draw,
+        snapshot: Snapshot,
+        manifest: Manifest,
+        now: float,
+    ) -> list[Command]:
+        """Open a check for every sampled task, and send orders when it is our turn."""
+        plan = certificate.plan
+        if case.checks is None:
+            case.checks = {}
+            sampled = get_sampled_tasks(draw, len(manifest.tasks), self._economics.sampling_bps)
+            for task in sampled:
+                validators = rank_validators(draw.seed, task, plan, snapshot, manifest)
+                steps = case.commitments[plan.executors()[task]].steps
+                case.checks[task] = Check(task, tuple(validators), steps, now)
+            for answer in case.results.values():
+                self._add_answer(case, answer)
+            case.results.clear()
+        commands: list[Command] = []
+        for task, check in case.checks.items():
+            executor = plan.executors()[task]
+            completion = case.completions.get(executor)
+            if completion is not None:
+                commitment = next(entry for entry in completion.tasks if entry.task == task)
+                verdict = check.advance(commitment, executor, now)
+                if verdict is not None:
+                    if case.verdicts.get(task) != verdict:  # late answers may still change it
+                        case.verdicts[task] = verdict
+                        commands.append(_describe(case.request.execution_id, verdict))
+                    continue
+            validator = check.find_next(now, case.place)
+            entry = next((e for e in snapshot.entries if e.node == validator), None)
+            if entry is not None:
+                order = VerificationOrder(
+                    certificate=certificate,
+                    draw=draw,
+                    snapshot=snapshot,
+                    task=task,
+                    steps=check.steps,
+                )
+                commands.append(PushVerification(entry.node, entry.endpoint, order))
+        return commands
+
+    def _settle(self, case: _Case, now: float) -> list[Command]:
+        if case.certificate is None or case.manifest is None or case.draw is None:
+            return []
+        if case.checks is None or len(case.verdicts) < len(case.checks):
+            return []
+        executors = set(case.certificate.plan.executors())
+        if not executors <= case.completions.keys():
+            return []
+        if case.propose_at == math.inf:
+            case.propose_at = now + case.place * limits.SETTLEMENT_STAGE_S
+        if now < case.propose_at and not case.proposals:
+            return []
+        settlement = self._compute(case, case.certificate, case.manifest, case.draw)
+        settlement_hash = quorum.settlement_hash(settlement)
+        commands: list[Command] = []
+        for sender, proposal in sorted(case.proposals.items()):
+            if proposal.settlement_hash == settlement_hash:
+                commands += self._sign(case, sender, proposal.round, settlement_hash)
+        case.proposals = {
+            sender: proposal
+            for sender, proposal in case.proposals.items()
+            if proposal.settlement_hash != settlement_hash
+        }
+        if now < case.propose_at:
+            return commands
+        case.propose_at = now + limits.SETTLEMENT_STAGE_S * len(self._seat.accounts())
+        return commands + self._propose(case, case.draw, settlement, settlement_hash)
+
+    def _propose(
+        self, case: _Case, draw: Draw, settlement: quorum.Settlement, settlement_hash: str
+    ) -> list[Command]:
+        """Say it to all, again when unanswered, in a new round when the evidence has grown."""
+        commands: list[Command] = []
+        mine = case.proposed
+        if mine is None or mine.settlement_hash != settlement_hash:
+            if case.rounds >= limits.MAX_SETTLEMENT_ROUNDS:
+                return []
+            mine = case.proposed = _Proposed(case.rounds, settlement, settlement_hash)
+            case.rounds += 1
+            commands += self._sign(case, self._seat.account, mine.round, settlement_hash)
+        message = SettlementProposal(
+            execution_id=case.request.execution_id,
+            round=mine.round,
+            draw=draw,
+            completions=tuple(completion for _, completion in sorted(case.completions.items())),
+            results=tuple(answer.token for answer in self._get_answers(case)),
+            settlement_hash=settlement_hash,
+        )
+        commands.append(Gossip(None, message))
+        if len(mine.signatures) >= self._seat.view.quorum:  # the chain has not taken it yet
+            commands.append(self._make_submission(case, mine))
+        return commands
+
+    def _sign(self, case: _Case, proposer: str, round_: int, settlement_hash: str) -> list[Command]:
+        """Sign one settlement per proposer and round; the chain takes only the first."""
+        execution_id = case.request.execution_id
+        commands = self._ledger.claim(
+            f"settlement/{execution_id}/{proposer}/{round_}", settlement_hash
+        )
+        if commands is None:
+            return [Log(f"{proposer} proposed two settlements of {execution_id} in one round")]
+        struct_hash = quorum.settlement_struct_hash(execution_id, settlement_hash)
+        signature = self._seat.sign(struct_hash)
+        if proposer == self._seat.account and case.proposed is not None:
+            case.proposed.signatures[proposer] = bytes.fromhex(signature[2:])
+            return commands
+        message = SettlementSignature(
+            execution_id=execution_id,
+            round=round_,
+            settlement_hash=settlement_hash,
+            signature=signature,
+        )
+        return [*commands, Gossip(proposer, message)]
+
+    def _make_submission(self, case: _Case, mine: _Proposed) -> SubmitSettlement:
+        packed = quorum.pack_signatures(mine.signatures.items())
+        return SubmitSettlement(case.request.execution_id, mine.settlement, packed)
+
+    def _compute(
+        self, case: _Case, certificate: PlanCertificate, manifest: Manifest, draw: Draw
+    ) -> quorum.Settlement:
+        verdicts = [case.verdicts[task] for task in sorted(case.verdicts)]
+        terms = compute_settlement(
+            certificate.plan, manifest, case.completions, verdicts, self._economics
+        )
+        return make_settlement(terms, compute_evidence_root(draw, verdicts))
+
+    # ---- pieces -----------------------------------------------------------------------------
+
+    def _get_case(self, execution_id: str) -> _Case:
+        case = self._cases.get(execution_id)
+        if case is None:
+            raise PeerFault(f"execution {execution_id} is not open here; it may have been settled")
+        return case
+
+    def _add_answer(self, case: _Case, answer: Answer) -> None:
+        result = answer.result
+        if case.checks is not None:
+            check = case.checks.get(result.task)
+            if check is not None:
+                check.add(answer)
+        elif len(case.results) < limits.MAX_TASKS:
+            case.results.setdefault((result.task, result.validator), answer)
+
+    def _get_answers(self, case: _Case) -> list[Answer]:
+        answers = list(case.results.values())
+        for _, check in sorted((case.checks or {}).items()):
+            answers += [check.answers[v] for v in check.validators if v in check.answers]
+        return answers
+
+    def _check_validator(self, case: _Case, result: VerificationResult, key: str) -> None:
+        if case.snapshot is None:
+            raise Unavailable(f"execution {result.execution_id} is not planned here yet; try again")
+        for entry in case.snapshot.entries:
+            if entry.node == result.validator and entry.signing_key == key:
+                return
+        raise PeerFault(f"a result of {result.validator} is not signed by that node's key")
+
+
+def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:
+    """Return what the chain keeps of the evidence: commitments, randomness, verdicts."""
+    value = {
+        "draw": draw.signature,
+        "verdicts": [
+            {
+                "liars": list(verdict.liars),
+                "outcome": verdict.outcome.value,
+                "task": verdict.task,
+                "validators": list(verdict.validators),
+            }
+            for verdict in verdicts
+        ],
+    }
+    return "0x" + compute_digest(b"splitup/evidence/v1\0" + encode_canonical(value))
+
+
+def make_evidence(draw: Draw, verdicts: Mapping[int, Verdict]) -> Evidence:
+    """Return draw and verdicts as members show them to anybody."""
+    return Evidence(
+        draw=draw,
+        verdicts=tuple(
+            TaskVerdict(
+                task=verdict.task,
+                outcome=verdict.outcome.value,
+                validators=verdict.validators,
+                liars=verdict.liars,
+            )
+            for _, verdict in sorted(verdicts.items())
+        ),
+    )
+
+
+def make_settlement(terms: SettlementTerms, evidence_root: str) -> quorum.Settlement:
+    """Return the contract's form of a settlement."""
+    return quorum.Settlement(
+        steps=terms.steps,
+        evidence_root=evidence_root,
+        payments=tuple(
+            quorum.Payment(p.to, p.amount_micro_usdc, p.from_slash) for p in terms.payments
+        ),
+        slashes=tuple(quorum.Slash(s.node, s.amount_micro_usdc) for s in terms.slashes),
+    )
+
+
+def _describe(execution_id: str, verdict: Verdict) -> Log:
+    liars = f", liars: {', '.join(verdict.liars)}" if verdict.liars else ""
+    return Log(
+        f"task {verdict.task} of {execution_id} was verified: {verdict.outcome.value}{liars}"
+    )

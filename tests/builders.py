@@ -1,0 +1,111 @@
+"""Small models, snapshots and requests for tests of the protocol's pure parts."""
+
+from __future__ import annotations
+
+import hashlib
+
+from splitup.graph.manifest import (
+    InputSource,
+    Manifest,
+    OutputPort,
+    Port,
+    Task,
+    TaskInput,
+    TaskSource,
+)
+
+from splitup.wire import Request, Snapshot, SnapshotEntry
+
+PRICE_MICRO_USDC = 10
+
+
+def address(number: int) -> str:
+    return f"0x{number:040x}"
+
+
+def task_id(index: int) -> str:
+    return hashlib.sha256(f"task {index}".encode()).hexdigest()
+
+
+def make_chain_manifest(count: int) -> Manifest:
+    """A model of n tasks in a row, each passing one float on."""
+    tasks = tuple(
+        Task(
+            task_id=task_id(index),
+            label=f"task {index}",
+            inputs=(
+                TaskInput(
+                    name="x",
+                    dtype="float32",
+                    shape=(1,),
+                    source=InputSource(input="x")
+                    if index == 0
+                    else TaskSource(task=index - 1, port=0),
+                ),
+            ),
+            outputs=(Port(name="y", dtype="float32", shape=(1,)),),
+            weights_digest="",
+            weights_bytes=0,
+            graph_bytes=100,
+            state_bytes=0,
+            vram_bytes=1000,
+            flops=1,
+            price_micro_usdc=PRICE_MICRO_USDC,
+        )
+        for index in range(count)
+    )
+    return Manifest(
+        version=1,
+        kind="function",
+        inputs=(Port(name="x", dtype="float32", shape=(1,)),),
+        outputs=(OutputPort(name="y", dtype="float32", shape=(1,), task=count - 1, port=0),),
+        tasks=tasks,
+        text=None,
+        tinygrad="0.14.0",
+    )
+
+
+def make_snapshot(
+    nodes: int,
+    tasks: int,
+    *,
+    stakes: dict[int, int] | None = None,
+    rtts: dict[int, int] | None = None,
+    resident: dict[int, list[int]] | None = None,
+) -> Snapshot:
+    """Nodes 1 … n; every node holds every task unless ``resident`` says otherwise."""
+    return Snapshot(
+        configuration=1,
+        sequence=1,
+        epoch=1,
+        entries=tuple(
+            SnapshotEntry(
+                node=address(n),
+                signing_key=f"0x{n:064x}",
+                endpoint=f"http://127.0.0.1:{9000 + n}",
+                stake_micro_usdc=(stakes or {}).get(n, 1_000_000_000),
+                rtt_ms=(rtts or {}).get(n, 10),
+                queue_ms=0,
+                resident=tuple(sorted(map(task_id, (resident or {}).get(n, range(tasks))))),
+                determinism="CPU:X86",
+            )
+            for n in range(1, nodes + 1)
+        ),
+    )
+
+
+def make_request(steps: int = 4) -> Request:
+    return Request(
+        chain_id=31337,
+        market=address(0xA),
+        execution_id="0x" + "ee" * 32,
+        model_id="0x" + "dd" * 32,
+        client=address(0xC),
+        client_key="0x" + "cc" * 32,
+        steps=steps,
+        max_price_micro_usdc=10**6,
+        deadline=2_000_000_000,
+        snapshot_sequence=1,
+        snapshot_root="0x" + "bb" * 32,
+        block_hash="0x" + "aa" * 32,
+    )

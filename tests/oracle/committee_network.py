@@ -1,0 +1,392 @@
+"""Four committee processes on a real chain, with nodes and a gateway that the test plays itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from splitup.chain.anvil import derive_key, start_anvil
+from splitup.chain.client import Chain
+from splitup.chain.committee import fetch_committee
+from splitup.chain.deployment import Deployment, MarketParameters, deploy
+from splitup.crypto.keys import Identity
+from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
+from splitup.errors import PeerFault, Unavailable
+from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
+from splitup.protocol.certificates import check_certificate, check_draw
+from splitup.wire import (
+    Completion,
+    Heartbeat,
+    PlanCertificate,
+    TaskCommitment,
+    VerificationOrder,
+    VerificationResult,
+)
+from tests.builders import make_chain_manifest
+
+MNEMONIC = "test test test test test test test test test test test junk"
+STAKE_MICRO_USDC = 2_200_000_000
+TASKS = 3
+STEPS = 4
+MANIFEST = make_chain_manifest(TASKS)
+
+
+def digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def find_free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in sockets]
+    finally:
+        for listener in sockets:
+            listener.close()
+
+
+@dataclass
+class Node:
+    """Heartbeats, and does what a node does on chain, without computing anything."""
+
+    identity: Identity
+    chain: Chain
+    http: SignedClient
+    members: list[str]
+    lies: bool = False
+    plans: dict[str, float] = field(default_factory=dict)  # execution -> when it was told
+    orders: list[VerificationOrder] = field(default_factory=list)
+    reply: dict[str, Any] = field(default_factory=dict)  # to the latest heartbeat
+    server: Server | None = None
+    sequence: int = 0
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def start(self) -> None:
+        app = make_app()
+        app.add_routes(
+            [
+                web.get("/v1/ping", self._ping),
+                web.post("/v1/plan", self._plan),
+                web.post("/v1/verify", self._verify),
+            ]
+        )
+        self.server = await serve_app(app, "127.0.0.1", 0)
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        if self.server:
+            await self.server.close()
+        await self.http.close()
+
+    async def beat(self) -> None:
+        while True:
+            self.sequence += 1
+            heartbeat = Heartbeat(
+                node=self.identity.address,
+                boot_id="ab" * 32,
+                sequence=self.sequence,
+                sent_at_ms=int(time.time() * 1000),
+                block_number=0,
+                queue_ms=0,
+                resident=tuple(sorted(task.task_id for task in MANIFEST.tasks)),
+                vram_free_bytes=0,
+                determinism="test",
+            )
+            await self._tell("heartbeat", "splitup-heartbeat", heartbeat)
+            await asyncio.sleep(1)
+
+    def spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _tell(self, path: str, typ: str, message: Any) -> None:
+        """Say it to every member that is up; one token serves all."""
+        token = self.http.sign(typ, self.chain.deployment.committee, message)
+
+        async def post(endpoint: str) -> None:
+            for _ in range(5):
+                try:
+                    reply = await self.http.post_token(f"{endpoint}/v1/{path}", token)
+                except PeerFault:
+                    return
+                except Unavailable:
+                    await asyncio.sleep(0.3)
+                else:
+                    self.reply = reply if path == "heartbeat" else self.reply
+                    return
+
+        await asyncio.gather(*(post(endpoint) for endpoint in self.members))
+
+    async def _ping(self, _: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _plan(self, request: web.Request) -> web.Response:
+        certificate = PlanCertificate.from_value(await read_json(request))
+        check_certificate(certificate, await fetch_committee(self.chain))
+        execution_id = certificate.plan.request.execution_id
+        if execution_id not in self.plans:
+            self.plans[execution_id] = time.monotonic()
+            self.spawn(self._execute(certificate))
+        return web.json_response({})
+
+    async def _execute(self, certificate: PlanCertificate) -> None:
+        execution_id = certificate.plan.request.execution_id
+        entries = tuple(
+            TaskCommitment(
+                task=task,
+                task_id=MANIFEST.tasks[task].task_id,
+                inputs=(digest("in", execution_id, task),),
+                outputs=(digest("lie" if self.lies else "out", execution_id, task),),
+            )
+            for task, executor in enumerate(certificate.plan.executors())
+            if executor == self.identity.address
+        )
+        if not entries:
+            return
+        completion = Completion(
+            execution_id=execution_id,
+            node=self.identity.address,
+            steps=certificate.plan.request.steps,
+            tasks=entries,
+            salt="0x" + digest("salt"),
+        )
+        while (await self.chain.call("market", "executionOf", execution_id))["status"] != 2:
+            await asyncio.sleep(0.05)
+        await self.chain.send(
+            "market", "commitCompletions", [(execution_id, completion.steps, completion.root())]
+        )
+        await self._tell("completion", "splitup-completion", completion)
+
+    async def _verify(self, request: web.Request) -> web.Response:
+        order = VerificationOrder.from_value(await read_json(request))
+        check_draw(order.draw, await fetch_committee(self.chain))
+        self.orders.append(order)
+        execution_id = order.draw.execution_id
+        result = VerificationResult(
+            execution_id=execution_id,
+            task=order.task,
+            validator=self.identity.address,
+            inputs=(digest("in", execution_id, order.task),),
+            outputs=(digest("out", execution_id, order.task),),
+            error="",
+        )
+        self.spawn(self._tell("verification", "splitup-verification-result", result))
+        return web.json_response({})
+
+
+@dataclass
+class Network:
+    """Everything that runs, and what a client does."""
+
+    directory: Path
+    rpc_url: str
+    deployment: Deployment
+    client: Chain
+    http: SignedClient
+    nodes: list[Node]
+    endpoints: list[str]
+    processes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
+    nonce: int = 0
+
+    async def start_member(self, place: int) -> None:
+        log = (self.directory / f"member{place}.log").open("ab")
+        self.processes[place] = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).parent / "splitup-oracle"),
+            "run",
+            "--config",
+            str(self.directory / f"member{place}.toml"),
+            stderr=log,
+            stdout=log,
+        )
+        log.close()
+
+    async def stop_member(self, place: int, number: int = signal.SIGTERM) -> int:
+        process = self.processes.pop(place)
+        process.send_signal(number)
+        return await asyncio.wait_for(process.wait(), 10)
+
+    async def wait_until(self, check: Callable[[], Any], timeout_s: float = 30) -> Any:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                value = check()
+                value = await value if asyncio.iscoroutine(value) else value
+                if value:
+                    return value
+                await asyncio.sleep(0.05)
+
+    async def get_status(self, place: int) -> dict[str, Any]:
+        try:
+            return await self.http.get_json(f"{self.endpoints[place]}/v1/status", timeout_s=1)
+        except Unavailable:
+            return {}
+
+    async def is_ready(self) -> bool:
+        statuses = await asyncio.gather(*(self.get_status(place) for place in self.processes))
+        return all(
+            s.get("group_key") and s["sequence"] >= 1 and s["nodes_live"] == len(self.nodes)
+            for s in statuses
+        )
+
+    async def request(self) -> tuple[str, float]:
+        """Ask for an execution; return its id and when its block was seen (monotonic)."""
+        head = await self.client.fetch_head()
+        self.nonce += 1
+        receipt = await self.client.send(
+            "market",
+            "requestExecution",
+            MANIFEST.model_id,
+            STEPS,
+            "0x" + "aa" * 32,
+            "0x" + "bb" * 32,
+            10_000,
+            head.timestamp + 300,
+            self.nonce,
+        )
+        seen = time.monotonic()
+        return str(receipt.events[-1].args["executionId"]), seen
+
+    async def fetch_plan(self, execution_id: str) -> PlanCertificate:
+        """Ask all members; the first valid certificate wins."""
+
+        async def ask(endpoint: str) -> PlanCertificate:
+            url = f"{endpoint}/v1/plan/{execution_id}?wait_s=20"
+            return PlanCertificate.from_value(await self.http.get_json(url, timeout_s=25))
+
+        asking = {asyncio.ensure_future(ask(endpoint)) for endpoint in self.endpoints}
+        try:
+            for answer in asyncio.as_completed(asking):
+                with contextlib.suppress(Unavailable):
+                    return await answer
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        raise AssertionError("no member has a plan")
+
+    async def find_settlement(self, execution_id: str) -> list[Any]:
+        events = await self.client.fetch_events("market")
+        mine = [event for event in events if event.args.get("executionId") == execution_id]
+        return mine if any(event.name == "Settled" for event in mine) else []
+
+    def read_logs(self) -> str:
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()}" for path in sorted(self.directory.glob("*.log"))
+        )
+
+
+@contextlib.asynccontextmanager
+async def run_network(
+    directory: Path, *, nodes: int = 4, sampling_bps: int = 800
+) -> AsyncIterator[Network]:
+    """Start chain, contracts, nodes, a gateway for the manifest, and four member processes."""
+    ports = find_free_ports(5)
+    async with contextlib.AsyncExitStack() as stack:
+        anvil = await stack.enter_async_context(
+            start_anvil(ports[4], mnemonic=MNEMONIC, accounts=20, block_time_s=1, mixed_mining=True)
+        )
+        keys = [derive_key(MNEMONIC, index) for index in range(6 + nodes)]
+        deployment = await deploy(
+            anvil.url, keys[0], parameters=MarketParameters(sampling_bps=sampling_bps)
+        )
+        deployment.save(directory / "deployment.json")
+
+        async def connect(key: bytes) -> Chain:
+            chain = await Chain.connect(anvil.url, deployment, private_key=key)
+            return await stack.enter_async_context(chain)
+
+        owner, client = await connect(keys[0]), await connect(keys[5])
+        members = sorted(
+            (Identity.from_private_key(key) for key in keys[1:5]), key=lambda m: m.address
+        )
+        endpoints = [f"http://127.0.0.1:{port}" for port in ports[:4]]
+        rows = [
+            (m.address, m.signing_key_hex, e) for m, e in zip(members, endpoints, strict=True)
+        ]
+        await owner.send("committee", "setMembers", rows)
+        await _register_model(owner)
+        await owner.send("usdc", "mint", client.address, 50_000_000)
+        await client.send("usdc", "approve", deployment.market, 50_000_000)
+        await client.send("market", "deposit", 50_000_000)
+        players = [
+            await _start_node(stack, await connect(key), key, owner, endpoints) for key in keys[6:]
+        ]
+        gateway = await _start_gateway()
+        stack.push_async_callback(gateway.close)
+        http = await stack.enter_async_context(SignedClient())
+        network = Network(directory, anvil.url, deployment, client, http, players, endpoints)
+        for place, (member, port) in enumerate(zip(members, ports[:4], strict=True)):
+            _write_config(network, place, member, port, gateway.url)
+            await network.start_member(place)
+        try:
+            yield network
+        finally:
+            for place in list(network.processes):
+                with contextlib.suppress(ProcessLookupError):
+                    await network.stop_member(place, signal.SIGKILL)
+
+
+async def _register_model(owner: Chain) -> None:
+    tasks = [("0x" + t.task_id, t.vram_bytes, t.flops, t.price_micro_usdc) for t in MANIFEST.tasks]
+    edges = [start << 16 | end for start, end in MANIFEST.edges()]
+    await owner.send("models", "register", MANIFEST.model_id, "test-model", tasks, edges)
+
+
+async def _start_node(
+    stack: contextlib.AsyncExitStack, chain: Chain, key: bytes, owner: Chain, endpoints: list[str]
+) -> Node:
+    identity = Identity.from_private_key(key)
+    node = Node(identity, chain, SignedClient(identity), endpoints)
+    await node.start()
+    stack.push_async_callback(node.close)
+    assert node.server
+    await owner.send("usdc", "mint", chain.address, STAKE_MICRO_USDC)
+    await chain.send("usdc", "approve", chain.deployment.nodes, STAKE_MICRO_USDC)
+    await chain.send("nodes", "register", identity.signing_key_hex, 12, node.server.url)
+    node.spawn(node.beat())
+    return node
+
+
+async def _start_gateway() -> Server:
+    async def manifest(request: web.Request) -> web.Response:
+        if request.match_info["model_id"] != MANIFEST.model_id:
+            raise web.HTTPNotFound
+        return web.Response(body=MANIFEST.to_bytes())
+
+    app = make_app()
+    app.add_routes([web.get("/v1/models/{model_id}/manifest", manifest)])
+    return await serve_app(app, "127.0.0.1", 0)
+
+
+def _write_config(network: Network, place: int, member: Identity, port: int, gateway: str) -> None:
+    directory = network.directory
+    create_passphrase(directory / f"member{place}.passphrase")
+    create_identity(
+        directory / f"member{place}.keystore",
+        directory / f"member{place}.passphrase",
+        work_factor=DEVNET_WORK_FACTOR,
+        private_key=member.private_key,
+    )
+    (directory / f"member{place}.toml").write_text(
+        f'rpc_url = "{network.rpc_url}"\n'
+        'deployment = "deployment.json"\n'
+        f'keystore = "member{place}.keystore"\n'
+        f'passphrase_file = "member{place}.passphrase"\n'
+        f'data_dir = "member{place}"\n'
+        f"listen_port = {port}\n"
+        f'gateway_url = "{gateway}"\n'
+    )

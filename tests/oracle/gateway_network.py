@@ -1,0 +1,263 @@
+"""A real chain and a real object store with a gateway in front, for the gateway's tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from eth_utils.crypto import keccak
+from splitup_oracle.gateway import GatewayConfig, RunningGateway, start_gateway
+
+from splitup.chain.anvil import derive_key, start_anvil
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment, deploy
+from splitup.crypto import bls
+from splitup.crypto.keys import Identity, generate_identity
+from splitup.crypto.quorum import Domain, sign_quorum
+from splitup.graph.manifest import Manifest, get_manifest_key
+from splitup.net.gateway import GatewayClient, UploadObject
+from splitup.protocol.certificates import (
+    RANDOMNESS_DOMAIN,
+    compute_plan_hash,
+    draw_alpha,
+    plan_alpha,
+)
+from splitup.protocol.selection import compute_plan
+from splitup.storage.server import ObjectServer, start_object_server
+from splitup.wire import (
+    Draw,
+    MemberSignature,
+    Plan,
+    PlanCertificate,
+    Request,
+    Snapshot,
+    SnapshotEntry,
+)
+
+MNEMONIC = "test test test test test test test test test test test junk"
+MEMBERS = 4
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Committee:
+    """Four members; one test key stands in for the group that their ceremony would make."""
+
+    members: tuple[Identity, ...]
+    group_secret: bytes
+    domain: Domain
+
+    def sign_randomness(self, alpha: bytes) -> tuple[str, str]:
+        signature = bls.sign_partial(self.group_secret, RANDOMNESS_DOMAIN, alpha)
+        return signature, bls.compute_seed(signature)
+
+    def certify(
+        self,
+        request: Request,
+        snapshot: Snapshot,
+        manifest: Manifest,
+        *,
+        signers: int = 3,
+        restrict: dict[int, str] | None = None,
+    ) -> PlanCertificate:
+        """Certify the plan; ``restrict`` puts single tasks on chosen executors."""
+        signature, seed = self.sign_randomness(plan_alpha(request))
+        plan = compute_plan(request, seed, snapshot, manifest)
+        if restrict:
+            tasks = list(plan.tasks)
+            for task, node in restrict.items():
+                others = [other for other in tasks[task] if other != node]
+                tasks[task] = (node, *others)
+            plan = plan.model_copy(update={"tasks": tuple(tasks)})
+        return self.sign_plan(plan, signature, signers=signers)
+
+    def sign_plan(self, plan: Plan, seed_signature: str, *, signers: int = 3) -> PlanCertificate:
+        struct_hash = compute_plan_hash(plan)
+        return PlanCertificate(
+            plan=plan,
+            seed_signature=seed_signature,
+            signatures=tuple(
+                MemberSignature(
+                    member=member.address,
+                    signature="0x"
+                    + sign_quorum(member.private_key, self.domain, struct_hash).hex(),
+                )
+                for member in self.members[:signers]
+            ),
+        )
+
+    def draw(self, plan: Plan, nonce: int = 0) -> Draw:
+        commitments = tuple((node, "0x" + "12" * 32) for node in sorted(set(plan.executors())))
+        block_hash = f"0x{nonce:064x}"
+        alpha = draw_alpha(plan.request.execution_id, block_hash, commitments)
+        signature, seed = self.sign_randomness(alpha)
+        return Draw(
+            execution_id=plan.request.execution_id,
+            block_hash=block_hash,
+            commitments=commitments,
+            signature=signature,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class Network:
+    """Everything a test of the gateway needs, and how to make the messages it checks."""
+
+    rpc_url: str
+    deployment: Deployment
+    deployment_path: Path
+    server: ObjectServer
+    gateway: RunningGateway
+    audit_path: Path
+    committee: Committee
+    owner: Chain
+    nodes: tuple[Identity, ...]
+    client: Identity
+
+    @property
+    def url(self) -> str:
+        return self.gateway.server.url
+
+    def open(self, identity: Identity) -> GatewayClient:
+        return GatewayClient(self.url, identity)
+
+    def make_snapshot(self, manifest: Manifest) -> Snapshot:
+        resident = tuple(sorted({task.task_id for task in manifest.tasks}))
+        return Snapshot(
+            configuration=1,
+            sequence=1,
+            epoch=1,
+            entries=tuple(
+                SnapshotEntry(
+                    node=node.address,
+                    signing_key=node.signing_key_hex,
+                    endpoint="http://127.0.0.1:9",
+                    stake_micro_usdc=10**9,
+                    rtt_ms=10,
+                    queue_ms=0,
+                    resident=resident,
+                    determinism="CPU",
+                )
+                for node in sorted(self.nodes, key=lambda node: node.address)
+            ),
+        )
+
+    def make_request(
+        self, manifest: Manifest, snapshot: Snapshot, *, steps: int = 100, left_s: int = 600
+    ) -> Request:
+        return Request(
+            chain_id=self.deployment.chain_id,
+            market=self.deployment.market,
+            execution_id="0x" + secrets.token_hex(32),
+            model_id=manifest.model_id,
+            client=self.client.address,
+            client_key=self.client.signing_key_hex,
+            steps=steps,
+            max_price_micro_usdc=10**6,
+            deadline=int(time.time()) + left_s,
+            snapshot_sequence=1,
+            snapshot_root=snapshot.root(),
+            block_hash="0x" + "aa" * 32,
+        )
+
+    async def store_manifest(self, manifest: Manifest) -> None:
+        data = manifest.to_bytes()
+        entry = UploadObject(
+            key=get_manifest_key(manifest.model_id),
+            length_bytes=len(data),
+            sha256=manifest.model_id[2:],
+        )
+        async with self.open(self.client) as gateway:
+            answer = await gateway.upload_grants([entry])
+            for grant in answer.grants:
+                await gateway.upload_object(grant, lambda: iter([data]), lambda _: None)
+
+
+@contextlib.asynccontextmanager
+async def run_network(root: Path, *, open_models: bool = False) -> AsyncIterator[Network]:
+    """Start Anvil, contracts, SeaweedFS and a gateway; stop them all at the end."""
+    server = await asyncio.to_thread(start_object_server, root / "s3")
+    try:
+        async with start_anvil(find_free_port(), mnemonic=MNEMONIC) as anvil:
+            owner_key = derive_key(MNEMONIC, 0)
+            deployment = await deploy(anvil.url, owner_key)
+            deployment.save(root / "deployment.json")
+            owner = await Chain.connect(anvil.url, deployment, private_key=owner_key)
+            committee = await _form_committee(anvil.url, deployment, owner)
+            config = GatewayConfig(
+                rpc_url=anvil.url,
+                deployment=root / "deployment.json",
+                s3_endpoint=server.endpoint_url,
+                bucket=server.bucket,
+                credentials=server.credentials_path,
+                listen_port=0,
+                data_dir=root / "gateway",
+                open_models=open_models,
+            )
+            gateway = await start_gateway(config)
+            try:
+                yield Network(
+                    rpc_url=anvil.url,
+                    deployment=deployment,
+                    deployment_path=root / "deployment.json",
+                    server=server,
+                    gateway=gateway,
+                    audit_path=root / "gateway" / "audit.jsonl",
+                    committee=committee,
+                    owner=owner,
+                    nodes=tuple(generate_identity() for _ in range(4)),
+                    client=generate_identity(),
+                )
+            finally:
+                await gateway.close()
+                await owner.close()
+    finally:
+        await asyncio.to_thread(server.stop, 1.0)
+
+
+async def _form_committee(rpc_url: str, deployment: Deployment, owner: Chain) -> Committee:
+    members = tuple(
+        sorted(
+            (Identity.from_private_key(derive_key(MNEMONIC, i)) for i in range(1, MEMBERS + 1)),
+            key=lambda member: member.address,
+        )
+    )
+    await owner.send(
+        "committee",
+        "setMembers",
+        [
+            {
+                "account": member.address,
+                "signingKey": member.signing_key_hex,
+                "endpoint": "http://127.0.0.1:9",
+            }
+            for member in members
+        ],
+    )
+    secret = secrets.token_bytes(31).rjust(32, b"\0")
+    await confirm_group_key(rpc_url, deployment, members, bls.compute_public_key(secret))
+    domain = Domain(deployment.chain_id, deployment.committee)
+    return Committee(members, secret, domain)
+
+
+async def confirm_group_key(
+    rpc_url: str, deployment: Deployment, members: tuple[Identity, ...], key: str
+) -> None:
+    data = bytes.fromhex(key[2:])
+    for member in members[:3]:
+        async with await Chain.connect(
+            rpc_url, deployment, private_key=member.private_key
+        ) as chain:
+            await chain.send("committee", "confirmGroupKey", keccak(data), data)
