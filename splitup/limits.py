@@ -51,10 +51,11 @@ MAX_JOURNAL_VALUE_BYTES: Final = 16 * MIB  # four messages of the largest size
 # ---- graphs, weights, manifests ----------------------------------------------------------------
 
 MAX_GRAPH_BYTES: Final = 4 * MIB  # 80 uncut Llama blocks are 1.5 MB; more would parse for seconds
-MAX_GRAPH_NODES: Final = (
-    65_536  # the same graph has ≈ 15,000; every pass is linear
-)
+MAX_GRAPH_NODES: Final = 65_536  # the same graph has ≈ 15,000; every pass is linear
 MAX_GRAPH_DEPTH: Final = 32_768  # longest chain of operands: 80 blocks are ≈ 9,000 deep
+MAX_KERNEL_DEPTH: Final = (
+    128  # arithmetic between two values in memory: 2 s to compile, 512 take 50
+)
 MAX_PORTS: Final = 256  # inputs, outputs or states of one task
 MAX_WEIGHTS: Final = 65_536  # tensors of one task, or of one safetensors file
 MAX_RANK: Final = 16  # a KV cache of a multi-head model has 4; tinygrad's own views reach 8
@@ -119,6 +120,8 @@ REORG_BLOCKS: Final = (
 )
 RECEIPT_POLL_S: Final = 0.05
 RESEND_AFTER_BLOCKS: Final = 3  # not mined by then: dropped, or underpriced
+GAP_CHECK_S: Final = 2.0  # how often a transaction that waits looks for one missing before it
+SENT_KEPT: Final = 256  # transactions that a reorganisation may undo: 64 blocks of four each
 FEE_CEILING_WEI: Final = 500 * 10**9  # 100 times a busy day's fee; above it, people decide
 MINE_TIMEOUT_S: Final = 180.0  # fifteen of Ethereum's blocks
 MAX_TRANSACTION_GAS: Final = 2**24  # EIP-7825, Osaka

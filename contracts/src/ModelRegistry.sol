@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+pragma solidity ^0.8.28;
+
+import {IModelRegistry, Model, Task} from "./interfaces/IModelRegistry.sol";
+
+/// @title The model registry
+/// @notice See {IModelRegistry}.
+/// @dev Has no owner: nobody can take a model or a name away.
+contract ModelRegistry is IModelRegistry {
+    // ---------------------------------------------------------------------------- constants
+
+    uint256 internal constant MAX_TASKS = 1024; // bounds the loops below
+    uint256 internal constant MAX_EDGES = 4096; // four times the tasks: a layer graph has one or two each
+    uint256 internal constant MAX_NAME_BYTES = 64;
+
+    // ------------------------------------------------------------------------------ storage
+
+    mapping(bytes32 modelId => Model) internal _models;
+    mapping(string name => address owner) internal _nameOwner;
+    mapping(string name => bytes32 modelId) internal _nameTarget;
+
+    // -------------------------------------------------------------------- developers' verb
+
+    /// @inheritdoc IModelRegistry
+    function register(bytes32 modelId, string calldata name, Task[] calldata tasks, uint32[] calldata edges)
+        external
+    {
+        require(modelId != 0, IdMissing());
+        require(_models[modelId].developer == address(0), ModelExists(modelId));
+        uint256 length = bytes(name).length;
+        require(length > 0 && length <= MAX_NAME_BYTES, NameLengthInvalid(length));
+        address owner = _nameOwner[name];
+        require(owner == address(0) || owner == msg.sender, NameTaken(name, owner));
+        uint80 price = _checkTasks(tasks);
+        _checkEdges(edges, tasks.length);
+
+        bytes32 dagRoot = keccak256(abi.encode(tasks, edges));
+        _models[modelId] = Model({
+            developer: msg.sender,
+            taskCount: uint16(tasks.length),
+            pricePerStep: price,
+            dagRoot: dagRoot,
+            name: name
+        });
+        if (owner == address(0)) _nameOwner[name] = msg.sender;
+        _nameTarget[name] = modelId;
+        emit ModelRegistered(modelId, msg.sender, name, dagRoot, tasks, edges);
+    }
+
+    // ------------------------------------------------------------------------------- views
+
+    /// @inheritdoc IModelRegistry
+    function modelOf(bytes32 modelId) external view returns (Model memory model) {
+        model = _models[modelId];
+        require(model.developer != address(0), UnknownModel(modelId));
+    }
+
+    /// @inheritdoc IModelRegistry
+    function pricePerStep(bytes32 modelId) external view returns (uint256) {
+        Model storage model = _models[modelId];
+        require(model.developer != address(0), UnknownModel(modelId));
+        return model.pricePerStep;
+    }
+
+    /// @inheritdoc IModelRegistry
+    function modelByName(string calldata name) external view returns (bytes32 modelId) {
+        modelId = _nameTarget[name];
+        require(modelId != 0, UnknownName(name));
+    }
+
+    // ----------------------------------------------------------------------------- internal
+
+    /// @return price Sum of the tasks' prices; 1024 of 64 bits fit into 74.
+    function _checkTasks(Task[] calldata tasks) internal pure returns (uint80 price) {
+        uint256 count = tasks.length;
+        require(count > 0 && count <= MAX_TASKS, TaskCountInvalid(count));
+        for (uint256 i; i < count; ++i) {
+            require(tasks[i].taskId != 0, IdMissing());
+            price += tasks[i].priceMicroUsdc;
+        }
+    }
+
+    /// @dev from < to makes the list order topological; ascending makes every edge unique.
+    function _checkEdges(uint32[] calldata edges, uint256 taskCount) internal pure {
+        uint256 count = edges.length;
+        require(count <= MAX_EDGES, EdgeCountInvalid(count));
+        uint32 previous;
+        for (uint256 i; i < count; ++i) {
+            uint32 edge = edges[i];
+            uint256 to = edge & 0xffff;
+            require(edge >> 16 < to && to < taskCount, EdgeInvalid(i, edge));
+            require(edge > previous, EdgesNotAscending(i)); // 0 is no edge: it would lead from 0 to 0
+            previous = edge;
+        }
+    }
+}

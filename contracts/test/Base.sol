@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: MIT
+pragma solidity ^0.8.28;
+
+import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
+import {Committee} from "../src/Committee.sol";
+import {Market} from "../src/Market.sol";
+import {ModelRegistry} from "../src/ModelRegistry.sol";
+import {NodeRegistry} from "../src/NodeRegistry.sol";
+import {TestUSDC} from "../src/TestUSDC.sol";
+import {Member} from "../src/interfaces/ICommittee.sol";
+import {Parameters, Payment, Settlement, Slash} from "../src/interfaces/IMarket.sol";
+import {Task} from "../src/interfaces/IModelRegistry.sol";
+
+/// @dev The few cheat codes of forge that the tests use.
+interface Vm {
+    function addr(uint256 key) external pure returns (address);
+    function expectRevert(bytes calldata data) external;
+    function expectRevert() external;
+    function prank(address sender) external;
+    function snapshotGasLastCall(string calldata group, string calldata name) external returns (uint256);
+    function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
+    function warp(uint256 time) external;
+}
+
+/// @dev A deployed network: four members, three nodes of 12 GB, one client with 1000 USDC deposited.
+abstract contract Base {
+    Vm internal constant vm = Vm(address(uint160(uint256(keccak256("hevm cheat code")))));
+    uint128 internal constant NODE_STAKE = 2200e6;
+    uint64 internal constant UNBONDING = 7 days;
+    bytes32 internal constant MODEL = keccak256("model");
+    bytes32 internal constant SEED = keccak256("seed");
+
+    TestUSDC internal usdc;
+    Committee internal committee;
+    NodeRegistry internal nodes;
+    ModelRegistry internal models;
+    Market internal market;
+    uint256[4] internal memberKeys; // by ascending address
+    address[3] internal node = [address(0x1001), address(0x1002), address(0x1003)];
+    address internal client = address(0x2001);
+
+    function setUp() public virtual {
+        vm.warp(1_800_000_000);
+        usdc = new TestUSDC();
+        committee = new Committee(address(this));
+        nodes = new NodeRegistry(address(this), IERC20(address(usdc)), UNBONDING);
+        models = new ModelRegistry();
+        market =
+            new Market(address(this), IERC20(address(usdc)), committee, nodes, models, defaultParameters());
+        nodes.setMarket(address(market));
+        sortMemberKeys();
+        committee.setMembers(makeMembers());
+        for (uint256 i; i < node.length; ++i) {
+            joinNode(node[i]);
+        }
+        models.register(MODEL, "tiny", makeTasks(10, 100_000), makeChain(10));
+        fund(client, 1000e6);
+    }
+
+    // ---------------------------------------------------------------------------- fixtures
+
+    function defaultParameters() internal pure returns (Parameters memory) {
+        return Parameters({
+            samplingBps: 800,
+            collusionBps: 1000,
+            rewardMilli: 1200,
+            slashMilli: 100_000,
+            validationBonusMilli: 0,
+            tieBreakers: 2,
+            settlementGraceS: 1 hours,
+            minDeadlineS: 5,
+            maxDeadlineS: 1 days,
+            minPrice: 1000
+        });
+    }
+
+    function sortMemberKeys() private {
+        memberKeys = [uint256(0xA1), 0xA2, 0xA3, 0xA4];
+        for (uint256 i = 1; i < 4; ++i) {
+            for (uint256 j = i; j > 0 && vm.addr(memberKeys[j - 1]) > vm.addr(memberKeys[j]); --j) {
+                (memberKeys[j - 1], memberKeys[j]) = (memberKeys[j], memberKeys[j - 1]);
+            }
+        }
+    }
+
+    function makeMembers() internal view returns (Member[] memory list) {
+        list = new Member[](4);
+        for (uint256 i; i < 4; ++i) {
+            list[i] = Member(vm.addr(memberKeys[i]), bytes32(i + 1), "http://member");
+        }
+    }
+
+    function makeTasks(uint256 count, uint64 price) internal pure returns (Task[] memory tasks) {
+        tasks = new Task[](count);
+        for (uint256 i; i < count; ++i) {
+            tasks[i] = Task(keccak256(abi.encode("task", i)), 1 << 30, 1e9, price);
+        }
+    }
+
+    function makeChain(uint32 count) internal pure returns (uint32[] memory edges) {
+        edges = new uint32[](count - 1);
+        for (uint32 i; i + 1 < count; ++i) {
+            edges[i] = i << 16 | (i + 1);
+        }
+    }
+
+    function joinNode(address account) internal {
+        usdc.mint(account, NODE_STAKE);
+        vm.prank(account);
+        usdc.approve(address(nodes), type(uint256).max);
+        vm.prank(account);
+        nodes.register(bytes32(uint256(uint160(account))), 12, "http://node");
+    }
+
+    function fund(address account, uint256 amount) internal {
+        usdc.mint(account, amount);
+        vm.prank(account);
+        usdc.approve(address(market), type(uint256).max);
+        vm.prank(account);
+        market.deposit(amount);
+    }
+
+    // --------------------------------------------------------------------------- signatures
+
+    function separator() internal view returns (bytes32) {
+        return keccak256(
+            abi.encode(
+                keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"),
+                keccak256("SplitUp"),
+                keccak256("1"),
+                block.chainid,
+                address(committee)
+            )
+        );
+    }
+
+    function sign(uint256 key, bytes32 structHash) internal view returns (bytes memory) {
+        (uint8 v, bytes32 r, bytes32 s) =
+            vm.sign(key, keccak256(abi.encodePacked("\x19\x01", separator(), structHash)));
+        return abi.encodePacked(r, s, v);
+    }
+
+    /// @dev The first `count` members' signatures, by ascending address.
+    function certify(uint256 count, bytes32 structHash) internal view returns (bytes memory signatures) {
+        for (uint256 i; i < count; ++i) {
+            signatures = abi.encodePacked(signatures, sign(memberKeys[i], structHash));
+        }
+    }
+
+    function snapshotHash(uint64 configuration, uint64 sequence, bytes32 root) internal pure returns (bytes32) {
+        bytes32 kind = keccak256("Snapshot(uint64 configuration,uint64 sequence,bytes32 root)");
+        return keccak256(abi.encode(kind, configuration, sequence, root));
+    }
+
+    function planHash(bytes32 id, bytes32 root, bytes32 seed, uint16 count) internal pure returns (bytes32) {
+        bytes32 kind = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint16 executorCount)");
+        return keccak256(abi.encode(kind, id, root, seed, count));
+    }
+
+    function settlementHash(bytes32 id, Settlement memory s) internal pure returns (bytes32) {
+        bytes32 kind = keccak256("Settlement(bytes32 executionId,bytes32 settlementHash)");
+        return keccak256(abi.encode(kind, id, keccak256(abi.encode(s))));
+    }
+
+    // --------------------------------------------------------------------------- executions
+
+    function request(uint64 nonce) internal returns (bytes32) {
+        vm.prank(client);
+        return market.requestExecution(
+            MODEL, 1, keccak256("inputs"), keccak256("key"), 3e6, uint64(block.timestamp + 60), nonce
+        );
+    }
+
+    function submitPlan(bytes32 id, uint16 executors) internal {
+        bytes32 root = keccak256("plan");
+        market.submitCompletePlan(id, root, SEED, executors, certify(3, planHash(id, root, SEED, executors)));
+    }
+
+    function settle(bytes32 id, Settlement memory s) internal {
+        market.settle(id, s, certify(3, settlementHash(id, s)));
+    }
+
+    function makeSettlement(uint128 pay, uint128 slash, uint128 fromSlash) internal view returns (Settlement memory s) {
+        s.steps = 1;
+        s.evidenceRoot = keccak256("evidence");
+        s.payments = new Payment[](fromSlash > 0 ? 2 : 1);
+        s.payments[0] = Payment(node[0], pay, false);
+        if (fromSlash > 0) s.payments[1] = Payment(node[1], fromSlash, true);
+        s.slashes = new Slash[](slash > 0 ? 1 : 0);
+        if (slash > 0) s.slashes[0] = Slash(node[2], slash);
+    }
+
+    // -------------------------------------------------------------------------- assertions
+
+    error NotEqual(uint256 actual, uint256 expected);
+
+    function assertEq(uint256 actual, uint256 expected) internal pure {
+        require(actual == expected, NotEqual(actual, expected));
+    }
+
+    /// @dev No path creates money, none loses any: exact, because nobody sends tokens past the books.
+    function assertConserved() internal view {
+        assertEq(usdc.balanceOf(address(market)), market.totalBalances() + market.totalLocked());
+        require(market.conserved(), "conserved() disagrees");
+    }
+}

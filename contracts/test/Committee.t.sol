@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT
+pragma solidity ^0.8.28;
+
+import {Ownable} from "@openzeppelin/contracts/access/Ownable.sol";
+import {Base} from "./Base.sol";
+import {ICommittee, Member} from "../src/interfaces/ICommittee.sol";
+
+contract CommitteeTest is Base {
+    bytes32 internal constant ROOT = keccak256("root");
+
+    function member(uint256 i) internal view returns (address) {
+        return vm.addr(memberKeys[i]);
+    }
+
+    // ----------------------------------------------------------------------------- members
+
+    function test_members_are_stored() public view {
+        Member[] memory list = committee.members();
+        assertEq(list.length, 4);
+        require(list[2].account == member(2) && committee.isMember(member(2)));
+        require(!committee.isMember(client));
+        assertEq(committee.quorum(), 3);
+        assertEq(committee.configuration(), 1);
+    }
+
+    function test_only_the_owner_sets_members() public {
+        Member[] memory list = makeMembers();
+        vm.expectRevert(abi.encodeWithSelector(Ownable.OwnableUnauthorizedAccount.selector, client));
+        vm.prank(client);
+        committee.setMembers(list);
+    }
+
+    function test_ownership_moves_in_two_steps() public {
+        committee.transferOwnership(client);
+        require(committee.owner() == address(this));
+        vm.prank(client);
+        committee.acceptOwnership();
+        require(committee.owner() == client);
+    }
+
+    function test_member_count_must_be_3f_plus_1_from_4_to_31() public {
+        uint256[4] memory counts = [uint256(1), 3, 6, 34];
+        for (uint256 c; c < counts.length; ++c) {
+            Member[] memory list = new Member[](counts[c]);
+            for (uint256 i; i < counts[c]; ++i) {
+                list[i] = Member(address(uint160(i + 1)), bytes32(i + 1), "");
+            }
+            vm.expectRevert(abi.encodeWithSelector(ICommittee.MemberCountInvalid.selector, counts[c]));
+            committee.setMembers(list);
+        }
+    }
+
+    function test_members_must_ascend() public {
+        Member[] memory list = makeMembers();
+        list[2] = list[1];
+        vm.expectRevert(
+            abi.encodeWithSelector(ICommittee.MembersNotAscending.selector, list[1].account, list[1].account)
+        );
+        committee.setMembers(list);
+    }
+
+    function test_member_needs_key_and_short_endpoint() public {
+        Member[] memory list = makeMembers();
+        list[0].signingKey = 0;
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.MemberKeyMissing.selector, list[0].account));
+        committee.setMembers(list);
+        list = makeMembers();
+        list[3].endpoint = string(new bytes(257));
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.EndpointTooLong.selector, list[3].account, 257));
+        committee.setMembers(list);
+    }
+
+    // --------------------------------------------------------------------- bulletin board
+
+    function test_dealing_once_per_member_and_configuration() public {
+        vm.prank(member(0));
+        committee.postDealing("dealing");
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.DealingExists.selector, 1, member(0)));
+        vm.prank(member(0));
+        committee.postDealing("another");
+        committee.setMembers(makeMembers());
+        vm.prank(member(0));
+        committee.postDealing("dealing of the next configuration");
+    }
+
+    function test_dealing_is_for_members_and_bounded() public {
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.NotMember.selector, client));
+        vm.prank(client);
+        committee.postDealing("dealing");
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.BlobLengthInvalid.selector, 65537, 65536));
+        vm.prank(member(1));
+        committee.postDealing(new bytes(65537));
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.BlobLengthInvalid.selector, 0, 65536));
+        vm.prank(member(1));
+        committee.postDealing("");
+    }
+
+    function test_complaint_names_a_member() public {
+        vm.prank(member(0));
+        committee.postComplaint(member(1), "evidence");
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.NotMember.selector, client));
+        vm.prank(member(0));
+        committee.postComplaint(client, "evidence");
+    }
+
+    function confirm(uint256 i, bytes memory key) internal {
+        vm.prank(member(i));
+        committee.confirmGroupKey(keccak256(key), key);
+    }
+
+    function test_group_key_needs_a_quorum_of_equal_votes() public {
+        confirm(0, "key");
+        confirm(1, "key");
+        confirm(2, "other key");
+        assertEq(committee.groupKey().length, 0);
+        confirm(3, "key");
+        require(keccak256(committee.groupKey()) == keccak256("key"));
+        committee.setMembers(makeMembers());
+        assertEq(committee.groupKey().length, 0);
+    }
+
+    function test_group_key_votes_once_until_set() public {
+        confirm(0, "key");
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.VoteExists.selector, 1, member(0)));
+        confirm(0, "key");
+        confirm(1, "key");
+        confirm(2, "key");
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.GroupKeyExists.selector, 1));
+        confirm(3, "key");
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.GroupKeyExists.selector, 1));
+        vm.prank(member(3));
+        committee.postDealing("late");
+    }
+
+    function test_group_key_hash_must_match() public {
+        vm.expectRevert(
+            abi.encodeWithSelector(ICommittee.GroupKeyHashMismatch.selector, bytes32(uint256(1)), keccak256("key"))
+        );
+        vm.prank(member(0));
+        committee.confirmGroupKey(bytes32(uint256(1)), "key");
+    }
+
+    // --------------------------------------------------------------------------- snapshots
+
+    function test_snapshots_are_accepted_in_sequence() public {
+        committee.submitSnapshot(1, ROOT, certify(3, snapshotHash(1, 1, ROOT)));
+        (uint64 sequence, bytes32 root) = committee.latestSnapshot();
+        require(sequence == 1 && root == ROOT);
+        bytes memory again = certify(3, snapshotHash(1, 1, ROOT));
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.SequenceInvalid.selector, 1, 2));
+        committee.submitSnapshot(1, ROOT, again);
+        committee.submitSnapshot(2, ROOT, certify(4, snapshotHash(1, 2, ROOT)));
+    }
+
+    function test_snapshot_of_another_configuration_is_refused() public {
+        committee.setMembers(makeMembers());
+        bytes memory signatures = certify(3, snapshotHash(1, 1, ROOT));
+        vm.expectRevert(); // the signatures recover to strangers, or to an order that does not ascend
+        committee.submitSnapshot(1, ROOT, signatures);
+    }
+
+    // ------------------------------------------------------------------------ quorum check
+
+    function expectRefusal(bytes memory signatures, bytes memory reason) internal {
+        vm.expectRevert(reason);
+        committee.requireQuorum(ROOT, signatures);
+    }
+
+    function test_quorum_accepts_3_and_4_of_4() public view {
+        committee.requireQuorum(ROOT, certify(3, ROOT));
+        committee.requireQuorum(ROOT, certify(4, ROOT));
+    }
+
+    function test_quorum_refuses_too_few() public {
+        expectRefusal(certify(2, ROOT), abi.encodeWithSelector(ICommittee.QuorumTooSmall.selector, 2, 3));
+        expectRefusal("", abi.encodeWithSelector(ICommittee.QuorumTooSmall.selector, 0, 3));
+    }
+
+    function test_quorum_refuses_bad_lengths() public {
+        expectRefusal(
+            abi.encodePacked(certify(3, ROOT), uint8(0)),
+            abi.encodeWithSelector(ICommittee.SignaturesMalformed.selector, 196)
+        );
+        expectRefusal(
+            new bytes(65 * 32), abi.encodeWithSelector(ICommittee.SignaturesMalformed.selector, 65 * 32)
+        );
+    }
+
+    function test_quorum_refuses_repeated_and_unsorted_signers() public {
+        bytes memory first = sign(memberKeys[0], ROOT);
+        bytes memory second = sign(memberKeys[1], ROOT);
+        expectRefusal(
+            abi.encodePacked(first, second, second),
+            abi.encodeWithSelector(ICommittee.SignersNotAscending.selector, member(1), member(1))
+        );
+        expectRefusal(
+            abi.encodePacked(second, first, sign(memberKeys[2], ROOT)),
+            abi.encodeWithSelector(ICommittee.SignersNotAscending.selector, member(1), member(0))
+        );
+    }
+
+    function test_quorum_refuses_strangers() public {
+        uint256 stranger = 0xB0B;
+        bytes memory signatures = vm.addr(stranger) < member(0)
+            ? abi.encodePacked(sign(stranger, ROOT), certify(2, ROOT))
+            : abi.encodePacked(sign(memberKeys[0], ROOT), sign(stranger, ROOT), sign(stranger, ROOT));
+        expectRefusal(signatures, abi.encodeWithSelector(ICommittee.NotMember.selector, vm.addr(stranger)));
+    }
+
+    function test_quorum_refuses_high_s_and_bad_v() public {
+        bytes memory good = certify(2, ROOT);
+        bytes32 digest = keccak256(abi.encodePacked("\x19\x01", separator(), ROOT));
+        (uint8 v, bytes32 r, bytes32 s) = vm.sign(memberKeys[2], digest);
+        uint256 order = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141;
+        bytes memory refusal = abi.encodeWithSelector(ICommittee.SignatureInvalid.selector, 2);
+        expectRefusal(abi.encodePacked(good, r, order - uint256(s), v == 27 ? uint8(28) : 27), refusal);
+        expectRefusal(abi.encodePacked(good, r, s, uint8(29)), refusal);
+        expectRefusal(abi.encodePacked(good, r, s, v - 27), refusal);
+    }
+
+    function testFuzz_a_signature_is_for_one_hash(bytes32 signed, bytes32 claimed) public {
+        bytes memory signatures = certify(3, signed);
+        if (signed != claimed) vm.expectRevert();
+        committee.requireQuorum(claimed, signatures);
+    }
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+pragma solidity ^0.8.28;
+
+import {Base} from "./Base.sol";
+import {IModelRegistry, Model, Task} from "../src/interfaces/IModelRegistry.sol";
+
+contract ModelRegistryTest is Base {
+    bytes32 internal constant OTHER = keccak256("other model");
+
+    function test_register_stores_root_and_price() public view {
+        Model memory model = models.modelOf(MODEL);
+        require(model.developer == address(this) && model.taskCount == 10);
+        assertEq(model.pricePerStep, 10 * 100_000);
+        require(model.dagRoot == keccak256(abi.encode(makeTasks(10, 100_000), makeChain(10))));
+        require(models.modelByName("tiny") == MODEL);
+    }
+
+    function test_a_model_is_registered_once() public {
+        vm.expectRevert(abi.encodeWithSelector(IModelRegistry.ModelExists.selector, MODEL));
+        models.register(MODEL, "again", makeTasks(1, 1), makeChain(1));
+    }
+
+    function test_a_name_belongs_to_its_first_developer() public {
+        vm.expectRevert(abi.encodeWithSelector(IModelRegistry.NameTaken.selector, "tiny", address(this)));
+        vm.prank(client);
+        models.register(OTHER, "tiny", makeTasks(1, 1), makeChain(1));
+        models.register(OTHER, "tiny", makeTasks(1, 1), makeChain(1));
+        require(models.modelByName("tiny") == OTHER);
+        assertEq(models.pricePerStep(MODEL), 10 * 100_000); // the old model is still there
+    }
+
+    function test_unknown_models_and_names() public {
+        vm.expectRevert(abi.encodeWithSelector(IModelRegistry.UnknownModel.selector, OTHER));
+        models.modelOf(OTHER);
+        vm.expectRevert(abi.encodeWithSelector(IModelRegistry.UnknownModel.selector, OTHER));
+        models.pricePerStep(OTHER);
+        vm.expectRevert(abi.encodeWithSelector(IModelRegistry.UnknownName.selector, "nobody"));
+        models.modelByName("nobody");
+    }
+
+    function refuse(string memory name, Task[] memory tasks, uint32[] memory edges, bytes memory reason) internal {
+        vm.expectRevert(reason);
+        models.register(OTHER, name, tasks, edges);
+    }
+
+    function test_register_refuses_bad_names_and_ids() public {
+        refuse("", makeTasks(1, 1), makeChain(1), abi.encodeWithSelector(IModelRegistry.NameLengthInvalid.selector, 0));
+        refuse(
+            string(new bytes(65)),
+            makeTasks(1, 1),
+            makeChain(1),
+            abi.encodeWithSelector(IModelRegistry.NameLengthInvalid.selector, 65)
+        );
+        Task[] memory tasks = makeTasks(2, 1);
+        tasks[1].taskId = 0;
+        refuse("m", tasks, makeChain(2), abi.encodeWithSelector(IModelRegistry.IdMissing.selector));
+        vm.expectRevert(abi.encodeWithSelector(IModelRegistry.IdMissing.selector));
+        models.register(0, "m", makeTasks(1, 1), makeChain(1));
+    }
+
+    function test_register_refuses_bad_sizes() public {
+        refuse("m", makeTasks(0, 1), new uint32[](0), abi.encodeWithSelector(IModelRegistry.TaskCountInvalid.selector, 0));
+        refuse(
+            "m", makeTasks(1025, 1), makeChain(2), abi.encodeWithSelector(IModelRegistry.TaskCountInvalid.selector, 1025)
+        );
+        refuse(
+            "m", makeTasks(2, 1), new uint32[](4097), abi.encodeWithSelector(IModelRegistry.EdgeCountInvalid.selector, 4097)
+        );
+    }
+
+    function test_register_refuses_cycles_loops_duplicates_and_missing_tasks() public {
+        uint32[] memory edges = new uint32[](1);
+        uint32[4] memory bad = [uint32(1 << 16 | 1), 2 << 16 | 1, 1 << 16 | 3, 0]; // loop, back, out, 0 to 0
+        for (uint256 i; i < bad.length; ++i) {
+            edges[0] = bad[i];
+            refuse("m", makeTasks(3, 1), edges, abi.encodeWithSelector(IModelRegistry.EdgeInvalid.selector, 0, bad[i]));
+        }
+        edges = new uint32[](2);
+        edges[0] = edges[1] = 1;
+        refuse("m", makeTasks(3, 1), edges, abi.encodeWithSelector(IModelRegistry.EdgesNotAscending.selector, 1));
+    }
+
+    function test_the_largest_model_fits_a_transaction() public {
+        uint256 before = gasleft();
+        models.register(OTHER, "large", makeTasks(1024, type(uint64).max), makeChain(1024));
+        require(before - gasleft() < 1 << 24);
+        assertEq(models.pricePerStep(OTHER), 1024 * uint256(type(uint64).max));
+    }
+
+    function testFuzz_accepted_edges_are_a_topological_order(uint32 edge) public {
+        uint32[] memory edges = new uint32[](1);
+        edges[0] = edge;
+        bool legal = edge >> 16 < edge & 0xffff && edge & 0xffff < 8;
+        if (!legal) vm.expectRevert(abi.encodeWithSelector(IModelRegistry.EdgeInvalid.selector, 0, edge));
+        models.register(OTHER, "m", makeTasks(8, 1), edges);
+    }
+}

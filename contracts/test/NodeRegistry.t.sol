@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+pragma solidity ^0.8.28;
+
+import {IERC20Errors} from "@openzeppelin/contracts/interfaces/draft-IERC6093.sol";
+import {Base} from "./Base.sol";
+import {INodeRegistry, NodeView} from "../src/interfaces/INodeRegistry.sol";
+
+contract NodeRegistryTest is Base {
+    function test_register_takes_exactly_the_stake() public view {
+        assertEq(usdc.balanceOf(address(nodes)), 3 * NODE_STAKE);
+        assertEq(usdc.balanceOf(node[0]), 0);
+        NodeView memory seen = nodes.nodeOf(node[0]);
+        require(seen.account == node[0] && seen.vramGb == 12 && seen.stake == NODE_STAKE && seen.active);
+        assertEq(nodes.minStake(12), 1000e6 + 12 * 100e6);
+    }
+
+    function test_register_with_permit_even_when_it_was_front_run() public {
+        for (uint256 key = 0xC1; key < 0xC3; ++key) {
+            address account = vm.addr(key);
+            usdc.mint(account, NODE_STAKE);
+            bytes32 structHash = keccak256(
+                abi.encode(
+                    keccak256("Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"),
+                    account,
+                    address(nodes),
+                    NODE_STAKE,
+                    0,
+                    block.timestamp
+                )
+            );
+            (uint8 v, bytes32 r, bytes32 s) =
+                vm.sign(key, keccak256(abi.encodePacked("\x19\x01", usdc.DOMAIN_SEPARATOR(), structHash)));
+            if (key == 0xC2) usdc.permit(account, address(nodes), NODE_STAKE, block.timestamp, v, r, s);
+            vm.prank(account);
+            nodes.registerWithPermit(bytes32(key), 12, "", block.timestamp, v, r, s);
+            require(nodes.isActive(account));
+        }
+    }
+
+    function test_register_without_money_changes_nothing() public {
+        vm.expectRevert(
+            abi.encodeWithSelector(
+                IERC20Errors.ERC20InsufficientAllowance.selector, address(nodes), 0, NODE_STAKE
+            )
+        );
+        vm.prank(client);
+        nodes.register(bytes32(uint256(7)), 12, "");
+        assertEq(nodes.nodeCount(), 3);
+    }
+
+    function test_register_refuses_twice_bad_keys_no_vram_long_endpoints() public {
+        bytes32 taken = nodes.nodeOf(node[0]).signingKey;
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.NodeExists.selector, node[0]));
+        vm.prank(node[0]);
+        nodes.register(bytes32(uint256(7)), 12, "");
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.SigningKeyInvalid.selector, taken, node[0]));
+        vm.prank(client);
+        nodes.register(taken, 12, "");
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.SigningKeyInvalid.selector, bytes32(0), address(0)));
+        vm.prank(client);
+        nodes.register(0, 12, "");
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.VramMissing.selector));
+        vm.prank(client);
+        nodes.register(bytes32(uint256(7)), 0, "");
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.EndpointTooLong.selector, client, 257));
+        vm.prank(client);
+        nodes.register(bytes32(uint256(7)), 12, string(new bytes(257)));
+    }
+
+    function test_leaving_takes_the_unbonding_period() public {
+        vm.prank(node[0]);
+        nodes.requestUnstake();
+        require(!nodes.isActive(node[0]));
+        uint64 free = uint64(block.timestamp) + UNBONDING;
+        assertEq(nodes.nodeOf(node[0]).unbondingAt, free);
+        nodes.setUnbondingPeriod(1); // for later requests only
+        vm.warp(free - 1);
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.StillUnbonding.selector, node[0], free));
+        vm.prank(node[0]);
+        nodes.withdrawStake();
+        vm.warp(free);
+        vm.prank(node[0]);
+        nodes.withdrawStake();
+        assertEq(usdc.balanceOf(node[0]), NODE_STAKE);
+        assertEq(nodes.nodeCount(), 2);
+        require(nodes.nodesPage(0, 10)[0].account == node[2]); // the last took its place
+        vm.prank(node[0]);
+        nodes.register(bytes32(uint256(uint160(node[0]))), 12, ""); // and may come back with its key
+        assertEq(nodes.nodeCount(), 3);
+    }
+
+    function test_the_last_of_the_list_can_leave() public {
+        for (uint256 i; i < 3; ++i) {
+            vm.prank(node[i]);
+            nodes.requestUnstake();
+        }
+        vm.warp(block.timestamp + UNBONDING);
+        for (uint256 left = 3; left > 0; --left) {
+            vm.prank(node[left - 1]);
+            nodes.withdrawStake();
+            assertEq(nodes.nodeCount(), left - 1);
+            require(nodes.nodeOf(node[left - 1]).account == address(0));
+        }
+        assertEq(usdc.balanceOf(address(nodes)), 0);
+    }
+
+    function test_who_took_a_leavers_place_can_leave() public {
+        for (uint256 i; i < 3; i += 2) {
+            vm.prank(node[i]);
+            nodes.requestUnstake();
+        }
+        vm.warp(block.timestamp + UNBONDING);
+        vm.prank(node[0]);
+        nodes.withdrawStake(); // node 2 takes position 0
+        vm.prank(node[2]);
+        nodes.withdrawStake();
+        NodeView[] memory page = nodes.nodesPage(0, 10);
+        require(page.length == 1 && page[0].account == node[1]);
+    }
+
+    function test_cancelled_leaving_is_staying() public {
+        vm.prank(node[0]);
+        nodes.requestUnstake();
+        vm.prank(node[0]);
+        nodes.cancelUnstake();
+        require(nodes.isActive(node[0]));
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.NodeStaying.selector, node[0]));
+        vm.prank(node[0]);
+        nodes.withdrawStake();
+    }
+
+    function test_slashed_below_the_stake_is_inactive_until_topped_up() public {
+        vm.prank(address(market));
+        assertEq(nodes.slash(node[0], 5e6), 5e6);
+        assertEq(usdc.balanceOf(address(market)), 1000e6 + 5e6);
+        require(!nodes.isActive(node[0]));
+        usdc.mint(node[0], 5e6);
+        vm.prank(node[0]);
+        nodes.topUp(5e6);
+        require(nodes.isActive(node[0]));
+    }
+
+    function test_slash_takes_no_more_than_there_is() public {
+        vm.prank(address(market));
+        assertEq(nodes.slash(node[0], type(uint256).max), NODE_STAKE);
+        vm.prank(address(market));
+        assertEq(nodes.slash(node[0], 1), 0);
+        vm.prank(address(market));
+        assertEq(nodes.slash(client, 1), 0);
+        assertEq(usdc.balanceOf(address(nodes)), 2 * NODE_STAKE);
+    }
+
+    function test_a_leaving_node_can_be_slashed() public {
+        vm.prank(node[0]);
+        nodes.requestUnstake();
+        vm.prank(address(market));
+        assertEq(nodes.slash(node[0], 100), 100);
+    }
+
+    function test_only_the_market_slashes_and_it_is_set_once() public {
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.NotMarket.selector, address(this)));
+        nodes.slash(node[0], 1);
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.MarketExists.selector, address(market)));
+        nodes.setMarket(client);
+    }
+
+    function test_pages() public {
+        assertEq(nodes.nodesPage(0, 2).length, 2);
+        assertEq(nodes.nodesPage(2, 2).length, 1);
+        assertEq(nodes.nodesPage(3, 2).length, 0);
+        assertEq(nodes.nodesPage(type(uint256).max, 1).length, 0);
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.PageTooLong.selector, 257, 256));
+        nodes.nodesPage(0, 257);
+    }
+
+    function test_strangers_have_no_verbs() public {
+        bytes memory unknown = abi.encodeWithSelector(INodeRegistry.UnknownNode.selector, address(this));
+        vm.expectRevert(unknown);
+        nodes.setEndpoint("");
+        vm.expectRevert(unknown);
+        nodes.topUp(1);
+        vm.expectRevert(unknown);
+        nodes.requestUnstake();
+        vm.expectRevert(unknown);
+        nodes.withdrawStake();
+    }
+
+    function testFuzz_stakes_add_up(uint32 vramGb, uint128 slash) public {
+        vramGb = vramGb == 0 ? 1 : vramGb;
+        uint128 stake = nodes.minStake(vramGb);
+        usdc.mint(client, stake);
+        vm.prank(client);
+        usdc.approve(address(nodes), stake);
+        vm.prank(client);
+        nodes.register(bytes32(uint256(7)), vramGb, "");
+        vm.prank(address(market));
+        uint256 taken = nodes.slash(client, slash);
+        assertEq(nodes.nodeOf(client).stake + taken, stake);
+        assertEq(usdc.balanceOf(address(nodes)), 3 * NODE_STAKE + stake - taken);
+    }
+}

@@ -1,0 +1,334 @@
+"""One account's view of SplitUp's contracts: call, send, follow events.
+
+chain = await Chain.connect(rpc_url, deployment, private_key=key)
+receipt = await chain.send("market", "deposit", 5_000_000)
+async for event in chain.events(from_block=receipt.block_number): ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from splitup import limits
+from splitup.chain.abi import CONTRACTS, ContractName, load_abi
+from splitup.chain.deployment import Deployment
+from splitup.chain.events import BlockId, ChainEvent, Trail, decode_logs
+from splitup.chain.rejections import explain_refusal
+from splitup.chain.rpc import Rpc, RpcError
+from splitup.chain.sender import Sender, Submitted
+from splitup.errors import ChainUnavailable, ConfigurationError, SplitUpError
+
+log = logging.getLogger(__name__)
+
+# The real USDC logs every transfer in the world; a transfer of ours has an event of ours beside it.
+_FOLLOWED: Final[tuple[ContractName, ...]] = ("committee", "nodes", "models", "market")
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a transaction. Without waiting, only its hash is known."""
+
+    transaction: str
+    block_number: int | None = None
+    block_hash: str | None = None
+    gas_used: int | None = None
+    events: tuple[ChainEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The chain's head: its time is the only clock that deadlines know (Unix seconds)."""
+
+    number: int
+    hash: str
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    block: BlockId
+    events: tuple[ChainEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Forked:
+    ancestor: BlockId | None
+
+
+class Chain:
+    """A connection to one deployment, as one account or, without a key, as a reader."""
+
+    def __init__(self, rpc: Rpc, deployment: Deployment, sender: Sender | None) -> None:
+        """Use ``connect``, which checks that the chain is the right one."""
+        self.deployment = deployment
+        self._rpc = rpc
+        self._sender = sender
+        self._background: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    async def connect(
+        cls,
+        rpc_url: str,
+        deployment: Deployment,
+        *,
+        private_key: bytes | None = None,
+        fee_ceiling_wei: int = limits.FEE_CEILING_WEI,
+    ) -> Self:
+        """Connect, and make sure that the endpoint serves this very deployment.
+
+        Raises ChainUnavailable when it does not answer, or is another or a younger chain.
+        """
+        rpc = Rpc(rpc_url)
+        try:
+            await _check_deployment(rpc, deployment)
+            sender = None
+            if private_key is not None:
+                sender = Sender(
+                    rpc, deployment.chain_id, private_key, fee_ceiling_wei=fee_ceiling_wei
+                )
+        except BaseException:
+            await rpc.close()
+            raise
+        return cls(rpc, deployment, sender)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop following transactions that nobody waits for, and close the connections."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._rpc.close()
+
+    @property
+    def address(self) -> str:
+        """The account that signs, lower-case."""
+        address: str = self._get_sender().address
+        return address
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    async def call(self, contract: ContractName, function: str, *args: Any) -> Any:
+        """Return a view's value at the chain's head.
+
+        Structs, and several named results, are dictionaries. Raises InvalidInput for arguments that
+        do not fit, ChainRejected, ChainUnavailable.
+        """
+        abi = load_abi(contract)
+        request = {
+            "to": self.deployment.get_address(contract),
+            "data": abi.encode_call(function, args),
+        }
+        if self._sender is not None:
+            request["from"] = self._sender.address
+        try:
+            data = await self._rpc.request("eth_call", request, "latest")
+        except RpcError as error:
+            raise explain_refusal(f"{contract}.{function}", error) from None
+        return abi.decode_result(function, bytes.fromhex(data[2:]))
+
+    async def fetch_head(self) -> Block:
+        """Return the chain's latest block."""
+        block = await self._fetch_block("latest")
+        return Block(int(block["number"], 16), block["hash"], int(block["timestamp"], 16))
+
+    async def fetch_ether_wei(self, account: str) -> int:
+        """Return an account's ether, which pays for gas."""
+        return int(await self._rpc.request("eth_getBalance", account, "latest"), 16)
+
+    # ---- transactions --------------------------------------------------------------------------
+
+    async def send(
+        self, contract: ContractName, function: str, *args: Any, wait: bool = True
+    ) -> Receipt:
+        """Simulate, sign, send, and wait until the transaction is mined.
+
+        Without ``wait`` the transaction is followed, and sent again if need be, in the background;
+        a failure is logged. Raises InvalidInput, ChainRejected (with the contract's error, decoded)
+        and ChainUnavailable.
+        """
+        sender = self._get_sender()
+        data = load_abi(contract).encode_call(function, args)
+        to = self.deployment.get_address(contract)
+        submitted = await sender.submit(f"{contract}.{function}", to, data)
+        if wait:
+            return self._make_receipt(await sender.wait(submitted))
+        task = asyncio.create_task(self._follow(sender, submitted))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return Receipt(submitted.hashes[-1])
+
+    async def _follow(self, sender: Sender, submitted: Submitted) -> None:
+        try:
+            await sender.wait(submitted)
+        except SplitUpError as error:
+            log.error("%s", error)
+
+    def _make_receipt(self, raw: Mapping[str, Any]) -> Receipt:
+        return Receipt(
+            transaction=raw["transactionHash"],
+            block_number=int(raw["blockNumber"], 16),
+            block_hash=raw["blockHash"],
+            gas_used=int(raw["gasUsed"], 16),
+            events=decode_logs(self.deployment, raw["logs"]),
+        )
+
+    def _get_sender(self) -> Sender:
+        if self._sender is None:
+            raise ConfigurationError("this connection has no key; pass one to sign transactions")
+        return self._sender
+
+    # ---- events --------------------------------------------------------------------------------
+
+    async def events(
+        self,
+        *,
+        from_block: int,
+        poll_s: float = 0.05,
+        confirmations: int = 0,
+        wake: asyncio.Event | None = None,
+    ) -> AsyncGenerator[ChainEvent, None]:
+        """Follow the events of committee, nodes, models and market, in order, for ever.
+
+        Survives failures of the node: it waits and goes on where it was. A reorganisation yields
+        the undone events again, ``removed``, and then the new ones; a subscriber may be told an
+        event twice, never not at all. ``confirmations`` blocks are kept between the head and what
+        is told. Setting ``wake`` makes it look at once: somebody else has seen a new block.
+        Raises ChainUnavailable when the chain was reorganised deeper than ``limits.REORG_BLOCKS``.
+        """
+        trail: Trail | None = None
+        pause_s = limits.RPC_BACKOFF_S
+        while True:
+            try:
+                if trail is None:
+                    trail = Trail(from_block, await self._fetch_anchors(from_block))
+                news = await self._look(trail, confirmations)
+            except ChainUnavailable as error:
+                log.warning("events wait for the chain: %s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
+                continue
+            pause_s = limits.RPC_BACKOFF_S
+            if news is None:
+                await _pause(poll_s, wake)
+            elif isinstance(news, _Forked):
+                for event in trail.rewind(news.ancestor):
+                    yield event
+            else:
+                trail.advance(news.block, news.events)
+                for event in news.events:
+                    yield event
+
+    async def fetch_events(
+        self, contract: ContractName, *, from_block: int = 0
+    ) -> tuple[ChainEvent, ...]:
+        """Return one contract's events up to the head, in order. Raises ChainUnavailable."""
+        head = await self.fetch_head()
+        address = self.deployment.get_address(contract)
+        found: list[ChainEvent] = []
+        for start in range(from_block, head.number + 1, limits.LOG_RANGE_BLOCKS):
+            end = min(start + limits.LOG_RANGE_BLOCKS - 1, head.number)
+            where = {"address": address, "fromBlock": hex(start), "toBlock": hex(end)}
+            try:
+                found += decode_logs(self.deployment, await self._rpc.request("eth_getLogs", where))
+            except RpcError as error:
+                raise ChainUnavailable(
+                    f"the chain at {self._rpc.url} has no logs: {error}"
+                ) from None
+        return tuple(found)
+
+    async def _look(self, trail: Trail, confirmations: int) -> _Told | _Forked | None:
+        """Read the next range; None when there is nothing to tell."""
+        last = trail.checkpoints[0]
+        head = await self._fetch_block("latest")
+        head_id = BlockId(int(head["number"], 16), head["hash"])
+        if head_id == last or head_id.number < last.number:
+            return None  # a lower head is an endpoint that lags behind: never act on the older view
+        if head["parentHash"] != last.hash and not await self._holds(last):
+            return _Forked(await self._find_ancestor(trail))
+        end = min(head_id.number - confirmations, trail.next_block + limits.LOG_RANGE_BLOCKS - 1)
+        if end < trail.next_block:
+            return None
+        if end != head_id.number:
+            block = await self._fetch_block(hex(end))
+            head_id = BlockId(end, block["hash"])
+        where = {"fromBlock": hex(trail.next_block), "toBlock": hex(end)}
+        if end == trail.next_block:  # by hash, an endpoint that does not know the block must say so
+            where = {"blockHash": head_id.hash}
+        addresses = [self.deployment.get_address(name) for name in _FOLLOWED]
+        logs = await self._rpc.request("eth_getLogs", {"address": addresses, **where})
+        events = decode_logs(self.deployment, logs)
+        if events and events[-1].block_number == end and events[-1].block_hash != head_id.hash:
+            return None  # reorganised between the two questions; ask again
+        return _Told(head_id, events)
+
+    async def _find_ancestor(self, trail: Trail) -> BlockId | None:
+        for checkpoint in trail.checkpoints:
+            if await self._holds(checkpoint):
+                return checkpoint
+        return None
+
+    async def _holds(self, checkpoint: BlockId) -> bool:
+        block = await self._rpc.request("eth_getBlockByNumber", hex(checkpoint.number), False)
+        return block is not None and block["hash"] == checkpoint.hash
+
+    async def _fetch_anchors(self, from_block: int) -> list[BlockId]:
+        """Return two blocks before ``from_block``, the first as far back as may be undone."""
+        head = await self.fetch_head()
+        near = max(0, min(from_block - 1, head.number))
+        numbers = sorted({max(0, near - limits.REORG_BLOCKS), near})
+        blocks = [await self._fetch_block(hex(number)) for number in numbers]
+        return [BlockId(int(block["number"], 16), block["hash"]) for block in blocks]
+
+    async def _fetch_block(self, which: str) -> Mapping[str, Any]:
+        block: Mapping[str, Any] | None = await self._rpc.request(
+            "eth_getBlockByNumber", which, False
+        )
+        if block is None:
+            raise ChainUnavailable(f"the chain at {self._rpc.url} does not know block {which} yet")
+        return block
+
+
+async def _pause(seconds: float, wake: asyncio.Event | None) -> None:
+    if wake is None:
+        await asyncio.sleep(seconds)
+        return
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(wake.wait(), seconds)
+    wake.clear()
+
+
+async def _check_deployment(rpc: Rpc, deployment: Deployment) -> None:
+    addresses = [deployment.get_address(name) for name in CONTRACTS]
+    try:
+        chain_id, genesis, *codes = await asyncio.gather(
+            rpc.request("eth_chainId"),
+            rpc.request("eth_getBlockByNumber", "0x0", False),
+            *(rpc.request("eth_getCode", address, "latest") for address in addresses),
+        )
+    except RpcError as error:
+        raise ChainUnavailable(f"{rpc.url} is no Ethereum node: {error}") from None
+    problem = None
+    if int(chain_id, 16) != deployment.chain_id:
+        problem = f"it is chain {int(chain_id, 16)}, not {deployment.chain_id}"
+    elif genesis is None or genesis["hash"] != deployment.genesis_hash:
+        problem = "its first block is another one"
+    else:
+        missing = [name for name, code in zip(CONTRACTS, codes, strict=True) if code == "0x"]
+        if missing:
+            problem = f"it has no {missing[0]} contract at {deployment.get_address(missing[0])}"
+    if problem is not None:
+        raise ChainUnavailable(
+            f"the chain at {rpc.url} does not carry this deployment ({problem}): the deployment "
+            "file is stale; use the one written by the network that runs now, or start one with: "
+            "splitup up"
+        )

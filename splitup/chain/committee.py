@@ -1,0 +1,44 @@
+"""Reading the committee: one consistent view of what the Committee contract says."""
+
+from __future__ import annotations
+
+import asyncio
+
+from splitup.chain.client import Chain
+from splitup.crypto.quorum import Domain
+from splitup.errors import ChainUnavailable
+from splitup.protocol.certificates import CommitteeMember, CommitteeView
+
+_TRIES = 3
+
+
+async def fetch_committee(chain: Chain) -> CommitteeView:
+    """Return members, quorum and group key of one configuration; raise ChainUnavailable."""
+    for _ in range(_TRIES):
+        before, members, quorum, group_key, after = await asyncio.gather(
+            chain.call("committee", "configuration"),
+            chain.call("committee", "members"),
+            chain.call("committee", "quorum"),
+            chain.call("committee", "groupKey"),
+            chain.call("committee", "configuration"),
+        )
+        if before == after:
+            break
+    else:
+        raise ChainUnavailable("the committee's members keep changing; try again in a minute")
+    return CommitteeView(
+        configuration=before,
+        members=tuple(
+            CommitteeMember(
+                account=member["account"],
+                signing_key=member["signingKey"],
+                endpoint=member["endpoint"],
+            )
+            for member in members
+        ),
+        quorum=quorum,
+        group_key="0x" + group_key.hex() if group_key else "",
+        domain=Domain(
+            chain_id=chain.deployment.chain_id, committee=chain.deployment.committee.lower()
+        ),
+    )

@@ -1,0 +1,139 @@
+"""Where SplitUp's contracts are on one chain, and how they get there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from web3.utils.address import get_create_address
+
+from splitup import limits
+from splitup.chain.abi import ContractName, load_abi
+from splitup.chain.rpc import Rpc
+from splitup.chain.sender import Sender, Submitted
+from splitup.errors import ChainUnavailable, ConfigurationError
+
+_ADDRESS = Field(pattern=r"^0x[0-9a-f]{40}$")
+
+
+class _DeploymentFile(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    chain_id: int = Field(ge=1)
+    genesis_hash: str = Field(pattern=r"^0x[0-9a-f]{64}$")
+    usdc: str = _ADDRESS
+    committee: str = _ADDRESS
+    nodes: str = _ADDRESS
+    models: str = _ADDRESS
+    market: str = _ADDRESS
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One chain, named by id and genesis block, and the contracts on it (lower-case addresses)."""
+
+    chain_id: int
+    genesis_hash: str
+    usdc: str
+    committee: str
+    nodes: str
+    models: str
+    market: str
+
+    def get_address(self, contract: ContractName) -> str:
+        """Return a contract's address by its short name."""
+        address: str = getattr(self, contract)
+        return address
+
+    def save(self, path: Path) -> None:
+        """Write the deployment as JSON, whole or not at all."""
+        temporary = path.with_name(path.name + ".new")
+        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", "utf-8")
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a deployment; raise ConfigurationError when it is missing or damaged."""
+        try:
+            fields = _DeploymentFile.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ConfigurationError(
+                f"the deployment file {path} cannot be read ({error.strerror}); "
+                "start a network with: splitup up"
+            ) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigurationError(
+                f"the deployment file {path} is damaged: {'.'.join(map(str, first['loc']))}: "
+                f"{first['msg']}"
+            ) from None
+        return cls(**fields.model_dump())
+
+
+@dataclass(frozen=True, slots=True)
+class MarketParameters:
+    """The market's economics; see ``Parameters`` in IMarket.sol. Unsafe ones are refused."""
+
+    sampling_bps: int = 800
+    collusion_bps: int = 1_000
+    reward_milli: int = 1_200
+    slash_milli: int = 100_000
+    validation_bonus_milli: int = 0
+    tie_breakers: int = 2
+    settlement_grace_s: int = 3_600
+    min_deadline_s: int = 5
+    max_deadline_s: int = 86_400
+    min_price_micro_usdc: int = 1_000
+
+    def to_abi(self) -> tuple[int, ...]:
+        """Return the struct as the contract takes it."""
+        return tuple(asdict(self).values())
+
+
+async def deploy(
+    rpc_url: str,
+    private_key: bytes,
+    *,
+    usdc: str | None = None,
+    unbonding_period_s: int = 7 * 86_400,
+    parameters: MarketParameters | None = None,
+) -> Deployment:
+    """Deploy the contracts, owned by the key's account, and connect them.
+
+    Without ``usdc`` a test token comes along, which is worth nothing. Takes two blocks. Raises
+    ChainRejected, for instance for unsafe parameters, and ChainUnavailable.
+    """
+    async with Rpc(rpc_url) as rpc:
+        chain_id = int(await rpc.request("eth_chainId"), 16)
+        genesis = await rpc.request("eth_getBlockByNumber", "0x0", False)
+        sender = Sender(rpc, chain_id, private_key, fee_ceiling_wei=limits.FEE_CEILING_WEI)
+        pending: list[tuple[Submitted, str]] = []
+
+        async def create(contract: ContractName, *args: Any) -> str:
+            data = load_abi(contract).encode_constructor(args)
+            submitted = await sender.submit(f"deploying {contract}", None, data)
+            address = get_create_address(sender.address, submitted.nonce).lower()  # type: ignore[arg-type]
+            pending.append((submitted, address))
+            return address
+
+        # Nobody waits for a block in between: the addresses follow from the nonces.
+        owner = sender.address
+        token = usdc.lower() if usdc is not None else await create("usdc")
+        committee = await create("committee", owner)
+        models = await create("models")
+        nodes = await create("nodes", owner, token, unbonding_period_s)
+        terms = (parameters or MarketParameters()).to_abi()
+        market = await create("market", owner, token, committee, nodes, models, terms)
+        for submitted, address in pending:
+            receipt = await sender.wait(submitted)
+            if receipt["contractAddress"] != address:
+                raise ChainUnavailable(
+                    f"{submitted.action} landed at {receipt['contractAddress']} instead of "
+                    f"{address}: another program signs with the same key; stop it and deploy again"
+                )
+        data = load_abi("nodes").encode_call("setMarket", (market,))
+        await sender.wait(await sender.submit("nodes.setMarket", nodes, data))
+        return Deployment(chain_id, genesis["hash"], token, committee, nodes, models, market)

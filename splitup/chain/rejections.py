@@ -1,0 +1,157 @@
+"""What each of the contracts' errors means to a person, and the way out.
+
+One sentence per custom error, filled with the error's own arguments. A test holds the table against
+the ABIs, so that no error of ours reaches a terminal undescribed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from splitup.chain.abi import RevertReason, decode_revert
+from splitup.chain.rpc import RpcError
+from splitup.errors import ChainRejected
+
+STATUS_NAMES: Final = ("unknown", "requested", "planned", "settled", "refunded")
+
+SENTENCES: Final[Mapping[str, str]] = {
+    # ---- token
+    "ERC20InsufficientBalance": "{sender} has {balance:usdc} USDC, {needed:usdc} are needed; "
+    "send it more USDC",
+    "ERC20InsufficientAllowance": "{spender} may take {allowance:usdc} USDC, {needed:usdc} are "
+    "needed; approve more",
+    "ERC20InvalidApprover": "{approver} cannot approve USDC",
+    "ERC20InvalidReceiver": "{receiver} cannot receive USDC",
+    "ERC20InvalidSender": "{sender} cannot send USDC",
+    "ERC20InvalidSpender": "{spender} cannot be approved for USDC",
+    "ERC2612ExpiredSignature": "the permit ended at {deadline:time}; sign a new one",
+    "ERC2612InvalidSigner": "the permit is signed by {signer}, not by {owner}",
+    "InvalidAccountNonce": "the permit of {account} is used already; the next has number "
+    "{currentNonce}",
+    "SafeERC20FailedOperation": "the token {token} refused the transfer",
+    # ---- ownership, encoding
+    "OwnableUnauthorizedAccount": "{account} does not own the contract",
+    "OwnableInvalidOwner": "{owner} cannot own the contract",
+    "InvalidShortString": "the contract's name is too short",
+    "StringTooLong": "the contract's name is too long",
+    "AddressMissing": "an address is zero",
+    "AmountMissing": "the amount is zero",
+    "RootMissing": "the root is zero",
+    "EndpointTooLong": "the endpoint of {account} has {length} bytes; 256 are allowed",
+    # ---- committee
+    "MemberCountInvalid": "{count} members are not 3f+1 within 4 and 31; list 4, 7, 10 … members",
+    "MembersNotAscending": "members must be sorted by address without repetition; {account} is not",
+    "MemberKeyMissing": "member {account} has no signing key",
+    "NotMember": "{account} is not a member of the committee",
+    "DealingExists": "{dealer} has posted its dealing of configuration {configuration} already",
+    "BlobLengthInvalid": "the data has {length} bytes; 1 to {maximum} are allowed",
+    "GroupKeyExists": "configuration {configuration} has its group key already",
+    "GroupKeyHashMismatch": "the group key does not have the stated hash {stated}",
+    "VoteExists": "{member} has voted for the group key of configuration {configuration} already",
+    "SequenceInvalid": "snapshot {sequence} is not the next one; submit {expected}",
+    "SignaturesMalformed": "{length} bytes are not a list of signatures of the committee",
+    "QuorumTooSmall": "{count} signatures are no quorum; {required} members must sign",
+    "SignatureInvalid": "the signature at position {index} does not verify",
+    "SignersNotAscending": "signatures must be sorted by signer without repetition; {signer}'s is "
+    "not",
+    # ---- nodes
+    "NodeExists": "{account} is registered already; withdraw its stake first to register anew",
+    "UnknownNode": "{account} is not registered; stake first with: splitup-node stake",
+    "SigningKeyInvalid": "the signing key {signingKey} is zero or belongs to the node {owner}",
+    "VramMissing": "a node must offer at least 1 GB of video memory",
+    "NodeLeaving": "{account} is leaving already; its stake is free at {unbondingAt:time}",
+    "NodeStaying": "{account} is not leaving; ask for it first with: splitup-node unstake",
+    "StillUnbonding": "the stake of {account} is locked until {unbondingAt:time}; withdraw then",
+    "NotMarket": "{caller} is not the market",
+    "MarketExists": "the market is {market} already",
+    "PageTooLong": "{count} nodes are too many for one page; {maximum} are allowed",
+    "PeriodTooLong": "an unbonding period of {period} s is too long; {maximum} s are allowed",
+    # ---- models
+    "IdMissing": "a model's or task's id is zero",
+    "ModelExists": "the model {modelId} is registered already",
+    "UnknownModel": "there is no model {modelId}; list them with: splitup-deploy list",
+    "UnknownName": "there is no model named {name!r}; list them with: splitup-deploy list",
+    "NameTaken": "the name {name!r} belongs to {owner}; choose another",
+    "NameLengthInvalid": "a name has 1 to 64 bytes, not {length}",
+    "TaskCountInvalid": "a model has 1 to 1024 tasks, not {count}; raise the VRAM target",
+    "EdgeCountInvalid": "{count} edges are too many for one model",
+    "EdgeInvalid": "edge {index} ({edge:#x}) does not lead from a task to a later one",
+    "EdgesNotAscending": "edge {index} is not above the one before",
+    # ---- market
+    "BalanceTooSmall": "{account} has {balance:usdc} USDC in the market, {required:usdc} are "
+    "needed; deposit more",
+    "ParameterInvalid": "the parameter {parameter} is out of its range",
+    "ParametersUnsafe": "cheating would pay: the expected loss is {expectedLossMicro} millionths "
+    "of a task's cost, the gain {gainMicro}; raise the slash or the sampling",
+    "StepsInvalid": "{steps} steps are not within 1 and {maximum}",
+    "PriceTooLow": "a maximum price of {maxPrice:usdc} USDC is too low; offer at least "
+    "{required:usdc}",
+    "DeadlineInvalid": "a deadline at {deadline:time} is not between {earliest:time} and "
+    "{latest:time}",
+    "NonceUsed": "{client} has used number {nonce} already; choose another",
+    "StatusInvalid": "execution {executionId} is {status:status}",
+    "DeadlinePassed": "the deadline of execution {executionId} was {deadline:time}",
+    "ExecutorsMissing": "the plan of execution {executionId} gives work to nobody",
+    "NodeInactive": "node {node} is not active; register it, top up its stake or stop leaving",
+    "TooMany": "{count} items are too many for one call; {maximum} are allowed",
+    "CommitmentExists": "node {node} has committed to execution {executionId} already",
+    "Overpaid": "the payments of execution {executionId} add up to {paid:usdc} USDC; "
+    "{available:usdc} are there",
+    "NotRefundable": "execution {executionId} is refundable from {refundableAt:time} on; wait",
+}
+_PANICS: Final = {
+    0x01: "an assertion failed",
+    0x11: "a number overflowed",
+    0x12: "a division by zero",
+    0x32: "an index is out of bounds",
+    0x41: "too much memory was asked for",
+}
+
+
+class _Shown:
+    """An argument with the formats of the table: usdc, time, status, and Python's own."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __format__(self, spec: str) -> str:
+        if spec == "usdc":
+            return f"{self.value / 10**6:,.6f}".rstrip("0").rstrip(".")
+        if spec == "time":
+            try:
+                return datetime.fromtimestamp(self.value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            except (OverflowError, ValueError, OSError):
+                return f"time {self.value}"
+        if spec == "status":
+            return STATUS_NAMES[self.value] if self.value < len(STATUS_NAMES) else str(self.value)
+        return format(self.value, spec)
+
+
+def explain_refusal(action: str, error: RpcError) -> ChainRejected | RpcError:
+    """Return what to raise for a failed call: the error itself unless the EVM reverted."""
+    if not error.is_revert:
+        return error
+    reason = decode_revert(error.data) if error.data else None
+    if reason is None:
+        return ChainRejected(f"{action} was refused by the chain: {error.message}")
+    return explain_revert(action, reason)
+
+
+def explain_revert(action: str, reason: RevertReason) -> ChainRejected:
+    """Return the error for a decoded revert of ``action``."""
+    sentence = SENTENCES.get(reason.name)
+    if reason.name == "Error":
+        sentence = str(reason.args["reason"])
+    elif reason.name == "Panic":
+        code = reason.args["code"]
+        sentence = _PANICS.get(code, f"panic {code:#x}")
+    elif sentence is not None:
+        sentence = sentence.format(**{name: _Shown(value) for name, value in reason.args.items()})
+    else:
+        sentence = f"{reason.name} {dict(reason.args)}"
+    return ChainRejected(f"{action} was refused: {sentence}", error_name=reason.name)

@@ -1,0 +1,87 @@
+"""JSON-RPC to an Ethereum node: one request, its retries, and its two kinds of failure.
+
+Requests go through web3's provider below web3's middleware: errors stay data, and CCIP-Read (an
+answer that makes the caller fetch a URL of the contract's choice, EIP-3668) cannot happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, Self
+
+from web3 import AsyncHTTPProvider, AsyncWeb3
+from web3.types import RPCEndpoint
+
+from splitup import limits
+from splitup.errors import ChainUnavailable, ConfigurationError
+
+
+class RpcError(ChainUnavailable):
+    """The node answered with an error. ``data`` is the revert data ("0x…") of a refused call."""
+
+    def __init__(self, url: str, method: str, message: str, data: str | None) -> None:
+        super().__init__(f"the chain at {url} refused {method}: {message}; try again later")
+        self.message = message
+        self.data = data
+
+    @property
+    def is_revert(self) -> bool:
+        """Whether the EVM refused, and not the node."""
+        return self.data is not None or "revert" in self.message.lower()
+
+
+class Rpc:
+    """A connection to one RPC endpoint (http or https)."""
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"the RPC endpoint {url!r} does not begin with http(s)://")
+        self.url = url
+        provider = AsyncHTTPProvider(url, exception_retry_configuration=None)
+        self._web3 = AsyncWeb3(provider, middleware=[])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._web3.provider.disconnect()
+
+    async def request(self, method: str, *params: Any, tries: int = limits.RPC_TRIES) -> Any:
+        """Return the result of one call.
+
+        Transport failures are repeated with growing, jittered pauses, which is safe: every method
+        in use here is idempotent, signed transactions included. Raises RpcError, ChainUnavailable.
+        """
+        for attempt in range(tries):
+            try:
+                async with asyncio.timeout(limits.RPC_TIMEOUT_S):
+                    response = await self._web3.provider.make_request(RPCEndpoint(method), params)
+                break
+            except Exception as error:  # each HTTP library has its own; all mean: no answer
+                failure = f"{type(error).__name__}: {error}".rstrip(": ")
+                if attempt + 1 < tries:
+                    await asyncio.sleep(limits.RPC_BACKOFF_S * 2**attempt * random.uniform(0.5, 1))
+        else:
+            raise ChainUnavailable(
+                f"the chain at {self.url} does not answer ({failure}); "
+                "start it with: splitup up, or correct the RPC endpoint"
+            )
+        if "error" not in response:
+            return response.get("result")
+        problem: Any = response["error"]
+        if not isinstance(problem, dict):
+            raise RpcError(self.url, method, str(problem), None)
+        data = problem.get("data")
+        if isinstance(data, dict):  # some nodes wrap it once more
+            data = data.get("data") or data.get("result")
+        raise RpcError(
+            self.url,
+            method,
+            str(problem.get("message", "unknown error")),
+            data if isinstance(data, str) and data.startswith("0x") else None,
+        )

@@ -1,0 +1,276 @@
+"""Transactions of one account: nonces, fees, and sending again until they are mined.
+
+Everything is safe to repeat: a transaction is sent again under the same nonce, and its intent is
+given a new nonce only once the chain shows that another transaction took the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from eth_account import Account
+from eth_account.signers.local import LocalAccount
+
+from splitup import limits
+from splitup.chain.rejections import explain_refusal
+from splitup.chain.rpc import Rpc, RpcError
+from splitup.errors import ChainRejected, ChainUnavailable, SplitUpError
+
+log = logging.getLogger(__name__)
+
+_KNOWN: Final = ("already known", "already imported", "known transaction")
+_UNDERPRICED: Final = ("underpriced", "fee too low")
+_NONCE_LOW: Final = ("nonce too low", "nonce is too low", "old nonce")
+_NO_ETHER: Final = ("insufficient funds", "insufficient balance")
+_NONCE_TRIES: Final = 5
+
+
+@dataclass(slots=True)
+class Submitted:
+    """One intent under one nonce, with every transaction that was sent for it."""
+
+    action: str
+    fields: dict[str, Any]
+    nonce: int
+    hashes: list[str] = field(default_factory=list)
+    raw: str = ""
+
+
+@dataclass(slots=True)
+class _Follow:
+    """What is known about a transaction that is not mined yet; times are monotonic."""
+
+    head_due: float = 0.0
+    gap_due: float = field(default_factory=lambda: time.monotonic() + limits.GAP_CHECK_S)
+    sent_at: int | None = None  # block
+    is_nonce_used: bool = False
+
+
+class Sender:
+    """Signs and sends for one account over one connection. Share it; two would race for nonces."""
+
+    def __init__(
+        self, rpc: Rpc, chain_id: int, private_key: bytes, *, fee_ceiling_wei: int
+    ) -> None:
+        self._rpc = rpc
+        self._chain_id = chain_id
+        self._account: LocalAccount = Account.from_key(private_key)
+        self._fee_ceiling_wei = fee_ceiling_wei
+        self._nonce: int | None = None
+        self._lock = asyncio.Lock()
+        self._sent: deque[Submitted] = deque(maxlen=limits.SENT_KEPT)
+        self.address = self._account.address.lower()
+
+    async def submit(self, action: str, to: str | None, data: str) -> Submitted:
+        """Simulate, sign and send; return as soon as the node has taken it.
+
+        ``action`` names the call in messages, ``to`` is None for a deployment. Raises ChainRejected
+        when the simulation reverts or the account has too little ether, ChainUnavailable.
+        """
+        call = {"from": self.address, "data": data} | ({} if to is None else {"to": to})
+        gas, fees = await asyncio.gather(self._estimate(action, call), self._fetch_fees())
+        # One eighth on top: what the call touches may change before it is mined.
+        gas = min(gas + gas // 8 + 10_000, limits.MAX_TRANSACTION_GAS)
+        target = b"" if to is None else bytes.fromhex(to[2:])
+        fields = {"to": target, "data": data, "gas": gas, **fees}
+        return await self._send_under_nonce(action, fields)
+
+    async def wait(self, submitted: Submitted) -> dict[str, Any]:
+        """Return the receipt, sending again as needed.
+
+        Raises ChainRejected when the transaction reverted, ChainUnavailable when it is not mined in
+        time; it may still be mined later.
+        """
+        while True:
+            receipt = await self._watch(submitted)
+            if receipt is not None:
+                break
+            log.warning(
+                "nonce %d was used elsewhere; sending %s anew", submitted.nonce, submitted.action
+            )
+            submitted = await self._send_under_nonce(submitted.action, submitted.fields)
+        if int(receipt["status"], 16) != 1:
+            raise await self._explain_failure(submitted, receipt)
+        return receipt
+
+    # ---- sending -------------------------------------------------------------------------------
+
+    async def _send_under_nonce(self, action: str, fields: dict[str, Any]) -> Submitted:
+        async with self._lock:
+            for _ in range(_NONCE_TRIES):
+                if self._nonce is None:
+                    count = await self._rpc.request(
+                        "eth_getTransactionCount", self.address, "pending"
+                    )
+                    self._nonce = int(count, 16)
+                submitted = Submitted(action, dict(fields), self._nonce)
+                try:
+                    if await self._broadcast(submitted):
+                        self._nonce += 1
+                        self._sent.append(submitted)
+                        return submitted
+                except SplitUpError:
+                    self._nonce = None  # unknown whether the node has it; ask again next time
+                    raise
+                self._nonce = None  # the nonce is taken: another program uses the same key
+            raise ChainUnavailable(
+                f"{action} was not sent: the nonces of {self.address} keep being used elsewhere; "
+                "stop the other program that signs with the same key"
+            )
+
+    async def _broadcast(self, submitted: Submitted) -> bool:
+        """Send the transaction as its fields say; False when its nonce is taken by another one."""
+        signed = self._account.sign_transaction(
+            {"type": 2, "chainId": self._chain_id, "nonce": submitted.nonce, "value": 0}
+            | submitted.fields
+        )
+        submitted.raw = signed.raw_transaction.to_0x_hex()
+        transaction = signed.hash.to_0x_hex()
+        if transaction not in submitted.hashes:
+            submitted.hashes.append(transaction)
+        try:
+            await self._rpc.request("eth_sendRawTransaction", submitted.raw)
+        except RpcError as error:
+            text = error.message.lower()
+            if any(word in text for word in _KNOWN):
+                return True
+            if any(word in text for word in _NONCE_LOW + _UNDERPRICED):
+                # Ours, when an answer was lost and the repetition met its own first copy.
+                return await self._get_receipt(submitted) is not None
+            if any(word in text for word in _NO_ETHER):
+                raise ChainRejected(
+                    f"{submitted.action} was not sent: {self.address} has too little ether for the "
+                    "gas; send it some",
+                    error_name="InsufficientFunds",
+                ) from None
+            raise ChainRejected(f"{submitted.action} was not sent: {error.message}") from None
+        except ChainUnavailable as error:
+            # The node may have it or not; ``wait`` sends the same bytes until the chain shows it.
+            log.warning("%s may not have arrived: %s", submitted.action, error)
+        return True
+
+    async def _estimate(self, action: str, call: dict[str, str]) -> int:
+        try:
+            return int(await self._rpc.request("eth_estimateGas", call, "pending"), 16)
+        except RpcError as error:
+            if any(word in error.message.lower() for word in _NO_ETHER):
+                raise ChainRejected(
+                    f"{action} was not sent: {self.address} has too little ether for the gas; "
+                    "send it some",
+                    error_name="InsufficientFunds",
+                ) from None
+            raise explain_refusal(action, error) from None
+
+    async def _fetch_fees(self) -> dict[str, int]:
+        """Return the EIP-1559 caps: twice the base fee survives six full blocks in a row."""
+        block, tip = await asyncio.gather(
+            self._rpc.request("eth_getBlockByNumber", "latest", False),
+            self._rpc.request("eth_maxPriorityFeePerGas"),
+        )
+        base = int(block["baseFeePerGas"], 16)
+        if base > self._fee_ceiling_wei:
+            raise ChainUnavailable(
+                f"the chain asks {base / 10**9:.1f} gwei per gas, above the ceiling of "
+                f"{self._fee_ceiling_wei / 10**9:.1f}; wait for cheaper blocks"
+            )
+        priority = min(int(tip, 16), self._fee_ceiling_wei)
+        cap = min(2 * base + priority, self._fee_ceiling_wei)
+        return {"maxFeePerGas": max(cap, priority), "maxPriorityFeePerGas": priority}
+
+    # ---- waiting -------------------------------------------------------------------------------
+
+    async def _watch(self, submitted: Submitted) -> dict[str, Any] | None:
+        """Return the receipt, or None when another transaction took the nonce."""
+        deadline = time.monotonic() + limits.MINE_TIMEOUT_S
+        follow = _Follow()
+        while time.monotonic() < deadline:
+            try:
+                receipt = await self._get_receipt(submitted)
+                if receipt is not None or await self._tend(submitted, follow):
+                    return receipt
+            except ChainUnavailable as error:  # what was sent is not lost because nobody answers
+                log.warning("waiting for %s: %s", submitted.action, error)
+            await asyncio.sleep(limits.RECEIPT_POLL_S)
+        self._nonce = None
+        raise ChainUnavailable(
+            f"{submitted.action} (transaction {submitted.hashes[-1]}) was not mined within "
+            f"{limits.MINE_TIMEOUT_S:.0f} s; it may still be: look before you repeat it"
+        )
+
+    async def _tend(self, submitted: Submitted, follow: _Follow) -> bool:
+        """Push a transaction that is not mined yet; True when its nonce is lost to another one."""
+        now = time.monotonic()
+        if now >= follow.gap_due:
+            follow.gap_due = now + limits.GAP_CHECK_S
+            await self._repeat(submitted.nonce)
+        if now < follow.head_due:
+            return False
+        follow.head_due = now + 10 * limits.RECEIPT_POLL_S
+        head = await self._fetch_head()
+        if follow.sent_at is None:
+            follow.sent_at = head
+        if head < follow.sent_at + limits.RESEND_AFTER_BLOCKS:
+            return False
+        follow.sent_at = head
+        is_used = await self._is_nonce_used(submitted.nonce)
+        if is_used and follow.is_nonce_used:  # seen twice, blocks apart: not a late receipt
+            return True
+        follow.is_nonce_used = is_used
+        if not is_used:
+            await self._resend(submitted)
+        return False
+
+    async def _repeat(self, nonce: int) -> None:
+        """Send the same signed bytes again, and what a reorganisation has undone before them.
+
+        A missing transaction blocks every later one; nothing can happen twice.
+        """
+        count = int(await self._rpc.request("eth_getTransactionCount", self.address, "latest"), 16)
+        for earlier in list(self._sent):
+            if count <= earlier.nonce <= nonce:
+                try:
+                    await self._rpc.request("eth_sendRawTransaction", earlier.raw)
+                except RpcError as error:
+                    log.debug("%s is not sent again: %s", earlier.action, error.message)
+
+    async def _resend(self, submitted: Submitted) -> None:
+        """Send again under the same nonce, both caps raised by an eighth (geth wants a tenth)."""
+        current = await self._fetch_fees()
+        raised = {name: max(current[name], submitted.fields[name] * 9 // 8 + 1) for name in current}
+        if raised["maxFeePerGas"] <= self._fee_ceiling_wei:
+            submitted.fields |= raised
+        else:
+            log.warning("%s: the fee ceiling is reached; sending it unchanged", submitted.action)
+        log.info("%s is not mined yet; sending it again", submitted.action)
+        await self._broadcast(submitted)
+
+    async def _get_receipt(self, submitted: Submitted) -> dict[str, Any] | None:
+        for transaction in reversed(submitted.hashes):  # any of them may be the one that was mined
+            receipt = await self._rpc.request("eth_getTransactionReceipt", transaction)
+            if receipt is not None:
+                return dict(receipt)
+        return None
+
+    async def _is_nonce_used(self, nonce: int) -> bool:
+        count = await self._rpc.request("eth_getTransactionCount", self.address, "latest")
+        return int(count, 16) > nonce
+
+    async def _fetch_head(self) -> int:
+        return int(await self._rpc.request("eth_blockNumber"), 16)
+
+    async def _explain_failure(self, submitted: Submitted, receipt: dict[str, Any]) -> SplitUpError:
+        """Run a reverted transaction's call again where it failed, to learn the reason."""
+        call = {"from": self.address, "to": receipt["to"], "data": submitted.fields["data"]}
+        try:
+            await self._rpc.request("eth_call", call, receipt["blockNumber"])
+        except RpcError as error:
+            return explain_refusal(submitted.action, error)
+        return ChainRejected(
+            f"{submitted.action} reverted in transaction {receipt['transactionHash']}, though its "
+            "simulation passed: the contract's state changed in between"
+        )

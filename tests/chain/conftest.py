@@ -1,0 +1,149 @@
+"""A real chain for the tests of this folder: one Anvil, and fresh contracts for every test."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from splitup.chain.anvil import derive_key, find_anvil, start_anvil
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment, deploy
+from splitup.chain.rpc import Rpc
+from splitup.crypto.keys import Identity
+from splitup.crypto.quorum import (
+    Domain,
+    Settlement,
+    pack_signatures,
+    plan_struct_hash,
+    settlement_hash,
+    settlement_struct_hash,
+    sign_quorum,
+)
+from splitup.errors import ConfigurationError
+
+MNEMONIC = "test test test test test test test test test test test junk"
+MODEL = "0x" + "4d" * 32
+PRICE_MICRO_USDC = 2_000_000
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def anvil_binary() -> Any:
+    try:
+        return find_anvil()
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def rpc_url(anvil_binary: Any) -> AsyncIterator[str]:
+    async with start_anvil(
+        find_free_port(), mnemonic=MNEMONIC, accounts=12, binary=anvil_binary
+    ) as anvil:
+        yield anvil.url
+
+
+@dataclass
+class Network:
+    """Contracts, four members, three staked nodes, one client; Anvil's accounts in this order."""
+
+    url: str
+    deployment: Deployment
+    owner: Chain
+    members: list[Identity]
+    nodes: list[Chain]
+    client: Chain
+    rpc: Rpc
+    chains: list[Chain] = field(default_factory=list)
+
+    @property
+    def domain(self) -> Domain:
+        return Domain(self.deployment.chain_id, self.deployment.committee)
+
+    def certify(self, struct_hash: bytes, signers: int = 3) -> bytes:
+        return pack_signatures(
+            (m.address, sign_quorum(m.private_key, self.domain, struct_hash))
+            for m in self.members[:signers]
+        )
+
+    async def request(self, nonce: int = 1, deadline_s: int = 60) -> str:
+        head = await self.client.fetch_head()
+        receipt = await self.client.send(
+            "market",
+            "requestExecution",
+            MODEL,
+            1,
+            "0x" + "aa" * 32,
+            "0x" + "bb" * 32,
+            PRICE_MICRO_USDC,
+            head.timestamp + deadline_s,
+            nonce,
+        )
+        return str(receipt.events[-1].args["executionId"])
+
+    async def submit_plan(self, execution_id: str, executors: int) -> None:
+        root, seed = "0x" + "11" * 32, "0x" + "22" * 32
+        signatures = self.certify(plan_struct_hash(execution_id, root, seed, executors))
+        await self.owner.send(
+            "market", "submitCompletePlan", execution_id, root, seed, executors, signatures
+        )
+
+    async def settle(self, execution_id: str, settlement: Settlement) -> Any:
+        digest = settlement_hash(settlement)
+        signatures = self.certify(settlement_struct_hash(execution_id, digest))
+        return await self.owner.send(
+            "market", "settle", execution_id, settlement.to_abi(), signatures
+        )
+
+    async def balance(self, account: str) -> int:
+        return int(await self.owner.call("market", "balanceOf", account))
+
+    async def pass_time(self, seconds: int) -> None:
+        await self.rpc.request("anvil_increaseTime", seconds)
+        await self.rpc.request("anvil_mine", "0x1")
+
+
+@pytest_asyncio.fixture
+async def network(rpc_url: str) -> AsyncIterator[Network]:
+    keys = [derive_key(MNEMONIC, index) for index in range(9)]
+    deployment = await deploy(rpc_url, keys[0])
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def connect(key: bytes) -> Chain:
+            chain = await Chain.connect(rpc_url, deployment, private_key=key)
+            return await stack.enter_async_context(chain)
+
+        owner = await connect(keys[0])
+        members = sorted(
+            (Identity.from_private_key(key) for key in keys[1:5]), key=lambda m: m.address
+        )
+        nodes = [await connect(key) for key in keys[5:8]]
+        client = await connect(keys[8])
+        await owner.send(
+            "committee",
+            "setMembers",
+            [(m.address, m.signing_key_hex, "http://127.0.0.1:1") for m in members],
+        )
+        for index, node in enumerate(nodes):
+            await owner.send("usdc", "mint", node.address, 2_200_000_000)
+            await node.send("usdc", "approve", deployment.nodes, 2_200_000_000)
+            await node.send("nodes", "register", f"0x{index + 1:064x}", 12, f"http://n{index}")
+        tasks = [(f"0x{index + 1:064x}", 1 << 30, 10**9, 100_000) for index in range(10)]
+        edges = [index << 16 | index + 1 for index in range(9)]
+        await owner.send("models", "register", MODEL, "tiny", tasks, edges)
+        await owner.send("usdc", "mint", client.address, 50_000_000)
+        await client.send("usdc", "approve", deployment.market, 10_000_000)
+        await client.send("market", "deposit", 10_000_000)
+        rpc = await stack.enter_async_context(Rpc(rpc_url))
+        yield Network(rpc_url, deployment, owner, members, nodes, client, rpc)

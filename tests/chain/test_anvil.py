@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splitup.chain import anvil
+from splitup.chain.client import Chain
+from splitup.chain.deployment import deploy
+from splitup.errors import ConfigurationError
+from tests.chain.conftest import MNEMONIC, find_free_port
+
+
+async def test_chain_with_a_state_file_is_the_same_one_the_next_time(
+    tmp_path: Path, anvil_binary: Path
+) -> None:
+    key = anvil.derive_key(MNEMONIC, 0)
+    options: dict[str, Any] = {"mnemonic": MNEMONIC, "accounts": 1, "binary": anvil_binary}
+    state = tmp_path / "state.json"
+    async with anvil.start_anvil(find_free_port(), state_file=state, **options) as first:
+        deployment = await deploy(first.url, key)
+        async with await Chain.connect(first.url, deployment, private_key=key) as chain:
+            await chain.send("usdc", "mint", chain.address, 7)
+            height = (await chain.fetch_head()).number
+    async with anvil.start_anvil(find_free_port(), state_file=state, **options) as second:
+        async with await Chain.connect(second.url, deployment, private_key=key) as chain:
+            assert await chain.call("usdc", "balanceOf", chain.address) == 7
+            assert (await chain.fetch_head()).number == height
+            events = await chain.fetch_events("market")
+            assert [event.name for event in events][-1] == "ParametersSet"
+            await chain.send("usdc", "mint", chain.address, 1)
+
+
+async def test_busy_port_is_refused(anvil_binary: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"port {port} is busy"):
+            async with anvil.start_anvil(port, mnemonic=MNEMONIC, binary=anvil_binary):
+                pass
+
+
+def test_missing_binary_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(anvil, "_CHECKOUT", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ANVIL_BIN", raising=False)
+    with pytest.raises(ConfigurationError, match="npm ci --ignore-scripts"):
+        anvil.find_anvil()
+    monkeypatch.setenv("ANVIL_BIN", str(tmp_path / "anvil"))
+    with pytest.raises(ConfigurationError, match=r"ANVIL_BIN names .* cannot be run"):
+        anvil.find_anvil()
+
+
+def test_keys_are_those_of_bip44() -> None:
+    key = anvil.derive_key(MNEMONIC, 0)
+    assert key.hex() == "ac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80"

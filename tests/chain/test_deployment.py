@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from splitup.chain.anvil import derive_key
+from splitup.chain.deployment import Deployment, MarketParameters, deploy
+from splitup.errors import ChainRejected, ConfigurationError
+from tests.chain.conftest import MNEMONIC
+
+DEPLOYMENT = Deployment(
+    31_337, "0x" + "ab" * 32, *("0x" + f"{index:02x}" * 20 for index in range(1, 6))
+)
+
+
+def test_deployment_survives_its_file(tmp_path: Path) -> None:
+    DEPLOYMENT.save(tmp_path / "deployment.json")
+    assert Deployment.load(tmp_path / "deployment.json") == DEPLOYMENT
+    assert [path.name for path in tmp_path.iterdir()] == ["deployment.json"]
+
+
+def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "deployment.json"
+    with pytest.raises(ConfigurationError, match=r"cannot be read .*splitup up"):
+        Deployment.load(path)
+    DEPLOYMENT.save(path)
+    fields = json.loads(path.read_text())
+    for change in ({"market": "0xAB"}, {"chain_id": "1"}, {"extra": 1}):
+        path.write_text(json.dumps(fields | change))
+        with pytest.raises(ConfigurationError, match=f"is damaged: {next(iter(change))}"):
+            Deployment.load(path)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        Deployment.load(path)
+
+
+async def test_unsafe_parameters_stop_the_deployment(rpc_url: str) -> None:
+    with pytest.raises(ChainRejected, match="deploying market was refused: cheating would pay"):
+        await deploy(
+            rpc_url, derive_key(MNEMONIC, 9), parameters=MarketParameters(slash_milli=10_000)
+        )
+
+
+async def test_deployment_uses_the_token_it_is_given(rpc_url: str) -> None:
+    key = derive_key(MNEMONIC, 9)
+    first = await deploy(rpc_url, key)
+    second = await deploy(rpc_url, key, usdc=first.usdc)
+    assert second.usdc == first.usdc
+    assert second.market != first.market

@@ -1,0 +1,58 @@
+"""The contracts' own tests, and the freshness of what the package ships of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONTRACTS = Path(__file__).resolve().parents[2] / "contracts"
+
+pytestmark = pytest.mark.skipif(
+    not (CONTRACTS / "node_modules").is_dir(),
+    reason="contracts/node_modules is missing; run: (cd contracts && npm ci --ignore-scripts)",
+)
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=CONTRACTS,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def test_shipped_artifacts_are_those_of_the_sources() -> None:
+    result = run(sys.executable, CONTRACTS / "compile.py", "--check")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_stale_artifact_is_noticed(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("node_modules", "out", "cache")
+    shutil.copytree(CONTRACTS, tmp_path / "contracts", ignore=ignored)
+    (tmp_path / "contracts" / "node_modules").symlink_to(CONTRACTS / "node_modules")
+    shipped = CONTRACTS.parent / "splitup" / "chain" / "artifacts"
+    shutil.copytree(shipped, tmp_path / "splitup" / "chain" / "artifacts")
+    source = tmp_path / "contracts" / "src" / "TestUSDC.sol"
+    source.write_text(source.read_text().replace("return 6;", "return 7;"))
+    result = run(sys.executable, tmp_path / "contracts" / "compile.py", "--check")
+    assert result.returncode == 1
+    assert "stale artifacts: TestUSDC; run: python contracts/compile.py" in result.stdout
+
+
+def test_forge_tests_pass() -> None:
+    forge = CONTRACTS / "node_modules" / ".bin" / "forge"
+    if not forge.exists():
+        pytest.skip("forge is not published for this platform")
+    result = run(forge, "test")
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+
+
+def test_lock_file_names_no_registry() -> None:
+    assert '"resolved"' not in (CONTRACTS / "package-lock.json").read_text()
