@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
+from splitup import limits
 from splitup.errors import InvalidInput
 
+# The closing quote is optional, so that a match never fails and is never tried again from the next
+# quote: an unterminated string would take quadratic time.
+_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
 MAX_SAFE_INTEGER = 2**53 - 1  # RFC 8785 section 3.1: larger integers do not survive every parser
 
 
@@ -35,13 +41,29 @@ def decode_canonical(data: bytes, *, max_bytes: int) -> Any:
     if len(data) > max_bytes:
         raise InvalidInput(f"canonical object has {len(data)} bytes; the limit is {max_bytes}")
     try:
-        value = json.loads(data)
+        value = parse_json(data)
         encoded = encode_canonical(value)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"not a canonical object: {error}") from None
     if encoded != data:
         raise InvalidInput("not a canonical object: key order, spacing or escapes differ")
     return value
+
+
+def parse_json(data: bytes | bytearray | str, **options: Any) -> Any:
+    """Parse JSON from anybody; raises ValueError for what is no JSON or nests too deeply.
+
+    The depth is checked first. ``json.loads`` recurses in C and relies on the interpreter's
+    recursion limit, which libraries raise on import (tinygrad to 10,000; py_ecc, under web3, to
+    100,000): far enough for nested brackets to overflow the stack and kill the process.
+    """
+    text = data if isinstance(data, str) else bytes(data).decode()
+    depth = 0
+    for bracket in _NOT_BRACKETS.sub("", _STRINGS.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        if depth > limits.MAX_JSON_DEPTH:
+            raise ValueError(f"it nests deeper than {limits.MAX_JSON_DEPTH} levels")
+    return json.loads(text, **options)
 
 
 def compute_digest(data: bytes | memoryview) -> str:

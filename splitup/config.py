@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitup import limits
+from splitup.codec import parse_json
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import load_identity
 from splitup.errors import ConfigurationError
@@ -84,7 +85,7 @@ def _read_values(path: Path | None) -> dict[str, Any]:
         return {}  # flags and environment may say everything
     try:
         text = file.read_text("utf-8")
-        values = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+        values = tomllib.loads(text) if file.suffix == ".toml" else parse_json(text)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"the network file {file} cannot be read ({error}); mend it, or write it anew with: "

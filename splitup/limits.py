@@ -50,6 +50,7 @@ MAX_JOURNAL_VALUE_BYTES: Final = 16 * MIB  # four messages of the largest size
 
 # ---- graphs, weights, manifests ----------------------------------------------------------------
 
+MAX_JSON_DEPTH: Final = 64  # our own objects nest 8 deep, tokenizers 10
 MAX_GRAPH_BYTES: Final = 4 * MIB  # 80 uncut Llama blocks are 1.5 MB; more would parse for seconds
 MAX_GRAPH_NODES: Final = 65_536  # the same graph has ≈ 15,000; every pass is linear
 MAX_GRAPH_DEPTH: Final = 32_768  # longest chain of operands: 80 blocks are ≈ 9,000 deep
@@ -131,7 +132,7 @@ MAX_TRANSACTION_GAS: Final = 2**24  # EIP-7825, Osaka
 QUEUE_EXECUTIONS: Final = 256  # at once on one node; each holds buffers, logs and device state
 QUEUE_BYTES: Final = 1024 * MIB  # tensors that wait for a run, over all executions of a node
 QUEUE_HEAD_START: Final = 64  # runs that the longest critical path may overtake
-MAX_EARLY_EXECUTIONS: Final = 64  # executions whose frames may precede their plan, 8 MiB each
+MAX_EARLY_EXECUTIONS: Final = 32  # executions whose frames may precede their plan, 8 MiB each
 
 # ---- committee ---------------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ WORKER_SOCKET_BYTES: Final = 1 * MIB  # a tensor fits the socket: one write, one
 WORKER_STOP_S: Final = 5.0  # what a worker gets to finish its run when the daemon stops
 UPLOADS_AT_ONCE: Final = 4  # log segments in flight from one node: enough to fill a link
 UPLOAD_MEMORY_BYTES: Final = 8 * MIB  # log segments that wait in memory; the rest waits on disk
-OUTBOX_BYTES: Final = 16 * MIB  # outputs of one execution kept for a client that reconnects
+OUTBOX_BYTES: Final = 4 * MIB  # outputs of one execution kept for a client that reconnects
 MAX_SPANS: Final = 65_536  # of one execution on one node; a trace of more helps nobody
 SPANS_PER_FRAME: Final = 4_000  # ≈ 0.7 MB of JSON, below MAX_FRAME_BYTES
 MAX_FINISHED: Final = 4_096  # ids of ended executions whose late frames are ignored in silence
@@ -177,3 +178,4 @@ COMMIT_WINDOW_S: Final = 0.05  # completions that share one transaction; far bel
 MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each
 REPORT_RETRY_S: Final = 0.25  # between tries while the plan's own transaction is not mined yet
 MAX_ORDERS: Final = 64  # verifications that wait; a member with more asks the next validator
+LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again

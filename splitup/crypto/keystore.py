@@ -17,6 +17,7 @@ from typing import Any, Final
 from eth_keyfile.keyfile import create_keyfile_json, decode_keyfile_json
 
 from splitup import limits
+from splitup.codec import parse_json
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.errors import ConfigurationError, InvalidInput
 
@@ -147,7 +148,7 @@ def _read_passphrase(path: Path) -> bytes:
 
 def _parse_keystore(path: Path, data: bytes) -> dict[str, Any]:
     try:
-        keystore = json.loads(data)
+        keystore = parse_json(data)
         crypto = keystore.get("crypto") or keystore["Crypto"]
         parameters = crypto["kdfparams"]
         if crypto["kdf"] == "scrypt" and not (

@@ -20,6 +20,7 @@ import aiohttp
 from aiohttp import web
 
 from splitup import limits
+from splitup.codec import parse_json
 from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.errors import (
@@ -90,7 +91,7 @@ def error_reply(status: int, message: str) -> web.Response:
 async def read_json(request: web.Request) -> dict[str, Any]:
     """Return the body as a JSON object; raise PeerFault when it is something else."""
     try:
-        value = json.loads(await request.read())
+        value = parse_json(await request.read())
     except (ValueError, RecursionError):
         raise PeerFault("the request's body is not JSON") from None
     if not isinstance(value, dict):
@@ -302,7 +303,7 @@ async def _read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byt
 
 def _parse_reply(url: str, body: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(body)
+        value = parse_json(body)
     except (ValueError, RecursionError):
         raise PeerFault(f"{url} answered something that is not JSON", peer=url) from None
     if not isinstance(value, dict):
@@ -312,7 +313,7 @@ def _parse_reply(url: str, body: bytes) -> dict[str, Any]:
 
 def _get_error(body: bytes) -> str:
     try:
-        value = json.loads(body)
+        value = parse_json(body)
     except (ValueError, RecursionError):
         value = None
     text = value.get("error") if isinstance(value, dict) else None

@@ -8,7 +8,6 @@ What a PUT may write is signed into its URL: the exact length, the checksum when
 from __future__ import annotations
 
 import base64
-import json
 import re
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ import boto3
 from botocore.config import Config
 
 from splitup import limits
+from splitup.codec import parse_json
 from splitup.crypto.keystore import read_secret_file
 from splitup.errors import ConfigurationError, InvalidInput
 from splitup.wire import Grant
@@ -142,7 +142,7 @@ def check_object_key(key: str) -> str:
 def _read_credentials(path: Path) -> tuple[str, str]:
     data = read_secret_file(path, what="S3 credentials file", max_bytes=4 * limits.KIB)
     try:
-        value = json.loads(data)
+        value = parse_json(data)
         access_key, secret_key = value["access_key"], value["secret_key"]
         if len(value) != 2 or not all(_CREDENTIAL.match(item) for item in value.values()):
             raise ValueError

@@ -1,0 +1,212 @@
+"""Compile a model: trace, check, cut, and describe it by a manifest and the objects to store.
+
+The same model and target give the same bytes in every process and on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from typing import Final
+
+from splitup.codec import MAX_SAFE_INTEGER, compute_digest
+from splitup.errors import InvalidInput
+from splitup.graph.bridge import TINYGRAD_VERSION
+from splitup.graph.cost import (
+    compute_flops,
+    compute_price_micro_usdc,
+    compute_state_bytes,
+    compute_vram_bytes,
+)
+from splitup.graph.ir import Graph
+from splitup.graph.manifest import (
+    VERSION,
+    InputSource,
+    Manifest,
+    OutputPort,
+    Port,
+    Task,
+    TaskInput,
+    TaskSource,
+    TextInfo,
+    check_manifest,
+    get_blob_key,
+    get_manifest_key,
+    get_task_key,
+    get_weights_key,
+)
+from splitup.graph.rules import check_graph
+from splitup.tensors import TensorSpec
+from splitup_deploy.frontends import SourceModel, load_model
+from splitup_deploy.frontends.model import Text
+from splitup_deploy.partition import partition
+from splitup_deploy.passes import materialise_shared_reductions
+from splitup_deploy.tasks import CutTask, cut_graph
+from splitup_deploy.trace import TracedModel
+from splitup_deploy.weights import FileSlice, read_safetensors
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """An object to store: ``open`` yields its bytes in chunks, as often as it is called."""
+
+    key: str
+    length: int
+    digest: str
+    open: Callable[[], Iterator[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModel:
+    """A cut model. ``blobs`` holds every object but the manifest, which is to be stored last."""
+
+    manifest: Manifest
+    manifest_bytes: bytes
+    model_id: str
+    blobs: tuple[Blob, ...]
+
+    @property
+    def manifest_blob(self) -> Blob:
+        """Return the manifest as an object to store."""
+        return _make_blob(get_manifest_key(self.model_id), self.manifest_bytes)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of "12GB" (10^9), "12GiB" (2^30), "1.5MB" or "900000"; at least 1."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidInput(f"'{text:.40}' is no size; write for example 12GB, 12GiB or 900000")
+    number, unit = match.groups()
+    base = 1024 if "i" in unit.lower() else 1000
+    result = int(Decimal(number) * base ** _POWERS[unit.lower().rstrip("b").rstrip("i")])
+    if not 1 <= result <= MAX_SAFE_INTEGER:
+        raise InvalidInput(f"size '{text:.40}' is not possible; write for example 12GB")
+    return result
+
+
+def build(model: str, target_vram_bytes: int, *, context: int | None = None) -> CompiledModel:
+    """Compile ``model`` for a target of memory per task; see ``frontends.load_model``.
+
+    Raises InvalidModel when the model is missing, corrupt or not supported, or when an operation
+    needs more than the target.
+    """
+    source = prepare(model, context=context)
+    traced = source.traced
+    values = check_graph(traced.graph)
+    parts = partition(traced.graph, values, traced.labels, target_vram_bytes)
+    tasks = cut_graph(traced.graph, values, parts)
+    blobs: dict[str, Blob] = {}
+    described = tuple(_describe_task(traced, task, blobs) for task in tasks)
+    made = {
+        root: (index, port)
+        for index, task in enumerate(tasks)
+        for port, root in enumerate(task.outputs)
+    }
+    manifest = Manifest(
+        version=VERSION,
+        kind=source.kind,
+        tinygrad=TINYGRAD_VERSION,
+        inputs=tuple(_make_port(spec) for spec in traced.graph.inputs),
+        outputs=tuple(
+            OutputPort(
+                name=output.name,
+                dtype=values[output.node].dtype,
+                shape=values[output.node].shape,
+                task=made[output.node][0],
+                port=made[output.node][1],
+            )
+            for output in traced.graph.outputs
+        ),
+        tasks=described,
+        text=None if source.text is None else _describe_text(source.text, blobs),
+    )
+    check_manifest(manifest)
+    data = manifest.to_bytes()
+    return CompiledModel(manifest, data, manifest.model_id, tuple(blobs.values()))
+
+
+def prepare(model: str, *, context: int | None = None) -> SourceModel:
+    """Trace a model and run the passes: the graph that is cut, and the reference for it."""
+    source = load_model(model, context)
+    return SourceModel(source.kind, materialise_shared_reductions(source.traced), source.text)
+
+
+def _make_port(spec: TensorSpec) -> Port:
+    return Port(name=spec.name, dtype=spec.dtype, shape=spec.shape)
+
+
+def _make_blob(key: str, data: bytes) -> Blob:
+    return Blob(key, len(data), compute_digest(data), lambda: iter((data,)))
+
+
+def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) -> Task:
+    values = check_graph(task.graph)
+    data = task.graph.to_bytes()
+    task_id = compute_digest(data)
+    blobs[task_id] = _make_blob(get_task_key(task_id), data)
+    weights = _describe_weights(model, task.graph)
+    if weights is not None:
+        blobs[weights.digest] = weights
+    flops, vram_bytes = compute_flops(task.graph, values), compute_vram_bytes(task.graph, values)
+    inputs = tuple(
+        TaskInput(
+            name=spec.name,
+            dtype=spec.dtype,
+            shape=spec.shape,
+            source=InputSource(input=origin)
+            if isinstance(origin, str)
+            else TaskSource(task=origin[0], port=origin[1]),
+        )
+        for spec, origin in zip(task.graph.inputs, task.sources, strict=True)
+    )
+    return Task(
+        task_id=task_id,
+        label=task.label,
+        inputs=inputs,
+        outputs=tuple(
+            Port(name=output.name, dtype=values[output.node].dtype, shape=values[output.node].shape)
+            for output in task.graph.outputs
+        ),
+        graph_bytes=len(data),
+        weights_digest="" if weights is None else weights.digest,
+        weights_bytes=0 if weights is None else weights.length,
+        state_bytes=compute_state_bytes(task.graph),
+        vram_bytes=vram_bytes,
+        flops=flops,
+        price_micro_usdc=compute_price_micro_usdc(flops, vram_bytes),
+    )
+
+
+def _describe_weights(model: TracedModel, graph: Graph) -> Blob | None:
+    sources = [model.weights[weight.name] for weight in graph.weights]
+    if not sources:
+        return None
+    digest, length = hashlib.sha256(), 0
+    for chunk in read_safetensors(sources):
+        digest.update(chunk)
+        length += len(chunk)
+    name = digest.hexdigest()
+    return Blob(get_weights_key(name), length, name, partial(read_safetensors, sources))
+
+
+def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:
+    source = FileSlice(text.tokenizer, 0, text.tokenizer.stat().st_size)
+    digest = hashlib.sha256()
+    for chunk in source.read():
+        digest.update(chunk)
+    name = digest.hexdigest()
+    blobs[name] = Blob(get_blob_key(name), source.end, name, source.read)
+    return TextInfo(
+        tokenizer_digest=name,
+        tokenizer_bytes=source.end,
+        eos_ids=text.eos_ids,
+        vocab=text.vocab,
+        context=text.context,
+    )

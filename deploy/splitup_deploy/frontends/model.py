@@ -1,0 +1,28 @@
+"""What every front end gives: a traced model and, for a text model, its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from splitup_deploy.trace import TracedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """How to talk to a text model. ``context`` is the largest number of positions."""
+
+    tokenizer: Path
+    eos_ids: tuple[int, ...]
+    vocab: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModel:
+    """A model as it came in, before it is cut. ``kind`` is the manifest's."""
+
+    kind: Literal["text-generation", "function"]
+    traced: TracedModel
+    text: Text | None

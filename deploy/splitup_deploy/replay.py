@@ -1,0 +1,65 @@
+"""Run the uncut model over given steps in this one process, and save what it returns.
+
+    python -m splitup_deploy.replay MODEL STEPS.npz OUTPUTS.npz
+
+``STEPS.npz`` holds every input with a leading step axis; ``OUTPUTS.npz`` gets every output
+likewise. On stdout: a JSON object with ``load_s``, ``compute_s`` (all steps) and
+``determinism_class``. It is what a distributed execution is compared with and measured against.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from splitup.errors import SplitUpError
+from splitup.graph.runtime import describe_device
+from splitup.tensors import array_to_bytes, bytes_to_array
+from splitup_deploy.reference import load_reference
+
+
+def replay(model: str, steps_path: Path, outputs_path: Path) -> dict[str, float | str]:
+    """Compute every step in order from a zero state; return the times it took."""
+    started = time.perf_counter()
+    program = load_reference(model)
+    loaded = time.perf_counter()
+    with np.load(steps_path, allow_pickle=False) as steps:
+        arrays = {spec.name: steps[spec.name] for spec in program.inputs}
+    count = len(next(iter(arrays.values())))
+    rows = [
+        [array_to_bytes(spec, arrays[spec.name][step]) for spec in program.inputs]
+        for step in range(count)
+    ]
+    state = program.new_state()
+    begun = time.perf_counter()
+    results = [program.run(state, row) for row in rows]
+    ended = time.perf_counter()
+    outputs = {
+        spec.name: np.stack([bytes_to_array(spec, result[port]) for result in results])
+        for port, spec in enumerate(program.outputs)
+    }
+    np.savez(outputs_path, **outputs)
+    return {
+        "load_s": loaded - started,
+        "compute_s": ended - begun,
+        "determinism_class": describe_device().determinism_class,
+    }
+
+
+def main() -> None:
+    """Run the command line; exit code 1 with one sentence on stderr when it cannot."""
+    if len(sys.argv) != 4:
+        raise SystemExit("usage: python -m splitup_deploy.replay MODEL STEPS.npz OUTPUTS.npz")
+    try:
+        report = replay(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    except SplitUpError as error:
+        raise SystemExit(f"error: {error}") from None
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Trace a function of tinygrad tensors into a graph, without opening a device.
+
+A ``Tracer`` hands out placeholder tensors for inputs, weights and states. What the function does
+with them is recorded by tinygrad; ``finish`` reads the record. The record depends on nothing but
+the function, so the graph's bytes are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tinygrad.helpers import Context
+from tinygrad.tensor import Tensor
+from tinygrad.uop.ops import UOp
+
+from splitup.graph.bridge import Placeholder, get_tinygrad_dtype, read_tensors
+from splitup.graph.ir import Graph
+from splitup.tensors import TensorSpec
+from splitup_deploy.weights import WeightSource
+
+TRACE_DEVICE = "PYTHON"  # never opened; any name that is no real device would do
+
+
+@dataclass(frozen=True, slots=True)
+class TracedModel:
+    """A whole model before it is cut. ``labels`` names values in memory for people."""
+
+    graph: Graph
+    labels: Mapping[int, str]
+    weights: Mapping[str, WeightSource]
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Make tinygrad record without choosing a device, and with fixed default dtypes."""
+    with Context(DEV=TRACE_DEVICE, DEFAULT_FLOAT="float32", DEFAULT_INT="int32"):
+        yield
+
+
+class Tracer:
+    """Collects a model's inputs, weights and states while its function is traced."""
+
+    def __init__(self) -> None:
+        self._inputs: list[TensorSpec] = []
+        self._states: list[TensorSpec] = []
+        self._weights: dict[str, WeightSource] = {}
+        self._placeholders: dict[UOp, Placeholder] = {}
+        self._labels: dict[UOp, str] = {}
+        self._iotas: dict[int, Tensor] = {}
+        self._weight_tensors: dict[str, Tensor] = {}
+
+    def input(self, spec: TensorSpec) -> Tensor:
+        """Declare an input port and return its placeholder."""
+        self._inputs.append(spec)
+        return self._place("INPUT", len(self._inputs) - 1, spec)
+
+    def state(self, spec: TensorSpec) -> Tensor:
+        """Declare a state tensor and return the placeholder of its old value."""
+        self._states.append(spec)
+        return self._place("STATE", len(self._states) - 1, spec)
+
+    def weight(self, source: WeightSource) -> Tensor:
+        """Declare a weight and return its placeholder; the same name gives the same one."""
+        name = source.spec.name
+        if name not in self._weights:
+            self._weights[name] = source
+            self._weight_tensors[name] = self._place("WEIGHT", len(self._weights) - 1, source.spec)
+        return self._weight_tensors[name]
+
+    def adopt_weight(self, uop: UOp, source: WeightSource) -> None:
+        """Declare that a tinygrad buffer in the traced function is this weight."""
+        self._weights[source.spec.name] = source
+        place = len(self._weights) - 1
+        self._placeholders[uop] = Placeholder("WEIGHT", place, source.spec.dtype, source.spec.shape)
+
+    def knows(self, uop: UOp) -> bool:
+        """Say whether a tinygrad operation is one of the placeholders."""
+        return uop in self._placeholders
+
+    def count_weights(self) -> int:
+        """Return the number of weights so far."""
+        return len(self._weights)
+
+    def iota(self, length: int) -> Tensor:
+        """Return the int32 values 0 … length-1."""
+        if length not in self._iotas:
+            self._iotas[length] = self._place("IOTA", length, TensorSpec("", "int32", (length,)))
+        return self._iotas[length]
+
+    def mark(self, tensor: Tensor, label: str) -> Tensor:
+        """Write a value to memory there: a place to cut, called ``label`` before people."""
+        result = tensor.contiguous()
+        self._labels[result.uop] = label
+        return result
+
+    def finish(self, outputs: Mapping[str, Tensor], updates: Mapping[str, Tensor]) -> TracedModel:
+        """Return the traced model, as it is: a pass makes it legal (``splitup_deploy.passes``).
+
+        Reads every weight once, for its digest.
+        """
+        graph, labels = read_tensors(
+            inputs=self._inputs,
+            weights=[source.compute_weight() for source in self._weights.values()],
+            states=self._states,
+            placeholders=self._placeholders,
+            labels=self._labels,
+            outputs=[(name, tensor.contiguous().uop) for name, tensor in outputs.items()],
+            updates=[updates[spec.name].contiguous().uop for spec in self._states],
+        )
+        return TracedModel(graph, labels, dict(self._weights))
+
+    def _place(self, op: str, index: int, spec: TensorSpec) -> Tensor:
+        dtype = get_tinygrad_dtype(spec.dtype)
+        buffer = UOp.new_buffer(TRACE_DEVICE, math.prod(spec.shape), dtype)
+        self._placeholders[buffer] = Placeholder(op, index, spec.dtype, spec.shape)
+        return Tensor(buffer).reshape(spec.shape)

@@ -1,0 +1,234 @@
+"""The graph of a task: typed nodes in topological order, and its canonical bytes.
+
+A graph is a pure function ``(inputs, state) -> (outputs, new state)`` over tensors of fixed shape.
+It holds data only: no source, no pickle, no call. A node names its operation, its dtype, its
+operands by their position in the list, and one argument; shapes follow from these and are
+recomputed by whoever reads the graph (``splitup.graph.rules``).
+
+Operations and their argument:
+
+    INPUT, WEIGHT, STATE  position in the table of that name
+    IOTA                  n: the int32 values 0 … n-1
+    CONST                 a scalar: "0"/"1" for bool, decimal for integers, for floats the 16
+                          hexadecimal digits of the IEEE 754 binary64 of the value
+    RESHAPE               the new shape
+    EXPAND                the dimensions put in front of the operand's own
+    PERMUTE               the order of axes
+    PAD, SHRINK           (offset, size) for every axis; PAD fills with zeros
+    FLIP                  1 for every axis that is reversed, else 0
+    STACK                 none: operands of one shape, put side by side along a new first axis
+    REDUCE                (ADD, MUL or MAX, n): folds the first n axes
+    CONTIGUOUS            none: the value is written to memory. Tasks are cut only here
+    CAST, BITCAST         none: the dtype is the node's own
+    arithmetic            none: operands broadcast as in numpy and share one dtype
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+from splitup import limits
+from splitup.codec import compute_digest, decode_canonical, encode_canonical
+from splitup.errors import InvalidInput, InvalidModel
+from splitup.tensors import TensorSpec
+
+FORMAT: Final = "splitup.graph"
+VERSION: Final = 1
+
+Arg = int | str | tuple[int, ...] | tuple[tuple[int, int], ...] | tuple[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation. ``srcs`` are positions of earlier nodes."""
+
+    op: str
+    dtype: str
+    srcs: tuple[int, ...]
+    arg: Arg = None
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A constant tensor; ``digest`` is the SHA-256 of its little-endian bytes in C order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Return name, dtype and shape without the digest."""
+        return TensorSpec(self.name, self.dtype, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output port and the node that gives its value."""
+
+    name: str
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The node that gives a state's value after the step."""
+
+    state: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A task, or a whole model before it is cut. States start as zeros."""
+
+    inputs: tuple[TensorSpec, ...]
+    weights: tuple[Weight, ...]
+    states: tuple[TensorSpec, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Output, ...]
+    updates: tuple[Update, ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical bytes; their SHA-256 is the task's identity."""
+        return encode_canonical(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "inputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in self.inputs],
+                "weights": [[w.name, w.dtype, list(w.shape), w.digest] for w in self.weights],
+                "states": [[spec.name, spec.dtype, list(spec.shape)] for spec in self.states],
+                "nodes": [[n.op, n.dtype, list(n.srcs), _to_lists(n.arg)] for n in self.nodes],
+                "outputs": [[output.name, output.node] for output in self.outputs],
+                "updates": [[update.state, update.node] for update in self.updates],
+            }
+        )
+
+
+def compute_task_id(graph: Graph) -> str:
+    """Return the SHA-256 of the canonical bytes, 64 hexadecimal digits."""
+    return compute_digest(graph.to_bytes())
+
+
+def parse_graph(data: bytes | memoryview) -> Graph:
+    """Read canonical bytes into a graph whose fields have the right types and nothing more.
+
+    Raises InvalidModel. The rules of ``splitup.graph.rules`` are still to be checked.
+    """
+    try:
+        value = decode_canonical(bytes(data), max_bytes=limits.MAX_GRAPH_BYTES)
+    except InvalidModel:
+        raise
+    except InvalidInput as error:
+        raise InvalidModel(f"the task's bytes are no graph: {error}") from None
+    _expect(isinstance(value, dict), "the top level is no object")
+    keys = {"format", "version", "inputs", "weights", "states", "nodes", "outputs", "updates"}
+    _expect(set(value) == keys, "the top level has other keys than a graph")
+    _expect(value["format"] == FORMAT, "the format is not " + FORMAT)
+    _expect(
+        type(value["version"]) is int and value["version"] == VERSION,
+        f"the version is not {VERSION}; update SplitUp or compile the model again",
+    )
+    _bound(value, "nodes", limits.MAX_GRAPH_NODES)
+    for key in ("inputs", "states", "outputs", "updates"):
+        _bound(value, key, limits.MAX_PORTS)
+    _bound(value, "weights", limits.MAX_WEIGHTS)
+    return Graph(
+        inputs=tuple(_parse_spec(row, "input") for row in value["inputs"]),
+        weights=tuple(_parse_weight(row) for row in value["weights"]),
+        states=tuple(_parse_spec(row, "state") for row in value["states"]),
+        nodes=tuple(_parse_node(row, index) for index, row in enumerate(value["nodes"])),
+        outputs=tuple(Output(*_parse_pair(row, "output", str, int)) for row in value["outputs"]),
+        updates=tuple(Update(*_parse_pair(row, "update", int, int)) for row in value["updates"]),
+    )
+
+
+def encode_float(value: float) -> str:
+    """Return the CONST argument of a float: IEEE 754 binary64, big-endian, in hexadecimal."""
+    return struct.pack(">d", value).hex()
+
+
+def decode_float(text: str) -> float:
+    """Return the float of a CONST argument. The caller has checked that it is 16 hex digits."""
+    result: float = struct.unpack(">d", bytes.fromhex(text))[0]
+    return result
+
+
+def _to_lists(arg: Arg) -> Any:
+    if isinstance(arg, tuple):
+        return [list(item) if isinstance(item, tuple) else item for item in arg]
+    return arg
+
+
+def _expect(condition: bool, problem: str) -> None:
+    if not condition:
+        raise InvalidModel(f"the task's bytes are no graph: {problem}")
+
+
+def _bound(value: dict[str, Any], key: str, limit: int) -> None:
+    _expect(isinstance(value[key], list), f"'{key}' is no list")
+    _expect(len(value[key]) <= limit, f"'{key}' has {len(value[key])} entries, more than {limit}")
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _parse_spec(row: Any, what: str) -> TensorSpec:
+    _expect(
+        isinstance(row, list)
+        and len(row) == 3
+        and isinstance(row[0], str)
+        and isinstance(row[1], str)
+        and _is_shape(row[2]),
+        f"an {what} is not [name, dtype, shape]",
+    )
+    return TensorSpec(row[0], row[1], tuple(row[2]))
+
+
+def _parse_weight(row: Any) -> Weight:
+    _expect(
+        isinstance(row, list) and len(row) == 4 and isinstance(row[3], str),
+        "a weight is not [name, dtype, shape, digest]",
+    )
+    spec = _parse_spec(row[:3], "weight")
+    return Weight(spec.name, spec.dtype, spec.shape, row[3])
+
+
+def _parse_node(row: Any, index: int) -> Node:
+    _expect(
+        isinstance(row, list)
+        and len(row) == 4
+        and isinstance(row[0], str)
+        and isinstance(row[1], str)
+        and _is_shape(row[2]),
+        f"node {index} is not [op, dtype, operands, argument]",
+    )
+    return Node(row[0], row[1], tuple(row[2]), _parse_arg(row[3], index))
+
+
+def _parse_arg(value: Any, index: int) -> Arg:
+    if value is None or isinstance(value, str) or type(value) is int:
+        return value
+    if isinstance(value, list):
+        if all(type(item) is int for item in value):
+            return tuple(value)
+        if all(_is_shape(item) and len(item) == 2 for item in value):
+            return tuple((item[0], item[1]) for item in value)
+        if len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int:
+            return (value[0], value[1])
+    raise InvalidModel(f"the task's bytes are no graph: node {index} has an unknown argument")
+
+
+def _parse_pair(row: Any, what: str, first: type, second: type) -> tuple[Any, Any]:
+    _expect(
+        isinstance(row, list)
+        and len(row) == 2
+        and type(row[0]) is first
+        and type(row[1]) is second,
+        f"an {what} is not a pair",
+    )
+    return row[0], row[1]

@@ -1,0 +1,257 @@
+"""The manifest: a model as a DAG of tasks, one canonical document that the model's name hashes.
+
+Tasks stand in an order in which each reads only from earlier ones, so the DAG is acyclic by its
+form. The registered name and price list are on the chain; the manifest holds neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from splitup import limits
+from splitup.codec import MAX_SAFE_INTEGER, compute_digest, decode_canonical, encode_canonical
+from splitup.errors import InvalidInput, InvalidModel
+from splitup.tensors import ITEM_BYTES, TensorSpec
+
+VERSION: Final = 1
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=limits.MAX_NAME_CHARS)]
+Label = Annotated[str, Field(pattern=r"^[ -~]+$", max_length=limits.MAX_NAME_CHARS)]
+Size = Annotated[int, Field(ge=0, le=MAX_SAFE_INTEGER)]
+Length = Annotated[int, Field(ge=1, le=limits.MAX_DIMENSION)]
+_MODEL_ID = re.compile(r"0x[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class Port(_Record):
+    """A tensor that goes into or comes out of a task or a model."""
+
+    name: Name
+    dtype: Literal[tuple(ITEM_BYTES)]  # type: ignore[valid-type]
+    shape: Annotated[tuple[Length, ...], Field(max_length=limits.MAX_RANK)]
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Return name, dtype and shape."""
+        return TensorSpec(self.name, self.dtype, self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.spec.nbytes
+
+
+class InputSource(_Record):
+    """The value is the model's input of this name."""
+
+    input: Name
+
+
+class TaskSource(_Record):
+    """The value is an output of an earlier task; ``port`` counts that task's outputs."""
+
+    task: Size
+    port: Size
+
+
+class TaskInput(Port):
+    """An input port of a task and where its value comes from."""
+
+    source: InputSource | TaskSource
+
+
+class OutputPort(Port):
+    """An output of the model: which task's output it is."""
+
+    task: Size
+    port: Size
+
+
+class Task(_Record):
+    """One task; ``flops`` and ``price_micro_usdc`` are per step, ``vram_bytes`` with one state."""
+
+    task_id: Digest
+    label: Label
+    inputs: Annotated[tuple[TaskInput, ...], Field(max_length=limits.MAX_PORTS)]
+    outputs: Annotated[tuple[Port, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
+    graph_bytes: Annotated[int, Field(ge=1, le=limits.MAX_GRAPH_BYTES)]
+    weights_digest: Digest | Literal[""]  # of the safetensors file; "" without weights
+    weights_bytes: Size
+    state_bytes: Size
+    vram_bytes: Size
+    flops: Size
+    price_micro_usdc: Annotated[int, Field(ge=1, le=MAX_SAFE_INTEGER)]
+
+
+class TextInfo(_Record):
+    """How to talk to a text model: its tokenizer.json and the tokens that end a text."""
+
+    tokenizer_digest: Digest
+    tokenizer_bytes: Annotated[int, Field(ge=1, le=limits.MAX_TOKENIZER_BYTES)]
+    eos_ids: Annotated[tuple[Size, ...], Field(max_length=limits.MAX_PORTS)]
+    vocab: Length
+    context: Annotated[int, Field(ge=1, le=limits.MAX_CONTEXT)]
+
+
+class Manifest(_Record):
+    """A registered model. ``tinygrad`` is the version that task graphs are written for."""
+
+    version: Literal[1]
+    kind: Literal["text-generation", "function"]
+    tinygrad: Name
+    inputs: Annotated[tuple[Port, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
+    outputs: Annotated[tuple[OutputPort, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
+    tasks: Annotated[tuple[Task, ...], Field(min_length=1, max_length=limits.MAX_TASKS)]
+    text: TextInfo | None
+
+    @property
+    def model_id(self) -> str:
+        """Return "0x" and the SHA-256 of the canonical bytes."""
+        return "0x" + compute_digest(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical bytes."""
+        return encode_canonical(self.model_dump(mode="json"))
+
+    def edges(self) -> list[tuple[int, int]]:
+        """Return the distinct (from, to) pairs of tasks, sorted."""
+        return sorted({(source.task, index) for source, index, _ in self._reads()})
+
+    def consumers(self, task: int, port: int) -> list[tuple[int, int]]:
+        """Return (task, position among its inputs) of everything that reads this output."""
+        return [
+            (index, position)
+            for source, index, position in self._reads()
+            if (source.task, source.port) == (task, port)
+        ]
+
+    def price_micro_usdc(self, steps: int) -> int:
+        """Return the price of an execution of this many steps."""
+        return steps * sum(task.price_micro_usdc for task in self.tasks)
+
+    def _reads(self) -> Iterator[tuple[TaskSource, int, int]]:
+        for index, task in enumerate(self.tasks):
+            for position, port in enumerate(task.inputs):
+                if isinstance(port.source, TaskSource):
+                    yield port.source, index, position
+
+
+def load_manifest(data: bytes) -> Manifest:
+    """Return the manifest in ``data``; raises InvalidModel unless every rule holds.
+
+    Besides the form: every source is an earlier task's port or a model input of the same dtype and
+    shape, names are unique, every task's result is used, sizes add up.
+    """
+    try:
+        value = decode_canonical(data, max_bytes=limits.MAX_MANIFEST_BYTES)
+        # Sequences arrive as lists; strict mode wants tuples unless it parses the JSON itself.
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InvalidModel(f"the manifest is invalid at '{place}': {first['msg']}") from None
+    except InvalidInput as error:
+        raise InvalidModel(f"the manifest is invalid: {error}") from None
+    if encode_canonical(value) != manifest.to_bytes():
+        raise InvalidModel("the manifest is invalid: a value has two spellings")
+    check_manifest(manifest)
+    return manifest
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raise InvalidModel unless the DAG is sound."""
+    _check_unique("the model", [port.name for port in manifest.inputs])
+    _check_unique("the model", [port.name for port in manifest.outputs])
+    inputs = {port.name: port for port in manifest.inputs}
+    used: set[str] = set()
+    read = {(port.task, port.port) for port in manifest.outputs}
+    for index, task in enumerate(manifest.tasks):
+        name = f"task {index} ({task.label})"
+        _check_unique(name, [port.name for port in task.inputs])
+        _check_unique(name, [port.name for port in task.outputs])
+        _check_task(name, task)
+        for port in task.inputs:
+            if isinstance(port.source, InputSource):
+                source = inputs.get(port.source.input)
+                used.add(port.source.input)
+            else:
+                source = _find(manifest, port.source.task, port.source.port, index)
+                read.add((port.source.task, port.source.port))
+            _check_same(f"input '{port.name}' of {name}", port, source)
+    for output in manifest.outputs:
+        source = _find(manifest, output.task, output.port, len(manifest.tasks))
+        _check_same(f"output '{output.name}'", output, source)
+    if unread := set(inputs) - used:
+        raise InvalidModel(f"the manifest is invalid: no task reads input '{min(unread)}'")
+    for index, task in enumerate(manifest.tasks):
+        if not any((index, port) in read for port in range(len(task.outputs))):
+            raise InvalidModel(f"the manifest is invalid: nothing reads task {index}'s outputs")
+
+
+def get_manifest_key(model_id: str) -> str:
+    """Return where a model's manifest is stored."""
+    return f"models/{_expect(_MODEL_ID, model_id)}/manifest.json"
+
+
+def get_task_key(task_id: str) -> str:
+    """Return where a task's graph is stored."""
+    return f"tasks/{_expect(_DIGEST, task_id)}.json"
+
+
+def get_weights_key(digest: str) -> str:
+    """Return where a task's weights are stored."""
+    return f"weights/{_expect(_DIGEST, digest)}.safetensors"
+
+
+def get_blob_key(digest: str) -> str:
+    """Return where another object, such as a tokenizer, is stored."""
+    return f"blobs/{_expect(_DIGEST, digest)}"
+
+
+def _expect(pattern: re.Pattern[str], text: str) -> str:
+    if not pattern.fullmatch(text):
+        raise InvalidInput(f"{text!r:.80} is no digest")
+    return text
+
+
+def _check_unique(owner: str, names: list[str]) -> None:
+    if len(set(names)) != len(names):
+        raise InvalidModel(f"the manifest is invalid: {owner} has two ports of one name")
+
+
+def _check_task(name: str, task: Task) -> None:
+    if (task.weights_digest == "") != (task.weights_bytes == 0):
+        raise InvalidModel(f"the manifest is invalid: {name} has weights without a digest")
+    if task.state_bytes > task.vram_bytes:
+        raise InvalidModel(f"the manifest is invalid: {name} has more state than memory")
+    for port in (*task.inputs, *task.outputs):
+        if port.nbytes > limits.MAX_TENSOR_BYTES:
+            raise InvalidModel(
+                f"the manifest is invalid: port '{port.name}' of {name} has {port.nbytes} bytes; "
+                f"the limit is {limits.MAX_TENSOR_BYTES}"
+            )
+
+
+def _find(manifest: Manifest, task: int, port: int, before: int) -> Port | None:
+    if task >= before or task >= len(manifest.tasks):
+        return None
+    outputs = manifest.tasks[task].outputs
+    return outputs[port] if port < len(outputs) else None
+
+
+def _check_same(what: str, port: Port, source: Port | None) -> None:
+    if source is None:
+        raise InvalidModel(f"the manifest is invalid: {what} has no earlier source")
+    if (port.dtype, port.shape) != (source.dtype, source.shape):
+        raise InvalidModel(
+            f"the manifest is invalid: {what} is {port.spec}; its source gives {source.spec}"
+        )

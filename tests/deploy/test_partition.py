@@ -1,0 +1,139 @@
+"""The dynamic programme against trying every cut."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from splitup_deploy.partition import find_regions, partition
+from splitup_deploy.tasks import cut_graph, name_tasks
+
+from splitup.errors import InvalidModel
+from splitup.graph.cost import compute_vram_bytes
+from splitup.graph.ir import Graph
+from splitup.graph.rules import check_graph
+from tests.graph.graphs import Builder
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """A chain of values with skips; some have a weight, some share one, some keep a state."""
+    b = Builder()
+    made = [b.store("float32", b.input("x", "float32", 64))]
+    sizes, shared, updates = [64], None, []
+    for index in range(draw(st.integers(1, 7))):
+        size = draw(st.sampled_from([64, 128, 256]))
+        value = b.add("SHRINK", "float32", made[-1], arg=((0, 1),))
+        if draw(st.booleans()):
+            skip = b.add("SHRINK", "float32", made[draw(st.integers(0, index))], arg=((0, 1),))
+            value = b.add("ADD", "float32", value, skip)
+        kind = draw(st.sampled_from(["weight", "shared", "state", "none"]))
+        if kind == "weight":
+            weight = b.weight(f"w{index}", np.full(size, index, np.float32))
+            value = b.add("MUL", "float32", value, weight)
+        elif kind == "shared":
+            if shared is None:
+                shared = b.weight("shared", np.ones(256, np.float32))
+            part = b.add("SHRINK", "float32", shared, arg=((0, size),))
+            value = b.add("MUL", "float32", value, part)
+        elif kind == "state":
+            old = b.state(f"s{index}", "float32", size)
+            value = b.add("ADD", "float32", value, old)
+        else:
+            grown = b.add("EXPAND", "float32", value, arg=(size,))
+            value = b.add("RESHAPE", "float32", grown, arg=(size,))
+        made.append(b.store("float32", value))
+        sizes.append(size)
+        if kind == "state":
+            updates.append(made[-1])
+    return b.graph({"y": made[-1]}, updates)
+
+
+def list_cuts(graph: Graph, target: int) -> list[tuple[int, int, int]]:
+    """Return (tasks, bytes moved, largest task) of every legal way to cut, measured."""
+    values = check_graph(graph)
+    regions = find_regions(graph, {})
+    results = []
+    for count in range(len(regions)):
+        for cuts in combinations(range(1, len(regions)), count):
+            edges = [0, *cuts, len(regions)]
+            parts = [regions[a:b] for a, b in pairwise(edges)]
+            tasks = cut_graph(graph, values, parts)
+            try:
+                sizes = [compute_vram_bytes(t.graph, check_graph(t.graph)) for t in tasks]
+            except InvalidModel:
+                continue  # a state's update is in one task, its reading in another
+            if max(sizes) <= target:
+                moved = sum(
+                    spec.nbytes
+                    for task in tasks
+                    for spec, source in zip(task.graph.inputs, task.sources, strict=True)
+                    if not isinstance(source, str)
+                )
+                results.append((len(tasks), moved, max(sizes)))
+    return results
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(1, 24))
+def test_the_best_cut_is_found(graph: Graph, quarters: int) -> None:
+    target = 512 * quarters
+    every = list_cuts(graph, target)
+    values = check_graph(graph)
+    try:
+        parts = partition(graph, values, {}, target)
+    except InvalidModel as error:
+        assert not every and "needs" in str(error)
+        return
+    tasks = cut_graph(graph, values, parts)
+    sizes = [compute_vram_bytes(t.graph, check_graph(t.graph)) for t in tasks]
+    moved = sum(
+        spec.nbytes
+        for task in tasks
+        for spec, source in zip(task.graph.inputs, task.sources, strict=True)
+        if not isinstance(source, str)
+    )
+    assert (len(tasks), moved, max(sizes)) == min(every)
+
+
+def make_chain() -> Graph:
+    b = Builder()
+    x = b.store("float32", b.input("x", "float32", 64))
+    for index in range(4):
+        w = b.weight(f"w{index}", np.full(64, index, np.float32))
+        x = b.store("float32", b.add("MUL", "float32", x, w))
+    return b.graph({"y": x})
+
+
+def test_the_operation_that_is_too_large_is_named() -> None:
+    graph = make_chain()
+    labels = {region.root: f"step {i}" for i, region in enumerate(find_regions(graph, {}))}
+    with pytest.raises(InvalidModel, match=r"'step 1' alone needs 768 bytes.*target is 767"):
+        partition(graph, check_graph(graph), labels, 767)
+
+
+def test_names_of_tasks() -> None:
+    graph = make_chain()
+    roots = [region.root for region in find_regions(graph, {})]
+    labels = ["embed", "block 0: norm", "block 0: output", "block 1: norm", "head"]
+    regions = find_regions(graph, dict(zip(roots, labels, strict=True)))
+    assert name_tasks([regions[:1], regions[1:3], regions[3:]]) == [
+        "embed",
+        "block 0",
+        "block 1 + head",
+    ]
+    assert name_tasks([regions[:2], regions[2:3], regions[3:]])[0] == "embed + block 0"
+    assert name_tasks([regions]) == ["embed ... head"]
+    assert name_tasks([regions[1:2], regions[2:3]]) == ["block 0 (1 of 2)", "block 0 (2 of 2)"]
+
+
+def test_values_that_nobody_needs_are_left_out() -> None:
+    b = Builder()
+    x = b.input("x", "float32", 64)
+    b.store("float32", b.add("NEG", "float32", x))
+    y = b.store("float32", x)
+    graph = b.graph({"y": y})
+    assert [region.root for region in find_regions(graph, {})] == [y]

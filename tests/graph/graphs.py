@@ -1,0 +1,77 @@
+"""Builds small graphs for tests, node by node."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from splitup.graph.ir import Arg, Graph, Node, Output, Update, Weight
+from splitup.tensors import TensorSpec, encode_safetensors_header
+
+
+class Builder:
+    """Collects nodes; every method returns the new node's position."""
+
+    def __init__(self) -> None:
+        self.inputs: list[TensorSpec] = []
+        self.states: list[TensorSpec] = []
+        self.weights: list[Weight] = []
+        self.weight_bytes: dict[str, bytes] = {}
+        self.nodes: list[Node] = []
+
+    def add(self, op: str, dtype: str, *srcs: int, arg: Arg = None) -> int:
+        self.nodes.append(Node(op, dtype, srcs, arg))
+        return len(self.nodes) - 1
+
+    def input(self, name: str, dtype: str, *shape: int) -> int:
+        self.inputs.append(TensorSpec(name, dtype, shape))
+        return self.add("INPUT", dtype, arg=len(self.inputs) - 1)
+
+    def state(self, name: str, dtype: str, *shape: int) -> int:
+        self.states.append(TensorSpec(name, dtype, shape))
+        return self.add("STATE", dtype, arg=len(self.states) - 1)
+
+    def weight(self, name: str, array: np.ndarray) -> int:
+        data = array.tobytes()
+        digest = hashlib.sha256(data).hexdigest()
+        self.weights.append(Weight(name, str(array.dtype), array.shape, digest))
+        self.weight_bytes[name] = data
+        return self.add("WEIGHT", str(array.dtype), arg=len(self.weights) - 1)
+
+    def const(self, dtype: str, text: str) -> int:
+        return self.add("CONST", dtype, arg=text)
+
+    def store(self, dtype: str, src: int) -> int:
+        return self.add("CONTIGUOUS", dtype, src)
+
+    def graph(self, outputs: dict[str, int], updates: Sequence[int] = ()) -> Graph:
+        return Graph(
+            tuple(self.inputs),
+            tuple(self.weights),
+            tuple(self.states),
+            tuple(self.nodes),
+            tuple(Output(name, node) for name, node in outputs.items()),
+            tuple(Update(state, node) for state, node in enumerate(updates)),
+        )
+
+    def safetensors(self) -> bytes:
+        header = encode_safetensors_header([weight.spec for weight in self.weights])
+        return header + b"".join(self.weight_bytes[weight.name] for weight in self.weights)
+
+
+def make_counter(size: int = 4) -> Builder:
+    """y = x * w + s with state s' = y."""
+    b = Builder()
+    x = b.input("x", "float32", size)
+    s = b.state("s", "float32", size)
+    w = b.weight("w", np.arange(1, size + 1, dtype=np.float32))
+    b.store("float32", b.add("ADD", "float32", b.add("MUL", "float32", x, w), s))
+    return b
+
+
+def make_legal() -> Graph:
+    """One small legal graph with an input, a weight, a state and a few operations."""
+    b = make_counter()
+    return b.graph({"y": len(b.nodes) - 1}, [len(b.nodes) - 1])

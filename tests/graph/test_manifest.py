@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from splitup import limits
+from splitup.codec import encode_canonical
+from splitup.errors import InvalidInput, InvalidModel
+from splitup.graph.manifest import (
+    Manifest,
+    get_blob_key,
+    get_manifest_key,
+    get_task_key,
+    get_weights_key,
+    load_manifest,
+)
+
+X = {"name": "x", "dtype": "float32", "shape": [1, 4]}
+Y = {"name": "y", "dtype": "float32", "shape": [1, 8]}
+
+
+def make_task(index: int, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
+    return {
+        "task_id": f"{index:064x}",
+        "label": f"part {index}",
+        "inputs": inputs,
+        "outputs": outputs,
+        "graph_bytes": 100,
+        "weights_digest": "",
+        "weights_bytes": 0,
+        "state_bytes": 0,
+        "vram_bytes": 4096,
+        "flops": 10,
+        "price_micro_usdc": 3 + index,
+    }
+
+
+def make() -> dict[str, Any]:
+    """A diamond: 0 feeds 1 and 2, both feed 3, which also reads the model's input."""
+
+    def read(name: str, task: int) -> dict[str, Any]:
+        return {**Y, "name": name, "source": {"task": task, "port": 0}}
+
+    given = {**X, "source": {"input": "x"}}
+    return {
+        "version": 1,
+        "kind": "function",
+        "tinygrad": "0.14.0",
+        "inputs": [X],
+        "outputs": [{**Y, "name": "result", "task": 3, "port": 0}],
+        "tasks": [
+            make_task(0, [given], [Y]),
+            make_task(1, [read("a", 0)], [Y]),
+            make_task(2, [read("a", 0)], [Y]),
+            make_task(3, [read("a", 1), read("b", 2), given], [Y]),
+        ],
+        "text": None,
+    }
+
+
+def load(value: dict[str, Any]) -> Manifest:
+    """Load the canonical spelling, also of values that canonical bytes cannot hold."""
+    return load_manifest(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+
+def test_a_diamond() -> None:
+    manifest = load(make())
+    assert manifest.edges() == [(0, 1), (0, 2), (1, 3), (2, 3)]
+    assert manifest.consumers(0, 0) == [(1, 0), (2, 0)]
+    assert manifest.consumers(3, 0) == []
+    assert manifest.price_micro_usdc(10) == 10 * (3 + 4 + 5 + 6)
+    assert load_manifest(manifest.to_bytes()) == manifest
+    assert manifest.tasks[3].inputs[2].nbytes == 16
+
+
+def test_the_identity_covers_everything() -> None:
+    other = make()
+    other["tasks"][0]["price_micro_usdc"] = 4
+    assert load(make()).model_id != load(other).model_id
+    assert load(make()).model_id.startswith("0x") and len(load(make()).model_id) == 66
+
+
+def change(path: str, value: Any) -> dict[str, Any]:
+    root = place = json.loads(json.dumps(make()))
+    *parts, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in parts:
+        place = place[part]
+    place[last] = value  # type: ignore[index]
+    return root
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("version", 2),
+        ("version", True),
+        ("kind", "other"),
+        ("extra", 1),
+        ("inputs", []),
+        ("tasks", []),
+        ("inputs.0.dtype", "float8"),
+        ("inputs.0.shape", [0]),
+        ("inputs.0.shape", [2**31]),
+        ("inputs.0.shape", [1] * 17),
+        ("inputs.0.shape", [1.5]),
+        ("inputs.0.name", "a b"),
+        ("inputs.0.name", "x\n"),
+        ("tasks.0.task_id", "0" * 63),
+        ("tasks.0.task_id", "A" * 64),
+        ("tasks.0.flops", -1),
+        ("tasks.0.flops", 1.0),
+        ("tasks.0.price_micro_usdc", 0),
+        ("tasks.0.weights_bytes", 5),
+        ("tasks.0.state_bytes", 5000),
+        ("tasks.0.outputs", []),
+        ("tasks.0.inputs.0.source", {"input": "z"}),
+        ("tasks.0.inputs.0.source", {"input": "x", "task": 0}),
+        ("tasks.0.inputs.0.source", {"task": 0, "port": 0}),  # itself
+        ("tasks.1.inputs.0.source", {"task": 3, "port": 0}),  # a cycle
+        ("tasks.1.inputs.0.source", {"task": 9, "port": 0}),
+        ("tasks.1.inputs.0.source", {"task": 0, "port": 1}),
+        ("tasks.1.inputs.0.source", {"task": -1, "port": 0}),
+        ("tasks.1.inputs.0.shape", [8, 1]),
+        ("tasks.1.inputs.0.dtype", "int32"),
+        ("tasks.3.inputs.1.name", "a"),
+        ("outputs.0.task", 4),
+        ("outputs.0.shape", [1, 4]),
+        ("outputs", []),
+        ("inputs", [X, {**X, "name": "unused"}]),
+        ("text", {"vocab": 3}),
+    ],
+)
+def test_a04_unsound_manifests_are_refused(path: str, value: Any) -> None:
+    with pytest.raises(InvalidModel, match="manifest is invalid"):
+        load(change(path, value))
+
+
+def test_a04_an_unread_task_is_refused() -> None:
+    value = make()
+    value["tasks"][3]["inputs"][1]["source"] = {"task": 1, "port": 0}
+    with pytest.raises(InvalidModel, match="nothing reads task 2"):
+        load(value)
+
+
+def test_a04_too_many_tasks_and_nested_bytes_are_refused_quickly(
+    raised_recursion_limit: None,
+) -> None:
+    value = make()
+    head = value["tasks"][0]
+    value["tasks"] = [head] * (limits.MAX_TASKS + 1)
+    for data in (
+        encode_canonical(value),
+        json.dumps({**value, "tasks": [{}] * 1_000_000}).encode(),
+        b"[" * 1_000_000,
+        b"",
+        b"\xff",
+    ):
+        start = time.process_time()
+        with pytest.raises(InvalidModel):
+            load_manifest(data)
+        assert time.process_time() - start < 1
+
+
+def test_another_spelling_is_refused() -> None:
+    with pytest.raises(InvalidModel, match="canonical"):
+        load_manifest(json.dumps(make()).encode())
+
+
+def test_keys() -> None:
+    digest = "ab" * 32
+    assert get_manifest_key("0x" + digest) == f"models/0x{digest}/manifest.json"
+    assert get_task_key(digest) == f"tasks/{digest}.json"
+    assert get_weights_key(digest) == f"weights/{digest}.safetensors"
+    assert get_blob_key(digest) == f"blobs/{digest}"
+    for bad in ("", "../x", "0x" + digest, digest.upper(), digest + "\n"):
+        with pytest.raises(InvalidInput):
+            get_task_key(bad)
