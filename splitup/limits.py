@@ -73,6 +73,12 @@ MAX_CONFIG_BYTES: Final = 1 * MIB  # a model's config.json or tokenizer_config.j
 MAX_TOKENIZER_BYTES: Final = 64 * MIB  # the largest tokenizer.json in the wild has 33 MB
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
 
+# ---- pickled state files -----------------------------------------------------------------------
+
+MAX_PICKLE_OPCODES: Final = 4_000_000  # 65,536 tensors take 45 each; at 100 bytes each, 400 MB
+MAX_PICKLE_STRING_BYTES: Final = 64 * KIB  # names; a whole model card in a field has less
+MAX_ZIP_DIRECTORY_BYTES: Final = 8 * MIB  # the same tensors at 120 bytes
+
 # ---- HTTP --------------------------------------------------------------------------------------
 
 HTTP_BODY_BYTES: Final = MAX_JWS_BYTES + KIB  # the largest signed request in its {"jws": …} wrapper

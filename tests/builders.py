@@ -13,7 +13,6 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
 )
-
 from splitup.wire import Request, Snapshot, SnapshotEntry
 
 PRICE_MICRO_USDC = 10

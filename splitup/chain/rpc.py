@@ -10,7 +10,8 @@ import asyncio
 import random
 from typing import Any, Self
 
-from web3 import AsyncHTTPProvider, AsyncWeb3
+from aiohttp import ClientSession, TCPConnector
+from web3 import AsyncHTTPProvider
 from web3.types import RPCEndpoint
 
 from splitup import limits
@@ -38,8 +39,8 @@ class Rpc:
         if not url.startswith(("http://", "https://")):
             raise ConfigurationError(f"the RPC endpoint {url!r} does not begin with http(s)://")
         self.url = url
-        provider = AsyncHTTPProvider(url, exception_retry_configuration=None)
-        self._web3 = AsyncWeb3(provider, middleware=[])
+        self._provider = AsyncHTTPProvider(url, exception_retry_configuration=None)
+        self._session: ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,7 +50,8 @@ class Rpc:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._web3.provider.disconnect()
+        if self._session is not None:
+            await self._session.close()
 
     async def request(self, method: str, *params: Any, tries: int = limits.RPC_TRIES) -> Any:
         """Return the result of one call.
@@ -57,10 +59,12 @@ class Rpc:
         Transport failures are repeated with growing, jittered pauses, which is safe: every method
         in use here is idempotent, signed transactions included. Raises RpcError, ChainUnavailable.
         """
+        if self._session is None:
+            self._open_session()
         for attempt in range(tries):
             try:
                 async with asyncio.timeout(limits.RPC_TIMEOUT_S):
-                    response = await self._web3.provider.make_request(RPCEndpoint(method), params)
+                    response = await self._provider.make_request(RPCEndpoint(method), params)
                 break
             except Exception as error:  # each HTTP library has its own; all mean: no answer
                 failure = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -85,3 +89,18 @@ class Rpc:
             str(problem.get("message", "unknown error")),
             data if isinstance(data, str) and data.startswith("0x") else None,
         )
+
+    def _open_session(self) -> None:
+        """Give web3 a session that keeps connections; its own opens a new one for every call.
+
+        Its cache of sessions is left out as well: one lock for the whole process guards it, taken
+        in a thread, and a call that is cancelled while it waits leaves that lock taken for ever.
+        """
+        session = ClientSession(raise_for_status=True, connector=TCPConnector())
+
+        async def get_session(*_: object, **__: object) -> ClientSession:
+            return session
+
+        manager = self._provider._request_session_manager
+        manager.async_cache_and_return_session = get_session  # type: ignore[method-assign]
+        self._session = session

@@ -7,6 +7,7 @@ neither does an IPv4 address written as IPv6.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 from collections.abc import Callable
@@ -25,6 +26,9 @@ _METADATA: Final = frozenset(  # clouds hand out credentials here; not all of th
 
 class EndpointRefused(OSError):
     """A peer's endpoint leads to an address that strangers may not send us to."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(errno.EACCES, message)
 
 
 def check_ip(text: str, *, allow_loopback: bool) -> None:

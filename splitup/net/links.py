@@ -151,7 +151,7 @@ async def _serve(link: Link, socket: _Socket, on_frame: FrameHandler) -> None:
 
 
 class LinkPool:
-    """Links that this party opens, one per (node, execution or ""). Reconnects until told to close."""
+    """Links that this party opens, one per (node, execution or "")."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class LinkAcceptor:
         self._sockets: dict[Link, web.WebSocketResponse] = {}
 
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
-        """Serve one connection (aiohttp handler). BadSignature, PeerFault or Unavailable refuse it."""
+        """Serve one connection; BadSignature, PeerFault or Unavailable refuse it."""
         link = self._authenticate(request.headers.get("Authorization", ""))
         socket = web.WebSocketResponse(
             heartbeat=limits.LINK_PING_S, max_msg_size=limits.MAX_FRAME_BYTES + 1, compress=False

@@ -40,7 +40,7 @@ class Check:
         return True
 
     def advance(self, commitment: TaskCommitment, executor: str, now: float) -> Verdict | None:
-        """Move on past who answered or was silent too long; return the verdict when there is one."""
+        """Move on past who answered or was silent too long; return the verdict if there is one."""
         silence_s = limits.VERIFICATION_SILENCE_S + limits.VERIFICATION_STEP_S * self.steps
         while True:
             verdict = judge(commitment, executor, self._get_heard())

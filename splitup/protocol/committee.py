@@ -1,7 +1,7 @@
 """One committee member as a machine: events in, commands out, no clock and no network of its own.
 
-It is put together from three smaller ones, for snapshots, plans and settlements, that share a seat, a
-ledger of signatures and a library of contents. ``handle`` raises PeerFault, BadSignature or
+It is put together from three smaller ones, for snapshots, plans and settlements, that share a seat,
+a ledger of signatures and a library of contents. ``handle`` raises PeerFault, BadSignature or
 Unavailable for what a peer sent, always before anything has changed; what is found wrong later
 comes out as a ``Fault``.
 """
@@ -61,8 +61,8 @@ _PLAN_MESSAGES = (PlanPartial, PlanSignature, PlanCertified, PlanDelivered, Plan
 class CommitteeMember:
     """One member. ``signed`` and ``snapshots`` are what the journal kept of an earlier life.
 
-    ``read_result`` verifies a validator's token as evidence, however old, and returns result and key.
-    ``grace_s`` is the Market's time between an execution's deadline and its refund.
+    ``read_result`` verifies a validator's token as evidence, however old, and returns result and
+    key. ``grace_s`` is the Market's time between an execution's deadline and its refund.
     """
 
     def __init__(
@@ -115,6 +115,9 @@ class CommitteeMember:
     def list_heard(self, now: float) -> list[tuple[str, str]]:
         """Return (node, endpoint) of all nodes to be probed."""
         return self._snapshots.list_heard(now)
+
+    def has_manifest(self, model_id: str) -> bool:
+        return self._library.find_manifest(model_id) is not None
 
     def is_open(self, execution_id: str) -> bool:
         return self._plans.find_request(execution_id) is not None

@@ -1,8 +1,9 @@
 """Distributed key generation with the chain as bulletin board.
 
-Everything is decided from what the chain ordered, so that all members decide the same: which dealings
-count (all of them, or those there are when the time for the last ones is over), which complaints do,
-hence the group key. A member that lost its journal finds its share again in the posted dealings.
+Everything is decided from what the chain ordered, so that all members decide the same: which
+dealings count (all of them, or those there are when the time for the last ones is over), which
+complaints do, hence the group key. A member that lost its journal finds its share again in the
+posted dealings.
 """
 
 from __future__ import annotations
@@ -152,13 +153,17 @@ class KeyGeneration:
 
     def _get_closing_block(self) -> int | None:
         """Return the block after which no dealing counts, or None while that is open."""
-        blocks = sorted(dealt.block for dealt in self._dealt.values())
-        if len(blocks) == len(self._ceremony.members):
-            return blocks[-1]
         if self._first_block is None:
             return None
         timeout = self._first_block + limits.DKG_TIMEOUT_BLOCKS
+        blocks = sorted(dealt.block for dealt in self._dealt.values())
         in_time = [block for block in blocks if block <= timeout]
-        if self._block > timeout and len(in_time) >= self._ceremony.threshold:
+        if len(in_time) == len(self._ceremony.members):
+            return in_time[-1]
+        if self._block <= timeout:
+            return None
+        if len(in_time) >= self._ceremony.threshold:
             return timeout
+        if len(blocks) >= self._ceremony.threshold:
+            return blocks[self._ceremony.threshold - 1]
         return None

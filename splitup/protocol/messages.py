@@ -1,4 +1,4 @@
-"""What committee members say to each other. The transport proves the sender; nothing here is trusted.
+"""What committee members say to each other. The transport proves the sender, and no more.
 
 ``encode_gossip`` and ``parse_gossip`` wrap a message with its kind. A message that must convince a
 third party (an observation, a quorum signature) carries its own signature.
@@ -13,7 +13,6 @@ from pydantic import Field
 from splitup import limits
 from splitup.errors import PeerFault
 from splitup.wire import (
-    AddressField,
     Bytes32Field,
     Completion,
     Count,
@@ -98,7 +97,8 @@ class DrawMade(Message):
 class SettlementProposal(Message):
     """All evidence of an execution; whoever holds it computes the same settlement.
 
-    ``results`` are the validators' own tokens. ``settlement_hash`` is what the proposer makes of it.
+    ``results`` are the validators' own tokens. ``settlement_hash`` is what the proposer makes of
+    it.
     """
 
     execution_id: Bytes32Field

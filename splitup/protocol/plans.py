@@ -1,8 +1,8 @@
 """From a request to a certified plan, without a leader.
 
-Members sign the request with their threshold shares; any 2f+1 shares give the same seed, the seed and
-the agreed snapshot give the same plan, and 2f+1 ECDSA signatures make it a certificate. Who tells the
-nodes and the chain is staged by the seed, so that one does and the others stand by.
+Members sign the request with their threshold shares; any 2f+1 shares give the same seed, the seed
+and the agreed snapshot give the same plan, and 2f+1 ECDSA signatures make it a certificate. Who
+tells the nodes and the chain is staged by the seed, so that one does and the others stand by.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class _Round:
     beacon: Beacon
     partial: str = ""  # ours
     plan: Plan | None = None
+    root: str = ""  # of the plan, and what is signed of it: a large plan takes long to hash
+    struct_hash: bytes = b""
     refusal: str = ""
     own: PlanSignature | None = None
     unchecked: dict[str, PlanSignature] = field(default_factory=dict)
@@ -290,26 +292,25 @@ class Plans:
                 Log(f"no plan for {request.execution_id}: {error}"),
                 AnnouncePlan(request.execution_id),
             ]
-        commands = self._ledger.claim(f"plan/{request.execution_id}/", plan.root())
+        root = plan.root()
+        commands = self._ledger.claim(f"plan/{request.execution_id}/", root)
         if commands is None:
             known.refusal = f"another plan was signed for {request.execution_id} before"
             return [Log(known.refusal), AnnouncePlan(request.execution_id)]
-        known.plan = plan
-        signature = self._seat.sign(compute_plan_hash(plan))
-        known.own = PlanSignature(
-            execution_id=request.execution_id, root=plan.root(), signature=signature
-        )
+        known.plan, known.root = plan, root
+        known.struct_hash = compute_plan_hash(plan)
+        signature = self._seat.sign(known.struct_hash)
+        known.own = PlanSignature(execution_id=request.execution_id, root=root, signature=signature)
         known.signatures[self._seat.account] = signature
         return [*commands, Gossip(None, known.own)]
 
     def _certify(self, known: _Round, plan: Plan, now: float) -> list[Command]:
         commands: list[Command] = []
-        root, struct_hash = plan.root(), compute_plan_hash(plan)
         for member, vote in sorted(known.unchecked.items()):
             try:
-                if vote.root != root:
+                if vote.root != known.root:
                     raise PeerFault(f"signed another plan for {plan.request.execution_id}")
-                self._seat.check(member, struct_hash, vote.signature)
+                self._seat.check(member, known.struct_hash, vote.signature)
             except PeerFault as error:
                 commands.append(Fault(member, str(error)))
             else:

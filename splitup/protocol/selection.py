@@ -1,9 +1,10 @@
 """Which node runs and which node checks a task: exponential clocks over public randomness.
 
-Every eligible node draws ``E = -log2(u) / weight`` with ``u`` from a hash of the seed, the task, the
-role and the node; the smallest clock wins and the sorted list is the fallback order. With
+Every eligible node draws ``E = -log2(u) / weight`` with ``u`` from a hash of the seed, the task,
+the role and the node; the smallest clock wins and the sorted list is the fallback order. With
 independent exponential clocks a node wins with probability weight / sum of weights (Efraimidis and
-Spirakis, Information Processing Letters 97, 2006). Integers only, so that Python and Solidity agree.
+Spirakis, Information Processing Letters 97, 2006). Integers only, so that Python and Solidity
+agree.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def rank(seed: str, task: int, role: int, entries: Iterable[SnapshotEntry]) -> l
         return []
     median_eta_ms = median_low(_eta_ms(entry) for entry in eligible)
     clocks = [
-        (compute_clock(seed, task, role, entry.node, compute_weight(entry, median_eta_ms)), entry.node)
-        for entry in eligible
+        (compute_clock(seed, task, role, e.node, compute_weight(e, median_eta_ms)), e.node)
+        for e in eligible
     ]
     return [node for _, node in sorted(clocks)]
 
@@ -111,8 +112,8 @@ def rank_validators(
 ) -> list[str]:
     """Return who may recompute ``task``, best first.
 
-    Never its executor. Executors of neighbouring tasks come last: they gain from hiding a lie next to
-    their own work, and are drawn only when nobody else holds the task.
+    Never its executor. Executors of neighbouring tasks come last: they gain from hiding a lie next
+    to their own work, and are drawn only when nobody else holds the task.
     """
     executors = plan.executors()
     neighbours = {

@@ -1,21 +1,29 @@
 """From committed completions to money: draw, verification, and a settlement that 2f+1 members sign.
 
-The draw's randomness is made only when every executor's commitment is on chain. When the evidence is
-complete, members propose it in the order the draw gives them; a member signs what it computes itself
-from the same evidence, and takes over whatever evidence it lacked.
+The draw's randomness is made only when every executor's commitment is on chain. When the evidence
+is complete, members propose it in the order the draw gives them; a member signs what it computes
+itself from the same evidence, and takes over whatever evidence it lacked.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Callable
 
 from splitup import limits
-from splitup.codec import compute_digest, encode_canonical
+from splitup.codec import compute_digest
 from splitup.crypto import quorum
 from splitup.errors import BadSignature, PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
+from splitup.protocol.cases import (
+    Case,
+    Proposed,
+    check_revealed,
+    compute_evidence_root,
+    make_evidence,
+    make_settlement,
+)
 from splitup.protocol.certificates import check_draw, draw_alpha
 from splitup.protocol.checks import Answer, Check
 from splitup.protocol.events import (
@@ -38,9 +46,7 @@ from splitup.protocol.selection import rank_validators
 from splitup.protocol.shared import Beacon, Ledger, Library, Seat, compute_member_order
 from splitup.protocol.verification import (
     Economics,
-    SettlementTerms,
     Verdict,
-    check_completion,
     compute_settlement,
     get_sampled_tasks,
 )
@@ -52,48 +58,11 @@ from splitup.wire import (
     PlanCertificate,
     Request,
     Snapshot,
-    TaskVerdict,
     VerificationOrder,
     VerificationResult,
 )
 
 ResultReader = Callable[[str], tuple[VerificationResult, str]]  # token -> result, signing key
-
-
-@dataclass(slots=True)
-class _Proposed:
-    """Our proposal and the signatures under it."""
-
-    round: int
-    settlement: quorum.Settlement
-    settlement_hash: str
-    signatures: dict[str, bytes] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Case:
-    """One execution from its plan to its settlement."""
-
-    request: Request
-    certificate: PlanCertificate | None = None
-    snapshot: Snapshot | None = None
-    manifest: Manifest | None = None
-    commitments: dict[str, CompletionCommitted] = field(default_factory=dict)  # in chain order
-    beacon: Beacon | None = None
-    early: dict[int, str] = field(default_factory=dict)  # draw partials before our beacon
-    partial: str = ""
-    resend_at: float = 0.0
-    draw: Draw | None = None
-    place: int = 0  # ours in the order of proposers
-    unchecked: dict[str, Completion] = field(default_factory=dict)  # commitment not seen yet
-    completions: dict[str, Completion] = field(default_factory=dict)
-    results: dict[tuple[int, str], Answer] = field(default_factory=dict)  # before the draw is known
-    checks: dict[int, Check] | None = None
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
-    propose_at: float = math.inf
-    proposed: _Proposed | None = None
-    rounds: int = 0
-    proposals: dict[str, SettlementProposal] = field(default_factory=dict)  # not signed yet
 
 
 class Settlements:
@@ -112,7 +81,8 @@ class Settlements:
         self._library = library
         self._economics = economics
         self._read_result = read_result
-        self._cases: dict[str, _Case] = {}
+        self._cases: dict[str, Case] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()  # a late node is no faulty node
         self._evidence: dict[str, Evidence] = {}  # of what was closed lately, oldest first
 
     def find_evidence(self, execution_id: str) -> Evidence | None:
@@ -125,7 +95,7 @@ class Settlements:
     # ---- facts ------------------------------------------------------------------------------
 
     def process_request(self, request: Request) -> list[Command]:
-        self._cases.setdefault(request.execution_id, _Case(request))
+        self._cases.setdefault(request.execution_id, Case(request))
         return []
 
     def process_certificate(self, certificate: PlanCertificate, now: float) -> list[Command]:
@@ -151,6 +121,9 @@ class Settlements:
         case = self._cases.pop(execution_id, None)
         if case is None:
             return []
+        self._ended[execution_id] = None
+        while len(self._ended) > limits.MAX_OPEN_EXECUTIONS:
+            self._ended.popitem(last=False)
         if case.draw is not None:
             self._evidence[execution_id] = make_evidence(case.draw, case.verdicts)
             while len(self._evidence) > limits.MAX_KEPT_EVIDENCE:
@@ -171,8 +144,10 @@ class Settlements:
     def process_completion(
         self, completion: Completion, signing_key: str, now: float
     ) -> list[Command]:
-        """Keep what a node reveals until its commitment is seen; raise PeerFault when it differs."""
-        case = self._get_case(completion.execution_id)
+        """Keep what a node reveals until its commitment is seen; raise PeerFault if it differs."""
+        case = self._find_case(completion.execution_id)
+        if case is None:
+            return []
         node = completion.node
         if case.certificate is None:
             raise Unavailable(
@@ -185,8 +160,7 @@ class Settlements:
         if node in case.completions:
             return []
         if case.manifest and node in case.commitments:
-            root = case.commitments[node].root
-            check_completion(completion, case.certificate.plan, case.manifest, root)
+            check_revealed(completion, case.certificate, case.manifest, case.commitments[node])
             case.completions[node] = completion
         else:
             case.unchecked[node] = completion
@@ -196,9 +170,11 @@ class Settlements:
         self, result: VerificationResult, signing_key: str, token: str, now: float
     ) -> list[Command]:
         """Keep a validator's answer; one per task and validator. Raises PeerFault from others."""
-        case = self._get_case(result.execution_id)
-        self._check_validator(case, result, signing_key)
-        self._add_answer(case, Answer(result, token))
+        case = self._find_case(result.execution_id)
+        if case is None:
+            return []
+        case.check_validator(result, signing_key)
+        case.add_answer(Answer(result, token))
         return self._advance(case, now)
 
     # ---- members ----------------------------------------------------------------------------
@@ -231,11 +207,11 @@ class Settlements:
         case.beacon.add(index, message.partial)
         return self._advance(case, now)
 
-    def _adopt_draw(self, case: _Case, draw: Draw, now: float) -> list[Command]:
+    def _adopt_draw(self, case: Case, draw: Draw, now: float) -> list[Command]:
         """Take a draw from another member, once it is over the commitments that we see too."""
         if case.draw is not None or not self._seat.view.group_key:
             return []
-        basis = self._get_basis(case)
+        basis = case.get_basis()
         if basis is None or (draw.block_hash, draw.commitments) != basis:
             return []
         check_draw(draw, self._seat.view)
@@ -255,7 +231,7 @@ class Settlements:
         return self._advance(case, now)
 
     def _take_evidence(
-        self, case: _Case, sender: str, proposal: SettlementProposal, now: float
+        self, case: Case, sender: str, proposal: SettlementProposal, now: float
     ) -> list[Command]:
         """Take over what a proposal holds and we lack; name its sender when something is false.
 
@@ -265,20 +241,19 @@ class Settlements:
         certificate, manifest = case.certificate, case.manifest
         if certificate is None or manifest is None:
             return commands
-        known = {answer.token for answer in self._get_answers(case)}
+        known = {answer.token for answer in case.get_answers()}
         try:
             commands += self._adopt_draw(case, proposal.draw, now)
             for completion in proposal.completions:
                 node = completion.node
                 if node in case.commitments and node not in case.completions:
-                    root = case.commitments[node].root
-                    check_completion(completion, certificate.plan, manifest, root)
+                    check_revealed(completion, certificate, manifest, case.commitments[node])
                     case.completions[node] = completion
             for token in proposal.results:
                 if token not in known:
                     result, signing_key = self._read_result(token)
-                    self._check_validator(case, result, signing_key)
-                    self._add_answer(case, Answer(result, token))
+                    case.check_validator(result, signing_key)
+                    case.add_answer(Answer(result, token))
         except PeerFault as error:
             del case.proposals[sender]
             commands.append(Fault(sender, f"proposed a settlement with false evidence: {error}"))
@@ -311,7 +286,7 @@ class Settlements:
 
     # ---- the steps, in order ----------------------------------------------------------------
 
-    def _advance(self, case: _Case, now: float) -> list[Command]:
+    def _advance(self, case: Case, now: float) -> list[Command]:
         if case.certificate is None or self._seat.group is None:
             return []
         request = case.request
@@ -331,33 +306,21 @@ class Settlements:
         return commands + self._settle(case, now)
 
     def _check_completions(
-        self, case: _Case, certificate: PlanCertificate, manifest: Manifest
+        self, case: Case, certificate: PlanCertificate, manifest: Manifest
     ) -> list[Command]:
         commands: list[Command] = []
         for node in [node for node in case.unchecked if node in case.commitments]:
             completion = case.unchecked.pop(node)
             try:
-                check_completion(
-                    completion, certificate.plan, manifest, case.commitments[node].root
-                )
+                check_revealed(completion, certificate, manifest, case.commitments[node])
             except PeerFault as error:
                 commands.append(Fault(node, str(error)))
             else:
                 case.completions[node] = completion
         return commands
 
-    def _get_basis(self, case: _Case) -> tuple[str, tuple[tuple[str, str], ...]] | None:
-        """Return what the draw is over, once every executor has committed: block hash and roots."""
-        if case.certificate is None:
-            return None
-        executors = set(case.certificate.plan.executors())
-        if not executors <= case.commitments.keys():
-            return None
-        events = [event for node, event in case.commitments.items() if node in executors]
-        return events[-1].block_hash, tuple(sorted((e.node, e.root) for e in events))
-
-    def _make_draw(self, case: _Case, now: float) -> list[Command]:
-        basis = self._get_basis(case)
+    def _make_draw(self, case: Case, now: float) -> list[Command]:
+        basis = case.get_basis()
         if case.draw is not None or basis is None or self._seat.group is None:
             return []
         execution_id = case.request.execution_id
@@ -392,7 +355,7 @@ class Settlements:
             self._set_draw(case, draw, now)
         return commands
 
-    def _set_draw(self, case: _Case, draw: Draw, now: float) -> None:
+    def _set_draw(self, case: Case, draw: Draw, now: float) -> None:
         case.draw = draw
         case.resend_at = now + limits.GOSSIP_RETRY_S / 2
         order = compute_member_order(draw.seed, self._seat.accounts())
@@ -400,7 +363,7 @@ class Settlements:
 
     def _verify(
         self,
-        case: _Case,
+        case: Case,
         certificate: PlanCertificate,
         draw: Draw,
         snapshot: Snapshot,
@@ -417,7 +380,7 @@ class Settlements:
                 steps = case.commitments[plan.executors()[task]].steps
                 case.checks[task] = Check(task, tuple(validators), steps, now)
             for answer in case.results.values():
-                self._add_answer(case, answer)
+                case.add_answer(answer)
             case.results.clear()
         commands: list[Command] = []
         for task, check in case.checks.items():
@@ -444,7 +407,7 @@ class Settlements:
                 commands.append(PushVerification(entry.node, entry.endpoint, order))
         return commands
 
-    def _settle(self, case: _Case, now: float) -> list[Command]:
+    def _settle(self, case: Case, now: float) -> list[Command]:
         if case.certificate is None or case.manifest is None or case.draw is None:
             return []
         if case.checks is None or len(case.verdicts) < len(case.checks):
@@ -473,7 +436,7 @@ class Settlements:
         return commands + self._propose(case, case.draw, settlement, settlement_hash)
 
     def _propose(
-        self, case: _Case, draw: Draw, settlement: quorum.Settlement, settlement_hash: str
+        self, case: Case, draw: Draw, settlement: quorum.Settlement, settlement_hash: str
     ) -> list[Command]:
         """Say it to all, again when unanswered, in a new round when the evidence has grown."""
         commands: list[Command] = []
@@ -481,7 +444,7 @@ class Settlements:
         if mine is None or mine.settlement_hash != settlement_hash:
             if case.rounds >= limits.MAX_SETTLEMENT_ROUNDS:
                 return []
-            mine = case.proposed = _Proposed(case.rounds, settlement, settlement_hash)
+            mine = case.proposed = Proposed(case.rounds, settlement, settlement_hash)
             case.rounds += 1
             commands += self._sign(case, self._seat.account, mine.round, settlement_hash)
         message = SettlementProposal(
@@ -489,7 +452,7 @@ class Settlements:
             round=mine.round,
             draw=draw,
             completions=tuple(completion for _, completion in sorted(case.completions.items())),
-            results=tuple(answer.token for answer in self._get_answers(case)),
+            results=tuple(answer.token for answer in case.get_answers()),
             settlement_hash=settlement_hash,
         )
         commands.append(Gossip(None, message))
@@ -497,7 +460,7 @@ class Settlements:
             commands.append(self._make_submission(case, mine))
         return commands
 
-    def _sign(self, case: _Case, proposer: str, round_: int, settlement_hash: str) -> list[Command]:
+    def _sign(self, case: Case, proposer: str, round_: int, settlement_hash: str) -> list[Command]:
         """Sign one settlement per proposer and round; the chain takes only the first."""
         execution_id = case.request.execution_id
         commands = self._ledger.claim(
@@ -518,12 +481,12 @@ class Settlements:
         )
         return [*commands, Gossip(proposer, message)]
 
-    def _make_submission(self, case: _Case, mine: _Proposed) -> SubmitSettlement:
+    def _make_submission(self, case: Case, mine: Proposed) -> SubmitSettlement:
         packed = quorum.pack_signatures(mine.signatures.items())
         return SubmitSettlement(case.request.execution_id, mine.settlement, packed)
 
     def _compute(
-        self, case: _Case, certificate: PlanCertificate, manifest: Manifest, draw: Draw
+        self, case: Case, certificate: PlanCertificate, manifest: Manifest, draw: Draw
     ) -> quorum.Settlement:
         verdicts = [case.verdicts[task] for task in sorted(case.verdicts)]
         terms = compute_settlement(
@@ -533,79 +496,12 @@ class Settlements:
 
     # ---- pieces -----------------------------------------------------------------------------
 
-    def _get_case(self, execution_id: str) -> _Case:
+    def _find_case(self, execution_id: str) -> Case | None:
+        """Return an open case, None for one that ended; raise Unavailable for an unknown one."""
         case = self._cases.get(execution_id)
-        if case is None:
-            raise PeerFault(f"execution {execution_id} is not open here; it may have been settled")
+        if case is None and execution_id not in self._ended:
+            raise Unavailable(f"execution {execution_id} has not been seen here yet; try again")
         return case
-
-    def _add_answer(self, case: _Case, answer: Answer) -> None:
-        result = answer.result
-        if case.checks is not None:
-            check = case.checks.get(result.task)
-            if check is not None:
-                check.add(answer)
-        elif len(case.results) < limits.MAX_TASKS:
-            case.results.setdefault((result.task, result.validator), answer)
-
-    def _get_answers(self, case: _Case) -> list[Answer]:
-        answers = list(case.results.values())
-        for _, check in sorted((case.checks or {}).items()):
-            answers += [check.answers[v] for v in check.validators if v in check.answers]
-        return answers
-
-    def _check_validator(self, case: _Case, result: VerificationResult, key: str) -> None:
-        if case.snapshot is None:
-            raise Unavailable(f"execution {result.execution_id} is not planned here yet; try again")
-        for entry in case.snapshot.entries:
-            if entry.node == result.validator and entry.signing_key == key:
-                return
-        raise PeerFault(f"a result of {result.validator} is not signed by that node's key")
-
-
-def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:
-    """Return what the chain keeps of the evidence: commitments, randomness, verdicts."""
-    value = {
-        "draw": draw.signature,
-        "verdicts": [
-            {
-                "liars": list(verdict.liars),
-                "outcome": verdict.outcome.value,
-                "task": verdict.task,
-                "validators": list(verdict.validators),
-            }
-            for verdict in verdicts
-        ],
-    }
-    return "0x" + compute_digest(b"splitup/evidence/v1\0" + encode_canonical(value))
-
-
-def make_evidence(draw: Draw, verdicts: Mapping[int, Verdict]) -> Evidence:
-    """Return draw and verdicts as members show them to anybody."""
-    return Evidence(
-        draw=draw,
-        verdicts=tuple(
-            TaskVerdict(
-                task=verdict.task,
-                outcome=verdict.outcome.value,
-                validators=verdict.validators,
-                liars=verdict.liars,
-            )
-            for _, verdict in sorted(verdicts.items())
-        ),
-    )
-
-
-def make_settlement(terms: SettlementTerms, evidence_root: str) -> quorum.Settlement:
-    """Return the contract's form of a settlement."""
-    return quorum.Settlement(
-        steps=terms.steps,
-        evidence_root=evidence_root,
-        payments=tuple(
-            quorum.Payment(p.to, p.amount_micro_usdc, p.from_slash) for p in terms.payments
-        ),
-        slashes=tuple(quorum.Slash(s.node, s.amount_micro_usdc) for s in terms.slashes),
-    )
 
 
 def _describe(execution_id: str, verdict: Verdict) -> Log:

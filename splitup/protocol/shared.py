@@ -144,8 +144,8 @@ class Library:
 class Beacon:
     """Collects partial signatures over one message until 2f+1 of them combine.
 
-    The combination is checked as a whole first; only when that fails are the partials checked one by
-    one, and the liars named.
+    The combination is checked as a whole first; only when that fails are the partials checked one
+    by one, and the liars named.
     """
 
     alpha: bytes

@@ -1,8 +1,8 @@
 """Who is alive: heartbeats in, an agreed snapshot of the network out. Led by one member per epoch.
 
-Each member observes on its own; the leader of an epoch gathers 2f+1 signed observations and proposes
-what follows from them; the others recompute it and sign. The chain accepts one snapshot per sequence
-number. A silent leader costs its epoch and nothing else.
+Each member observes on its own; the leader of an epoch gathers 2f+1 signed observations and
+proposes what follows from them; the others recompute it and sign. The chain accepts one snapshot
+per sequence number. A silent leader costs its epoch and nothing else.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ class Snapshots:
         )
 
     def _is_due(self, snapshot: Snapshot, now: float) -> bool:
-        """Return whether the chain should hear of it: membership changed, or load figures are old."""
+        """Return whether the chain should hear of it: other members, or old load figures."""
         current = self._library.find_snapshot(self._root)
         if current is None:
             return bool(snapshot.entries) or bool(self._sequence)

@@ -21,8 +21,8 @@ from splitup.wire import Completion, Draw, Plan, TaskCommitment, VerificationRes
 class Economics:
     """The Market contract's parameters that settlement needs.
 
-    ``sampling_bps`` is p in 1/10,000; a price pays R = ``reward_milli``/1000 of a task's cost C, and a
-    proven lie costs S = ``slash_milli``/1000 of C.
+    ``sampling_bps`` is p in 1/10,000; a price pays R = ``reward_milli``/1000 of a task's cost C,
+    and a proven lie costs S = ``slash_milli``/1000 of C.
     """
 
     sampling_bps: int
@@ -38,7 +38,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of one task's verification; ``liars`` may include a validator that accused falsely."""
+    """The end of one task's verification; ``liars`` may name a validator that accused falsely."""
 
     task: int
     outcome: Outcome
@@ -71,8 +71,9 @@ class SettlementTerms:
 
 def is_sampled(seed: str, task: int, sampling_bps: int) -> bool:
     """Return whether the draw picks ``task``: probability ``sampling_bps`` / 10,000 each."""
-    digest = hashlib.sha256(b"splitup/sample/v1" + bytes.fromhex(seed[2:]) + task.to_bytes(4, "big"))
-    return int.from_bytes(digest.digest()[:8], "big") * 10_000 < sampling_bps * 2**64
+    data = b"splitup/sample/v1" + bytes.fromhex(seed[2:]) + task.to_bytes(4, "big")
+    value = int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
+    return value * 10_000 < sampling_bps * 2**64
 
 
 def get_sampled_tasks(draw: Draw, task_count: int, sampling_bps: int) -> tuple[int, ...]:
@@ -110,8 +111,8 @@ def judge(
 ) -> Verdict | None:
     """Return the verdict on one task, or None while another validator has to be heard.
 
-    ``results`` are in the order of the validators' ranks. Only results over the executor's committed
-    inputs count, and at most two of them.
+    ``results`` are in the order of the validators' ranks. Only results over the executor's
+    committed inputs count, and at most two of them.
     """
     usable = [r for r in results if not r.error and r.inputs == commitment.inputs][:2]
     if not usable:

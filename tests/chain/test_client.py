@@ -96,6 +96,7 @@ async def test_string_that_is_no_utf8_does_not_stop_readers(network: Network) ->
         "eth_sendTransaction",
         {"from": node.address, "to": network.deployment.nodes, "data": broken},
     )
+    await network.rpc.request("evm_mine")  # automining answers before it has mined
     seen = await node.call("nodes", "nodeOf", node.address)
     assert seen["endpoint"] == "\ufffd" * 5
     events = await node.fetch_events("nodes")

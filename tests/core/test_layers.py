@@ -25,7 +25,7 @@ OWNERS = {
     "boto3": {"splitup/storage"},
     "botocore": {"splitup/storage"},
     "sqlite3": {"splitup/journal"},
-    "aiohttp": {"splitup/net", "node", "oracle"},
+    "aiohttp": {"splitup/net", "splitup/chain/rpc.py", "node", "oracle"},
     "tinygrad": {"splitup/graph", "deploy", "node/splitup_node/worker.py"},
     "solcx": {"contracts"},
     "torch": {"examples"},

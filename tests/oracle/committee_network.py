@@ -165,7 +165,10 @@ class Node:
             tasks=entries,
             salt="0x" + digest("salt"),
         )
-        while (await self.chain.call("market", "executionOf", execution_id))["status"] != 2:
+        while True:
+            execution = await self.chain.call("market", "executionOf", execution_id)
+            if execution["status"] == 2:
+                break
             await asyncio.sleep(0.05)
         await self.chain.send(
             "market", "commitCompletions", [(execution_id, completion.steps, completion.root())]
@@ -237,6 +240,8 @@ class Network:
 
     async def is_ready(self) -> bool:
         statuses = await asyncio.gather(*(self.get_status(place) for place in self.processes))
+        if not await self.client.call("committee", "groupKey"):
+            return False
         return all(
             s.get("group_key") and s["sequence"] >= 1 and s["nodes_live"] == len(self.nodes)
             for s in statuses
@@ -314,9 +319,7 @@ async def run_network(
             (Identity.from_private_key(key) for key in keys[1:5]), key=lambda m: m.address
         )
         endpoints = [f"http://127.0.0.1:{port}" for port in ports[:4]]
-        rows = [
-            (m.address, m.signing_key_hex, e) for m, e in zip(members, endpoints, strict=True)
-        ]
+        rows = [(m.address, m.signing_key_hex, e) for m, e in zip(members, endpoints, strict=True)]
         await owner.send("committee", "setMembers", rows)
         await _register_model(owner)
         await owner.send("usdc", "mint", client.address, 50_000_000)

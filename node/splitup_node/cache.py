@@ -1,0 +1,107 @@
+"""Tasks and weights on the node's disk, by their digest: whole and right, or not there at all."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from splitup import limits
+from splitup.errors import PeerFault, StorageUnavailable
+from splitup.graph.manifest import Manifest, get_task_key, get_weights_key, load_manifest
+from splitup.net.gateway import GatewayClient
+from splitup.net.objects import get_object
+from splitup.wire import Grant, Grants
+
+_CHUNK_BYTES: Final = 4 * limits.MIB
+
+
+class Cache:
+    """Content-addressed files under ``directory``, fetched through the gateway when missing."""
+
+    def __init__(
+        self, directory: Path, gateway: GatewayClient, session: aiohttp.ClientSession
+    ) -> None:
+        self._directory = directory
+        self._gateway = gateway
+        self._session = session
+        self._manifests: dict[str, Manifest] = {}
+
+    async def fetch_manifest(self, model_id: str) -> Manifest:
+        """Return a model's manifest. Raises InvalidModel, StorageUnavailable, PeerFault."""
+        known = self._manifests.get(model_id)
+        if known is None:
+            path = self._directory / f"{model_id[2:]}.json"
+            if path.exists() and _compute_digest(path) == model_id[2:]:
+                data = path.read_bytes()
+            else:
+                data = await self._gateway.fetch_manifest(model_id)
+                await asyncio.to_thread(_write, path, data)
+            known = load_manifest(data)
+            while len(self._manifests) >= limits.MAX_CACHED_MANIFESTS:
+                self._manifests.pop(next(iter(self._manifests)))
+            self._manifests[model_id] = known
+        return known
+
+    async def fetch_task(self, model_id: str, index: int) -> tuple[Path, Path | None]:
+        """Return the files of a task's graph and weights (None without any), fetched if missing."""
+        task = (await self.fetch_manifest(model_id)).tasks[index]
+        graph = self._directory / f"{task.task_id}.json"
+        weights = self._directory / f"{task.weights_digest}.safetensors"
+        wanted = [(graph, get_task_key(task.task_id), task.task_id, task.graph_bytes)]
+        if task.weights_digest:
+            key = get_weights_key(task.weights_digest)
+            wanted.append((weights, key, task.weights_digest, task.weights_bytes))
+        missing = [
+            entry
+            for entry in wanted
+            if await asyncio.to_thread(_compute_digest, entry[0]) != entry[2]
+        ]
+        if missing:
+            grants = await self._gateway.model_grants(model_id)
+            for path, key, digest, size in missing:
+                await self._fetch(_find(grants, key), path, digest, size)
+        return graph, weights if task.weights_digest else None
+
+    async def _fetch(self, grant: Grant, path: Path, digest: str, size: int) -> None:
+        data = await get_object(
+            self._session,
+            grant,
+            max_bytes=size,
+            expected_digest=digest,
+            deadline_s=limits.DOWNLOAD_TIMEOUT_S,
+        )
+        await asyncio.to_thread(_write, path, data)
+
+
+def _find(grants: Grants, key: str) -> Grant:
+    try:
+        return grants.find("GET", key)
+    except PeerFault as error:
+        raise StorageUnavailable(str(error)) from None
+
+
+def _compute_digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hex, "" when there is none."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+            return digest.hexdigest()
+    except FileNotFoundError:
+        return ""
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

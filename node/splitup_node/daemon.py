@@ -1,0 +1,502 @@
+"""The node as a whole: opens everything in order, keeps its loops going, closes it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from splitup import limits
+from splitup.chain.client import Chain
+from splitup.chain.committee import fetch_committee
+from splitup.chain.deployment import Deployment
+from splitup.crypto.keys import Identity
+from splitup.errors import (
+    BadSignature,
+    ConfigurationError,
+    InvalidModel,
+    PeerFault,
+    Refused,
+    SplitUpError,
+    Unavailable,
+)
+from splitup.journal.journal import Journal
+from splitup.net.gateway import GatewayClient
+from splitup.net.http import SignedClient, make_app, read_json, serve_app
+from splitup.net.links import DATA_PATH
+from splitup.net.objects import get_object, put_object
+from splitup.protocol.certificates import CommitteeView, check_certificate
+from splitup.wire import Grant, Grants, Heartbeat, PlanCertificate, VerificationOrder
+from splitup_node.cache import Cache
+from splitup_node.config import NodeConfig
+from splitup_node.engine import Engine
+from splitup_node.executions import Execution
+from splitup_node.logs import Uploader
+from splitup_node.reports import Reporter
+from splitup_node.residents import Residents
+from splitup_node.specialise import DemandEntry, choose_task, merge_demand, parse_demand
+from splitup_node.status import write_status
+from splitup_node.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
+from splitup_node.verifier import Tools, Verifier
+
+HEARTBEAT_TYP: Final = "splitup-heartbeat"
+
+_log = logging.getLogger("splitup.node")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a node works with; opened in this order, closed in the reverse."""
+
+    config: NodeConfig
+    identity: Identity
+    journal: Journal
+    chain: Chain
+    http: SignedClient
+    supervisor: Supervisor
+
+
+class Node:
+    """A running node. Made by ``run_node``."""
+
+    def __init__(
+        self, parts: _Parts, committee: CommitteeView, sampling_bps: int, device: dict[str, str]
+    ) -> None:
+        self._config = parts.config
+        self._identity = parts.identity
+        self._journal = parts.journal
+        self._chain = parts.chain
+        self._http = parts.http
+        self.endpoint = ""  # known once the server listens
+        self._supervisor = parts.supervisor
+        self._committee = committee
+        self._committee_at_s = time.monotonic()
+        self.device = device
+        self._boot_id = secrets.token_hex(32)
+        self._sequence = 0
+        self._block_number = 0
+        self._demand: tuple[DemandEntry, ...] = ()
+        self._demand_changed = asyncio.Event()
+        self._news = asyncio.Event()
+        self._unloadable: dict[str, float] = {}  # task_id -> when to try again
+        self._accepting: dict[str, asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+        self._gateway = GatewayClient(self._config.gateway_url, self._identity, http=self._http)
+        self._cache = Cache(self._config.data_dir / "cache", self._gateway, self._http.session)
+        self._residents = Residents(self._supervisor, self._cache, int(self._config.vram))
+        uploader = Uploader(self._put, self._config.data_dir / "spool")
+        uploader.clear()
+        self.engine = Engine(
+            self._identity,
+            self._supervisor,
+            self._residents.programs,
+            uploader,
+            self._get,
+            self._ask_grants,
+            self,
+            allow_loopback=self._config.allow_loopback,
+        )
+        self._reporter = Reporter(self._journal, self._chain, self._http, lambda: self._committee)
+        self._verifier = Verifier(
+            Tools(
+                identity=self._identity,
+                engine=self.engine,
+                supervisor=self._supervisor,
+                residents=self._residents,
+                cache=self._cache,
+                http=self._http,
+                ask_grants=self._gateway.verification_grants,
+                get_object=self._get,
+                get_committee=lambda: self._committee,
+            ),
+            sampling_bps,
+        )
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set; a loop that dies of a bug ends the node."""
+        self._resume()
+        loops = [
+            asyncio.create_task(coroutine, name=name)
+            for name, coroutine in (
+                ("heartbeats", self._beat()),
+                ("housekeeping", self._every(limits.HEARTBEAT_PERIOD_S, self._keep_house)),
+                ("committee", self._every(limits.COMMITTEE_CACHE_S, self._refresh_committee)),
+                ("specialising", self._specialise()),
+                ("worker", self._watch_worker()),
+                ("reports", self._reporter.run()),
+                ("verification", self._verifier.run()),
+            )
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([stopping, *loops], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopping}:
+                task.result()
+        finally:
+            stopping.cancel()
+            await self.engine.close()
+            if self._background:  # completions on their way into the journal
+                await asyncio.wait(self._background, timeout=limits.WORKER_STOP_S)
+            for task in (*loops, *self._background, *self._accepting.values()):
+                task.cancel()
+            await asyncio.gather(*loops, *self._background, return_exceptions=True)
+            self._write_status(running=False)
+
+    def _resume(self) -> None:
+        """Take up what the journal holds: report what was completed, give up what was not."""
+        completed = {execution_id for execution_id, _ in self._journal.items("completion")}
+        for execution_id, value in self._journal.items("assignment"):
+            if execution_id not in completed:
+                certificate = PlanCertificate.from_value(value["certificate"])
+                if certificate.plan.request.deadline > time.time():
+                    _log.warning("execution %s was lost with the last run", execution_id)
+                    self.engine.refuse(certificate, "the node was restarted and lost its state")
+                    continue
+            self._journal.delete("assignment", execution_id)
+        self._reporter.resume()
+
+    async def _every(self, period_s: float, action: Any) -> None:
+        while True:
+            started_s = time.monotonic()
+            try:
+                await action()
+            except SplitUpError as error:
+                _log.warning("%s", error)
+            await asyncio.sleep(max(0.0, period_s - (time.monotonic() - started_s)))
+
+    # ---- plans and verifications ---------------------------------------------------------------
+
+    def add_routes(self, app: web.Application) -> None:
+        """Serve the node's HTTP API on ``app``."""
+        app.router.add_get("/v1/ping", _handle_ping)
+        app.router.add_post("/v1/plan", self._handle_plan)
+        app.router.add_post("/v1/verify", self._handle_verify)
+        app.router.add_get(DATA_PATH, self.engine.acceptor.handle)
+
+    async def _handle_plan(self, request: web.Request) -> web.Response:
+        certificate = PlanCertificate.from_value(await read_json(request))
+        execution_id = certificate.plan.request.execution_id
+        accepting = self._accepting.get(execution_id)
+        if accepting is None:
+            accepting = asyncio.create_task(self._accept_plan(certificate))
+            self._accepting[execution_id] = accepting
+            accepting.add_done_callback(lambda _: self._accepting.pop(execution_id, None))
+        await asyncio.shield(accepting)
+        return web.json_response({})
+
+    async def _accept_plan(self, certificate: PlanCertificate) -> None:
+        """Check a plan and begin its execution. Members and clients send it, more than once."""
+        plan = certificate.plan
+        execution_id = plan.request.execution_id
+        running = self.engine.executions.get(execution_id)
+        if running is not None and running.certificate.plan.root() == plan.root():
+            return
+        if self.engine.is_known(execution_id):
+            raise Refused(f"execution {execution_id} is over on this node", status=409)
+        if plan.request.market != self._chain.deployment.market:
+            raise PeerFault(f"the plan of {execution_id} is for another market")
+        if plan.request.deadline <= time.time():
+            raise PeerFault(f"the deadline of {execution_id} has passed")
+        if self._identity.address not in plan.executors():
+            return  # a fallback has nothing to do yet
+        await self._check_certificate(certificate)
+        manifest = await self._cache.fetch_manifest(plan.request.model_id)
+        try:
+            for index, executor in enumerate(plan.executors()):
+                if executor == self._identity.address and index < len(manifest.tasks):
+                    if manifest.tasks[index].task_id not in self._residents.programs:
+                        await self._residents.ensure(plan.request.model_id, index)
+            self.engine.start(certificate, manifest)
+        except SplitUpError as error:
+            self.engine.refuse(certificate, str(error))
+            raise
+        value = {"certificate": certificate.model_dump(mode="json")}
+        await asyncio.to_thread(self._journal.put, "assignment", execution_id, value)
+
+    async def _check_certificate(self, certificate: PlanCertificate) -> None:
+        try:
+            await asyncio.to_thread(check_certificate, certificate, self._committee)
+        except (BadSignature, PeerFault):
+            if time.monotonic() - self._committee_at_s < limits.COMMITTEE_REFRESH_S:
+                raise
+            await self._refresh_committee()  # the committee may have changed
+            await asyncio.to_thread(check_certificate, certificate, self._committee)
+
+    async def _handle_verify(self, request: web.Request) -> web.Response:
+        order = VerificationOrder.from_value(await read_json(request))
+        await self._verifier.accept(order)
+        return web.json_response({})
+
+    def on_finished(self, execution: Execution) -> None:
+        """Report a finished execution (called by the engine)."""
+        submission = None
+        if execution.steps:  # nothing computed, nothing paid
+            salt = secrets.token_bytes(32)
+            completion = execution.make_completion(self._identity.address, salt)
+            submission = self._reporter.submit(completion, execution.deadline_s)
+        self._spawn(self._report(execution, submission))
+
+    def on_failed(self, execution: Execution) -> None:
+        """Forget a failed execution's assignment (called by the engine)."""
+        self._spawn(self._report(execution, None))
+
+    async def _report(
+        self, execution: Execution, submission: Coroutine[Any, Any, None] | None
+    ) -> None:
+        try:
+            if submission is not None:
+                await submission
+            await asyncio.to_thread(self._journal.delete, "assignment", execution.id)
+        except SplitUpError as error:
+            _log.error("execution %s cannot be reported: %s", execution.id, error)
+
+    # ---- loops ---------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """Send a heartbeat per period, and one at once when a task was loaded."""
+        while True:
+            self._news.clear()
+            try:
+                await self._send_heartbeat()
+            except SplitUpError as error:
+                _log.warning("%s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limits.HEARTBEAT_PERIOD_S):
+                    await self._news.wait()
+
+    async def _send_heartbeat(self) -> None:
+        self._sequence += 1
+        beat = Heartbeat(
+            node=self._identity.address,
+            boot_id=self._boot_id,
+            sequence=self._sequence,
+            sent_at_ms=int(time.time() * 1000),
+            block_number=self._block_number,
+            queue_ms=self.engine.queue_ms,
+            resident=tuple(sorted(task.task_id for task in self._residents.tasks)),
+            vram_free_bytes=max(0, self._residents.free_bytes),
+            determinism=self.device["determinism_class"][:200],
+        )
+        token = self._http.sign(HEARTBEAT_TYP, self._committee.domain.committee, beat)
+        answers = await asyncio.gather(
+            *(
+                self._http.post_token(
+                    f"{member.endpoint}/v1/heartbeat", token, timeout_s=limits.HEARTBEAT_TIMEOUT_S
+                )
+                for member in self._committee.members
+            ),
+            return_exceptions=True,
+        )
+        demands = []
+        for answer in answers:
+            if isinstance(answer, SplitUpError):
+                _log.debug("heartbeat: %s", answer)
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            try:
+                demands.append(parse_demand(answer.get("tasks")))
+            except PeerFault as fault:  # of one member; the others' answers count
+                _log.warning("heartbeat: %s", fault)
+                continue
+            block = answer.get("block")
+            if isinstance(block, int) and 0 <= block < 2**53:
+                self._block_number = max(self._block_number, block)
+        self._demand = merge_demand(demands)
+        self._demand_changed.set()
+
+    async def _keep_house(self) -> None:
+        self.engine.sweep(time.time())
+        self._write_status(running=True)
+
+    async def _refresh_committee(self) -> None:
+        self._committee = await fetch_committee(self._chain)
+        self._committee_at_s = time.monotonic()
+
+    async def _specialise(self) -> None:
+        """Load one task after the other, by demand, for as long as there is memory."""
+        while True:
+            self._demand_changed.clear()
+            await self._demand_changed.wait()
+            now_s = time.monotonic()
+            choice = choose_task(
+                self._identity.address,
+                self._demand,
+                self._residents.programs,
+                {task for task, retry_s in self._unloadable.items() if now_s < retry_s},
+                self._residents.free_bytes,
+            )
+            if choice is None:
+                continue
+            try:
+                await self._residents.ensure(choice.model_id, choice.task)
+                self._news.set()
+            except (InvalidModel, TaskFailed) as error:
+                _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
+                self._unloadable[choice.task_id] = now_s + limits.LOAD_RETRY_S
+            except SplitUpError as error:  # the store, the gateway, the worker: soon again
+                _log.warning("task %s waits: %s", choice.task_id[:12], error)
+
+    async def _watch_worker(self) -> None:
+        """Replace a worker that is lost, load its tasks again, and go on."""
+        pause_s = limits.LINK_RETRY_MIN_S
+        while True:
+            await self._supervisor.wait_lost()
+            self._residents.forget_programs()
+            self.engine.on_worker_lost("the worker process ended")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
+            try:
+                self.device = await self._supervisor.restart()
+                await self._residents.reload()
+            except WorkerLost as error:
+                _log.error("%s; starting it again", error)
+                continue
+            self.engine.resume()
+
+    # ---- the rest ------------------------------------------------------------------------------
+
+    async def _ask_grants(self, certificate: PlanCertificate) -> Grants:
+        """Ask the gateway until the deadline: an execution is worth more than one answer."""
+        pause_s = limits.LINK_RETRY_MIN_S
+        while True:
+            try:
+                return await self._gateway.execution_grants(certificate)
+            except Unavailable as error:
+                if time.time() + pause_s > certificate.plan.request.deadline:
+                    raise
+                _log.warning("grants wait: %s", error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, limits.LINK_RETRY_MAX_S)
+
+    async def _put(self, grant: Grant, data: bytes, existing: Grant | None) -> None:
+        await put_object(self._http.session, grant, data, existing=existing)
+
+    async def _get(self, grant: Grant, length_bytes: int, digest: str | None) -> bytes:
+        return await get_object(
+            self._http.session, grant, max_bytes=length_bytes, expected_digest=digest
+        )
+
+    def _write_status(self, *, running: bool) -> None:
+        status = {
+            "running": running,
+            "pid": os.getpid(),
+            "address": self._identity.address,
+            "endpoint": self.endpoint,
+            "boot_id": self._boot_id,
+            "device": self.device,
+            "resident": [
+                {"task_id": t.task_id, "label": t.label, "vram_bytes": t.vram_bytes}
+                for t in self._residents.tasks
+            ],
+            "loading": self._residents.loading,
+            "vram_bytes": int(self._config.vram),
+            "vram_used_bytes": int(self._config.vram) - self._residents.free_bytes,
+            "queue_ms": self.engine.queue_ms,
+            "executions": sum(not e.is_over for e in self.engine.executions.values()),
+            "verified": self._verifier.done,
+            "worker_restarts": self._supervisor.restarts,
+        }
+        write_status(self._config.data_dir, status)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+async def run_node(
+    config: NodeConfig,
+    *,
+    worker_argv: Sequence[str] = WORKER_ARGV,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run a node until SIGTERM or SIGINT, or until ``stop`` is set.
+
+    Raises ConfigurationError (keys, port, data directory, no stake), ChainUnavailable.
+    """
+    stop = stop or asyncio.Event()
+    identity = config.load_identity()
+    deployment = Deployment.load(config.deployment)
+    async with contextlib.AsyncExitStack() as stack:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+            stack.callback(loop.remove_signal_handler, number)
+        config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        journal = stack.enter_context(Journal.open(config.data_dir))
+        chain = await Chain.connect(config.rpc_url, deployment, private_key=identity.private_key)
+        stack.push_async_callback(chain.close)
+        entry = await check_registration(chain, identity, config)
+        http = await stack.enter_async_context(SignedClient(identity))
+        supervisor = Supervisor(
+            config.data_dir,
+            memory_bytes=int(config.vram),
+            device=config.device,
+            cache_directory=config.kernel_cache,
+            worker_argv=worker_argv,
+        )
+        stack.push_async_callback(supervisor.close)
+        parts = _Parts(config, identity, journal, chain, http, supervisor)
+        node = Node(
+            parts,
+            committee=await fetch_committee(chain),
+            sampling_bps=(await chain.call("market", "parameters"))["samplingBps"],
+            device=await supervisor.start(),
+        )
+        app = make_app()
+        node.add_routes(app)
+        server = await serve_app(app, config.host, config.port)
+        stack.push_async_callback(server.close)
+        node.endpoint = config.endpoint or server.url
+        if entry["endpoint"] != node.endpoint:
+            await chain.send("nodes", "setEndpoint", node.endpoint)
+            _log.info("the registry lists %s now", node.endpoint)
+        _log.info("node %s serves %s; %s", identity.address, node.endpoint, node.device["reason"])
+        await node.run(stop)
+
+
+async def check_registration(
+    chain: Chain, identity: Identity, config: NodeConfig
+) -> dict[str, Any]:
+    """Return the node's registry entry; ConfigurationError, and the cure, if it may not run."""
+    entry: dict[str, Any] = await chain.call("nodes", "nodeOf", identity.address)
+    if not entry["stake"]:
+        raise ConfigurationError(
+            f"node {identity.address} has no stake; put it down with: splitup-node stake"
+        )
+    if entry["unbondingAt"]:
+        raise ConfigurationError(
+            f"node {identity.address} is leaving; stay with: splitup-node unstake --cancel"
+        )
+    if not entry["active"]:
+        raise ConfigurationError(
+            f"node {identity.address} lost stake and is inactive; "
+            "fill it up with: splitup-node stake"
+        )
+    if entry["signingKey"] != identity.signing_key_hex:
+        raise ConfigurationError(
+            f"the registry lists another signing key for {identity.address} than {config.keystore} "
+            "gives; use the key file that the stake was put down with"
+        )
+    if entry["vramGb"] < config.vram_gb:
+        raise ConfigurationError(
+            f"node {identity.address} staked for {entry['vramGb']} GB and is configured for "
+            f'{config.vram_gb} GB; set vram = "{entry["vramGb"]}GB", or unstake and stake again'
+        )
+    return entry
+
+
+async def _handle_ping(request: web.Request) -> web.Response:
+    return web.json_response({})

@@ -1,0 +1,210 @@
+"""From a finished execution to its payment: commit on chain, in batches, then reveal it.
+
+The completion with its salt is in the journal before anything is sent, so a node that dies in
+between commits and reveals the same bytes after its restart, or finds that it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from splitup import limits
+from splitup.chain.client import Chain
+from splitup.errors import ChainRejected, SplitUpError, Unavailable
+from splitup.journal.journal import Journal
+from splitup.net.http import SignedClient
+from splitup.protocol.certificates import CommitteeView
+from splitup.wire import Completion
+
+COMPLETION_TYP = "splitup-completion"
+
+_log = logging.getLogger("splitup.node.reports")
+_ZERO = "0x" + "00" * 32
+
+
+class Status(IntEnum):
+    """An execution's state as the Market contract numbers it."""
+
+    UNKNOWN = 0
+    REQUESTED = 1
+    PLANNED = 2
+    SETTLED = 3
+    REFUNDED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A completion on its way; it is given up after ``give_up_s`` (Unix seconds)."""
+
+    completion: Completion
+    give_up_s: int
+
+
+class Reporter:
+    """Commits and reveals completions for one node."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        chain: Chain,
+        http: SignedClient,
+        get_committee: Callable[[], CommitteeView],
+    ) -> None:
+        self._journal = journal
+        self._chain = chain
+        self._http = http
+        self._get_committee = get_committee
+        self._waiting: asyncio.Queue[Report] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.transactions = 0
+
+    async def submit(self, completion: Completion, deadline_s: int) -> None:
+        """Journal a completion; it is reported from then on, across restarts too."""
+        give_up_s = deadline_s + limits.GRANT_GRACE_S
+        value = {"completion": completion.model_dump(mode="json"), "give_up_s": give_up_s}
+        stored = await asyncio.to_thread(
+            self._journal.put_once, "completion", completion.execution_id, value
+        )
+        self._waiting.put_nowait(_read_report(stored))
+
+    def resume(self) -> None:
+        """Take up the completions that an earlier run of the node did not bring to an end."""
+        for execution_id, value in self._journal.items("completion"):
+            report = _read_report(value)
+            if self._journal.get("revealed", execution_id) is None:
+                self._waiting.put_nowait(report)
+            elif report.give_up_s < time.time():
+                with self._journal.transaction():
+                    for kind in ("completion", "committed", "revealed"):
+                        self._journal.delete(kind, execution_id)
+
+    async def run(self) -> None:
+        """Report what is submitted, for ever."""
+        try:
+            while True:
+                batch = [await self._waiting.get()]
+                await asyncio.sleep(limits.COMMIT_WINDOW_S)
+                while not self._waiting.empty() and len(batch) < limits.MAX_COMMITS:
+                    batch.append(self._waiting.get_nowait())
+                await self._commit(batch)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _commit(self, batch: Sequence[Report]) -> None:
+        """Send one transaction for those that the chain is ready for; put off the others."""
+        ready: list[Report] = []
+        try:
+            states = await asyncio.gather(*(self._fetch_state(report) for report in batch))
+        except SplitUpError as error:
+            self._put_off(batch, str(error))
+            return
+        for report, (status, committed) in zip(batch, states, strict=True):
+            if status in (Status.SETTLED, Status.REFUNDED):
+                if not committed:
+                    _log.warning("%s ended without us", report.completion.execution_id)
+                await self._mark(report, "revealed", {})
+            elif committed:
+                self._spawn(self._reveal(report))
+            elif status is Status.PLANNED:
+                ready.append(report)
+            else:
+                self._put_off([report], "its plan is not on chain yet")
+        if ready:
+            await self._send(ready)
+
+    async def _send(self, reports: Sequence[Report]) -> None:
+        rows = [
+            (r.completion.execution_id, r.completion.steps, r.completion.root()) for r in reports
+        ]
+        try:
+            receipt = await self._chain.send("market", "commitCompletions", rows)
+        except ChainRejected as error:
+            if len(reports) == 1:
+                self._put_off(reports, str(error))
+                return
+            for report in reports:  # one bad apple must not hold up the others
+                await self._send([report])
+            return
+        except SplitUpError as error:
+            self._put_off(reports, str(error))
+            return
+        self.transactions += 1
+        for report in reports:
+            _log.info("committed %s in %s", report.completion.execution_id, receipt.transaction)
+            await self._mark(report, "committed", {"transaction": receipt.transaction})
+            self._spawn(self._reveal(report))
+
+    async def _fetch_state(self, report: Report) -> tuple[Status, bool]:
+        execution_id = report.completion.execution_id
+        execution, commitment = await asyncio.gather(
+            self._chain.call("market", "executionOf", execution_id),
+            self._chain.call("market", "commitmentOf", execution_id, self._chain.address),
+        )
+        return Status(execution["status"]), commitment != _ZERO
+
+    async def _reveal(self, report: Report) -> None:
+        """Show the completion to the members until a quorum has it, and a while to the others."""
+        done: set[str] = set()
+        late_tries = 0
+        pause_s = limits.REPORT_RETRY_S
+        while time.time() < report.give_up_s:
+            committee = self._get_committee()
+            token = self._http.sign(COMPLETION_TYP, committee.domain.committee, report.completion)
+            missing = [m for m in committee.members if m.account not in done]
+            answers = await asyncio.gather(
+                *(self._http.post_token(f"{m.endpoint}/v1/completion", token) for m in missing),
+                return_exceptions=True,
+            )
+            for member, answer in zip(missing, answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    done.add(member.account)
+                elif isinstance(answer, SplitUpError):
+                    _log.info("member %s: %s", member.account, answer)
+                else:
+                    raise answer
+            if len(done) >= committee.quorum:
+                if not late_tries:
+                    await self._mark(report, "revealed", {})
+                late_tries += 1
+            if len(done) == len(committee.members) or late_tries > limits.RPC_TRIES:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
+
+    def _put_off(self, reports: Sequence[Report], reason: str) -> None:
+        for report in reports:
+            if time.time() > report.give_up_s:
+                _log.error("giving up on %s: %s", report.completion.execution_id, reason)
+                continue
+            _log.debug("commitment of %s waits: %s", report.completion.execution_id, reason)
+            loop = asyncio.get_running_loop()
+            loop.call_later(limits.REPORT_RETRY_S, self._waiting.put_nowait, report)
+
+    async def _mark(self, report: Report, kind: str, value: dict[str, Any]) -> None:
+        try:
+            execution_id = report.completion.execution_id
+            await asyncio.to_thread(self._journal.put, kind, execution_id, value)
+        except Unavailable as error:
+            _log.error("the journal cannot note %s: %s", kind, error)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a report failed", exc_info=error)
+
+
+def _read_report(value: dict[str, Any]) -> Report:
+    return Report(Completion.from_value(value["completion"]), value["give_up_s"])

@@ -1,0 +1,99 @@
+"""The tasks loaded in the worker: what they take, and how they get back after its death."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from splitup.errors import InvalidModel, SplitUpError, Unavailable
+from splitup_node.cache import Cache
+from splitup_node.supervisor import Supervisor, WorkerLost
+
+_log = logging.getLogger("splitup.node.residents")
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A loaded and warmed-up task."""
+
+    task_id: str
+    label: str
+    vram_bytes: int
+    graph: Path
+    weights: Path | None
+
+
+class Residents:
+    """Loads tasks one at a time within ``memory_bytes``."""
+
+    def __init__(self, supervisor: Supervisor, cache: Cache, memory_bytes: int) -> None:
+        self._supervisor = supervisor
+        self._cache = cache
+        self._memory_bytes = memory_bytes
+        self._lock = asyncio.Lock()
+        self._tasks: dict[str, Resident] = {}
+        self.programs: dict[str, int] = {}  # task_id -> program in the present worker
+        self.loading = ""
+
+    @property
+    def tasks(self) -> tuple[Resident, ...]:
+        """Return what can run right now."""
+        return tuple(self._tasks[task_id] for task_id in self.programs)
+
+    @property
+    def free_bytes(self) -> int:
+        """Return the memory that no task has been given."""
+        return self._memory_bytes - sum(task.vram_bytes for task in self._tasks.values())
+
+    async def ensure(self, model_id: str, index: int) -> int:
+        """Return the program of a task, downloaded and loaded if it is not resident.
+
+        Raises Unavailable (no memory, worker lost), InvalidModel, StorageUnavailable, PeerFault.
+        """
+        task = (await self._cache.fetch_manifest(model_id)).tasks[index]
+        async with self._lock:
+            if task.task_id in self.programs:
+                return self.programs[task.task_id]
+            if task.vram_bytes > self.free_bytes:
+                raise Unavailable(
+                    f"task {index} ({task.label}) needs {task.vram_bytes} bytes of memory; "
+                    f"{self.free_bytes} of {self._memory_bytes} are free"
+                )
+            self.loading = task.task_id
+            try:
+                graph, weights = await self._cache.fetch_task(model_id, index)
+                resident = Resident(task.task_id, task.label, task.vram_bytes, graph, weights)
+                program = await self._load(resident)
+            finally:
+                self.loading = ""
+            self._tasks[task.task_id] = resident
+            self.programs[task.task_id] = program
+            _log.info("loaded %s (%s)", task.label, task.task_id[:12])
+            return program
+
+    async def reload(self) -> None:
+        """Load everything into a new worker; a task that fails now is resident no longer."""
+        async with self._lock:
+            self.programs.clear()
+            for resident in list(self._tasks.values()):
+                try:
+                    self.programs[resident.task_id] = await self._load(resident)
+                except WorkerLost:
+                    del self._tasks[resident.task_id]  # it may be what kills workers
+                    raise
+                except SplitUpError as error:
+                    _log.error("task %s is gone: %s", resident.label, error)
+                    del self._tasks[resident.task_id]
+
+    def forget_programs(self) -> None:
+        """Advertise nothing until the tasks are loaded again."""
+        self.programs.clear()
+
+    async def _load(self, resident: Resident) -> int:
+        loaded = await self._supervisor.load(resident.graph, resident.weights)
+        if loaded["task_id"] != resident.task_id:
+            raise InvalidModel(f"{resident.graph} is not task {resident.task_id}; delete the file")
+        program: int = loaded["program"]
+        return program

@@ -1,0 +1,56 @@
+"""What the running daemon says of itself: a small file, replaced every second."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+STATUS_FILE: Final = "status.json"
+_STALE_MS: Final = 10_000  # ten missed updates: it hangs or was killed
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """The daemon's last word; ``values`` is empty when it never ran."""
+
+    values: dict[str, Any]
+    is_running: bool
+
+    def describe(self) -> str:
+        """Return one line for a person."""
+        if not self.values:
+            return "never ran; start it with: splitup-node run"
+        if not self.is_running:
+            return "stopped; start it with: splitup-node run"
+        return f"running as process {self.values['pid']} at {self.values['endpoint']}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {**self.values, "running": self.is_running}
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Self:
+        """Return the status that ``to_dict`` gave."""
+        values = {name: entry for name, entry in value.items() if name != "running"}
+        return cls(values, bool(value["running"]))
+
+
+def write_status(data_dir: Path, values: dict[str, Any]) -> None:
+    """Replace the status file in one step."""
+    path = data_dir / STATUS_FILE
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps({**values, "updated_at_ms": int(time.time() * 1000)}))
+    temporary.replace(path)
+
+
+def read_status(data_dir: Path) -> NodeStatus:
+    """Return the daemon's last word; a status that is old means that the daemon is gone."""
+    try:
+        values = json.loads((data_dir / STATUS_FILE).read_text())
+    except (OSError, ValueError):
+        return NodeStatus({}, False)
+    fresh = time.time() * 1000 - values["updated_at_ms"] < _STALE_MS
+    return NodeStatus(values, fresh and values["running"])

@@ -1,0 +1,313 @@
+"""Keeps one worker process alive and talks to it; survives its crash, hang and lack of memory.
+
+Answers arrive in the event loop's own callback, so that a finished run leads to the next one, and
+to the frames it sends, without a task switch. When the worker dies, every pending request fails
+with ``WorkerLost``, the states it held are gone, and the daemon starts another one and loads its
+tasks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from splitup import limits
+from splitup.codec import parse_json
+from splitup.errors import SplitUpError, Unavailable
+from splitup_node.ipc import (
+    HEADER,
+    Kind,
+    RunAnswer,
+    RunRequest,
+    decode_answer,
+    encode_message,
+    encode_run,
+)
+
+WORKER_ARGV: Final = (sys.executable, "-m", "splitup_node.worker")
+
+_log = logging.getLogger("splitup.node.worker")
+_PASSED_ENVIRONMENT: Final = (  # how compilers and drivers are found; nothing else gets through
+    "PATH",
+    "HOME",
+    "LANG",
+    "TMPDIR",
+    "CC",
+    "LLVM_PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+)
+
+
+class WorkerLost(Unavailable):
+    """The worker process died or was killed; the states it held are gone."""
+
+
+class TaskFailed(SplitUpError):
+    """The worker refused or failed a request; it lives on."""
+
+
+RunHandler = Callable[[RunAnswer | SplitUpError], None]
+_Handler = Callable[[memoryview | SplitUpError], None]
+
+
+@dataclass(slots=True)
+class _Pending:
+    kind: Kind
+    handler: _Handler
+    timeout_s: float
+
+
+class Supervisor:
+    """One worker process. Requests are answered in order; one run is in flight at a time."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        memory_bytes: int,
+        device: str = "",
+        cache_directory: Path | None = None,
+        worker_argv: Sequence[str] = WORKER_ARGV,
+        run_timeout_s: float = limits.RUN_TIMEOUT_S,
+    ) -> None:
+        self._directory = directory
+        self._memory_bytes = memory_bytes
+        self._device = device
+        self._cache_directory = cache_directory or directory / "kernels"
+        self._worker_argv = tuple(worker_argv)
+        self._run_timeout_s = run_timeout_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._connection: _Connection | None = None
+        self._pending: dict[int, _Pending] = {}  # in the order of the answers
+        self._timer: asyncio.TimerHandle | None = None  # of the oldest: the others wait for it
+        self._next_id = 0
+        self._lost: asyncio.Event = asyncio.Event()
+        self._closing = False
+        self.restarts = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether requests can be sent."""
+        return self._connection is not None
+
+    @property
+    def pid(self) -> int | None:
+        """Return the worker's process id, None when there is none."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> dict[str, str]:
+        """Start a worker and return what it says of its device. Raises WorkerLost, TaskFailed."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._cache_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        for end in (ours, theirs):
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                end.setsockopt(socket.SOL_SOCKET, option, limits.WORKER_SOCKET_BYTES)
+        ours.setblocking(False)
+        self._lost.clear()
+        with (self._directory / "worker.log").open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._worker_argv,
+                "--fd",
+                str(theirs.fileno()),
+                "--memory",
+                str(self._memory_bytes),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._make_environment(),
+                start_new_session=True,  # a terminal's Ctrl-C is the daemon's business
+            )
+        theirs.close()
+        loop = asyncio.get_running_loop()
+        _, self._connection = await loop.create_unix_connection(
+            lambda: _Connection(self._on_message, self._on_lost), sock=ours
+        )
+        report: dict[str, str] = parse_json(
+            bytes(await self._ask(Kind.DESCRIBE, [], limits.LOAD_TIMEOUT_S))
+        )
+        return report
+
+    async def wait_lost(self) -> None:
+        """Wait until the worker is gone."""
+        await self._lost.wait()
+
+    async def restart(self) -> dict[str, str]:
+        """Start another worker after the last one was lost."""
+        await self._reap()
+        self.restarts += 1
+        return await self.start()
+
+    async def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
+        """Load a task; returns program, task_id, vram_bytes and state_bytes."""
+        body = json.dumps({"task": str(task), "weights": "" if weights is None else str(weights)})
+        answer = await self._ask(Kind.LOAD, [body.encode()], limits.LOAD_TIMEOUT_S)
+        loaded: dict[str, Any] = parse_json(bytes(answer))
+        return loaded
+
+    def run(self, request: RunRequest, handler: RunHandler) -> None:
+        """Send one run; ``handler`` gets its answer, TaskFailed or WorkerLost, never right here."""
+
+        def on_answer(answer: memoryview | SplitUpError) -> None:
+            handler(answer if isinstance(answer, SplitUpError) else decode_answer(answer))
+
+        self._send(Kind.RUN, encode_run(request), self._run_timeout_s, on_answer)
+
+    def drop(self, sessions: Sequence[int]) -> None:
+        """Free the states of sessions; nobody waits for it."""
+        if self._connection is not None and sessions:
+            body = struct.pack(f"<{len(sessions)}Q", *sessions)
+            self._send(Kind.DROP, [body], self._run_timeout_s, lambda answer: None)
+
+    def kill(self, reason: str) -> None:
+        """End a worker that misbehaves; its requests fail with ``reason``."""
+        _log.warning("killing the worker: %s", reason)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        if self._connection is not None:
+            self._connection.abort()
+        self._on_lost(reason)
+
+    async def close(self) -> None:
+        """Let the worker finish its request, then end it."""
+        self._closing = True
+        if self._connection is not None:
+            self._connection.abort()
+        await self._reap()
+
+    def _make_environment(self) -> dict[str, str]:
+        environment = {n: os.environ[n] for n in _PASSED_ENVIRONMENT if n in os.environ}
+        environment["CACHEDB"] = str(self._cache_directory / "kernels.db")
+        if device := (self._device or os.environ.get("DEV", "")):
+            environment["DEV"] = device
+        return environment
+
+    async def _ask(
+        self, kind: Kind, parts: Sequence[bytes | memoryview], timeout_s: float
+    ) -> memoryview:
+        future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+
+        def on_answer(answer: memoryview | SplitUpError) -> None:
+            if future.done():
+                return
+            if isinstance(answer, SplitUpError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        self._send(kind, parts, timeout_s, on_answer)
+        return await future
+
+    def _send(
+        self,
+        kind: Kind,
+        parts: Sequence[bytes | memoryview],
+        timeout_s: float,
+        handler: _Handler,
+    ) -> None:
+        if self._connection is None:
+            asyncio.get_running_loop().call_soon(handler, WorkerLost("the worker is not running"))
+            return
+        self._next_id += 1
+        self._pending[self._next_id] = _Pending(kind, handler, timeout_s)
+        if self._timer is None:
+            self._start_timer()
+        self._connection.write(encode_message(kind, self._next_id, parts))
+
+    def _start_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        oldest = next(iter(self._pending.values()), None)
+        if oldest is not None:
+            reason = f"no answer to {oldest.kind.name} within {oldest.timeout_s:g} s"
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(oldest.timeout_s, self.kill, reason)
+
+    def _on_message(self, kind: int, request_id: int, body: memoryview) -> None:
+        pending = self._pending.pop(request_id, None)
+        if pending is None:
+            return
+        self._start_timer()
+        if kind == Kind.FAILED:
+            pending.handler(TaskFailed(bytes(body).decode(errors="replace")))
+        else:
+            pending.handler(body)
+
+    def _on_lost(self, reason: str) -> None:
+        if self._connection is None:
+            return
+        self._connection = None
+        if not self._closing:
+            _log.warning("the worker is lost: %s", reason)
+        pending, self._pending = self._pending, {}
+        self._start_timer()
+        for entry in pending.values():
+            entry.handler(WorkerLost(f"the worker process was lost: {reason}"))
+        self._lost.set()
+
+    async def _reap(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            async with asyncio.timeout(limits.WORKER_STOP_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+class _Connection(asyncio.Protocol):
+    """Splits the worker's bytes into messages."""
+
+    def __init__(
+        self,
+        on_message: Callable[[int, int, memoryview], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= HEADER.size:
+            length, kind, request_id = HEADER.unpack_from(self._buffer)
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            message, self._buffer = self._buffer, self._buffer[end:]
+            self._on_message(kind, request_id, memoryview(message)[HEADER.size : end])
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._on_lost(str(error) if error else "it ended (out of memory, or a crash in a kernel)")
+
+    def write(self, buffers: Sequence[bytes | memoryview]) -> None:
+        assert self._transport is not None  # set before the connection is handed out
+        self._transport.writelines(buffers)
+
+    def abort(self) -> None:
+        assert self._transport is not None
+        self._transport.abort()

@@ -1,0 +1,169 @@
+"""The process that owns the device: loads tasks, keeps them and their state resident, runs steps.
+
+It has no network, no keys and no configuration but its arguments; it answers one request after the
+other over the socket it inherited and ends when that closes. Whatever a task makes tinygrad do, the
+worst is that this process dies, which the daemon survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from splitup import limits
+from splitup.errors import InvalidInput, SplitUpError, Unavailable
+from splitup_node.ipc import (
+    HEADER,
+    Kind,
+    RunAnswer,
+    RunRequest,
+    decode_run,
+    encode_answer,
+    encode_message,
+)
+
+
+class Worker:
+    """Programs and states on one device, within ``memory_bytes``."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        from splitup.graph import runtime  # tinygrad takes a second to import, after the fork
+
+        self._runtime = runtime
+        self._memory_bytes = memory_bytes
+        self._programs: list[Any] = []
+        self._states: dict[int, tuple[int, Any]] = {}  # session -> (program, state)
+        self._state_bytes = 0
+
+    def describe(self) -> dict[str, str]:
+        """Return what runs the kernels here."""
+        report: dict[str, str] = self._runtime.describe_device().to_dict()
+        return report
+
+    def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
+        """Load, compile and warm up one task; the daemon has checked the digests of both files."""
+        program = self._runtime.TaskProgram(task.read_bytes(), weights)
+        self._programs.append(program)
+        return {
+            "program": len(self._programs) - 1,
+            "task_id": program.task_id,
+            "vram_bytes": program.vram_bytes,
+            "state_bytes": program.state_bytes,
+        }
+
+    def run(self, request: RunRequest) -> RunAnswer:
+        """Run one step in a session, whose state is zero at its first step."""
+        program = self._programs[request.program]
+        known = self._states.get(request.session)
+        if known is None:
+            self._reserve(program.state_bytes)
+            known = self._states[request.session] = (request.program, program.new_state())
+        elif known[0] != request.program:
+            raise InvalidInput(f"session {request.session} belongs to another program")
+        started_ns = time.time_ns()
+        outputs = self.compute(program, known[1], request.inputs)
+        return RunAnswer(started_ns, time.time_ns(), outputs)
+
+    def compute(
+        self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]
+    ) -> Sequence[bytes]:
+        """Return the outputs of one step."""
+        outputs: Sequence[bytes] = program.run(state, inputs)
+        return outputs
+
+    def drop(self, sessions: Sequence[int]) -> None:
+        """Free the state of sessions; unknown ones are fine."""
+        for session in sessions:
+            known = self._states.pop(session, None)
+            if known is not None:
+                self._state_bytes -= self._programs[known[0]].state_bytes
+
+    def _reserve(self, state_bytes: int) -> None:
+        if len(self._states) >= limits.MAX_SESSIONS:
+            raise Unavailable(f"the node holds {len(self._states)} states already")
+        fixed = sum(program.vram_bytes - program.state_bytes for program in self._programs)
+        if state_bytes and fixed + self._state_bytes + state_bytes > self._memory_bytes:
+            raise Unavailable(
+                f"no memory for another state of {state_bytes} bytes: {fixed} bytes of tasks and "
+                f"{self._state_bytes} bytes of states are resident; the limit is "
+                f"{self._memory_bytes}"
+            )
+        self._state_bytes += state_bytes
+
+
+def serve(worker: Worker, stream: socket.socket) -> None:
+    """Answer requests until the daemon closes its end."""
+    while True:
+        head = _receive(stream, HEADER.size)
+        if head is None:
+            return
+        length, kind, request_id = HEADER.unpack(head)
+        body = _receive(stream, length)
+        if body is None:
+            return
+        try:
+            parts = _answer(worker, Kind(kind), body)
+        except SplitUpError as error:
+            kind, parts = Kind.FAILED, [str(error).encode()]
+        except Exception as error:  # tinygrad raises anything; the daemon decides what it means
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            kind, parts = Kind.FAILED, [f"{type(error).__name__}: {error}"[:400].encode()]
+        _send(stream, encode_message(Kind(kind), request_id, parts))
+
+
+def _answer(worker: Worker, kind: Kind, body: memoryview) -> Sequence[bytes | memoryview]:
+    if kind is Kind.RUN:
+        return encode_answer(worker.run(decode_run(body)))
+    if kind is Kind.DROP:
+        worker.drop(struct.unpack(f"<{len(body) // 8}Q", body))
+        return []
+    if kind is Kind.LOAD:
+        paths = json.loads(bytes(body))
+        weights = Path(paths["weights"]) if paths["weights"] else None
+        return [json.dumps(worker.load(Path(paths["task"]), weights)).encode()]
+    return [json.dumps(worker.describe()).encode()]
+
+
+def _receive(stream: socket.socket, length: int) -> memoryview | None:
+    """Return exactly ``length`` bytes, None at the end of the stream."""
+    view = memoryview(bytearray(length))
+    received = 0
+    while received < length:
+        count = stream.recv_into(view[received:])
+        if not count:
+            return None
+        received += count
+    return view
+
+
+def _send(stream: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
+    sent = stream.sendmsg(buffers)
+    for buffer in buffers:
+        if sent >= len(buffer):
+            sent -= len(buffer)
+            continue
+        stream.sendall(memoryview(buffer)[sent:])
+        sent = 0
+
+
+def main(argv: Sequence[str] | None = None, worker_class: type[Worker] = Worker) -> None:
+    """Run a worker on an inherited socket (``--fd``) within ``--memory`` bytes."""
+    parser = argparse.ArgumentParser(prog="splitup-node-worker")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--memory", type=int, required=True)
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it closes our socket
+    with socket.socket(fileno=arguments.fd) as stream:
+        serve(worker_class(arguments.memory), stream)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""``splitup-oracle``: a committee member, or the storage gateway.
+
+Exit codes: 0 after a clean stop (SIGTERM, SIGINT), 1 when something is wrong (one sentence on
+stderr says what, and the way out), 2 for a wrong command line. Logs go to stderr, one line each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from splitup.errors import SplitUpError
+from splitup_oracle.config import OracleConfig
+from splitup_oracle.gateway import GatewayConfig, run_gateway
+from splitup_oracle.run import run_member
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A committee member, or the storage gateway, of a SplitUp network.",
+)
+
+ConfigOption = Annotated[Path, typer.Option("--config", help="TOML file; see docs.")]
+
+
+@app.command()
+def run(config: ConfigOption = Path("oracle.toml")) -> None:
+    """Serve as a committee member until SIGTERM or Ctrl-C."""
+    _execute(lambda stop: run_member(OracleConfig.load(config), stop))
+
+
+@app.command()
+def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
+    """Serve as the storage gateway until SIGTERM or Ctrl-C."""
+    _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+async def _run_until(work: Awaitable[None], stop: asyncio.Event) -> None:
+    """Await ``work``; cancel it when ``stop`` is set."""
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        if not task.done():
+            task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+
+
+def _execute(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+    async def run_until_signal() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await program(stop)
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run_until_signal())
+    except SplitUpError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None

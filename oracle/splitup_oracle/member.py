@@ -1,0 +1,453 @@
+"""One committee member's shell: moves bytes between the machine, the chain, peers and the journal.
+
+Every decision is the machine's (``splitup.protocol.committee``). What it wants persisted is on disk
+before anything it sends leaves; what fails on the way out is said again by the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from eth_hash.auto import keccak
+
+from splitup import limits
+from splitup.chain.client import Chain
+from splitup.codec import encode_canonical
+from splitup.crypto.jws import verify_jws
+from splitup.crypto.keys import Identity
+from splitup.errors import (
+    ChainRejected,
+    InvalidInput,
+    PeerFault,
+    Refused,
+    SplitUpError,
+    Unavailable,
+)
+from splitup.graph.manifest import load_manifest
+from splitup.journal.journal import Journal
+from splitup.net.gateway import GatewayClient
+from splitup.net.http import SignedClient
+from splitup.protocol.certificates import CommitteeView
+from splitup.protocol.committee import CommitteeMember
+from splitup.protocol.events import (
+    AnnouncePlan,
+    Command,
+    ConfirmGroupKey,
+    Event,
+    Fault,
+    FetchManifest,
+    FetchSnapshot,
+    Forget,
+    Gossip,
+    GossipReceived,
+    Log,
+    ManifestFetched,
+    Persist,
+    PlanPushed,
+    PostComplaint,
+    PostDealing,
+    PushPlan,
+    PushVerification,
+    RttMeasured,
+    SnapshotFetched,
+    SubmitPlan,
+    SubmitSettlement,
+    SubmitSnapshot,
+)
+from splitup.protocol.messages import DrawPartial, PlanPartial, encode_gossip
+from splitup.protocol.shared import SIGNED, SNAPSHOT
+from splitup.protocol.verification import Economics
+from splitup.wire import PlanCertificate, Snapshot, VerificationResult
+
+HEARTBEAT_TYP: Final = "splitup-heartbeat"
+GOSSIP_TYP: Final = "splitup-gossip"
+COMPLETION_TYP: Final = "splitup-completion"
+RESULT_TYP: Final = "splitup-verification-result"
+
+_GOSSIP_TIMEOUT_S: Final = 3.0
+_MAX_OUTSTANDING: Final = 256  # per peer: a hung one must not collect our memory
+_VOTE_PERIOD_S: Final = 5.0  # a vote, or the others', may have been lost
+_DEMAND_AGE_S: Final = 0.25  # the reply to a heartbeat may be this old
+
+log = logging.getLogger("splitup.oracle")
+
+
+@dataclass(slots=True)
+class _Peer:
+    """How it goes with another member."""
+
+    account: str
+    signing_key: str
+    endpoint: str
+    is_up: bool = True
+    outstanding: int = 0
+
+
+@dataclass(slots=True)
+class _Waiters:
+    """Long-polls for one execution's plan."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    count: int = 0
+
+
+class Member:
+    """The machine with its hands. Everything runs in one event loop; ``close`` ends its tasks."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        view: CommitteeView,
+        economics: Economics,
+        chain: Chain,
+        journal: Journal,
+        http: SignedClient,
+        gateway: GatewayClient,
+        *,
+        data_dir: Path,
+        epoch_blocks: int,
+        grace_s: int,
+    ) -> None:
+        self.account = identity.address
+        self.audience = chain.deployment.committee  # one token of a node serves all members
+        self.chain = chain
+        self.journal = journal
+        self.http = http
+        self._gateway = gateway
+        self._manifests = data_dir / "manifests"
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiters: dict[str, _Waiters] = {}
+        self.heard = asyncio.Event()  # a node beat that has no round-trip time yet
+        self.behind = asyncio.Event()  # another member has seen a block that we have not
+        self._demand: tuple[float, bytes] = (0.0, b"")
+        self._peers = {
+            member.account: _Peer(member.account, member.signing_key, member.endpoint)
+            for member in view.members
+            if member.account != self.account
+        }
+        self.machine = CommitteeMember(
+            identity,
+            view,
+            economics,
+            self.read_result,
+            epoch_blocks=epoch_blocks,
+            grace_s=grace_s,
+            signed={key: value["digest"] for key, value in journal.items(SIGNED)},
+            snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
+        )
+
+    async def close(self) -> None:
+        """Cancel what is under way; the machine says again what matters after a restart."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- events in --------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> None:
+        """Give the machine an event that is no peer's, and carry out what it wants."""
+        self.carry_out(self.machine.handle(event, time.monotonic()))
+
+    def feed_peer(self, event: Event) -> None:
+        """Give the machine what a peer sent; log and raise when it is faulty."""
+        if isinstance(event, GossipReceived):
+            match event.message:
+                case DrawPartial():
+                    self.behind.set()
+                case PlanPartial(execution_id=execution_id):
+                    if not self.machine.is_open(execution_id):
+                        self.behind.set()
+        try:
+            self.feed(event)
+        except PeerFault as error:
+            log.warning("fault of %s: %s", error.peer or "a peer", error)
+            raise
+
+    def read_result(self, token: str) -> tuple[VerificationResult, str]:
+        """Verify a validator's token as evidence and return result and key; raise PeerFault."""
+        claims = verify_jws(token, typ=RESULT_TYP, audience=self.audience, now_s=None)
+        return VerificationResult.from_value(claims.body), claims.issuer
+
+    def note_heartbeat(self, node: str) -> None:
+        """Have a node probed at once when it is heard for the first time."""
+        if self.machine.is_unprobed(node):
+            self.heard.set()
+
+    # ---- questions --------------------------------------------------------------------------
+
+    def get_status(self) -> dict[str, Any]:
+        status = self.machine.get_status(time.monotonic())
+        down = sorted(peer.account for peer in self._peers.values() if not peer.is_up)
+        return {**status, "peers_down": down}
+
+    def get_demand(self) -> bytes:
+        """Return the reply to a heartbeat, as JSON; computed at most four times a second."""
+        now = time.monotonic()
+        if now - self._demand[0] > _DEMAND_AGE_S:
+            status = self.machine.get_status(now)
+            reply = {"block": status["block"], "tasks": self.machine.compute_demand(now)}
+            self._demand = (now, encode_canonical(reply))
+        return self._demand[1]
+
+    async def wait_for_plan(
+        self, execution_id: str, wait_s: float
+    ) -> tuple[PlanCertificate | None, str]:
+        """Return certificate or refusal as soon as there is one, or neither after ``wait_s``."""
+        waiters = self._waiters.setdefault(execution_id, _Waiters())
+        waiters.count += 1
+        try:
+            async with asyncio.timeout(wait_s):
+                while self._find_answer(execution_id) == (None, ""):
+                    waiters.changed.clear()
+                    await waiters.changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            waiters.count -= 1
+            if not waiters.count:
+                self._waiters.pop(execution_id, None)
+        return self._find_answer(execution_id)
+
+    def _find_answer(self, execution_id: str) -> tuple[PlanCertificate | None, str]:
+        machine = self.machine
+        return machine.find_certificate(execution_id), machine.find_refusal(execution_id)
+
+    # ---- commands out -----------------------------------------------------------------------
+
+    def carry_out(self, commands: Sequence[Command]) -> None:
+        """Persist first, all in one transaction; then start everything else."""
+        records = [c for c in commands if isinstance(c, Persist | Forget)]
+        if records:
+            with self.journal.transaction():
+                for record in records:
+                    if isinstance(record, Persist):
+                        self.journal.put(record.kind, record.key, record.value)
+                    else:
+                        self.journal.delete(record.kind, record.key)
+        for command in commands:
+            self._start(command)
+
+    def _start(self, command: Command) -> None:
+        match command:
+            case Gossip():
+                self._gossip(command)
+            case PushPlan():
+                self._spawn(self._push_plan(command.certificate))
+            case PushVerification():
+                self._spawn(self._push_verification(command))
+            case SubmitSnapshot():
+                self._spawn(
+                    self._submit(
+                        f"snapshot {command.sequence}",
+                        "committee",
+                        "submitSnapshot",
+                        command.sequence,
+                        command.root,
+                        command.signatures,
+                    )
+                )
+            case SubmitPlan():
+                self._spawn(
+                    self._submit(
+                        f"the plan of {command.execution_id}",
+                        "market",
+                        "submitCompletePlan",
+                        command.execution_id,
+                        command.plan_root,
+                        command.seed,
+                        command.executor_count,
+                        command.signatures,
+                    )
+                )
+            case SubmitSettlement():
+                self._spawn(
+                    self._submit(
+                        f"the settlement of {command.execution_id}",
+                        "market",
+                        "settle",
+                        command.execution_id,
+                        command.settlement.to_abi(),
+                        command.signatures,
+                    )
+                )
+            case PostDealing():
+                self._spawn(
+                    self._submit("our dealing", "committee", "postDealing", command.dealing)
+                )
+            case PostComplaint():
+                self._spawn(
+                    self._submit(
+                        f"a complaint about {command.dealer}",
+                        "committee",
+                        "postComplaint",
+                        command.dealer,
+                        command.evidence,
+                    )
+                )
+            case ConfirmGroupKey():
+                self._spawn(self._confirm_group_key(command.public_key))
+            case FetchManifest():
+                self._spawn(self._fetch_manifest(command.model_id))
+            case FetchSnapshot():
+                self._spawn(self._fetch_snapshot(command.root))
+            case AnnouncePlan():
+                waiters = self._waiters.get(command.execution_id)
+                if waiters is not None:
+                    waiters.changed.set()
+            case Log():
+                log.info("%s", command.message)
+            case Fault():
+                log.warning("fault of %s: %s", command.peer, command.message)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of this member failed", exc_info=error)
+
+    # ---- to peers ---------------------------------------------------------------------------
+
+    def _gossip(self, command: Gossip) -> None:
+        body = encode_gossip(command.message)
+        for account in (command.to,) if command.to else tuple(self._peers):
+            peer = self._peers[account]
+            if peer.outstanding < _MAX_OUTSTANDING:
+                peer.outstanding += 1
+                self._spawn(self._send_gossip(peer, body))
+
+    async def _send_gossip(self, peer: _Peer, body: dict[str, Any]) -> None:
+        try:
+            await self.http.post_signed(
+                f"{peer.endpoint}/v1/gossip",
+                GOSSIP_TYP,
+                peer.account,
+                body,
+                timeout_s=_GOSSIP_TIMEOUT_S,
+            )
+        except Unavailable as error:
+            if peer.is_up:
+                peer.is_up = False
+                log.warning("member %s is down: %s", peer.account, error)
+        except PeerFault as error:
+            log.warning("member %s refused our %s: %s", peer.account, body["kind"], error)
+        else:
+            if not peer.is_up:
+                peer.is_up = True
+                log.info("member %s is back", peer.account)
+        finally:
+            peer.outstanding -= 1
+
+    async def _push_plan(self, certificate: PlanCertificate) -> None:
+        nodes = certificate.plan.nodes
+        data = certificate.model_dump(mode="json")
+        sent = await asyncio.gather(
+            *(self._post(f"{node.endpoint}/v1/plan", data, limits.RTT_TIMEOUT_S) for node in nodes)
+        )
+        unreached = tuple(node.node for node, ok in zip(nodes, sent, strict=True) if not ok)
+        self.feed(PlanPushed(certificate.plan.request.execution_id, unreached))
+
+    async def _push_verification(self, command: PushVerification) -> None:
+        data = command.order.model_dump(mode="json")
+        execution_id = command.order.draw.execution_id
+        log.info(
+            "node %s is to verify task %d of %s", command.node, command.order.task, execution_id
+        )
+        await self._post(f"{command.endpoint}/v1/verify", data, limits.HTTP_TIMEOUT_S)
+
+    async def _post(self, url: str, data: dict[str, Any], timeout_s: float) -> bool:
+        try:
+            await self.http.post_json(url, data, timeout_s=timeout_s)
+        except (Unavailable, PeerFault) as error:
+            log.warning("%s was not accepted: %s", url, error)
+            return False
+        return True
+
+    async def probe(self, node: str, endpoint: str) -> None:
+        """Measure a node's round trip, on a connection that is open already."""
+        url = f"{endpoint}/v1/ping"
+        try:
+            await self.http.get_json(url, timeout_s=limits.RTT_TIMEOUT_S, max_bytes=limits.KIB)
+            started = time.perf_counter()
+            await self.http.get_json(url, timeout_s=limits.RTT_TIMEOUT_S, max_bytes=limits.KIB)
+            rtt_ms: int | None = max(1, round((time.perf_counter() - started) * 1000))
+        except (Unavailable, PeerFault) as error:
+            log.info("node %s is not reachable: %s", node, error)
+            rtt_ms = None
+        self.feed(RttMeasured(node, rtt_ms))
+
+    # ---- to the chain -----------------------------------------------------------------------
+
+    async def _submit(self, what: str, contract: Any, function: str, *arguments: Any) -> None:
+        try:
+            receipt = await self.chain.send(contract, function, *arguments)
+        except ChainRejected as error:
+            # another member's transaction was first, or the state moved on: the events say which
+            log.info("the chain did not take %s: %s", what, error)
+        except Unavailable as error:
+            log.warning("%s could not be sent: %s", what, error)
+        else:
+            log.info("%s is in block %s (%s gas)", what, receipt.block_number, receipt.gas_used)
+
+    async def _confirm_group_key(self, public_key: str) -> None:
+        """Vote for the group key until the chain holds one."""
+        raw = bytes.fromhex(public_key[2:])
+        what, key_hash = "our vote for the group key", "0x" + keccak(raw).hex()
+        while True:
+            try:
+                agreed = await self.chain.call("committee", "groupKey")
+            except Unavailable:
+                agreed = None
+            if agreed:
+                break
+            await self._submit(what, "committee", "confirmGroupKey", key_hash, raw)
+            await asyncio.sleep(_VOTE_PERIOD_S)
+        if bytes(agreed) != raw:
+            log.error("the chain holds another group key than the posted dealings give")
+
+    # ---- contents by digest -----------------------------------------------------------------
+
+    async def _fetch_manifest(self, model_id: str) -> None:
+        path = self._manifests / f"{model_id[2:]}.json"
+        try:
+            if path.exists():
+                data = await asyncio.to_thread(path.read_bytes)
+            else:
+                data = await self._gateway.fetch_manifest(model_id)
+            manifest = load_manifest(data)
+            if manifest.model_id != model_id:
+                path.unlink(missing_ok=True)
+                raise InvalidInput(f"the manifest kept as {path} is another one")
+        except SplitUpError as error:
+            log.warning("no manifest of model %s: %s", model_id, error)
+            return
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".new")
+            await asyncio.to_thread(temporary.write_bytes, data)
+            temporary.replace(path)
+        self.feed(ManifestFetched(manifest))
+
+    async def _fetch_snapshot(self, root: str) -> None:
+        for peer in self._peers.values():
+            try:
+                value = await self.http.get_json(f"{peer.endpoint}/v1/snapshot/{root}")
+                snapshot = Snapshot.from_value(value)
+            except Refused:
+                continue  # it lacks it too
+            except (Unavailable, PeerFault) as error:
+                log.info("member %s did not send snapshot %s: %s", peer.account, root, error)
+                continue
+            if snapshot.root() == root:
+                self.feed(SnapshotFetched(snapshot))
+                return
+            log.warning("fault of %s: sent another snapshot than %s", peer.account, root)

@@ -1,0 +1,325 @@
+"""Runs one committee member until told to stop: start, the loops that feed it, an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from splitup import limits
+from splitup.chain.client import Chain
+from splitup.chain.committee import fetch_committee
+from splitup.chain.deployment import Deployment
+from splitup.chain.events import ChainEvent
+from splitup.crypto import dkg
+from splitup.crypto.keystore import load_identity
+from splitup.errors import ChainUnavailable, ConfigurationError
+from splitup.journal.journal import Journal
+from splitup.net.gateway import GatewayClient
+from splitup.net.http import SignedClient, serve_app
+from splitup.protocol.events import (
+    BlockSeen,
+    DealingPosted,
+    FetchManifest,
+    KeyReady,
+    NodesSeen,
+    RequestSeen,
+    SnapshotAccepted,
+    Tick,
+)
+from splitup.protocol.keygen import KeyGeneration, make_ceremony
+from splitup.protocol.verification import Economics
+from splitup_oracle.chain_events import make_board_event, make_event, make_node_record
+from splitup_oracle.config import OracleConfig
+from splitup_oracle.member import Member
+from splitup_oracle.server import MemberServer
+
+_TICK_S: Final = 0.05  # a third of the shortest stage
+_POLL_S: Final = 0.05  # the first member to see a request wakes the others
+_HEAD_S: Final = 0.25  # epochs and deadlines need no more
+_CURSOR_S: Final = 10.0
+_RETRY_S: Final = 5.0  # what failed to reach the chain or the gateway is tried again
+_PAGE: Final = 100  # nodes per call
+_PROBES: Final = 32  # at once
+
+_KEY: Final = "key"  # journal kind: configuration -> threshold key
+_ENTROPY: Final = "entropy"  # journal kind: configuration -> secret of our dealing
+_CURSOR: Final = "cursor"
+_MODEL: Final = "model"  # journal kind: models that were registered before the cursor
+
+log = logging.getLogger("splitup.oracle")
+
+
+async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
+    """Serve as a committee member until ``stop`` is set.
+
+    Raises ConfigurationError for keys, files, ports and accounts that do not fit, ChainUnavailable
+    when the chain cannot be reached at start or was reorganised too deeply.
+    """
+    identity = load_identity(config.keystore, config.passphrase_file)
+    deployment = Deployment.load(config.deployment)
+    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with contextlib.AsyncExitStack() as stack:
+        journal = stack.enter_context(Journal.open(config.data_dir))
+        chain = await stack.enter_async_context(
+            await Chain.connect(config.rpc_url, deployment, private_key=identity.private_key)
+        )
+        http = await stack.enter_async_context(SignedClient(identity))
+        gateway = GatewayClient(config.gateway_url, identity, http=http)
+        view = await fetch_committee(chain)
+        parameters = await chain.call("market", "parameters")
+        member = Member(
+            identity,
+            view,
+            Economics(
+                sampling_bps=parameters["samplingBps"],
+                reward_milli=parameters["rewardMilli"],
+                slash_milli=parameters["slashMilli"],
+            ),
+            chain,
+            journal,
+            http,
+            gateway,
+            data_dir=config.data_dir,
+            epoch_blocks=config.epoch_blocks,
+            grace_s=parameters["settlementGraceS"],
+        )
+        stack.push_async_callback(member.close)
+        feeder = Feeder(member, config)
+        await feeder.start()
+        server = await serve_app(
+            MemberServer(member).make_app(), config.listen_host, config.listen_port
+        )
+        stack.push_async_callback(server.close)
+        log.info("member %s serves on %s", member.account, server.url)
+        await feeder.run(stop)
+        log.info("member %s stops", member.account)
+
+
+class Feeder:
+    """The loops that tell a member what happens: chain, clock, key generation, probes."""
+
+    def __init__(self, member: Member, config: OracleConfig) -> None:
+        self._member = member
+        self._config = config
+        self._chain = member.chain
+        self._journal = member.journal
+        self._configuration = member.machine.seat.view.configuration
+        self._open: dict[str, int] = {}  # unsettled executions and their blocks
+        self._seen_block = -1  # everything below it has been fed
+        self._nodes_changed = asyncio.Event()
+        self._models_changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Feed what a member must know before it hears anybody."""
+        head = await self._chain.fetch_head()
+        latest = await self._chain.call("committee", "latestSnapshot")
+        self._member.feed(SnapshotAccepted(latest["sequence"], latest["root"]))
+        self._member.feed(BlockSeen(head.number, head.timestamp))
+        await self._feed_nodes()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run all loops until ``stop`` is set or one fails; raise its error."""
+        loops: list[Callable[[], Awaitable[None]]] = [
+            self._follow_events,
+            self._follow_head,
+            self._tick,
+            self._follow_nodes,
+            self._follow_models,
+            self._probe,
+            self._generate_key,
+            self._keep_cursor,
+        ]
+        tasks = [asyncio.ensure_future(loop()) for loop in loops]
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            waiting: set[asyncio.Future[Any]] = {stopping, *tasks}
+            while not stopping.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()  # raises what ended a loop
+        finally:
+            for task in (stopping, *tasks):
+                task.cancel()
+            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+            self._store_cursor()
+
+    # ---- the chain --------------------------------------------------------------------------
+
+    async def _follow_events(self) -> None:
+        cursor = self._journal.get(_CURSOR, "") or {"block": 0}
+        confirmations = self._config.confirmations
+        async for event in self._chain.events(
+            from_block=cursor["block"],
+            poll_s=_POLL_S,
+            confirmations=confirmations,
+            wake=self._member.behind,
+        ):
+            self._feed_event(event)
+            self._seen_block = event.block_number
+
+    def _feed_event(self, event: ChainEvent) -> None:
+        if event.removed:
+            log.warning(
+                "the chain was reorganised: %s in block %d is undone; more confirmations would "
+                "have waited for it",
+                event.name,
+                event.block_number,
+            )
+            return
+        if event.name == "MembersSet" and event.args["configuration"] > self._configuration:
+            raise ConfigurationError("the committee's members changed; start this member again")
+        if event.contract == "nodes":
+            self._nodes_changed.set()
+        elif event.name == "ModelRegistered":
+            self._journal.put(_MODEL, event.args["modelId"], {})
+            self._models_changed.set()
+        translated = make_event(event, self._chain.deployment, self._configuration)
+        if translated is not None:
+            if isinstance(translated, RequestSeen):
+                self._open[translated.request.execution_id] = event.block_number
+            self._member.feed(translated)
+
+    async def _follow_head(self) -> None:
+        number = -1
+        while True:
+            try:
+                head = await self._chain.fetch_head()
+            except ChainUnavailable as error:
+                log.warning("%s", error)
+                await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
+                continue
+            if head.number > number:
+                number = head.number
+                self._member.feed(BlockSeen(head.number, head.timestamp))
+            await asyncio.sleep(_HEAD_S)
+
+    async def _follow_nodes(self) -> None:
+        while True:
+            await self._nodes_changed.wait()
+            self._nodes_changed.clear()
+            try:
+                await self._feed_nodes()
+            except ChainUnavailable as error:
+                log.warning("the registry cannot be read: %s", error)
+                self._nodes_changed.set()
+            await asyncio.sleep(_HEAD_S)
+
+    async def _feed_nodes(self) -> None:
+        count = min(await self._chain.call("nodes", "nodeCount"), limits.MAX_NODES)
+        pages = await asyncio.gather(
+            *(self._chain.call("nodes", "nodesPage", i, _PAGE) for i in range(0, count, _PAGE))
+        )
+        records = [make_node_record(node) for page in pages for node in page if node["active"]]
+        self._member.feed(NodesSeen(tuple(records)))
+
+    async def _follow_models(self) -> None:
+        """Fetch the manifests of all registered models, again while the gateway lacks one."""
+        while True:
+            self._models_changed.clear()
+            for model_id, _ in self._journal.items(_MODEL):
+                if not self._member.machine.has_manifest(model_id):
+                    self._member.carry_out([FetchManifest(model_id)])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._models_changed.wait(), _RETRY_S)
+
+    async def _keep_cursor(self) -> None:
+        while True:
+            await asyncio.sleep(_CURSOR_S)
+            self._store_cursor()
+
+    def _store_cursor(self) -> None:
+        """Remember from where a restart must read: the oldest block of an open execution."""
+        if self._seen_block < 0:
+            return
+        self._open = {
+            execution_id: block
+            for execution_id, block in self._open.items()
+            if self._member.machine.is_open(execution_id)
+        }
+        block = min([self._seen_block, *self._open.values()])
+        if self._journal.get(_CURSOR, "") != {"block": block}:
+            self._journal.put(_CURSOR, "", {"block": block})
+
+    # ---- the clock and the nodes ------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            self._member.feed(Tick())
+            await asyncio.sleep(_TICK_S)
+
+    async def _probe(self) -> None:
+        """Probe every node that beats: at its first beat, and every few seconds."""
+        due: dict[str, float] = {}
+        gate = asyncio.Semaphore(_PROBES)
+
+        async def probe(node: str, endpoint: str) -> None:
+            async with gate:
+                await self._member.probe(node, endpoint)
+
+        while True:
+            now = time.monotonic()
+            heard = self._member.machine.list_heard(now)
+            targets = [
+                (node, endpoint)
+                for node, endpoint in heard
+                if self._member.machine.is_unprobed(node) or now >= due.get(node, 0.0)
+            ]
+            due = {node: due.get(node, 0.0) for node, _ in heard}
+            due.update({node: now + limits.RTT_PERIOD_S for node, _ in targets})
+            await asyncio.gather(*(probe(node, endpoint) for node, endpoint in targets))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._member.heard.wait(), 1.0)
+            self._member.heard.clear()
+
+    # ---- key generation ---------------------------------------------------------------------
+
+    async def _generate_key(self) -> None:
+        """Load the threshold key, or generate it with the other members on the chain."""
+        seat = self._member.machine.seat
+        slot = str(self._configuration)
+        stored = self._journal.get(_KEY, slot)
+        if stored is not None:
+            group = dkg.GroupKey.from_bytes(stored["group"].encode(), make_ceremony(seat.view))
+            self._member.feed(KeyReady(group, bytes.fromhex(stored["share"])))
+            return
+        entropy = self._journal.put_once(_ENTROPY, slot, {"entropy": secrets.token_bytes(32).hex()})
+        keygen = KeyGeneration(seat, bytes.fromhex(entropy["entropy"]))
+        next_block, post_at = 0, 0.0
+        while not keygen.is_done:
+            try:
+                # the head first: the events up to it are then surely among those fetched
+                head = await self._chain.fetch_head()
+                events = await self._chain.fetch_events("committee", from_block=next_block)
+            except ChainUnavailable as error:
+                log.warning("key generation waits for the chain: %s", error)
+                await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
+                continue
+            for event in events:
+                posted = make_board_event(event, self._configuration)
+                if posted is None or event.block_number > head.number:
+                    continue
+                if isinstance(posted, DealingPosted):
+                    self._member.carry_out(keygen.process_dealing(posted))
+                else:
+                    self._member.carry_out(keygen.process_complaint(posted))
+            next_block = head.number + 1
+            if time.monotonic() >= post_at:  # again, as long as the chain does not hold it
+                self._member.carry_out(keygen.process_start())
+                post_at = time.monotonic() + _RETRY_S
+            for command in keygen.process_block(head.number):
+                if isinstance(command, KeyReady):
+                    value = {
+                        "group": command.group.to_bytes().decode(),
+                        "share": command.share.hex(),
+                    }
+                    self._journal.put(_KEY, slot, value)
+                    self._member.feed(command)
+                    log.info("the group key is %s", command.group.public_key)
+                else:
+                    self._member.carry_out([command])
+            await asyncio.sleep(_HEAD_S)

@@ -1,0 +1,132 @@
+"""A committee member's HTTP interface: signed messages in, public facts out."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from aiohttp import web
+
+from splitup import limits
+from splitup.errors import BadSignature, InvalidInput, Unavailable
+from splitup.net.http import error_reply, make_app, read_signed
+from splitup.protocol.events import (
+    CompletionReceived,
+    GossipReceived,
+    HeartbeatReceived,
+    ResultReceived,
+)
+from splitup.protocol.messages import parse_gossip
+from splitup.wire import Completion, Heartbeat
+from splitup_oracle.member import (
+    COMPLETION_TYP,
+    GOSSIP_TYP,
+    HEARTBEAT_TYP,
+    RESULT_TYP,
+    Member,
+)
+
+_MAX_WAITERS: Final = 1_024  # long-polls at once; each costs a connection and a task
+
+
+class MemberServer:
+    """The routes of one member."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._waiters = 0
+
+    def make_app(self) -> web.Application:
+        """Return the application to serve."""
+        app = make_app()
+        app.add_routes(
+            [
+                web.get("/v1/ping", self._ping),
+                web.get("/v1/status", self._status),
+                web.get("/v1/snapshot/{root}", self._snapshot),
+                web.get("/v1/plan/{execution_id}", self._plan),
+                web.get("/v1/evidence/{execution_id}", self._evidence),
+                web.post("/v1/heartbeat", self._heartbeat),
+                web.post("/v1/gossip", self._gossip),
+                web.post("/v1/completion", self._completion),
+                web.post("/v1/verification", self._verification),
+            ]
+        )
+        return app
+
+    async def _ping(self, _: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response(self._member.get_status())
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        snapshot = self._member.machine.find_snapshot(request.match_info["root"])
+        if snapshot is None:
+            return error_reply(404, "this member has no snapshot of that root")
+        return _json(snapshot.canonical_bytes())
+
+    async def _plan(self, request: web.Request) -> web.Response:
+        """Answer with the certificate, waiting for it up to ``wait_s`` seconds."""
+        execution_id = request.match_info["execution_id"]
+        wait_s = _parse_wait(request.query.get("wait_s", "0"))
+        if self._waiters >= _MAX_WAITERS:
+            raise Unavailable("too many clients wait for plans here; ask another member")
+        self._waiters += 1
+        try:
+            certificate, refusal = await self._member.wait_for_plan(execution_id, wait_s)
+        finally:
+            self._waiters -= 1
+        if certificate is not None:
+            return _json(certificate.canonical_bytes())
+        if refusal:
+            return error_reply(409, refusal)
+        return error_reply(404, f"execution {execution_id} has no plan here so far; ask again")
+
+    async def _evidence(self, request: web.Request) -> web.Response:
+        evidence = self._member.machine.find_evidence(request.match_info["execution_id"])
+        if evidence is None:
+            return error_reply(404, "this member has not seen that execution settled lately")
+        return _json(evidence.canonical_bytes())
+
+    async def _heartbeat(self, request: web.Request) -> web.Response:
+        claims = await read_signed(request, typ=HEARTBEAT_TYP, audience=self._member.audience)
+        heartbeat = Heartbeat.from_value(claims.body)
+        self._member.feed_peer(HeartbeatReceived(heartbeat, claims.issuer))
+        self._member.note_heartbeat(heartbeat.node)
+        return _json(self._member.get_demand())
+
+    async def _gossip(self, request: web.Request) -> web.Response:
+        claims = await read_signed(request, typ=GOSSIP_TYP, audience=self._member.account)
+        sender = self._member.machine.seat.view.member_with_key(claims.issuer)
+        if sender is None:
+            raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
+        self._member.feed_peer(GossipReceived(sender.account, parse_gossip(claims.body)))
+        return web.json_response({})
+
+    async def _completion(self, request: web.Request) -> web.Response:
+        claims = await read_signed(request, typ=COMPLETION_TYP, audience=self._member.audience)
+        completion = Completion.from_value(claims.body)
+        self._member.feed_peer(CompletionReceived(completion, claims.issuer))
+        return web.json_response({})
+
+    async def _verification(self, request: web.Request) -> web.Response:
+        await read_signed(request, typ=RESULT_TYP, audience=self._member.audience)
+        token: str = (await request.json())["jws"]  # the body is cached; its form was checked
+        result, key = self._member.read_result(token)
+        self._member.feed_peer(ResultReceived(result, key, token))
+        return web.json_response({})
+
+
+def _parse_wait(text: str) -> float:
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = math.nan
+    if not 0 <= wait_s <= limits.MAX_PLAN_WAIT_S:
+        raise InvalidInput(f"wait_s is a number of seconds from 0 to {limits.MAX_PLAN_WAIT_S:g}")
+    return wait_s
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")

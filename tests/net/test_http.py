@@ -1,0 +1,189 @@
+"""The shared HTTP: what servers let in, what clients believe."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from splitup.crypto.jws import ReplayCache
+from splitup.crypto.keys import generate_identity
+from splitup.errors import (
+    BadSignature,
+    ConfigurationError,
+    InvalidInput,
+    PeerFault,
+    Refused,
+    Unavailable,
+)
+from splitup.net.http import Server, SignedClient, make_app, read_json, read_signed, serve_app
+
+BODY_LIMIT = 4096
+ERRORS = {
+    "peer": (PeerFault("that was wrong"), 400),
+    "input": (InvalidInput("that was no input"), 400),
+    "signature": (BadSignature("not yours"), 401),
+    "refused": (Refused("not now", status=409), 409),
+    "unavailable": (Unavailable("come back"), 503),
+    "bug": (RuntimeError("secret detail"), 500),
+}
+REPLAYS = ReplayCache()
+
+
+async def echo(request: web.Request) -> web.Response:
+    claims = await read_signed(request, typ="t", audience="me")
+    return web.json_response({"issuer": claims.issuer, "body": claims.body})
+
+
+async def once(request: web.Request) -> web.Response:
+    await read_signed(request, typ="t", audience="me", replays=REPLAYS)
+    return web.json_response({})
+
+
+async def parse(request: web.Request) -> web.Response:
+    return web.json_response(await read_json(request))
+
+
+async def fail(request: web.Request) -> web.Response:
+    raise ERRORS[request.match_info["what"]][0]
+
+
+async def answer(request: web.Request) -> web.Response:
+    match request.match_info["what"]:
+        case "long":
+            return web.Response(body=b"x" * 1000)
+        case "endless":
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for _ in range(1000):
+                await response.write(b"x" * 1000)
+            return response
+        case "list":
+            return web.json_response([1])
+        case "text":
+            return web.Response(text="hello")
+        case "away":
+            raise web.HTTPFound("/answer/list")
+        case "gzip":
+            body = gzip.compress(b"{}" + b" " * 10**6)
+            return web.Response(body=body, headers={"Content-Encoding": "gzip"})
+        case "busy":
+            raise web.HTTPTooManyRequests
+        case _:
+            await asyncio.sleep(30)
+            raise AssertionError
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[Server]:
+    app = make_app(max_body_bytes=BODY_LIMIT)
+    app.add_routes(
+        [
+            web.post("/echo", echo),
+            web.post("/once", once),
+            web.post("/parse", parse),
+            web.get("/fail/{what}", fail),
+            web.get("/answer/{what}", answer),
+        ]
+    )
+    running = await serve_app(app, "127.0.0.1", 0)
+    yield running
+    await running.close()
+
+
+@pytest_asyncio.fixture
+async def client() -> AsyncIterator[SignedClient]:
+    async with SignedClient(generate_identity()) as client:
+        yield client
+
+
+async def test_a_signed_message_arrives_with_its_signer(
+    server: Server, client: SignedClient
+) -> None:
+    reply = await client.post_signed(f"{server.url}/echo", "t", "me", {"n": 1})
+    assert reply["body"] == {"n": 1}
+    assert reply["issuer"] == client._identity.signing_key_hex  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("typ", "audience"), [("u", "me"), ("t", "you")])
+async def test_another_type_or_audience_is_refused(
+    server: Server, client: SignedClient, typ: str, audience: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        await client.post_signed(f"{server.url}/echo", typ, audience, {})
+    assert refused.value.status == 400
+
+
+async def test_a15_a_token_counts_once_where_it_matters(
+    server: Server, client: SignedClient
+) -> None:
+    token = client.sign("t", "me", {})
+    await client.post_token(f"{server.url}/once", token)
+    with pytest.raises(Refused, match="used before"):
+        await client.post_token(f"{server.url}/once", token)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 4000])
+async def test_a25_bodies_that_are_no_object_are_refused(
+    server: Server, client: SignedClient, body: bytes
+) -> None:
+    async with client.session.post(f"{server.url}/parse", data=body) as response:
+        assert response.status == 400
+        assert "JSON" in (await response.json())["error"]
+
+
+async def test_a09_a_body_over_the_limit_is_refused(server: Server, client: SignedClient) -> None:
+    with pytest.raises(Refused) as refused:
+        await client.post_json(f"{server.url}/parse", {"x": "y" * BODY_LIMIT})
+    assert refused.value.status == 413
+
+
+@pytest.mark.parametrize("what", ERRORS)
+async def test_errors_travel_as_one_sentence(
+    server: Server, client: SignedClient, what: str
+) -> None:
+    error, status = ERRORS[what]
+    expected = Unavailable if status >= 500 else Refused
+    with pytest.raises(expected) as raised:
+        await client.get_json(f"{server.url}/fail/{what}")
+    if isinstance(raised.value, Refused):
+        assert raised.value.status == status
+    if status == 500:
+        assert "secret" not in str(raised.value)
+    else:
+        assert str(error) in str(raised.value)
+
+
+@pytest.mark.parametrize("what", ["long", "endless", "list", "text", "away", "gzip"])
+async def test_a09_malformed_long_and_redirecting_answers_are_the_peers_fault(
+    server: Server, client: SignedClient, what: str
+) -> None:
+    with pytest.raises(PeerFault):
+        await client.get_json(f"{server.url}/answer/{what}", max_bytes=500)
+
+
+async def test_silence_and_overload_are_worth_another_try(
+    server: Server, client: SignedClient
+) -> None:
+    with pytest.raises(Unavailable, match="did not answer within"):
+        await client.get_json(f"{server.url}/answer/never", timeout_s=0.1)
+    with pytest.raises(Unavailable, match="429"):
+        await client.get_json(f"{server.url}/answer/busy")
+    await server.close()
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        await client.get_json(f"{server.url}/answer/list")
+
+
+async def test_a_busy_port_is_named(server: Server) -> None:
+    with pytest.raises(ConfigurationError, match=f"{server.port}.*choose another"):
+        await serve_app(make_app(), "127.0.0.1", server.port)
+
+
+async def test_without_an_identity_nothing_is_signed() -> None:
+    async with SignedClient() as client:
+        with pytest.raises(InvalidInput, match="without an identity"):
+            client.sign("t", "me", {})

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from splitup import limits
+from splitup.crypto.jws import sign_jws
+from splitup.crypto.keys import Identity, generate_identity
+from splitup.errors import BadSignature, PeerFault, Unavailable
+from splitup.net.frames import make_message_frame, make_tensor_frame, seal_frame, verify_frame
+from splitup.net.http import Server, make_app, serve_app
+from splitup.net.links import DATA_PATH, DATA_TYP, Link, LinkAcceptor, LinkPool
+from splitup.wire import CLIENT, FrameKind, decode_frame
+
+EXECUTION = "0x" + "ab" * 32
+
+
+@dataclass
+class Peer:
+    """A node's data plane; ``fault`` makes it find fault with every frame."""
+
+    identity: Identity = field(default_factory=generate_identity)
+    received: asyncio.Queue[tuple[Link, bytes]] = field(default_factory=asyncio.Queue)
+    closed: asyncio.Queue[Link] = field(default_factory=asyncio.Queue)
+    fault: bool = False
+    server: Server | None = None
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self.acceptor = LinkAcceptor(
+            self.identity.address, self._on_frame, on_closed=self.closed.put_nowait
+        )
+
+    def _on_frame(self, link: Link, data: bytes) -> None:
+        if self.fault:
+            raise PeerFault("a fault")
+        self.received.put_nowait((link, data))
+
+    async def start(self) -> None:
+        app = make_app()
+        app.router.add_get(DATA_PATH, self.acceptor.handle)
+        self.server = await serve_app(app, "127.0.0.1", self.port)
+        self.port = self.server.port
+
+    async def stop(self) -> None:
+        await self.acceptor.close()
+        assert self.server is not None
+        await self.server.close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def take(self) -> bytes:
+        async with asyncio.timeout(5):
+            return (await self.received.get())[1]
+
+
+@pytest_asyncio.fixture
+async def peer() -> AsyncIterator[Peer]:
+    peer = Peer()
+    await peer.start()
+    yield peer
+    await peer.stop()
+
+
+@pytest_asyncio.fixture
+async def pool() -> AsyncIterator[LinkPool]:
+    pool = LinkPool(generate_identity(), lambda link, data: None, allow_loopback=True)
+    yield pool
+    await pool.close(flush_s=0)
+
+
+async def test_frames_arrive_in_order_on_one_connection(peer: Peer, pool: LinkPool) -> None:
+    link = pool.open(peer.identity.address, peer.url, EXECUTION)
+    assert pool.open(peer.identity.address, peer.url, EXECUTION) is link
+    frames = [bytes([number]) * 1000 for number in range(100)]
+    for frame in frames:
+        link.send(frame)  # before the connection stands
+    assert [await peer.take() for _ in frames] == frames
+    await link.drain()
+    assert link.queued_bytes == 0
+
+
+async def test_accepted_link_knows_the_key_and_sends_back(peer: Peer) -> None:
+    identity, answers = generate_identity(), asyncio.Queue[bytes]()
+    pool = LinkPool(identity, lambda link, data: answers.put_nowait(data), allow_loopback=True)
+    pool.open(peer.identity.address, peer.url, EXECUTION).send(b"question")
+    link, _ = await peer.received.get()
+    assert (link.peer, link.execution_id) == (identity.signing_key_hex, EXECUTION)
+    link.send(b"answer")
+    async with asyncio.timeout(5):
+        assert await answers.get() == b"answer"
+    await pool.close()
+    async with asyncio.timeout(5):
+        assert await peer.closed.get() is link
+    with pytest.raises(Unavailable, match="closed"):
+        link.send(b"too late")
+
+
+async def test_f11_link_reconnects_and_sends_again_what_may_be_lost(
+    peer: Peer, pool: LinkPool
+) -> None:
+    link = pool.open(peer.identity.address, peer.url)
+    link.send(b"one")
+    assert await peer.take() == b"one"
+    await peer.stop()
+    link.send(b"two")
+    await peer.start()
+    assert [await peer.take() for _ in range(2)] == [b"one", b"two"]
+
+
+async def test_slow_reader_is_given_up_at_the_bound(peer: Peer, pool: LinkPool) -> None:
+    link = pool.open("0x" + "11" * 20, "http://127.0.0.1:1")  # nobody ever reads
+    chunk = bytes(limits.LINK_QUEUE_BYTES // 4)
+    for _ in range(4):
+        link.send(chunk)
+    with pytest.raises(Unavailable, match="reads too slowly"):
+        link.send(b"x")
+
+
+async def test_waiting_for_a_dead_node_ends(pool: LinkPool) -> None:
+    link = pool.open("0x" + "11" * 20, "http://127.0.0.1:1")
+    with pytest.raises(Unavailable, match="did not accept within"):
+        await pool.wait_open(link, 0.05)
+
+
+async def test_fault_closes_the_link_for_good(peer: Peer) -> None:
+    closed = asyncio.Queue[Link]()
+    pool = LinkPool(
+        generate_identity(),
+        lambda link, data: None,
+        on_closed=closed.put_nowait,
+        allow_loopback=True,
+    )
+    peer.fault = True
+    link = pool.open(peer.identity.address, peer.url)
+    link.send(b"nonsense")
+    async with asyncio.timeout(5):
+        assert await closed.get() is link
+    with pytest.raises(PeerFault, match="found a fault"):
+        link.send(b"more")
+    assert pool.open(peer.identity.address, peer.url) is not link
+    await pool.close(flush_s=0)
+
+
+async def test_node_that_refuses_is_not_asked_again(peer: Peer, pool: LinkPool) -> None:
+    link = pool.open("0x" + "11" * 20, peer.url)  # the token names another audience
+    with pytest.raises(PeerFault, match="refused the connection"):
+        await pool.wait_open(link, 5)
+
+
+@pytest.mark.parametrize("change", ["audience", "typ", "body", "none", "replay"])
+async def test_a15_handshake_is_checked(peer: Peer, change: str) -> None:
+    token = sign_jws(
+        generate_identity(),
+        typ="splitup-other" if change == "typ" else DATA_TYP,
+        audience="0x" + "11" * 20 if change == "audience" else peer.identity.address,
+        body={"execution_id": 3} if change == "body" else {"execution_id": ""},
+        now_s=int(time.time()),
+    )
+    headers = {} if change == "none" else {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession() as session:
+        if change == "replay":
+            await (await session.ws_connect(peer.url + DATA_PATH, headers=headers)).close()
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await session.ws_connect(peer.url + DATA_PATH, headers=headers)
+    assert caught.value.status in (400, 401)
+
+
+async def test_text_and_oversized_messages_close_the_connection(peer: Peer) -> None:
+    for send in ("text", "huge"):
+        token = sign_jws(
+            generate_identity(),
+            typ=DATA_TYP,
+            audience=peer.identity.address,
+            body={"execution_id": ""},
+            now_s=int(time.time()),
+        )
+        headers = {"Authorization": f"Bearer {token}"}
+        async with aiohttp.ClientSession() as session:
+            socket = await session.ws_connect(peer.url + DATA_PATH, headers=headers)
+            if send == "text":
+                await socket.send_str("hello")
+            else:
+                await socket.send_bytes(bytes(limits.MAX_FRAME_BYTES + 2))
+            async with asyncio.timeout(5):
+                message = await socket.receive()
+            assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+            await socket.close()
+    assert peer.received.empty()
+
+
+def test_sealed_frame_is_verified_under_its_key_only() -> None:
+    identity = generate_identity()
+    sealed = seal_frame(identity, make_tensor_frame(EXECUTION, 3, 1, 7, b"tensor"))
+    frame, signature = decode_frame(sealed)
+    assert (frame.task, frame.port, frame.step, bytes(frame.payload)) == (3, 1, 7, b"tensor")
+    verify_frame(frame, signature, identity.signing_key_hex)
+    with pytest.raises(BadSignature):
+        verify_frame(frame, signature, generate_identity().signing_key_hex)
+    other, _ = decode_frame(seal_frame(identity, make_tensor_frame(EXECUTION, 3, 1, 8, b"tensor")))
+    with pytest.raises(BadSignature):
+        verify_frame(other, signature, identity.signing_key_hex)
+
+
+def test_end_frame_has_no_payload() -> None:
+    frame = make_message_frame(FrameKind.END, EXECUTION, CLIENT, 5, None)
+    assert (frame.step, frame.length, bytes(frame.payload)) == (5, 0, b"")

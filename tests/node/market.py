@@ -1,0 +1,341 @@
+"""Whole nodes on a real chain, object store and gateway, with a committee that only listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from splitup_node.account import Account
+from splitup_node.config import NodeConfig, format_config
+from splitup_node.daemon import run_node
+from splitup_node.status import read_status
+from splitup_node.supervisor import WORKER_ARGV
+
+from splitup.chain.anvil import derive_key
+from splitup.chain.client import Chain
+from splitup.crypto import bls
+from splitup.crypto.jws import verify_jws
+from splitup.crypto.keys import Identity
+from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
+from splitup.crypto.quorum import pack_signatures, sign_quorum, snapshot_struct_hash
+from splitup.graph.ir import Graph
+from splitup.graph.manifest import Manifest, get_task_key
+from splitup.net.gateway import UploadObject
+from splitup.net.http import SignedClient, make_app, read_json, serve_app
+from splitup.wire import (
+    Completion,
+    Heartbeat,
+    PlanCertificate,
+    Request,
+    Snapshot,
+    SnapshotEntry,
+    VerificationResult,
+)
+from tests.oracle.gateway_network import MNEMONIC, Network, confirm_group_key
+
+FIRST_NODE = 5  # accounts 0 to 4 are the owner and the committee
+
+
+@dataclass
+class Members:
+    """The committee's HTTP side: checks and keeps what nodes send."""
+
+    audience: str
+    demand: list[dict[str, Any]] = field(default_factory=list)
+    heartbeats: dict[str, Heartbeat] = field(default_factory=dict)
+    completions: dict[tuple[str, str], Completion] = field(default_factory=dict)
+    results: asyncio.Queue[VerificationResult] = field(default_factory=asyncio.Queue)
+    verified: set[tuple[str, int]] = field(default_factory=set)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def _read(self, request: web.Request, typ: str) -> dict[str, Any]:
+        token = (await read_json(request))["jws"]
+        now_s = int(time.time())
+        return verify_jws(token, typ=typ, audience=self.audience, now_s=now_s).body
+
+    async def _tell(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def on_heartbeat(self, request: web.Request) -> web.Response:
+        beat = Heartbeat.from_value(await self._read(request, "splitup-heartbeat"))
+        self.heartbeats[beat.node] = beat
+        await self._tell()
+        return web.json_response({"block": 1, "tasks": self.demand})
+
+    async def on_completion(self, request: web.Request) -> web.Response:
+        completion = Completion.from_value(await self._read(request, "splitup-completion"))
+        self.completions[completion.execution_id, completion.node] = completion
+        await self._tell()
+        return web.json_response({})
+
+    async def on_verification(self, request: web.Request) -> web.Response:
+        body = await self._read(request, "splitup-verification-result")
+        result = VerificationResult.from_value(body)
+        if (key := (result.execution_id, result.task)) not in self.verified:
+            self.verified.add(key)  # the four members listen at one endpoint
+            self.results.put_nowait(result)
+        return web.json_response({})
+
+    async def wait_for(self, condition: Any, timeout_s: float = 30.0) -> None:
+        """Wait until ``condition()`` holds, looking again whenever a node said something."""
+        async with asyncio.timeout(timeout_s), self.changed:
+            await self.changed.wait_for(condition)
+
+
+@dataclass
+class RunningNode:
+    """A daemon in a task of the test's own loop."""
+
+    config: NodeConfig
+    identity: Identity
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+
+    @property
+    def endpoint(self) -> str:
+        return str(read_status(self.config.data_dir).values["endpoint"])
+
+    async def shut_down(self) -> None:
+        self.stop.set()
+        await self.task
+
+
+@dataclass
+class NodeMarket:
+    """The network, its listening committee, and one registered model."""
+
+    network: Network
+    members: Members
+    manifest: Manifest
+    root: Path
+    client: Chain
+    client_identity: Identity
+    snapshot: Snapshot | None = None
+
+    def make_config(self, name: str, index: int) -> NodeConfig:
+        """Write a node's key and configuration; accounts have ether from the first block."""
+        folder = self.root / name
+        folder.mkdir()
+        create_passphrase(folder / "passphrase")
+        create_identity(
+            folder / "keystore.json",
+            folder / "passphrase",
+            work_factor=DEVNET_WORK_FACTOR,
+            private_key=derive_key(MNEMONIC, FIRST_NODE + index),
+        )
+        path = folder / "node.toml"
+        path.write_text(
+            format_config(
+                path,
+                {
+                    "rpc_url": self.network.rpc_url,
+                    "deployment": str(self.network.deployment_path),
+                    "gateway_url": self.network.url,
+                    "keystore": "keystore.json",
+                    "passphrase_file": "passphrase",
+                    "data_dir": "data",
+                    "listen": "127.0.0.1:0",
+                    "endpoint": "",
+                    "vram": "1GB",
+                    "allow_loopback": True,
+                },
+            )
+            .replace('device = ""', 'device = "CPU:X86"')
+            .replace('kernel_cache = ""', f'kernel_cache = "{self.root / "kernels"}"')
+        )
+        return NodeConfig.load(path)
+
+    async def stake(self, config: NodeConfig) -> None:
+        """Give a node what it needs and put down its stake."""
+        identity = config.load_identity()
+        await self.network.owner.send("usdc", "mint", identity.address, 1_100_000_000)
+        async with await Account.open(config) as account:
+            await account.stake()
+
+    async def run(
+        self, config: NodeConfig, worker_argv: Sequence[str] = WORKER_ARGV
+    ) -> RunningNode:
+        """Start a daemon and wait until it has loaded every task."""
+        identity = config.load_identity()
+        self.members.heartbeats.pop(identity.address, None)
+        stop = asyncio.Event()
+        task = asyncio.create_task(run_node(config, worker_argv=worker_argv, stop=stop))
+        wanted = {entry.task_id for entry in self.manifest.tasks}
+
+        def is_ready() -> bool:
+            beat = self.members.heartbeats.get(identity.address)
+            return beat is not None and set(beat.resident) == wanted
+
+        waiting = asyncio.create_task(self.members.wait_for(is_ready))
+        await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            waiting.cancel()
+            task.result()
+        await waiting
+        return RunningNode(config, identity, stop, task)
+
+    async def take_snapshot(self, nodes: Sequence[RunningNode]) -> Snapshot:
+        """Put a snapshot of these nodes on chain."""
+        sequence = 1 if self.snapshot is None else self.snapshot.sequence + 1
+        snapshot = Snapshot(
+            configuration=2,
+            sequence=sequence,
+            epoch=sequence,
+            entries=tuple(
+                SnapshotEntry(
+                    node=node.identity.address,
+                    signing_key=node.identity.signing_key_hex,
+                    endpoint=node.endpoint,
+                    stake_micro_usdc=1_100_000_000,
+                    rtt_ms=1,
+                    queue_ms=0,
+                    resident=self.members.heartbeats[node.identity.address].resident,
+                    determinism=self.members.heartbeats[node.identity.address].determinism,
+                )
+                for node in sorted(nodes, key=lambda node: node.identity.address)
+            ),
+        )
+        digest = snapshot_struct_hash(2, sequence, snapshot.root())
+        await self.network.owner.send(
+            "committee", "submitSnapshot", sequence, snapshot.root(), self._sign(digest)
+        )
+        self.snapshot = snapshot
+        return snapshot
+
+    async def order(
+        self, executors: Sequence[RunningNode], *, steps: int, nonce: int, accept: bool = True
+    ) -> PlanCertificate:
+        """Pay for an execution and certify a plan in which ``executors[i]`` runs task i."""
+        assert self.snapshot is not None
+        head = await self.client.fetch_head()
+        receipt = await self.client.send(
+            "market",
+            "requestExecution",
+            self.manifest.model_id,
+            steps,
+            "0x" + "aa" * 32,
+            self.client_identity.signing_key_hex,
+            1_000_000,
+            head.timestamp + 300,
+            nonce,
+        )
+        event = next(e for e in receipt.events if e.name == "RequestNodeSelections")
+        request = Request(
+            chain_id=self.network.deployment.chain_id,
+            market=self.network.deployment.market,
+            execution_id=event.args["executionId"],
+            model_id=self.manifest.model_id,
+            client=self.client.address,
+            client_key=self.client_identity.signing_key_hex,
+            steps=steps,
+            max_price_micro_usdc=1_000_000,
+            deadline=event.args["deadline"],
+            snapshot_sequence=self.snapshot.sequence,
+            snapshot_root=self.snapshot.root(),
+            block_hash=event.block_hash,
+        )
+        certificate = self.network.committee.certify(
+            request,
+            self.snapshot,
+            self.manifest,
+            restrict={task: node.identity.address for task, node in enumerate(executors)},
+        )
+        if accept:
+            await self.accept(certificate)
+        return certificate
+
+    async def accept(self, certificate: PlanCertificate) -> None:
+        """Put a certified plan on chain."""
+        plan = certificate.plan
+        signatures = pack_signatures(
+            (entry.member, bytes.fromhex(entry.signature[2:])) for entry in certificate.signatures
+        )
+        await self.network.owner.send(
+            "market",
+            "submitCompletePlan",
+            plan.request.execution_id,
+            plan.root(),
+            plan.seed,
+            len(set(plan.executors())),
+            signatures,
+        )
+
+    async def notify(self, certificate: PlanCertificate) -> None:
+        """Send a plan to its nodes."""
+        async with SignedClient() as http:
+            for node in certificate.plan.nodes:
+                await http.post_json(f"{node.endpoint}/v1/plan", certificate)
+
+    def _sign(self, digest: bytes) -> bytes:
+        committee = self.network.committee
+        return pack_signatures(
+            (member.address, sign_quorum(member.private_key, committee.domain, digest))
+            for member in committee.members[:3]
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_market(
+    network: Network, root: Path, manifest: Manifest, graphs: dict[str, Graph]
+) -> AsyncIterator[NodeMarket]:
+    """Let a listening committee speak for the network's members and register the model."""
+    members = Members(network.deployment.committee)
+    app = make_app()
+    app.router.add_post("/v1/heartbeat", members.on_heartbeat)
+    app.router.add_post("/v1/completion", members.on_completion)
+    app.router.add_post("/v1/verification", members.on_verification)
+    server = await serve_app(app, "127.0.0.1", 0)
+    key = derive_key(MNEMONIC, 9)
+    client = await Chain.connect(network.rpc_url, network.deployment, private_key=key)
+    try:
+        await network.owner.send(
+            "committee",
+            "setMembers",
+            [(m.address, m.signing_key_hex, server.url) for m in network.committee.members],
+        )
+        group_key = bls.compute_public_key(network.committee.group_secret)
+        await confirm_group_key(
+            network.rpc_url, network.deployment, network.committee.members, group_key
+        )
+        await _store_model(network, manifest, graphs)
+        rows = [
+            ("0x" + t.task_id, t.vram_bytes, t.flops, t.price_micro_usdc) for t in manifest.tasks
+        ]
+        edges = [source << 16 | target for source, target in manifest.edges()]
+        await network.owner.send("models", "register", manifest.model_id, "tiny", rows, edges)
+        await network.owner.send("usdc", "mint", client.address, 50_000_000)
+        await client.send("usdc", "approve", network.deployment.market, 50_000_000)
+        await client.send("market", "deposit", 50_000_000)
+        members.demand = [
+            {
+                "model_id": manifest.model_id,
+                "task": index,
+                "task_id": task.task_id,
+                "vram_bytes": task.vram_bytes,
+                "weights_bytes": task.weights_bytes,
+                "price_micro_usdc": task.price_micro_usdc,
+                "holders": 0,
+            }
+            for index, task in enumerate(manifest.tasks)
+        ]
+        yield NodeMarket(network, members, manifest, root, client, network.client)
+    finally:
+        await client.close()
+        await server.close()
+
+
+async def _store_model(network: Network, manifest: Manifest, graphs: dict[str, Graph]) -> None:
+    await network.store_manifest(manifest)
+    async with network.open(network.client) as gateway:
+        for task_id, graph in graphs.items():
+            data = graph.to_bytes()
+            entry = UploadObject(key=get_task_key(task_id), length_bytes=len(data), sha256=task_id)
+            for grant in (await gateway.upload_grants([entry])).grants:
+                await gateway.upload_object(grant, lambda data=data: iter([data]), lambda _: None)

@@ -1,0 +1,328 @@
+"""A small network of real engines, workers and links, without chain or committee."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from splitup_node.engine import Engine
+from splitup_node.executions import Execution
+from splitup_node.logs import Uploader
+from splitup_node.supervisor import WORKER_ARGV, Supervisor
+
+from splitup.crypto.keys import Identity, generate_identity
+from splitup.errors import StorageUnavailable
+from splitup.graph.ir import Graph
+from splitup.graph.manifest import (
+    InputSource,
+    Manifest,
+    OutputPort,
+    Port,
+    Task,
+    TaskInput,
+    TaskSource,
+)
+from splitup.net.frames import (
+    make_message_frame,
+    make_stored_frame,
+    make_tensor_frame,
+    seal_frame,
+)
+from splitup.net.http import Server, make_app, serve_app
+from splitup.net.links import DATA_PATH, Link, LinkPool
+from splitup.protocol.keys import iter_segments
+from splitup.wire import (
+    CLIENT,
+    Frame,
+    FrameKind,
+    Grant,
+    Grants,
+    Plan,
+    PlanCertificate,
+    PlanNode,
+    Request,
+    TaskFailure,
+    Trace,
+    decode_frame,
+)
+from tests.node.graphs import make_accumulator, make_sum
+
+
+def make_manifest(size: int = 4, *, tasks: int = 3) -> tuple[Manifest, dict[str, Graph]]:
+    """Return a model of ``tasks`` tasks: accumulators in a row, then z = x + last."""
+    accumulator, total = make_accumulator(size), make_sum(size)
+    graphs = {_digest(graph): graph for graph in (accumulator, total)}
+
+    def port(name: str) -> dict[str, object]:
+        return {"name": name, "dtype": "float32", "shape": (size,)}
+
+    rows = []
+    for index in range(tasks):
+        last = index == tasks - 1
+        before = TaskSource(task=index - 1, port=0) if index else InputSource(input="x")
+        inputs = [TaskInput(**port("x"), source=InputSource(input="x") if last else before)]
+        if last:
+            inputs.append(TaskInput(**port("y"), source=before))
+        graph = total if last else accumulator
+        rows.append(
+            Task(
+                task_id=_digest(graph),
+                label=f"part {index}",
+                inputs=tuple(inputs),
+                outputs=(Port(**port("z" if last else "y")),),
+                graph_bytes=len(graph.to_bytes()),
+                weights_digest="",
+                weights_bytes=0,
+                state_bytes=0 if last else 8 * size,
+                vram_bytes=64 * size,
+                flops=size,
+                price_micro_usdc=10,
+            )
+        )
+    manifest = Manifest(
+        version=1,
+        kind="function",
+        tinygrad="0.14.0",
+        inputs=(Port(**port("x")),),
+        outputs=(OutputPort(**port("z"), task=tasks - 1, port=0),),
+        tasks=tuple(rows),
+        text=None,
+    )
+    return manifest, graphs
+
+
+def compute_reference(xs: Sequence[np.ndarray], tasks: int) -> list[np.ndarray]:
+    """Return what the model gives for every step."""
+    sums = [np.zeros_like(xs[0]) for _ in range(tasks - 1)]
+    results = []
+    for x in xs:
+        value = x
+        for index in range(tasks - 1):
+            value = sums[index] = value + sums[index]
+        results.append(x + value)
+    return results
+
+
+def make_certificate(
+    manifest: Manifest,
+    executors: Sequence[PlanNode],
+    client_key: str,
+    *,
+    steps: int,
+    tag: str = "1",
+) -> PlanCertificate:
+    """Return a plan without signatures: task i runs on ``executors[i]``."""
+    plan = Plan(
+        request=Request(
+            chain_id=31337,
+            market="0x" + "22" * 20,
+            execution_id="0x" + hashlib.sha256(tag.encode()).hexdigest(),
+            model_id=manifest.model_id,
+            client="0x" + "33" * 20,
+            client_key=client_key,
+            steps=steps,
+            max_price_micro_usdc=10**6,
+            deadline=int(time.time()) + 120,
+            snapshot_sequence=1,
+            snapshot_root="0x" + "44" * 32,
+            block_hash="0x" + "55" * 32,
+        ),
+        seed="0x" + "66" * 32,
+        tasks=tuple((node.node,) for node in executors),
+        nodes=tuple(sorted({node.node: node for node in executors}.values(), key=lambda n: n.node)),
+    )
+    return PlanCertificate(plan=plan, seed_signature="0x", signatures=())
+
+
+@dataclass
+class Store:
+    """An object store in memory; ``down`` makes it fail."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    down: bool = False
+
+    async def put(self, grant: Grant, data: bytes, existing: Grant | None) -> None:
+        if self.down:
+            raise StorageUnavailable("the store is down; start it")
+        self.objects[grant.key] = data
+
+    async def get(self, grant: Grant, length: int, digest: str) -> bytes:
+        if self.down or grant.key not in self.objects:
+            raise StorageUnavailable(f"there is no {grant.key}; store it first")
+        return self.objects[grant.key]
+
+    def make_grants(self, certificate: PlanCertificate, manifest: Manifest) -> Grants:
+        """Return PUT and GET grants for everything in an execution."""
+        request = certificate.plan.request
+        ports = [(CLIENT, i, p.nbytes) for i, p in enumerate(manifest.inputs)]
+        for index, task in enumerate(manifest.tasks):
+            ports += [(index, i, p.nbytes) for i, p in enumerate(task.outputs)]
+        return Grants(
+            grants=tuple(
+                Grant(
+                    method=method,
+                    key=segment.key,
+                    url="http://127.0.0.1/secret",
+                    headers={},
+                    length_bytes=segment.length,
+                    expires_at_s=int(time.time()) + 600,
+                )
+                for task, port, size in ports
+                for segment in iter_segments(request.execution_id, task, port, size, request.steps)
+                for method in ("PUT", "GET")
+            )
+        )
+
+
+class TestNode:
+    """An engine with its worker and server."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        directory: Path,
+        manifest: Manifest,
+        store: Store,
+        worker_argv: Sequence[str] = WORKER_ARGV,
+        **options: float,
+    ) -> None:
+        self.identity = generate_identity()
+        self.directory = directory
+        self.programs: dict[str, int] = {}
+        self.finished: asyncio.Queue[Execution] = asyncio.Queue()
+        self.failed: asyncio.Queue[Execution] = asyncio.Queue()
+        self.store = store
+        self.supervisor = Supervisor(
+            directory,
+            memory_bytes=10**8,
+            device="CPU:X86",
+            cache_directory=directory.parent / "kernels",
+            worker_argv=worker_argv,
+            **options,
+        )
+
+        async def ask_grants(certificate: PlanCertificate) -> Grants:
+            return store.make_grants(certificate, manifest)
+
+        self.engine = Engine(
+            self.identity,
+            self.supervisor,
+            self.programs,
+            Uploader(store.put, directory / "spool"),
+            store.get,
+            ask_grants,
+            self,
+            allow_loopback=True,
+        )
+        self.server: Server | None = None
+
+    def on_finished(self, execution: Execution) -> None:
+        self.finished.put_nowait(execution)
+
+    def on_failed(self, execution: Execution) -> None:
+        self.failed.put_nowait(execution)
+
+    async def start(self, graphs: dict[str, Graph]) -> None:
+        app = make_app()
+        app.router.add_get(DATA_PATH, self.engine.acceptor.handle)
+        self.server = await serve_app(app, "127.0.0.1", 0)
+        await self.supervisor.start()
+        await self.load(graphs)
+
+    async def load(self, graphs: dict[str, Graph]) -> None:
+        for task_id, graph in graphs.items():
+            path = self.directory / task_id
+            path.write_bytes(graph.to_bytes())
+            loaded = await self.supervisor.load(path, None)
+            assert loaded["task_id"] == task_id
+            self.programs[task_id] = loaded["program"]
+
+    @property
+    def entry(self) -> PlanNode:
+        assert self.server is not None
+        return PlanNode(
+            node=self.identity.address,
+            signing_key=self.identity.signing_key_hex,
+            endpoint=self.server.url,
+        )
+
+    async def close(self) -> None:
+        await self.engine.close()
+        if self.server is not None:
+            await self.server.close()
+        await self.supervisor.close()
+
+
+class TestClient:
+    """Sends inputs to every node and collects what comes back."""
+
+    __test__ = False
+
+    def __init__(self, identity: Identity | None = None) -> None:
+        self.identity = identity or generate_identity()
+        self.closed: asyncio.Queue[Link] = asyncio.Queue()
+        self.pool = LinkPool(
+            self.identity, self._on_frame, on_closed=self.closed.put_nowait, allow_loopback=True
+        )
+        self.outputs: asyncio.Queue[Frame] = asyncio.Queue()
+        self.failures: asyncio.Queue[TaskFailure] = asyncio.Queue()
+        self.traces: asyncio.Queue[Trace] = asyncio.Queue()
+        self.links: list[Link] = []
+
+    def _on_frame(self, link: Link, data: bytes) -> None:
+        frame, _ = decode_frame(data)
+        if frame.kind is FrameKind.TENSOR:
+            self.outputs.put_nowait(frame)
+        elif frame.kind is FrameKind.ERROR:
+            self.failures.put_nowait(TaskFailure.parse(bytes(frame.payload)))
+        elif frame.kind is FrameKind.TRACE:
+            self.traces.put_nowait(Trace.parse(bytes(frame.payload)))
+
+    async def connect(self, certificate: PlanCertificate) -> None:
+        """Open a link to every node of the plan."""
+        execution_id = certificate.plan.request.execution_id
+        self.links = [
+            self.pool.open(node.node, node.endpoint, execution_id)
+            for node in certificate.plan.nodes
+        ]
+        for link in self.links:
+            await self.pool.wait_open(link, 5)
+
+    def send(self, certificate: PlanCertificate, step: int, x: np.ndarray, nodes: set[str]) -> None:
+        """Send one step's input to the nodes that read it."""
+        execution_id = certificate.plan.request.execution_id
+        sealed = seal_frame(
+            self.identity, make_tensor_frame(execution_id, CLIENT, 0, step, x.tobytes())
+        )
+        for link in self.links:
+            if link.peer in nodes:
+                link.send(sealed)
+
+    def send_stored(
+        self, certificate: PlanCertificate, step: int, x: np.ndarray, nodes: set[str]
+    ) -> None:
+        """Announce one step's input that was stored before."""
+        digest = hashlib.sha256(x.tobytes()).digest()
+        execution_id = certificate.plan.request.execution_id
+        frame = make_stored_frame(execution_id, CLIENT, 0, step, digest, x.nbytes)
+        for link in self.links:
+            if link.peer in nodes:
+                link.send(seal_frame(self.identity, frame))
+
+    def end(self, certificate: PlanCertificate, steps: int) -> None:
+        """Say how many steps there were."""
+        execution_id = certificate.plan.request.execution_id
+        frame = make_message_frame(FrameKind.END, execution_id, CLIENT, steps, None)
+        sealed = seal_frame(self.identity, frame)
+        for link in self.links:
+            link.send(sealed)
+
+
+def _digest(graph: Graph) -> str:
+    return hashlib.sha256(graph.to_bytes()).hexdigest()

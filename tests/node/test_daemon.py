@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from splitup_node.daemon import run_node
+
+from splitup.crypto.quorum import compute_commitment
+from splitup.errors import ConfigurationError, Refused
+from splitup.journal.journal import Journal
+from splitup.net.http import SignedClient
+from splitup.net.objects import put_object
+from splitup.protocol.keys import iter_segments
+from splitup.protocol.selection import rank_validators
+from splitup.protocol.verification import check_completion, is_sampled
+from splitup.wire import CLIENT, Completion, PlanCertificate, VerificationOrder, VerificationResult
+from tests.node.market import NodeMarket, RunningNode, open_market
+from tests.node.network import TestClient, compute_reference, make_manifest
+from tests.oracle.gateway_network import run_network
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+TASKS, SIZE, STEPS = 4, 8, 3
+LIAR = (sys.executable, str(Path(__file__).with_name("lying_worker.py")))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def market(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeMarket]:
+    root = tmp_path_factory.mktemp("market")
+    manifest, graphs = make_manifest(SIZE, tasks=TASKS)
+    async with run_network(root) as network, open_market(network, root, manifest, graphs) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def nodes(market: NodeMarket) -> AsyncIterator[list[RunningNode]]:
+    """Two honest nodes and a liar."""
+    configs = [market.make_config(f"node-{index}", index) for index in range(3)]
+    running = []
+    async with contextlib.AsyncExitStack() as stack:
+        for index, config in enumerate(configs):
+            await market.stake(config)
+            argv = (LIAR,) if index == 2 else ()
+            node = await market.run(config, *argv)
+            stack.push_async_callback(node.shut_down)
+            running.append(node)
+        await market.take_snapshot(running)
+        yield running
+
+
+async def execute(
+    market: NodeMarket, certificate: PlanCertificate, steps: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Drive an execution as a client does; return inputs and outputs."""
+    client = TestClient(market.client_identity)
+    executors = certificate.plan.executors()
+    await client.connect(certificate)
+    xs = [np.random.default_rng(step).random(SIZE, np.float32) for step in range(steps)]
+    results = []
+    for step, x in enumerate(xs):
+        client.send(certificate, step, x, {executors[0], executors[-1]})
+        async with asyncio.timeout(10):
+            frame = await client.outputs.get()
+        assert frame.step == step
+        results.append(np.frombuffer(frame.payload, np.float32))
+    client.end(certificate, steps)
+    for _ in set(executors):
+        async with asyncio.timeout(10):
+            await client.traces.get()
+    await client.pool.close()
+    await store_inputs(market, certificate, xs)
+    return xs, results
+
+
+async def store_inputs(
+    market: NodeMarket, certificate: PlanCertificate, xs: list[np.ndarray]
+) -> None:
+    request = certificate.plan.request
+    async with market.network.open(market.client_identity) as gateway, SignedClient() as http:
+        grants = await gateway.execution_grants(certificate)
+        data = b"".join(x.tobytes() for x in xs)
+        (segment,) = iter_segments(request.execution_id, CLIENT, 0, 4 * SIZE, request.steps)
+        padded = data + bytes(segment.length - len(data))
+        await put_object(http.session, grants.find("PUT", segment.key), padded)
+
+
+async def wait_for_completions(
+    market: NodeMarket, certificate: PlanCertificate
+) -> dict[str, Completion]:
+    execution_id = certificate.plan.request.execution_id
+    executors = set(certificate.plan.executors())
+
+    def have_all() -> bool:
+        return all((execution_id, node) in market.members.completions for node in executors)
+
+    await market.members.wait_for(have_all)
+    return {node: market.members.completions[execution_id, node] for node in executors}
+
+
+async def verify(
+    market: NodeMarket,
+    certificate: PlanCertificate,
+    task: int,
+    steps: int,
+    nodes: list[RunningNode],
+) -> VerificationResult:
+    """Order the verification of a task with a draw that picks it."""
+    assert market.snapshot is not None
+    plan = certificate.plan
+    nonce = 0
+    while True:
+        draw = market.network.committee.draw(plan, nonce)
+        if is_sampled(draw.seed, task, 800):
+            break
+        nonce += 1
+    order = VerificationOrder(
+        certificate=certificate, draw=draw, snapshot=market.snapshot, task=task, steps=steps
+    )
+    first = rank_validators(draw.seed, task, plan, market.snapshot, market.manifest)[0]
+    endpoint = next(node.endpoint for node in nodes if node.identity.address == first)
+    async with SignedClient() as http:
+        await http.post_json(f"{endpoint}/v1/verify", order)
+    async with asyncio.timeout(20):
+        result = await market.members.results.get()
+    assert result.validator == first
+    return result
+
+
+async def test_execution_is_computed_committed_revealed_and_verified(
+    market: NodeMarket, nodes: list[RunningNode]
+) -> None:
+    executors = [nodes[0], nodes[1], nodes[0], nodes[1]]
+    certificate = await market.order(executors, steps=5, nonce=1)
+    await market.notify(certificate)
+    xs, results = await execute(market, certificate, STEPS)
+    for result, expected in zip(results, compute_reference(xs, TASKS), strict=True):
+        assert np.array_equal(result, expected)
+
+    completions = await wait_for_completions(market, certificate)
+    execution_id = certificate.plan.request.execution_id
+    for node, completion in completions.items():
+        check_completion(completion, certificate.plan, market.manifest, completion.root())
+        committed = await market.client.call("market", "commitmentOf", execution_id, node)
+        assert committed == compute_commitment(STEPS, completion.root())
+
+    entries = {e.task: e for c in completions.values() for e in c.tasks}
+    result = await verify(market, certificate, 1, STEPS, nodes)
+    assert result.error == ""
+    assert result.inputs == entries[1].inputs
+    assert (result.outputs == entries[1].outputs) == (result.validator != nodes[2].identity.address)
+
+
+async def test_liar_is_found_out_by_whoever_recomputes(
+    market: NodeMarket, nodes: list[RunningNode]
+) -> None:
+    liar = nodes[2]
+    certificate = await market.order([nodes[0], liar, nodes[0], nodes[0]], steps=STEPS, nonce=2)
+    await market.notify(certificate)
+    xs, results = await execute(market, certificate, STEPS)
+    assert not np.array_equal(results[0], compute_reference(xs, TASKS)[0])
+    completions = await wait_for_completions(market, certificate)
+    (claimed,) = completions[liar.identity.address].tasks
+    result = await verify(market, certificate, 1, STEPS, nodes)
+    assert result.error == ""
+    assert result.inputs == claimed.inputs
+    assert result.outputs != claimed.outputs
+
+
+async def test_f05_second_daemon_on_the_same_directory_refuses_to_start(
+    nodes: list[RunningNode],
+) -> None:
+    with pytest.raises(ConfigurationError, match="in use by process"):
+        await run_node(nodes[0].config)
+
+
+async def test_completion_that_was_journalled_is_committed_after_a_restart(
+    market: NodeMarket, nodes: list[RunningNode]
+) -> None:
+    node = nodes[0]
+    certificate = await market.order([node] * TASKS, steps=STEPS, nonce=3, accept=False)
+    execution_id = certificate.plan.request.execution_id
+    await market.notify(certificate)
+    await execute(market, certificate, STEPS)
+    await node.shut_down()  # while its commitment waits for the plan's own transaction
+    with Journal.open(node.config.data_dir) as journal:
+        stored = journal.get("completion", execution_id)
+    assert stored is not None
+    assert (execution_id, node.identity.address) not in market.members.completions
+    await market.accept(certificate)
+    restarted = await market.run(node.config)
+    node.stop, node.task = restarted.stop, restarted.task
+    (completion,) = (await wait_for_completions(market, certificate)).values()
+    assert completion == Completion.from_value(stored["completion"])
+    committed = await market.client.call(
+        "market", "commitmentOf", execution_id, node.identity.address
+    )
+    assert committed == compute_commitment(STEPS, completion.root())
+    entry = await market.client.call("nodes", "nodeOf", node.identity.address)
+    assert entry["endpoint"] == node.endpoint  # another port than before
+
+
+async def test_execution_that_was_running_is_reported_failed_after_a_restart(
+    market: NodeMarket, nodes: list[RunningNode]
+) -> None:
+    node = nodes[0]
+    await market.take_snapshot(nodes)
+    certificate = await market.order([node] * TASKS, steps=STEPS, nonce=4)
+    await market.notify(certificate)
+    await node.shut_down()
+    restarted = await market.run(node.config)
+    node.stop, node.task = restarted.stop, restarted.task
+    client = TestClient(market.client_identity)
+    link = client.pool.open(node.identity.address, node.endpoint)
+    await client.pool.wait_open(link, 5)
+    async with asyncio.timeout(5):
+        failure = await client.failures.get()
+    assert "restarted" in failure.reason and failure.node == node.identity.address
+    await client.pool.close()
+    async with SignedClient() as http:
+        with pytest.raises(Refused, match="over on this node"):
+            await http.post_json(f"{node.endpoint}/v1/plan", certificate)
+
+
+async def test_forged_plans_are_refused(market: NodeMarket, nodes: list[RunningNode]) -> None:
+    await market.take_snapshot(nodes)
+    certificate = await market.order([nodes[0]] * TASKS, steps=STEPS, nonce=5)
+    plan = certificate.plan
+    tampered = plan.model_copy(update={"tasks": ((nodes[1].identity.address,),) * TASKS})
+    forged = certificate.model_copy(update={"plan": tampered})
+    async with SignedClient() as http:
+        for node, bad in ((nodes[1], forged), (nodes[0], _drop_signature(certificate))):
+            with pytest.raises(Refused) as caught:
+                await http.post_json(f"{node.endpoint}/v1/plan", bad)
+            assert caught.value.status in (400, 401)
+
+
+async def test_orders_that_the_draw_does_not_back_are_refused(
+    market: NodeMarket, nodes: list[RunningNode]
+) -> None:
+    assert market.snapshot is not None
+    certificate = await market.order([nodes[0]] * TASKS, steps=STEPS, nonce=6)
+    nonce = 0
+    while is_sampled((draw := market.network.committee.draw(certificate.plan, nonce)).seed, 1, 800):
+        nonce += 1
+    order = VerificationOrder(
+        certificate=certificate, draw=draw, snapshot=market.snapshot, task=1, steps=STEPS
+    )
+    async with SignedClient() as http:
+        with pytest.raises(Refused, match="does not pick this task"):
+            await http.post_json(f"{nodes[1].endpoint}/v1/verify", order)
+
+
+def _drop_signature(certificate: PlanCertificate) -> PlanCertificate:
+    return certificate.model_copy(update={"signatures": certificate.signatures[:2]})

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from splitup_node.reports import Reporter, Status
+
+from splitup import limits
+from splitup.chain.client import Receipt
+from splitup.crypto.quorum import Domain
+from splitup.errors import ChainRejected, ChainUnavailable, Unavailable
+from splitup.journal.journal import Journal
+from splitup.protocol.certificates import CommitteeMember, CommitteeView
+from splitup.wire import Completion
+
+NODE = "0x" + "aa" * 20
+ZERO = "0x" + "00" * 32
+
+
+class FakeChain:
+    """The two views and the one transaction that a reporter uses."""
+
+    address = NODE
+
+    def __init__(self) -> None:
+        self.status: dict[str, int] = {}
+        self.commitments: dict[str, str] = {}
+        self.batches: list[list[str]] = []
+        self.reverting: set[str] = set()
+        self.down = 0
+
+    async def call(self, contract: str, function: str, execution_id: str, *_: Any) -> Any:
+        if self.down:
+            self.down -= 1
+            raise ChainUnavailable("the chain is down; start it")
+        if function == "executionOf":
+            return {"status": self.status.get(execution_id, Status.PLANNED)}
+        return self.commitments.get(execution_id, ZERO)
+
+    async def send(self, contract: str, function: str, rows: list[tuple[str, int, str]]) -> Receipt:
+        ids = [row[0] for row in rows]
+        if self.reverting & set(ids):
+            self.reverting -= set(ids) if len(ids) == 1 else set()
+            raise ChainRejected("reverted", error_name="StatusInvalid")
+        self.batches.append(ids)
+        self.commitments.update({row[0]: row[2] for row in rows})
+        return Receipt("0x" + "77" * 32)
+
+
+class FakeHttp:
+    """Four members; ``deaf`` ones do not answer."""
+
+    def __init__(self) -> None:
+        self.deaf: set[str] = set()
+        self.told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    def sign(self, typ: str, audience: str, body: Completion) -> str:
+        return body.execution_id
+
+    async def post_token(self, url: str, token: str) -> dict[str, Any]:
+        member = url.removesuffix("/v1/completion")
+        assert member != url
+        if member in self.deaf:
+            raise Unavailable(f"{member} did not answer")
+        self.told.put_nowait((member, token))
+        return {}
+
+
+COMMITTEE = CommitteeView(
+    configuration=1,
+    members=tuple(
+        CommitteeMember(f"0x{n:040x}", f"0x{n:064x}", f"http://m{n}") for n in range(1, 5)
+    ),
+    quorum=3,
+    group_key="0x",
+    domain=Domain(31337, "0x" + "cc" * 20),
+)
+
+
+@pytest.fixture(autouse=True)
+def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REPORT_RETRY_S", 0.01)
+    monkeypatch.setattr(limits, "RPC_BACKOFF_MAX_S", 0.02)
+
+
+@pytest.fixture
+def chain() -> FakeChain:
+    return FakeChain()
+
+
+@pytest.fixture
+def http() -> FakeHttp:
+    return FakeHttp()
+
+
+@contextlib.asynccontextmanager
+async def run(directory: Path, chain: FakeChain, http: FakeHttp) -> AsyncIterator[Reporter]:
+    """Run a reporter until the end of the block, as a node does between two restarts."""
+    with Journal.open(directory) as journal:
+        reporter = Reporter(journal, chain, http, lambda: COMMITTEE)  # type: ignore[arg-type]
+        reporter.resume()
+        task = asyncio.create_task(reporter.run())
+        try:
+            yield reporter
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest_asyncio.fixture
+async def reporter(tmp_path: Path, chain: FakeChain, http: FakeHttp) -> AsyncIterator[Reporter]:
+    async with run(tmp_path, chain, http) as running:
+        yield running
+
+
+def make_completion(number: int) -> Completion:
+    return Completion(
+        execution_id=f"0x{number:064x}", node=NODE, steps=1, tasks=(), salt=f"0x{number:064x}"
+    )
+
+
+async def submit(reporter: Reporter, *numbers: int, left_s: int = 60) -> None:
+    for number in numbers:
+        await reporter.submit(make_completion(number), int(time.time()) + left_s)
+
+
+async def finish(reporter: Reporter) -> None:
+    """Wait until what was revealed is noted as such."""
+    async with asyncio.timeout(5):
+        await asyncio.gather(*reporter._tasks)
+
+
+async def hear(http: FakeHttp, count: int) -> set[tuple[str, int]]:
+    async with asyncio.timeout(5):
+        told = [await http.told.get() for _ in range(count)]
+    return {(url, int(token, 16)) for url, token in told}
+
+
+async def test_completions_of_one_window_share_a_transaction(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "COMMIT_WINDOW_S", 0.5)
+    await submit(reporter, 1, 2, 3)
+    heard = await hear(http, 12)
+    assert heard == {(f"http://m{m}", n) for m in range(1, 5) for n in (1, 2, 3)}
+    assert [len(batch) for batch in chain.batches] == [3] and reporter.transactions == 1
+
+
+async def test_commitment_waits_for_the_plan_and_does_not_hold_up_others(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp
+) -> None:
+    late = make_completion(1).execution_id
+    chain.status[late] = Status.REQUESTED
+    await submit(reporter, 1, 2)
+    assert {n for _, n in await hear(http, 4)} == {2}
+    chain.status[late] = Status.PLANNED
+    assert {n for _, n in await hear(http, 4)} == {1}
+
+
+async def test_one_that_reverts_does_not_take_the_batch_with_it(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp
+) -> None:
+    chain.reverting.add(make_completion(2).execution_id)
+    await submit(reporter, 1, 2, 3)
+    assert {n for _, n in await hear(http, 12)} == {1, 2, 3}
+
+
+async def test_f12_chain_that_is_down_is_waited_for(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp
+) -> None:
+    chain.down = 10
+    await submit(reporter, 1)
+    assert len(await hear(http, 4)) == 4
+
+
+async def test_f09_what_is_committed_already_is_only_revealed(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp
+) -> None:
+    chain.commitments[make_completion(1).execution_id] = "0x" + "01" * 32
+    await submit(reporter, 1)
+    await hear(http, 4)
+    assert not chain.batches
+
+
+async def test_settled_without_us_is_given_up(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp
+) -> None:
+    chain.status[make_completion(1).execution_id] = Status.REFUNDED
+    await submit(reporter, 1, 2)
+    assert {n for _, n in await hear(http, 4)} == {2}
+    assert len(chain.batches) == 1
+
+
+async def test_deaf_member_is_told_again(reporter: Reporter, http: FakeHttp) -> None:
+    http.deaf.add("http://m1")
+    await submit(reporter, 1)
+    assert {url for url, _ in await hear(http, 3)} == {"http://m2", "http://m3", "http://m4"}
+    http.deaf.clear()
+    assert await hear(http, 1) == {("http://m1", 1)}
+
+
+async def test_f03_restart_reveals_what_was_committed_and_commits_what_was_not(
+    tmp_path: Path, chain: FakeChain, http: FakeHttp
+) -> None:
+    for number in (1, 2):
+        chain.status[make_completion(number).execution_id] = Status.REQUESTED
+    async with run(tmp_path, chain, http) as reporter:
+        await submit(reporter, 1, 2)
+    assert http.told.empty()
+    chain.status.clear()
+    chain.commitments[make_completion(1).execution_id] = "0x" + "01" * 32  # sent, then killed
+    async with run(tmp_path, chain, http) as reporter:
+        assert {n for _, n in await hear(http, 8)} == {1, 2}
+        await finish(reporter)
+    assert chain.batches == [[make_completion(2).execution_id]]
+    async with run(tmp_path, chain, http) as reporter:
+        await submit(reporter, 3)
+        assert {n for _, n in await hear(http, 4)} == {3}  # the others are done with
+
+
+async def test_second_completion_of_an_execution_does_not_replace_the_first(
+    tmp_path: Path, chain: FakeChain, http: FakeHttp
+) -> None:
+    async with run(tmp_path, chain, http) as reporter:
+        await submit(reporter, 1)
+        await hear(http, 4)
+        other = make_completion(1).model_copy(update={"salt": "0x" + "ff" * 32})
+        await reporter.submit(other, int(time.time()) + 60)
+        await hear(http, 4)
+    assert chain.commitments == {other.execution_id: make_completion(1).root()}
+
+
+async def test_what_is_done_leaves_the_journal_after_its_time(
+    tmp_path: Path, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GRANT_GRACE_S", 0)
+    async with run(tmp_path, chain, http) as reporter:
+        await submit(reporter, 1, left_s=1)
+        await hear(http, 4)
+        await finish(reporter)
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    async with run(tmp_path, chain, http) as reporter:
+        assert reporter._journal.items("completion") == []

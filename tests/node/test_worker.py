@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from splitup_node.ipc import RunAnswer, RunRequest, decode_answer, encode_answer
+from splitup_node.supervisor import Supervisor, TaskFailed, WorkerLost
+
+from splitup.errors import SplitUpError
+from splitup.graph.ir import Graph
+from tests.node.fragile_worker import CRASH, HANG, RAISE
+from tests.node.graphs import make_accumulator, make_sum
+
+FRAGILE = (sys.executable, str(Path(__file__).with_name("fragile_worker.py")))
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+Start = Callable[..., Coroutine[Any, Any, Supervisor]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def supervisor(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Supervisor]:
+    """A worker that the tests share and leave alive."""
+    directory = tmp_path_factory.mktemp("worker")
+    running = Supervisor(
+        directory,
+        memory_bytes=10**8,
+        device="CPU:X86",
+        cache_directory=directory / "kernels",
+        worker_argv=FRAGILE,
+    )
+    await running.start()
+    yield running
+    await running.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Start supervisors with a worker that breaks on demand; all are closed at the end."""
+    running: list[Supervisor] = []
+
+    async def start_one(**options: Any) -> Supervisor:
+        supervisor = Supervisor(
+            tmp_path,
+            memory_bytes=options.pop("memory_bytes", 10**8),
+            device="CPU:X86",
+            cache_directory=tmp_path / "kernels",
+            worker_argv=FRAGILE,
+            **options,
+        )
+        running.append(supervisor)
+        await supervisor.start()
+        return supervisor
+
+    yield start_one
+    for supervisor in running:
+        await supervisor.close()
+
+
+async def load(supervisor: Supervisor, directory: Path, graph: Graph) -> dict[str, Any]:
+    path = directory / "task.json"
+    path.write_bytes(graph.to_bytes())
+    return await supervisor.load(path, None)
+
+
+async def run(
+    supervisor: Supervisor, session: int, program: int, *inputs: list[float]
+) -> RunAnswer | SplitUpError:
+    answer: asyncio.Future[RunAnswer | SplitUpError] = asyncio.get_running_loop().create_future()
+    data = [np.array(values, np.float32).tobytes() for values in inputs]
+    supervisor.run(RunRequest(session, program, data), answer.set_result)
+    async with asyncio.timeout(20):
+        return await answer
+
+
+def values(answer: RunAnswer | SplitUpError) -> list[float]:
+    assert isinstance(answer, RunAnswer), answer
+    return np.frombuffer(answer.outputs[0], np.float32).tolist()
+
+
+async def test_state_belongs_to_its_session_and_ends_with_it(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    loaded = await load(supervisor, tmp_path, make_accumulator(2))
+    program = loaded["program"]
+    assert values(await run(supervisor, 1, program, [1, 2])) == [1, 2]
+    assert values(await run(supervisor, 2, program, [5, 5])) == [5, 5]
+    answer = await run(supervisor, 1, program, [1, 2])
+    assert values(answer) == [2, 4]
+    assert isinstance(answer, RunAnswer) and answer.started_ns <= answer.ended_ns
+    supervisor.drop([1, 77])
+    assert values(await run(supervisor, 1, program, [1, 2])) == [1, 2]
+
+
+async def test_failures_are_answers_and_the_worker_lives_on(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    program = (await load(supervisor, tmp_path, make_accumulator(2)))["program"]
+    assert values(await run(supervisor, 10, program, [1, 1])) == [1, 1]
+    raised = await run(supervisor, 10, program, [RAISE, 0])
+    assert isinstance(raised, TaskFailed) and "kernel went wrong" in str(raised)
+    wrong = await run(supervisor, 10, program, [1, 1, 1])
+    assert isinstance(wrong, TaskFailed) and "12 bytes" in str(wrong)
+    assert values(await run(supervisor, 10, program, [1, 1])) == [2, 2]
+
+
+async def test_what_is_no_task_is_refused(supervisor: Supervisor, tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(b'{"format":"something"}')
+    with pytest.raises(TaskFailed, match="graph"):
+        await supervisor.load(path, None)
+
+
+async def test_f25_crash_fails_the_run_and_another_worker_takes_over(
+    start: Start, tmp_path: Path
+) -> None:
+    supervisor = await start()
+    program = (await load(supervisor, tmp_path, make_accumulator(2)))["program"]
+    first_pid = supervisor.pid
+    assert isinstance(await run(supervisor, 1, program, [CRASH, 0]), WorkerLost)
+    async with asyncio.timeout(5):
+        await supervisor.wait_lost()
+    assert not supervisor.is_running
+    assert isinstance(await run(supervisor, 1, program, [1, 1]), WorkerLost)
+    await supervisor.restart()
+    assert supervisor.pid != first_pid
+    program = (await load(supervisor, tmp_path, make_accumulator(2)))["program"]
+    assert values(await run(supervisor, 1, program, [1, 1])) == [1, 1]
+
+
+async def test_f25_hang_is_ended_by_the_time_limit(start: Start, tmp_path: Path) -> None:
+    supervisor = await start(run_timeout_s=0.3)
+    program = (await load(supervisor, tmp_path, make_sum(2)))["program"]
+    lost = await run(supervisor, 1, program, [HANG, 0], [0, 0])
+    assert isinstance(lost, WorkerLost) and "no answer to RUN within 0.3 s" in str(lost)
+
+
+async def test_state_memory_is_bounded(start: Start, tmp_path: Path) -> None:
+    size = 1000
+    supervisor = await start(memory_bytes=size * 4 * 8)
+    loaded = await load(supervisor, tmp_path, make_accumulator(size))
+    room = (size * 4 * 8 - loaded["vram_bytes"]) // loaded["state_bytes"] + 1
+    for session in range(room):
+        values(await run(supervisor, session, loaded["program"], [1.0] * size))
+    refused = await run(supervisor, room, loaded["program"], [1.0] * size)
+    assert isinstance(refused, TaskFailed) and "no memory for another state" in str(refused)
+    supervisor.drop([0])
+    values(await run(supervisor, room, loaded["program"], [1.0] * size))
+
+
+async def test_large_tensors_cross_the_socket_whole(supervisor: Supervisor, tmp_path: Path) -> None:
+    size = 1_500_000
+    program = (await load(supervisor, tmp_path, make_sum(size)))["program"]
+    x = np.arange(size, dtype=np.float32)
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    supervisor.run(RunRequest(20, program, [x.tobytes(), x.tobytes()]), answer.set_result)
+    assert np.array_equal(np.frombuffer((await answer).outputs[0], np.float32), x + x)
+
+
+async def test_environment_holds_no_secret_of_the_daemon(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    supervisor = await start()
+    environment = await asyncio.to_thread(Path(f"/proc/{supervisor.pid}/environ").read_bytes)
+    assert b"DEV=CPU:X86" in environment and b"secret" not in environment
+
+
+async def test_answer_survives_its_encoding() -> None:
+    parts = encode_answer(RunAnswer(1, 2, [b"", b"abc"]))
+    body = memoryview(b"".join(parts))
+    assert decode_answer(body) == RunAnswer(1, 2, [b"", b"abc"])

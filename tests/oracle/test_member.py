@@ -1,0 +1,168 @@
+"""Committee members as processes, on a real chain (``committee_network``)."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from splitup_oracle.config import OracleConfig
+
+from splitup.chain.anvil import find_anvil
+from splitup.chain.committee import fetch_committee
+from splitup.crypto.keys import generate_identity
+from splitup.errors import ConfigurationError, Refused
+from splitup.net.http import SignedClient
+from splitup.protocol.certificates import check_certificate
+from tests.oracle.committee_network import MANIFEST, STEPS, Network, run_network
+
+
+@pytest.fixture(autouse=True)
+def _need_anvil() -> None:
+    try:
+        find_anvil()
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+
+
+async def run_execution(network: Network) -> str:
+    execution_id, _ = await network.request()
+    certificate = await network.fetch_plan(execution_id)
+    check_certificate(certificate, await fetch_committee(network.client))
+    assert certificate.plan.request.execution_id == execution_id
+    assert await network.wait_until(lambda: network.find_settlement(execution_id), 60)
+    return execution_id
+
+
+async def test_f06_members_start_plan_settle_and_survive_a_kill(tmp_path: Path) -> None:
+    async with run_network(tmp_path, sampling_bps=10_000) as network:
+        try:
+            await network.wait_until(network.is_ready, 60)
+            await check_interface(network)
+            first = await run_execution(network)
+            await check_payments(network, first)
+
+            await network.stop_member(0, signal.SIGKILL)
+            await run_execution(network)
+            await network.start_member(0)
+            await network.wait_until(network.is_ready, 30)
+            await network.stop_member(1)  # now the one that came back is needed
+            await run_execution(network)
+
+            assert await network.stop_member(2) == 0
+            assert await network.stop_member(0) == 0
+            logs = network.read_logs()
+            assert "Traceback" not in logs
+            assert "ERROR" not in logs
+        except BaseException:
+            print(network.read_logs())
+            raise
+
+
+async def check_payments(network: Network, execution_id: str) -> None:
+    """Every task was verified (the draw takes all here), every party paid by its share."""
+    events = await network.find_settlement(execution_id)
+    names = [event.name for event in events]
+    assert names.count("PlanAccepted") == names.count("Settled") == 1
+    paid = sum(event.args["amount"] for event in events if event.name == "Paid")
+    assert paid == 2 * MANIFEST.price_micro_usdc(STEPS), "executors and one validator per task"
+    assert sum(len({o.task for o in node.orders}) for node in network.nodes) == len(MANIFEST.tasks)
+
+
+async def check_interface(network: Network) -> None:
+    """What strangers get from a member's routes."""
+    url, unknown = network.endpoints[0], "0x" + "77" * 32
+    assert await network.http.get_json(f"{url}/v1/ping") == {}
+    status = await network.get_status(0)
+    assert status["nodes_registered"] == status["nodes_live"] == 4
+    rows = await network.wait_until(
+        lambda: [row for row in network.nodes[0].reply.get("tasks", ()) if row["holders"] == 4]
+    )
+    assert {row["task"] for row in rows} == set(range(len(MANIFEST.tasks)))
+    assert {row["model_id"] for row in rows} == {MANIFEST.model_id}
+
+    latest = await network.client.call("committee", "latestSnapshot")
+    snapshot = await network.http.get_json(f"{url}/v1/snapshot/{latest['root']}")
+    assert len(snapshot["entries"]) == 4
+    for path, code in [
+        (f"snapshot/{unknown}", 404),
+        (f"plan/{unknown}", 404),
+        (f"plan/{unknown}?wait_s=0.05", 404),
+        (f"plan/{unknown}?wait_s=9999", 400),
+        ("nothing", 404),
+    ]:
+        with pytest.raises(Refused) as refused:
+            await network.http.get_json(f"{url}/v1/{path}")
+        assert refused.value.status == code, path
+
+    member = (await fetch_committee(network.client)).members[0]
+    async with SignedClient(generate_identity()) as stranger:
+        with pytest.raises(Refused, match="no committee member's key"):
+            await stranger.post_signed(f"{url}/v1/gossip", "splitup-gossip", member.account, {})
+        with pytest.raises(Refused, match="another audience"):
+            await stranger.post_signed(f"{url}/v1/gossip", "splitup-gossip", "0x0", {})
+
+
+async def start_alone(config: Path) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).parent / "splitup-oracle"),
+        "run",
+        "--config",
+        str(config),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+SETTINGS = {
+    "rpc_url": '"http://127.0.0.1:9"',
+    "deployment": '"deployment.json"',
+    "keystore": '"keystore"',
+    "passphrase_file": '"passphrase"',
+    "data_dir": '"data"',
+    "listen_port": "0",
+    "gateway_url": '"http://127.0.0.1:9"',
+}
+
+
+def write(path: Path, **changes: str | None) -> Path:
+    settings = {**SETTINGS, **changes}
+    path.write_text("".join(f"{k} = {v}\n" for k, v in settings.items() if v is not None))
+    return path
+
+
+async def test_a_missing_keystore_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
+    code, output = await start_alone(write(tmp_path / "oracle.toml"))
+    assert code == 1
+    assert output.startswith("error: ") and output.count("\n") == 1, output
+    assert "keystore" in output
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"listen_port": "70000"}, "listen_port"),
+        ({"gateway_url": None}, "gateway_url"),
+        ({"more": "1"}, "more"),
+        ({"epoch_blocks": "0"}, "epoch_blocks"),
+        ({"rpc_url": '"ftp://x"'}, "rpc_url"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    tmp_path: Path, changes: dict[str, str | None], named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        OracleConfig.load(write(tmp_path / "oracle.toml", **changes))
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    config = OracleConfig.load(write(tmp_path / "oracle.toml", keystore='"/etc/key"'))
+    assert config.deployment == tmp_path / "deployment.json"
+    assert config.keystore == Path("/etc/key")
+    with pytest.raises(ConfigurationError, match="--config"):
+        OracleConfig.load(tmp_path / "absent.toml")

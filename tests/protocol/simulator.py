@@ -1,0 +1,521 @@
+"""A committee of machines, a chain and nodes in virtual time: one seed, one history.
+
+Messages are delayed, lost, repeated and reordered by a seeded generator. The chain accepts what the
+contracts would, and remembers it; after each run ``check`` asserts what must hold in every history.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+from splitup.crypto import dkg, quorum
+from splitup.crypto.jws import sign_jws, verify_jws
+from splitup.crypto.keys import Identity
+from splitup.errors import PeerFault, Unavailable
+from splitup.graph.manifest import Manifest
+from splitup.protocol import events as ev
+from splitup.protocol.certificates import (
+    CommitteeMember as Seat,
+)
+from splitup.protocol.certificates import (
+    CommitteeView,
+    check_certificate,
+    check_draw,
+    compute_plan_hash,
+)
+from splitup.protocol.committee import CommitteeMember
+from splitup.protocol.keygen import make_ceremony
+from splitup.protocol.verification import Economics
+from splitup.wire import (
+    Completion,
+    Heartbeat,
+    Message,
+    PlanCertificate,
+    Request,
+    Snapshot,
+    TaskCommitment,
+    VerificationOrder,
+    VerificationResult,
+)
+from tests.builders import address, make_chain_manifest
+
+CHAIN_ID = 31337
+COMMITTEE = address(0xC0)
+MARKET = address(0xA)
+CLIENT = address(0xC)
+GRACE_S = 60
+RESULT_TYP = "splitup-verification-result"
+
+
+def make_identity(number: int) -> Identity:
+    return Identity.from_private_key(number.to_bytes(32, "big"))
+
+
+@cache
+def make_committee(size: int = 4) -> tuple[tuple[Identity, ...], CommitteeView]:
+    members = sorted((make_identity(1000 + i) for i in range(size)), key=lambda m: m.address)
+    view = CommitteeView(
+        configuration=1,
+        members=tuple(
+            Seat(m.address, m.signing_key_hex, f"http://127.0.0.1:{7000 + i}")
+            for i, m in enumerate(members)
+        ),
+        quorum=quorum.compute_quorum_size(size),
+        group_key="",
+        domain=quorum.Domain(CHAIN_ID, COMMITTEE),
+    )
+    return tuple(members), view
+
+
+@cache
+def make_keys(size: int = 4) -> tuple[dkg.GroupKey, tuple[bytes, ...]]:
+    """A real key generation with fixed entropy."""
+    members, view = make_committee(size)
+    ceremony = make_ceremony(view)
+    dealings = {i: dkg.make_dealing(ceremony, i, bytes([i + 1]) * 32) for i in range(size)}
+    group = dkg.compute_group(ceremony, dealings)
+    shares = []
+    for place, identity in enumerate(members):
+        opened = {
+            dealer: dkg.open_and_verify_share(ceremony, dealing, place, identity)
+            for dealer, dealing in dealings.items()
+        }
+        shares.append(dkg.compute_secret_share(group, place, opened))
+    return group, tuple(shares)
+
+
+@dataclass(slots=True)
+class Network:
+    """How badly messages between parties travel."""
+
+    loss: float = 0.0
+    repeat: float = 0.0
+    delay_ms: tuple[int, int] = (1, 5)
+
+
+@dataclass(slots=True)
+class Chain:
+    """What the contracts hold, and everything that was ever emitted."""
+
+    sequence: int = 0
+    root: str = "0x" + "00" * 32
+    snapshots: list[str] = field(default_factory=list)
+    plans: dict[str, str] = field(default_factory=dict)
+    commitments: dict[tuple[str, str], str] = field(default_factory=dict)
+    settlements: dict[str, quorum.Settlement] = field(default_factory=dict)
+    log: list[ev.Event] = field(default_factory=list)
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Node:
+    """A node that heartbeats, computes a made-up function, commits, reveals and verifies."""
+
+    identity: Identity
+    lies: bool = False  # returns wrong outputs
+    false_accuser: bool = False  # as a validator
+    mute_validator: bool = False
+    plans: dict[str, PlanCertificate] = field(default_factory=dict)
+    verified: set[tuple[str, int]] = field(default_factory=set)
+    sequence: int = 0
+
+    @property
+    def address(self) -> str:
+        return self.identity.address
+
+
+class Simulation:
+    """n members, some nodes, one chain. ``run`` advances virtual time."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        size: int = 4,
+        nodes: int = 6,
+        tasks: int = 3,
+        network: Network | None = None,
+        economics: Economics | None = None,
+        epoch_blocks: int = 2,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.now = 100.0
+        self.network = network or Network()
+        self.epoch_blocks = epoch_blocks
+        self.economics = economics or Economics(800, 1200, 100_000)
+        self.chain = Chain()
+        self.block = 10
+        self.manifest: Manifest = make_chain_manifest(tasks)
+        self.identities, self.view = make_committee(size)
+        self.group, self.shares = make_keys(size)
+        self.full_view = CommitteeView(
+            1, self.view.members, self.view.quorum, self.group.public_key, self.view.domain
+        )
+        self.nodes = [Node(make_identity(2000 + i)) for i in range(nodes)]
+        self.by_node = {node.address: node for node in self.nodes}
+        self.down: set[str] = set()
+        self.faults: list[ev.Fault] = []
+        self.logs: list[str] = []
+        self.certificates: dict[str, dict[str, PlanCertificate]] = {}
+        self.pushes: Counter[str] = Counter()
+        self.orders: list[VerificationOrder] = []
+        self.journals: dict[str, dict[tuple[str, str], object]] = {
+            m.address: {} for m in self.identities
+        }
+        self.tamper: dict[str, Callable[[Message], Message]] = {}  # member -> what it says instead
+        self.signed_roots: dict[tuple[str, str], set[str]] = {}
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._pending: list[Callable[[], None]] = []  # transactions for the next block
+        self.members: dict[str, CommitteeMember] = {}
+        for place in range(size):
+            self.start_member(place)
+        self._every(1.0, self._mine)
+        self._every(0.05, self._tick)
+        self._every(1.0, self._beat)
+        self._beat()
+
+    # ---- time -------------------------------------------------------------------------------
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + delay_s, self._count, action))
+
+    def _every(self, period_s: float, action: Callable[[], None]) -> None:
+        def again() -> None:
+            action()
+            self.after(period_s, again)
+
+        self.after(period_s, again)
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        end = self.now + seconds
+        while self._queue and self._queue[0][0] <= end:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+            if until():
+                return True
+        self.now = end
+        return until()
+
+    # ---- members ----------------------------------------------------------------------------
+
+    def start_member(self, place: int) -> None:
+        """Start a member, or start it again from its journal and the chain's events."""
+        identity = self.identities[place]
+        journal = self.journals[identity.address]
+        member = CommitteeMember(
+            identity,
+            self.view,
+            self.economics,
+            read_result,
+            epoch_blocks=self.epoch_blocks,
+            grace_s=GRACE_S,
+            signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
+            snapshots=[
+                Snapshot.from_value(v) for (kind, _), v in journal.items() if kind == "snapshot"
+            ],
+        )
+        self.members[identity.address] = member
+        self.down.discard(identity.address)
+        feed = partial(self.feed, identity.address)
+        feed(ev.SnapshotAccepted(self.chain.sequence, self.chain.root))
+        feed(ev.NodesSeen(tuple(self._records())))
+        feed(ev.BlockSeen(self.block, self._timestamp()))
+        feed(ev.ManifestFetched(self.manifest))
+        feed(ev.KeyReady(self.group, self.shares[place]))
+        for event in list(self.chain.log):
+            feed(event)
+
+    def feed(self, account: str, event: ev.Event) -> None:
+        if account in self.down:
+            return
+        try:
+            commands = self.members[account].handle(event, self.now)
+        except PeerFault as error:
+            sender = event.sender if isinstance(event, ev.GossipReceived) else error.peer
+            self.faults.append(ev.Fault(sender, str(error)))
+            return
+        except Unavailable:
+            return
+        for command in commands:
+            self._carry_out(account, command)
+        for execution_id in list(self.chain.plans):
+            self._note_certificate(account, execution_id)
+
+    def _note_certificate(self, account: str, execution_id: str) -> None:
+        certificate = self.members[account].find_certificate(execution_id)
+        if certificate is not None:
+            self.certificates.setdefault(execution_id, {})[account] = certificate
+
+    def _carry_out(self, account: str, command: ev.Command) -> None:
+        match command:
+            case ev.Gossip():
+                others = [a for a in self.members if a != account]
+                message = command.message
+                if account in self.tamper:
+                    message = self.tamper[account](message)
+                for to in [command.to] if command.to else others:
+                    event = ev.GossipReceived(account, message)
+                    self._send(partial(self.feed, to, event))
+            case ev.Persist():
+                self.journals[account][command.kind, command.key] = dict(command.value)
+            case ev.Forget():
+                self.journals[account].pop((command.kind, command.key), None)
+            case ev.PushPlan():
+                self._push(account, command.certificate)
+            case ev.PushVerification():
+                self._order(command)
+            case ev.SubmitSnapshot() | ev.SubmitPlan() | ev.SubmitSettlement():
+                self._pending.append(partial(self._execute, command))
+            case ev.FetchSnapshot():
+                self.after(0.01, partial(self._fetch_snapshot, account, command.root))
+            case ev.AnnouncePlan():
+                self._note_certificate(account, command.execution_id)
+            case ev.Fault():
+                self.faults.append(command)
+            case ev.Log():
+                self.logs.append(command.message)
+            case ev.FetchManifest():
+                raise AssertionError("every member has the manifest")
+
+    def _send(self, deliver: Callable[[], None]) -> None:
+        low, high = self.network.delay_ms
+        copies = 2 if self.random.random() < self.network.repeat else 1
+        for _ in range(copies):
+            if self.random.random() >= self.network.loss:
+                self.after(self.random.uniform(low, high) / 1000, deliver)
+
+    def _fetch_snapshot(self, account: str, root: str) -> None:
+        for other, member in self.members.items():
+            snapshot = member.find_snapshot(root)
+            if other not in self.down and snapshot is not None:
+                self.feed(account, ev.SnapshotFetched(snapshot))
+                return
+
+    def _tick(self) -> None:
+        for account in self.members:
+            self.feed(account, ev.Tick())
+
+    # ---- the chain --------------------------------------------------------------------------
+
+    def _timestamp(self) -> int:
+        return int(self.now) + 1_000_000
+
+    def _mine(self) -> None:
+        self.block += 1
+        pending, self._pending = self._pending, []
+        for transaction in pending:
+            transaction()
+        for account in self.members:
+            event = ev.BlockSeen(self.block, self._timestamp())
+            self.after(self.random.uniform(0, 0.05), partial(self.feed, account, event))
+
+    def emit(self, event: ev.Event) -> None:
+        """Events reach a member in order, though not all members at one moment."""
+        self.chain.log.append(event)
+        for account in self.members:
+            self.after(0.002, partial(self.feed, account, event))
+
+    def _execute(self, command: ev.Command) -> None:
+        accounts = [member.account for member in self.view.members]
+        domain = self.view.domain
+        match command:
+            case ev.SubmitSnapshot():
+                struct = quorum.snapshot_struct_hash(1, command.sequence, command.root)
+                quorum.check_quorum(domain, struct, command.signatures, accounts)
+                if command.sequence != self.chain.sequence + 1:
+                    self.chain.rejected["SequenceInvalid"] += 1
+                    return
+                self.chain.sequence, self.chain.root = command.sequence, command.root
+                self.chain.snapshots.append(command.root)
+                self.emit(ev.SnapshotAccepted(command.sequence, command.root))
+            case ev.SubmitPlan():
+                struct = quorum.plan_struct_hash(
+                    command.execution_id, command.plan_root, command.seed, command.executor_count
+                )
+                quorum.check_quorum(domain, struct, command.signatures, accounts)
+                if command.execution_id in self.chain.plans:
+                    self.chain.rejected["StatusInvalid"] += 1
+                    return
+                self.chain.plans[command.execution_id] = command.plan_root
+                self.emit(ev.PlanAccepted(command.execution_id, command.plan_root))
+            case ev.SubmitSettlement():
+                digest = quorum.settlement_hash(command.settlement)
+                struct = quorum.settlement_struct_hash(command.execution_id, digest)
+                quorum.check_quorum(domain, struct, command.signatures, accounts)
+                if command.execution_id in self.chain.settlements:
+                    self.chain.rejected["StatusInvalid"] += 1
+                    return
+                self.chain.settlements[command.execution_id] = command.settlement
+                self.emit(ev.ExecutionEnded(command.execution_id))
+
+    def request(self, number: int = 1, *, steps: int = 4, deadline_s: int = 300) -> str:
+        """Ask for an execution in the next block; return its id."""
+        execution_id = f"0x{number:064x}"
+
+        def mine() -> None:
+            self.emit(
+                ev.RequestSeen(
+                    Request(
+                        chain_id=CHAIN_ID,
+                        market=MARKET,
+                        execution_id=execution_id,
+                        model_id=self.manifest.model_id,
+                        client=CLIENT,
+                        client_key="0x" + "cc" * 32,
+                        steps=steps,
+                        max_price_micro_usdc=10**6,
+                        deadline=self._timestamp() + deadline_s,
+                        snapshot_sequence=self.chain.sequence,
+                        snapshot_root=self.chain.root,
+                        block_hash=f"0x{self.block:064x}",
+                    )
+                )
+            )
+
+        self._pending.append(mine)
+        return execution_id
+
+    # ---- nodes ------------------------------------------------------------------------------
+
+    def _records(self) -> list[ev.NodeRecord]:
+        return [
+            ev.NodeRecord(n.address, n.identity.signing_key_hex, "http://127.0.0.1:9000", 10**9)
+            for n in self.nodes
+        ]
+
+    def _beat(self) -> None:
+        resident = tuple(sorted(task.task_id for task in self.manifest.tasks))
+        for node in self.nodes:
+            node.sequence += 1
+            heartbeat = Heartbeat(
+                node=node.address,
+                boot_id="ab" * 32,
+                sequence=node.sequence,
+                sent_at_ms=int(self.now * 1000),
+                block_number=self.block,
+                queue_ms=0,
+                resident=resident,
+                vram_free_bytes=0,
+                determinism="CPU:X86",
+            )
+            for account in self.members:
+                event = ev.HeartbeatReceived(heartbeat, node.identity.signing_key_hex)
+                self._send(partial(self.feed, account, event))
+                rtt = ev.RttMeasured(node.address, self.random.randint(1, 3))
+                self._send(partial(self.feed, account, rtt))
+
+    def _push(self, account: str, certificate: PlanCertificate) -> None:
+        execution_id = certificate.plan.request.execution_id
+        self.pushes[execution_id] += 1
+        for entry in certificate.plan.nodes:
+            self._send(partial(self._run_plan, self.by_node[entry.node], certificate))
+        self.after(0.01, partial(self.feed, account, ev.PlanPushed(execution_id, ())))
+
+    def _run_plan(self, node: Node, certificate: PlanCertificate) -> None:
+        """Compute, commit in a block, then reveal to all members until each has it."""
+        execution_id = certificate.plan.request.execution_id
+        if execution_id in node.plans:
+            return
+        check_certificate(certificate, self.full_view)
+        node.plans[execution_id] = certificate
+        steps = certificate.plan.request.steps
+        entries = tuple(
+            TaskCommitment(
+                task=task,
+                task_id=self.manifest.tasks[task].task_id,
+                inputs=(digest("in", execution_id, task),),
+                outputs=(digest("lie" if node.lies else "out", execution_id, task),),
+            )
+            for task, executor in enumerate(certificate.plan.executors())
+            if executor == node.address
+        )
+        if not entries:
+            return
+        completion = Completion(
+            execution_id=execution_id,
+            node=node.address,
+            steps=steps,
+            tasks=entries,
+            salt="0x" + digest("salt", execution_id, 0),
+        )
+
+        def commit() -> None:
+            self.chain.commitments[execution_id, node.address] = completion.root()
+            self.emit(
+                ev.CompletionCommitted(
+                    execution_id, node.address, steps, completion.root(), f"0x{self.block:064x}"
+                )
+            )
+            for account in self.members:
+                event = ev.CompletionReceived(completion, node.identity.signing_key_hex)
+                for attempt in range(5):
+                    self.after(attempt, partial(self._send, partial(self.feed, account, event)))
+
+        self.after(0.05, lambda: self._pending.append(commit))
+
+    def _order(self, command: ev.PushVerification) -> None:
+        self._send(partial(self._verify, self.by_node[command.node], command.order))
+
+    def _verify(self, node: Node, order: VerificationOrder) -> None:
+        execution_id = order.draw.execution_id
+        if node.mute_validator or (execution_id, order.task) in node.verified:
+            return
+        check_draw(order.draw, self.full_view)
+        node.verified.add((execution_id, order.task))
+        self.orders.append(order)
+        result = VerificationResult(
+            execution_id=execution_id,
+            task=order.task,
+            validator=node.address,
+            inputs=(digest("in", execution_id, order.task),),
+            outputs=(digest("no" if node.false_accuser else "out", execution_id, order.task),),
+            error="",
+        )
+        token = sign_jws(
+            node.identity,
+            typ=RESULT_TYP,
+            audience=COMMITTEE,
+            body=result.model_dump(mode="json"),
+            now_s=int(self.now),
+        )
+        for account in self.members:
+            event = ev.ResultReceived(result, node.identity.signing_key_hex, token)
+            for attempt in range(5):
+                self.after(attempt, partial(self._send, partial(self.feed, account, event)))
+
+    # ---- what must hold -----------------------------------------------------------------------
+
+    def is_settled(self, *execution_ids: str) -> bool:
+        return all(execution_id in self.chain.settlements for execution_id in execution_ids)
+
+    def check(self) -> None:
+        """Assert the invariants of every history."""
+        for certificates in self.certificates.values():
+            assert len({c.plan.root() for c in certificates.values()}) == 1
+            for certificate in certificates.values():
+                check_certificate(certificate, self.full_view)
+                assert compute_plan_hash(certificate.plan)
+        for execution_id, settlement in self.chain.settlements.items():
+            plan = next(iter(self.certificates[execution_id].values())).plan
+            paid = sum(p.amount_micro_usdc for p in settlement.payments if not p.from_slash)
+            assert paid <= plan.request.max_price_micro_usdc
+            liars = {n.address for n in self.nodes if n.lies or n.false_accuser}
+            assert {s.node for s in settlement.slashes} <= liars, "an honest node was slashed"
+
+
+def digest(*parts: object) -> str:
+    import hashlib
+
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def read_result(token: str) -> tuple[VerificationResult, str]:
+    claims = verify_jws(token, typ=RESULT_TYP, audience=COMMITTEE, now_s=None)
+    return VerificationResult.from_value(claims.body), claims.issuer

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import hashlib
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitup import limits
+from splitup.errors import PeerFault, Unavailable
+from splitup.protocol.queue import EarlyFrames, LocalTask, PortId, TaskQueue, Tensor
+from splitup.wire import CLIENT
+
+FIRST, SECOND = "0x" + "01" * 32, "0x" + "02" * 32
+
+
+def make_tensor(port: PortId, step: int, execution: str = FIRST) -> Tensor:
+    data = f"{execution[-2:]}/{port}/{step}".encode()
+    return Tensor(hashlib.sha256(data).digest(), data)
+
+
+@st.composite
+def local_tasks(draw: st.DrawFn) -> list[LocalTask]:
+    """Some tasks of a DAG of ten; the others run elsewhere and send their output port 0."""
+    mine = sorted(draw(st.sets(st.integers(0, 9), min_size=1, max_size=5)))
+    tasks = []
+    for index in mine:
+        sources = st.lists(st.integers(-1, index - 1), min_size=1, max_size=3, unique=True)
+        inputs = tuple((CLIENT if s < 0 else s, 0) for s in draw(sources))
+        tasks.append(LocalTask(index, inputs, 1, draw(st.integers(0, limits.QUEUE_HEAD_START))))
+    return tasks
+
+
+def run_everything(
+    tasks: list[LocalTask], steps: int, order: random.Random
+) -> list[tuple[str, int, int]]:
+    """Feed two executions in a random order with duplicates; return the runs as they came."""
+    mine = {task.index for task in tasks}
+    outside = sorted({s for task in tasks for s in task.inputs if s[0] not in mine})
+    queue = TaskQueue()
+    for execution in (FIRST, SECOND):
+        queue.assign(execution, tasks, steps)
+        queue.assign(execution, tasks, steps)
+    events = [
+        (execution, port, step)
+        for execution in (FIRST, SECOND)
+        for port in outside
+        for step in range(steps)
+        for _ in range(2)
+    ]
+    order.shuffle(events)
+    runs = []
+    ended = False
+    while True:
+        run = queue.next() if order.random() < 0.7 or not events else None
+        if run is not None:
+            runs.append((run.execution_id, run.task, run.step))
+            sources = next(t for t in tasks if t.index == run.task).inputs
+            assert [t.data for t in run.inputs] == [
+                make_tensor(source, run.step, run.execution_id).data for source in sources
+            ]
+            queue.finish(run, [make_tensor((run.task, 0), run.step, run.execution_id)])
+        elif events:
+            execution, port, step = events.pop()
+            queue.offer(execution, port, step, make_tensor(port, step, execution))
+        elif ended:
+            break
+        else:
+            ended = True
+            for execution in (FIRST, SECOND):
+                queue.end(execution, steps)
+    assert queue.is_complete(FIRST) and queue.is_complete(SECOND)
+    return runs
+
+
+@settings(max_examples=100, deadline=None)
+@given(tasks=local_tasks(), steps=st.integers(0, 6), seed=st.integers(0, 2**32))
+def test_every_step_runs_once_and_in_order_whatever_order_tensors_come_in(
+    tasks: list[LocalTask], steps: int, seed: int
+) -> None:
+    runs = run_everything(tasks, steps, random.Random(seed))
+    for execution in (FIRST, SECOND):
+        for task in tasks:
+            done = [step for e, t, step in runs if (e, t) == (execution, task.index)]
+            assert done == list(range(steps))
+
+
+def test_buffers_are_empty_when_everything_has_run() -> None:
+    tasks = [LocalTask(0, ((CLIENT, 0),), 1, 0), LocalTask(1, ((0, 0), (CLIENT, 0)), 1, 0)]
+    queue = TaskQueue()
+    queue.assign(FIRST, tasks, 2)
+    for step in range(2):
+        queue.offer(FIRST, (CLIENT, 0), step, make_tensor((CLIENT, 0), step))
+    assert queue.buffered_bytes
+    while (run := queue.next()) is not None:
+        queue.finish(run, [make_tensor((run.task, 0), run.step)])
+    assert queue.buffered_bytes == 0
+
+
+def test_duplicate_is_ignored_and_a_different_tensor_is_a_fault_even_after_its_use() -> None:
+    queue = TaskQueue()
+    queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 4)
+    tensor, other = make_tensor((CLIENT, 0), 0), make_tensor((CLIENT, 0), 1)
+    assert queue.offer(FIRST, (CLIENT, 0), 0, tensor)
+    for _ in range(2):
+        assert not queue.offer(FIRST, (CLIENT, 0), 0, tensor)
+        with pytest.raises(PeerFault, match="two different tensors for step 0"):
+            queue.offer(FIRST, (CLIENT, 0), 0, other)
+        if run := queue.next():
+            queue.finish(run, [])
+    assert queue.get_progress(FIRST) == {0: 1}
+
+
+def test_strangers_and_steps_beyond_the_paid_ones_are_faults() -> None:
+    queue = TaskQueue()
+    queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 4)
+    with pytest.raises(PeerFault, match="not assigned"):
+        queue.offer(SECOND, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
+    with pytest.raises(PeerFault, match="no task here reads port 1"):
+        queue.offer(FIRST, (CLIENT, 1), 0, make_tensor((CLIENT, 1), 0))
+    with pytest.raises(PeerFault, match="beyond its 4 steps"):
+        queue.offer(FIRST, (CLIENT, 0), 4, make_tensor((CLIENT, 0), 4))
+    queue.end(FIRST, 2)
+    with pytest.raises(PeerFault, match="beyond its 2 steps"):
+        queue.offer(FIRST, (CLIENT, 0), 2, make_tensor((CLIENT, 0), 2))
+
+
+def test_end_may_not_contradict_what_was_said_or_sent() -> None:
+    queue = TaskQueue()
+    queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 4)
+    queue.offer(FIRST, (CLIENT, 0), 1, make_tensor((CLIENT, 0), 1))
+    for steps in (1, 5):
+        with pytest.raises(PeerFault, match="cannot end"):
+            queue.end(FIRST, steps)
+    queue.end(FIRST, 2)
+    queue.end(FIRST, 2)
+    with pytest.raises(PeerFault, match="cannot end"):
+        queue.end(FIRST, 3)
+
+
+def test_end_before_a_step_that_already_ran_is_a_fault() -> None:
+    queue = TaskQueue()
+    queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 4)
+    queue.offer(FIRST, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
+    run = queue.next()
+    assert run is not None
+    queue.finish(run, [])
+    with pytest.raises(PeerFault, match="cannot end"):
+        queue.end(FIRST, 0)
+
+
+def test_task_without_inputs_waits_for_the_number_of_steps() -> None:
+    queue = TaskQueue()
+    queue.assign(FIRST, [LocalTask(0, (), 1, 0)], 4)
+    assert queue.next() is None
+    queue.end(FIRST, 1)
+    run = queue.next()
+    assert run is not None and run.step == 0
+    queue.finish(run, [])
+    assert queue.next() is None and queue.is_complete(FIRST)
+
+
+def test_critical_path_goes_first_and_overtakes_a_bounded_number() -> None:
+    queue = TaskQueue()
+    short = [LocalTask(0, ((CLIENT, 0),), 1, 0)]
+    for number in range(limits.QUEUE_HEAD_START + 2):
+        execution = f"0x{number:064x}"
+        queue.assign(execution, short, 1)
+        queue.offer(execution, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
+    queue.assign(SECOND, [LocalTask(0, ((CLIENT, 0),), 1, limits.QUEUE_HEAD_START)], 1)
+    queue.offer(SECOND, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
+    order = []
+    while (run := queue.next()) is not None:
+        order.append(run.execution_id)
+    assert order.index(SECOND) == 3  # behind those that came too long before it, ahead of the rest
+
+
+def test_dropped_execution_runs_no_more_and_frees_its_buffers() -> None:
+    queue = TaskQueue()
+    queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 4)
+    queue.offer(FIRST, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
+    queue.offer(FIRST, (CLIENT, 0), 1, make_tensor((CLIENT, 0), 1))
+    run = queue.next()
+    assert run is not None
+    queue.drop(FIRST)
+    queue.finish(run, [make_tensor((0, 0), 0)])
+    assert queue.next() is None and queue.buffered_bytes == 0 and not queue.get_progress(FIRST)
+
+
+def test_buffers_and_executions_are_bounded() -> None:
+    queue = TaskQueue(max_bytes=20)
+    queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 4)
+    queue.offer(FIRST, (CLIENT, 0), 0, Tensor(b"a" * 32, b"x" * 20))
+    with pytest.raises(Unavailable, match="20 bytes of tensors wait"):
+        queue.offer(FIRST, (CLIENT, 0), 1, Tensor(b"b" * 32, b"y"))
+    for number in range(limits.QUEUE_EXECUTIONS - 1):
+        queue.assign(f"0x{number:064x}", [], 1)
+    with pytest.raises(Unavailable, match="executions already"):
+        queue.assign(SECOND, [], 1)
+
+
+def test_early_frames_come_back_in_order_and_are_bounded() -> None:
+    early = EarlyFrames(max_executions=2)
+    early.add(FIRST, "a", b"1")
+    early.add(FIRST, "b", b"2")
+    early.add(SECOND, "c", b"3")
+    assert early.take(SECOND) == [("c", b"3")] and early.take(SECOND) == []
+    early.add(SECOND, "c", b"4")
+    early.add("0x" + "03" * 32, "d", b"5")
+    assert early.take(FIRST) == []  # the oldest had to go
+    for number in range(limits.MAX_EARLY_FRAMES - 1):
+        early.add(SECOND, "c", bytes([number % 256]))
+    with pytest.raises(Unavailable, match="came before its plan"):
+        early.add(SECOND, "c", b"one too many")
+    with pytest.raises(Unavailable, match="came before its plan"):
+        early.add(FIRST, "c", bytes(limits.MAX_EARLY_BYTES + 1))

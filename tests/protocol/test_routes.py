@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from splitup import limits
+from splitup.errors import PeerFault
+from splitup.protocol.routes import compute_path_flops, compute_routes, get_sources
+from splitup.wire import CLIENT, Plan, PlanNode
+from tests.builders import address, make_chain_manifest, make_request
+
+
+def make_plan(*executors: int) -> Plan:
+    nodes = tuple(
+        PlanNode(node=address(n), signing_key=f"0x{n:064x}", endpoint=f"http://h{n}:1")
+        for n in sorted(set(executors))
+    )
+    return Plan(
+        request=make_request(),
+        seed="0x" + "11" * 32,
+        tasks=tuple((address(n),) for n in executors),
+        nodes=nodes,
+    )
+
+
+def test_outputs_go_once_to_every_other_node_that_reads_them() -> None:
+    manifest = make_chain_manifest(4)
+    routes = compute_routes(make_plan(1, 2, 2, 1), manifest, address(2))
+    assert [task.index for task in routes.tasks] == [1, 2]
+    assert routes.sources == {(0, 0): 4, (1, 0): 4}
+    assert routes.targets == {(1, 0): (), (2, 0): (address(1),)}
+    assert routes.to_client == frozenset()
+    assert list(routes.successors) == [address(1)]
+    assert routes.keys[0] == f"0x{1:064x}" and routes.keys[CLIENT] == make_request().client_key
+
+
+def test_last_task_answers_the_client() -> None:
+    routes = compute_routes(make_plan(1, 2, 2, 1), make_chain_manifest(4), address(1))
+    assert routes.to_client == {(3, 0)} and routes.sources == {(CLIENT, 0): 4, (2, 0): 4}
+
+
+def test_longest_path_gets_the_whole_head_start() -> None:
+    manifest = make_chain_manifest(4)
+    assert compute_path_flops(manifest) == (4, 3, 2, 1)
+    routes = compute_routes(make_plan(1, 1, 1, 1), manifest, address(1))
+    assert [task.head_start for task in routes.tasks] == [
+        limits.QUEUE_HEAD_START * part // 4 for part in (4, 3, 2, 1)
+    ]
+
+
+def test_sources_name_the_client_or_the_producer() -> None:
+    manifest = make_chain_manifest(2)
+    assert get_sources(manifest, 0) == ((CLIENT, 0),) and get_sources(manifest, 1) == ((0, 0),)
+
+
+def test_plan_of_another_size_than_the_model_is_a_fault() -> None:
+    with pytest.raises(PeerFault, match="assigns 2 tasks; the model has 4"):
+        compute_routes(make_plan(1, 2), make_chain_manifest(4), address(1))

@@ -1,0 +1,140 @@
+"""What follows from observations, and who is believed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitup.errors import BadSignature, PeerFault
+from splitup.protocol.events import NodeRecord, NodesSeen
+from splitup.protocol.shared import Ledger, Library, Seat
+from splitup.protocol.snapshots import Snapshots, compute_leader, compute_snapshot
+from splitup.wire import Heartbeat, NodeView, Observation
+from tests.builders import address
+from tests.protocol.simulator import make_committee, make_identity
+
+TASKS = [f"{n:064x}" for n in range(4)]
+
+
+def record(number: int) -> NodeRecord:
+    return NodeRecord(address(number), f"0x{number:064x}", f"http://n{number}", 10**9)
+
+
+def observe(member: int, *views: NodeView, epoch: int = 3) -> Observation:
+    return Observation(configuration=1, epoch=epoch, member=address(100 + member), views=views)
+
+
+def view(number: int, *, rtt: int = 5, queue: int = 0, tasks: list[str] | None = None) -> NodeView:
+    return NodeView(
+        node=address(number),
+        rtt_ms=rtt,
+        queue_ms=queue,
+        resident=tuple(TASKS if tasks is None else tasks),
+        determinism="CPU",
+    )
+
+
+def test_a_node_is_in_when_more_observers_than_may_lie_list_it() -> None:
+    observations = [observe(0, view(1), view(2)), observe(1, view(1)), observe(2, view(3))]
+    records = {address(n): record(n) for n in (1, 2, 3)}
+    snapshot = compute_snapshot(observations, records, sequence=7, tolerated=1)
+    assert [entry.node for entry in snapshot.entries] == [address(1)]
+    assert (snapshot.sequence, snapshot.epoch) == (7, 3)
+
+
+def test_an_unregistered_node_is_out_whoever_lists_it() -> None:
+    observations = [observe(n, view(1)) for n in range(3)]
+    assert compute_snapshot(observations, {}, sequence=1, tolerated=1).entries == ()
+
+
+def test_load_is_the_median_and_residence_needs_more_than_f_witnesses() -> None:
+    observations = [
+        observe(0, view(1, rtt=1, queue=90, tasks=TASKS[:2])),
+        observe(1, view(1, rtt=5, queue=10, tasks=TASKS[1:3])),
+        observe(2, view(1, rtt=900, queue=20, tasks=TASKS[1:2])),
+    ]
+    (entry,) = compute_snapshot(
+        observations, {address(1): record(1)}, sequence=1, tolerated=1
+    ).entries
+    assert (entry.rtt_ms, entry.queue_ms) == (5, 20)
+    assert entry.resident == (TASKS[1],)
+    assert (entry.signing_key, entry.endpoint) == (record(1).signing_key, record(1).endpoint)
+
+
+@given(st.permutations(range(4)))
+def test_the_order_of_observations_does_not_matter(order: list[int]) -> None:
+    observations = [observe(n, view(1, rtt=n + 1), view(2, queue=n)) for n in range(4)]
+    records = {address(n): record(n) for n in (1, 2)}
+    expected = compute_snapshot(observations, records, sequence=1, tolerated=1)
+    shuffled = [observations[n] for n in order]
+    assert compute_snapshot(shuffled, records, sequence=1, tolerated=1) == expected
+
+
+def test_every_member_leads_in_turn() -> None:
+    accounts = [address(n) for n in range(4)]
+    assert [compute_leader(accounts, epoch) for epoch in range(4, 8)] == accounts
+
+
+class TestHeartbeats:
+    node = make_identity(50)
+
+    @pytest.fixture
+    def layer(self) -> Snapshots:
+        members, committee = make_committee()
+        layer = Snapshots(Seat(members[0], committee), Ledger({}), Library(), 2)
+        known = NodeRecord(self.node.address, self.node.signing_key_hex, "http://n", 10**9)
+        layer.process_nodes(NodesSeen((known,)).nodes)
+        return layer
+
+    def beat(self, sequence: int, **fields: object) -> Heartbeat:
+        values: dict[str, object] = {
+            "node": self.node.address,
+            "boot_id": "ab" * 32,
+            "sequence": sequence,
+            "sent_at_ms": sequence * 1000,
+            "block_number": 0,
+            "queue_ms": 0,
+            "resident": (),
+            "vram_free_bytes": 0,
+            "determinism": "CPU",
+        }
+        return Heartbeat(**{**values, **fields})  # type: ignore[arg-type]
+
+    def test_a_node_lives_while_it_beats_and_answers(self, layer: Snapshots) -> None:
+        layer.process_heartbeat(self.beat(1), self.node.signing_key_hex, 10.0)
+        assert layer.is_unprobed(self.node.address)
+        assert layer.get_live(10.0) == [], "not probed yet"
+        layer.process_rtt(self.node.address, 3)
+        assert layer.get_live(10.0) == [self.beat(1)]
+        assert layer.get_live(15.0) == [], "silent for too long"
+        layer.process_heartbeat(self.beat(2), self.node.signing_key_hex, 15.0)
+        layer.process_rtt(self.node.address, None)
+        assert layer.get_live(15.0) == [], "cannot be reached"
+        assert layer.list_heard(15.0) == [(self.node.address, "http://n")]
+
+    def test_an_old_heartbeat_does_not_revive_a_node(self, layer: Snapshots) -> None:
+        layer.process_rtt(self.node.address, 3)
+        layer.process_heartbeat(self.beat(9), self.node.signing_key_hex, 10.0)
+        layer.process_heartbeat(self.beat(8), self.node.signing_key_hex, 20.0)
+        layer.process_heartbeat(self.beat(9), self.node.signing_key_hex, 20.0)
+        assert layer.get_live(20.0) == []
+
+    def test_strangers_and_other_keys_are_refused(self, layer: Snapshots) -> None:
+        with pytest.raises(BadSignature, match="another key"):
+            layer.process_heartbeat(self.beat(1), make_identity(51).signing_key_hex, 1.0)
+        stranger = self.beat(1, node=address(9))
+        with pytest.raises(PeerFault, match="not active in the registry"):
+            layer.process_heartbeat(stranger, self.node.signing_key_hex, 1.0)
+
+    def test_residents_must_be_sorted_and_distinct(self, layer: Snapshots) -> None:
+        for resident in [(TASKS[1], TASKS[0]), (TASKS[0], TASKS[0])]:
+            with pytest.raises(PeerFault, match="out of order"):
+                layer.process_heartbeat(
+                    self.beat(1, resident=resident), self.node.signing_key_hex, 1.0
+                )
+
+    def test_a_node_that_leaves_the_registry_is_forgotten(self, layer: Snapshots) -> None:
+        layer.process_heartbeat(self.beat(1), self.node.signing_key_hex, 1.0)
+        layer.process_nodes(())
+        assert layer.list_heard(1.0) == []
