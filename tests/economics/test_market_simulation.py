@@ -1,0 +1,408 @@
+"""The simulated market: its fast paths are the protocol's functions, and no cheat pays."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from splitup.chain.deployment import MarketParameters
+from splitup.graph.manifest import Manifest
+from splitup.protocol.checks import Answer, Check
+from splitup.protocol.selection import (
+    VALIDATOR,
+    compute_clock,
+    compute_plan,
+    compute_weight,
+    rank,
+    rank_validators,
+)
+from splitup.protocol.verification import (
+    Economics,
+    Outcome,
+    SettlementTerms,
+    Verdict,
+    compute_settlement,
+    is_sampled,
+)
+from splitup.wire import Completion, Plan, TaskCommitment, VerificationResult
+from tests.builders import address, make_chain_manifest, make_request, make_snapshot
+from tests.economics.market_simulation import (
+    COST_MICRO_USDC,
+    NOBODY,
+    Behaviour,
+    Bools,
+    Draws,
+    Verdicts,
+    draw_market,
+    judge_all,
+    order_judges,
+    settle,
+)
+from tests.economics.plot import draw_plot
+from tests.economics.report import (
+    PAGE,
+    PLOT,
+    Games,
+    Results,
+    account_all,
+    compute_user_cost,
+    count_wronged,
+    estimate_verification_cost,
+    fill,
+    find_break_even,
+    make_tables,
+    watch_all,
+)
+from tests.economics.scenarios import (
+    DEFAULT,
+    EXECUTIONS,
+    PUBLISHED,
+    SCENARIOS,
+    TASKS,
+    Scenario,
+    collude,
+    compute_threshold,
+    draw,
+    expect_ring,
+    let_committee_decide,
+    play,
+)
+
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+CLIENT = address(1_000_000)  # no node
+ETA_MS = 11  # of every node that ``make_snapshot`` makes
+CERTAIN = 3.29 / 1.96  # half-widths of 95 % that make a two-sided interval of 99.9 %
+each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
+
+
+@pytest.fixture(scope="module")
+def draws() -> Draws:
+    return draw()
+
+
+@pytest.fixture(scope="module")
+def games(draws: Draws) -> Games:
+    return watch_all(draws)
+
+
+@pytest.fixture(scope="module")
+def results(games: Games) -> Results:
+    return account_all(games)
+
+
+@pytest.fixture(scope="module")
+def few() -> Draws:
+    return draw(executions=120, seed=5)
+
+
+# ---- the fast paths are the protocol -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 12])
+def test_judges_are_those_that_the_protocol_ranks_first(nodes: int) -> None:
+    tasks = 6
+    manifest = make_chain_manifest(tasks)
+    snapshot = make_snapshot(
+        nodes,
+        tasks,
+        stakes={n: 1_000_000_000 * (1 + n % 3) for n in range(1, nodes + 1)},
+    )
+    executors, clocks, expected = [], [], []
+    for number in range(15):
+        plan = compute_plan(make_request(1), f"0x{number:064x}", snapshot, manifest)
+        executors.append([int(executor, 16) - 1 for executor in plan.executors()])
+        seed = f"0x{1000 + number:064x}"
+        for task in range(tasks):
+            weighed = [(e.node, compute_weight(e, ETA_MS)) for e in snapshot.entries]
+            clocks.append([compute_clock(seed, task, VALIDATOR, *each) / 2**64 for each in weighed])
+            ranked = rank_validators(seed, task, plan, snapshot, manifest)
+            expected.append([int(node, 16) - 1 for node in ranked])
+    ours = order_judges(np.array(clocks), np.array(executors), np.arange(15 * tasks))
+    for judges, wanted in zip(ours, expected, strict=True):
+        assert [judge for judge in judges if judge != NOBODY] == wanted[: len(judges)]
+
+
+def test_nodes_are_drawn_as_often_as_the_protocol_draws_them() -> None:
+    nodes = 6
+    snapshot = make_snapshot(
+        nodes, 1, stakes={n: 1_000_000_000 * (1 + n % 4) for n in range(1, nodes + 1)}
+    )
+    weights = np.array(
+        [compute_weight(entry, ETA_MS) for entry in snapshot.entries], dtype=np.float64
+    )
+    market = draw_market(1, nodes, 5_000, 1, 10_000, weights=weights)
+    first = Counter(
+        rank(f"0x{seed:064x}", 0, VALIDATOR, snapshot.entries)[0] for seed in range(3_000)
+    )
+    for node, share in enumerate(weights / weights.sum()):
+        deviation = 4 * (share * (1 - share)) ** 0.5
+        assert abs(first[address(node + 1)] / 3_000 - share) < deviation / 3_000**0.5
+        assert abs(np.mean(market.executors == node) - share) < deviation / 5_000**0.5
+    # as a judge, given that another node executed
+    for node, other in ((1, 4), (3, 2)):
+        rows = market.executors[:, 0] == other
+        share = weights[node] / (weights.sum() - weights[other])
+        seen = np.mean(market.judges[rows, 0] == node)
+        assert abs(seen - share) < 4 * (share * (1 - share) / rows.sum()) ** 0.5
+
+
+def test_sampled_tasks_are_those_of_the_protocol(few: Draws) -> None:
+    assert 0.05 < len(few.sampled) / few.executors.size < 0.11
+    every = draw_market(1, 4, 3, 5, 10_000, weights=np.ones(4))
+    assert every.sampled.tolist() == list(range(15))
+    assert is_sampled(f"0x{0:064x}", 0, 10_000)
+
+
+@each_scenario
+def test_verdicts_are_those_of_the_protocol(scenario: Scenario, few: Draws) -> None:
+    behaviour = scenario.behave(few)
+    verdicts = judge_all(few, behaviour)
+    for row in range(len(few.sampled)):
+        verdict, heard = judge_by_protocol(few, behaviour, row)
+        assert verdicts.outcomes[row] is verdict.outcome
+        assert verdicts.heard[row].sum() == heard
+        assert name_judges(few, row, verdicts.paid) == list(verdict.validators)
+        executor = [address_of(few.executors.reshape(-1)[few.sampled[row]])]
+        liars = name_judges(few, row, verdicts.accused_falsely)
+        assert liars + (executor if verdicts.lied[row] else []) == list(verdict.liars)
+
+
+@each_scenario
+@pytest.mark.parametrize("economics", [DEFAULT, PUBLISHED], ids=["100C", "10C"])
+def test_money_is_that_of_the_protocol(
+    scenario: Scenario, economics: Economics, few: Draws
+) -> None:
+    price = COST_MICRO_USDC * economics.reward_milli // 1000
+    manifest = make_chain_manifest(TASKS)
+    priced = tuple(t.model_copy(update={"price_micro_usdc": price}) for t in manifest.tasks)
+    manifest = manifest.model_copy(update={"tasks": priced})
+    behaviour = scenario.behave(few)
+    verdicts = judge_all(few, behaviour)
+    money = settle(few, verdicts, economics)
+    for execution in range(few.shape[0]):
+        terms = settle_by_protocol(few, verdicts, economics, manifest, execution)
+        paid: Counter[str] = Counter()
+        slashed: Counter[str] = Counter()
+        for task, executor in enumerate(few.executors[execution]):
+            paid[address_of(executor)] += int(money.to_executors[execution, task])
+            slashed[address_of(executor)] += int(money.from_executors[execution, task])
+        for row in np.flatnonzero(few.sampled // TASKS == execution):
+            for place, judge in enumerate(few.judges[row]):
+                paid[address_of(judge)] += int(money.to_judges[row, place])
+                slashed[address_of(judge)] += int(money.from_judges[row, place])
+        paid[CLIENT] = int(money.to_client[execution])
+        expected: Counter[str] = Counter()
+        for payment in terms.payments:
+            expected[payment.to] += payment.amount_micro_usdc
+        assert +paid == +expected
+        assert +slashed == {slash.node: slash.amount_micro_usdc for slash in terms.slashes}
+        deposit = sum(p.amount_micro_usdc for p in terms.payments if not p.from_slash)
+        assert money.from_client[execution] == deposit
+
+
+@each_scenario
+def test_every_micro_usdc_is_accounted_for(scenario: Scenario, results: Results) -> None:
+    money = results[scenario.name, 100].money
+    into = money.from_client.sum() + money.from_executors.sum() + money.from_judges.sum()
+    out = money.to_executors.sum() + money.to_judges.sum()
+    assert into == out + money.to_client.sum() + money.to_treasury.sum()
+    assert (money.to_treasury >= 0).all()  # nobody gets more out of a slash than was slashed
+
+
+# ---- does cheating pay? --------------------------------------------------------------------------
+
+
+def test_the_parameters_are_the_deployed_ones() -> None:
+    deployed = MarketParameters()
+    assert replace(DEFAULT, slash_milli=deployed.slash_milli) == DEFAULT
+    assert deployed.sampling_bps == DEFAULT.sampling_bps == 800
+    assert deployed.reward_milli == DEFAULT.reward_milli
+    assert compute_threshold(DEFAULT) < deployed.sampling_bps / 10_000
+    assert EXECUTIONS * TASKS >= 100_000
+
+
+LOSING = [s.name for s in SCENARIOS if s.name not in ("honest", "copying-30")]
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_cheating_loses_at_the_default_parameters(name: str, results: Results) -> None:
+    gain = results[name, 100].gain
+    assert gain.mean + CERTAIN * gain.half_width < 0
+
+
+@pytest.mark.parametrize("name", ["lazy", "copying", "ring-10", "ring-30"])
+def test_cheating_pays_at_the_published_slash(name: str, results: Results) -> None:
+    gain = results[name, 10].gain
+    assert gain.mean - CERTAIN * gain.half_width > 0
+
+
+def test_copying_a_right_answer_cannot_be_seen_and_pays_little(results: Results) -> None:
+    """No slash deters what no comparison can show; the gain is p times the ring's share times C."""
+    theory = expect_ring(100, 30)
+    for slash in (10, 100):
+        gain = results["copying-30", slash].gain
+        assert abs(gain.mean - 0.08 * theory.copied) < CERTAIN * gain.half_width
+        assert count_wronged(results["copying-30", slash]) == (0, 0)
+
+
+@pytest.mark.parametrize("slash", [10, 100])
+@pytest.mark.parametrize("name", [s.name for s in SCENARIOS if s.theory])
+def test_theory_and_simulation_agree(name: str, slash: int, results: Results) -> None:
+    result = results[name, slash]
+    assert result.scenario.theory is not None
+    expected = result.scenario.theory.expect_gain(result.economics)
+    assert abs(result.gain.mean - expected) < CERTAIN * result.gain.half_width
+
+
+@pytest.mark.parametrize("holders, ring", [(5, 3), (4, 2), (3, 2), (2, 1)])
+def test_theory_and_simulation_agree_where_few_nodes_hold_a_task(holders: int, ring: int) -> None:
+    market = draw_market(3, holders, 4_000, 1, 800, weights=np.ones(holders))
+    theory = expect_ring(holders, ring)
+    scenario = Scenario("ring", "ring", lambda d: collude(d, ring), theory)
+    gain = play(scenario, market, DEFAULT).gain
+    assert abs(gain.mean - theory.expect_gain(DEFAULT)) < CERTAIN * gain.half_width + 1e-9
+
+
+def test_without_a_second_judge_a_lie_is_paid(results: Results) -> None:
+    market = draw_market(3, 2, 1_000, 1, 10_000, weights=np.ones(2))
+    result = play(BY_NAME["lazy"], market, DEFAULT)
+    assert set(result.verdicts.outcomes) == {Outcome.UNRESOLVED}
+    assert result.money.from_executors.sum() == 0 and (result.money.to_executors > 0).all()
+
+
+def test_the_contract_s_condition_is_where_gain_turns_to_loss(games: Games) -> None:
+    assert compute_threshold(PUBLISHED, 0.1, 1) == pytest.approx(0.0992, abs=5e-5)
+    assert compute_threshold(PUBLISHED, 0.1, 2) == pytest.approx(0.1102, abs=5e-5)
+    assert compute_threshold(DEFAULT) == pytest.approx(0.0122, abs=5e-5)
+    for name, collusion in (("lazy", 0.0), ("ring-10", 0.1), ("ring-30", 0.3)):
+        theory = BY_NAME[name].theory
+        assert theory is not None
+        by_contract = 1 / (0.08 * (1 - collusion) ** 2) - 1.2
+        exact = theory.break_even_slash(DEFAULT)
+        assert exact == pytest.approx(by_contract, rel=0.04)  # without replacement, judges' fees
+        simulated = find_break_even(games[name])
+        assert abs(simulated.mean - exact) < CERTAIN * simulated.half_width
+
+
+# ---- what verification costs, and whom -----------------------------------------------------------
+
+
+def test_verification_costs_an_honest_network_less_than_a_tenth(
+    results: Results, draws: Draws
+) -> None:
+    honest = results["honest", 100]
+    cost = estimate_verification_cost(honest, draws)
+    assert abs(cost.mean - 0.08) < CERTAIN * cost.half_width
+    assert cost.mean + CERTAIN * cost.half_width < 0.1
+    assert count_wronged(honest) == (0, 0)
+    assert honest.money.to_client.sum() == 0
+
+
+def test_a_user_whose_liar_is_found_gets_the_whole_price_back(
+    results: Results, draws: Draws
+) -> None:
+    for slash, expected in ((100, 1.0), (10, (10 / 1.2 - 2) / TASKS)):
+        result = results["lazy", slash]
+        back, _ = compute_user_cost(result, draws)
+        found = result.money.from_executors.any(axis=1)
+        assert found.any() and (back[~found] == 0).all()
+        # a hundredth: penalties are rounded down to the micro-USDC
+        assert back[found] == pytest.approx(expected, abs=1e-2)
+
+
+def test_honest_stake_is_safe_once_the_committee_decides(draws: Draws, results: Results) -> None:
+    """Two of three judges can be a ring; then honest ones are slashed. A committee stops that."""
+    for name in ("ring-30", "low-30", "accusing-30"):
+        assert sum(count_wronged(results[name, 100])) > 0
+        decided = play(let_committee_decide(BY_NAME[name]), draws, DEFAULT)
+        assert count_wronged(decided) == (0, 0)
+        assert decided.gain.mean + CERTAIN * decided.gain.half_width < 0
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def test_the_page_and_the_plot_are_up_to_date(games: Games, results: Results, draws: Draws) -> None:
+    tables = make_tables(games, results, draws)
+    page = PAGE.read_text()
+    command = "run: python -m tests.economics.report"
+    assert all(f"<!-- {name} -->" in page for name in tables)
+    assert fill(page, tables) == page, command
+    plot = draw_plot(games, {name: result.gain for name, result in results.items()})
+    assert PLOT.read_text() == plot, command
+    ElementTree.fromstring(plot)
+
+
+# ---- the protocol, one task at a time ------------------------------------------------------------
+
+
+def address_of(node: int) -> str:
+    return address(int(node) + 1)
+
+
+def digest_of(value: int) -> str:
+    return f"{int(value) % 2**64:064x}"
+
+
+def name_judges(market: Draws, row: int, which: Bools) -> list[str]:
+    return [address_of(judge) for judge in market.judges[row, which[row]]]
+
+
+def judge_by_protocol(market: Draws, behaviour: Behaviour, row: int) -> tuple[Verdict, int]:
+    """Let a real ``Check`` ask the judges of one sampled task; return how many were asked."""
+    number = market.sampled[row]
+    commitment = TaskCommitment(
+        task=int(number % TASKS),
+        task_id="0" * 64,
+        inputs=("1" * 64,),
+        outputs=(digest_of(behaviour.claims.reshape(-1)[number]),),
+    )
+    names = [address_of(judge) for judge in market.judges[row]]
+    check = Check(commitment.task, tuple(names), steps=1, since=0.0)
+    for asked, (name, answer) in enumerate(zip(names, behaviour.answers[row], strict=True), 1):
+        result = VerificationResult(
+            execution_id="0x" + "e" * 64,
+            task=commitment.task,
+            validator=name,
+            inputs=commitment.inputs,
+            outputs=(digest_of(answer),),
+            error="",
+        )
+        assert check.add(Answer(result, ""))
+        executor = address_of(market.executors.reshape(-1)[number])
+        verdict = check.advance(commitment, executor, 0.0)
+        if verdict is not None:
+            return verdict, asked
+    raise AssertionError("nobody left to ask, and no verdict")
+
+
+def settle_by_protocol(
+    market: Draws, verdicts: Verdicts, economics: Economics, manifest: Manifest, execution: int
+) -> SettlementTerms:
+    executors = [address_of(executor) for executor in market.executors[execution]]
+    plan = Plan(
+        request=make_request(1).model_copy(update={"client": CLIENT}),
+        seed="0x" + "0" * 64,
+        tasks=tuple((executor,) for executor in executors),
+        nodes=(),
+    )
+    completion = Completion(
+        execution_id=plan.request.execution_id,
+        node=executors[0],
+        steps=1,
+        tasks=(),
+        salt="0x" + "5" * 64,
+    )
+    found = []
+    for row in map(int, np.flatnonzero(market.sampled // TASKS == execution)):
+        task = int(market.sampled[row] % TASKS)
+        liars = name_judges(market, row, verdicts.accused_falsely)
+        if verdicts.lied[row]:
+            liars.append(executors[task])
+        paid = tuple(name_judges(market, row, verdicts.paid))
+        found.append(Verdict(task, verdicts.outcomes[row], paid, tuple(liars)))
+    return compute_settlement(plan, manifest, {executors[0]: completion}, found, economics)
