@@ -1,0 +1,45 @@
+"""SplitUp: a marketplace that runs models too large for one GPU on the GPUs of many.
+
+    async with SplitUp.connect() as net:
+        result = await net.execute("model", {"x": array})
+
+The names below load on first use: a node's worker that needs only tensors does not pay for the
+client.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from splitup.client.connection import SplitUp
+    from splitup.client.outcome import Receipt, Result, TraceEvent
+    from splitup.config import NetworkConfig
+    from splitup.errors import ExecutionFailed, SplitUpError
+
+_HOMES = {
+    "ExecutionFailed": "splitup.errors",
+    "NetworkConfig": "splitup.config",
+    "Receipt": "splitup.client.outcome",
+    "Result": "splitup.client.outcome",
+    "SplitUp": "splitup.client.connection",
+    "SplitUpError": "splitup.errors",
+    "TraceEvent": "splitup.client.outcome",
+}
+
+__all__ = [
+    "ExecutionFailed",
+    "NetworkConfig",
+    "Receipt",
+    "Result",
+    "SplitUp",
+    "SplitUpError",
+    "TraceEvent",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'splitup' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)

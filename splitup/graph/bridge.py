@@ -167,7 +167,7 @@ def _read_one(reader: _Reader, uop: UOp, dtype: str, operands: list[int]) -> int
         return _reshape(reader, position, _get_shape(uop))
     if uop.op is Ops.CONST:
         return reader.add(Node("CONST", dtype, (), _encode_const(uop.arg, dtype)), ())
-    if uop.op in _TRANSPARENT:
+    if uop.op in _TRANSPARENT or (uop.op is Ops.TRUNC and dtype in INTEGERS):
         return operands[0]
     shape = _get_shape(uop)
     if uop.op in (Ops.CAST, Ops.BITCAST):
@@ -315,8 +315,14 @@ def _write_movement(node: Node, sources: list[UOp]) -> UOp:
 
 
 def _write_reduce(node: Node, sources: list[UOp]) -> UOp:
-    assert isinstance(node.arg, tuple)  # check_graph has seen to it
-    return UOp(Ops.REDUCE, src=(sources[0],), arg=(Ops[str(node.arg[0])], node.arg[1]))
+    """Fold axes, but not those of one element, on which tinygrad's code generator may fail."""
+    assert isinstance(node.arg, tuple) and isinstance(node.arg[1], int)  # as check_graph has seen
+    shape, count = sources[0].shape, node.arg[1]
+    folded = tuple(size for size in shape[:count] if size != 1)
+    value = sources[0].reshape((*folded, *shape[count:])) if len(folded) < count else sources[0]
+    if not folded:
+        return value
+    return UOp(Ops.REDUCE, src=(value,), arg=(Ops[str(node.arg[0])], len(folded)))
 
 
 def _write_conversion(node: Node, sources: list[UOp]) -> UOp:

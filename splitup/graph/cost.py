@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from splitup.codec import MAX_SAFE_INTEGER
-from splitup.graph.ir import Graph
+from splitup.graph.ir import Graph, Node
 from splitup.graph.rules import MOVEMENT, Value
 
 BUFFER_ALIGNMENT: Final = 256  # tinygrad's planner places values at multiples of this
@@ -45,36 +45,87 @@ def is_materialised(op: str) -> bool:
 def compute_vram_bytes(graph: Graph, values: Sequence[Value]) -> int:
     """Return an upper bound of the device memory that the task takes with one execution."""
     updated = {update.node for update in graph.updates}  # already counted as state
+    loads = find_loads(graph, values, compute_roles(graph))
     activations = sum(
         round_up(value.nbytes)
         for position, (node, value) in enumerate(zip(graph.nodes, values, strict=True))
-        if is_materialised(node.op) and position not in updated
+        if is_materialised(node.op) and position not in updated and position not in loads
     )
     ports = sum(round_up(spec.nbytes) for spec in graph.inputs)
     return compute_weight_bytes(graph) + compute_state_bytes(graph) + ports + activations
 
 
 def compute_flops(graph: Graph, values: Sequence[Value]) -> int:
-    """Return the arithmetic operations of one step.
+    """Return the arithmetic operations of one step."""
+    return min(sum(list_flops(graph, values, compute_roles(graph))), MAX_SAFE_INTEGER)
+
+
+def list_flops(graph: Graph, values: Sequence[Value], roles: Sequence[str]) -> list[int]:
+    """Return every node's arithmetic operations.
 
     A one-hot sum, the way in which graphs look something up, costs what it gives: the code
     generator turns it into a load.
     """
+    return [
+        math.prod(value.shape)
+        if is_pick(node, roles)
+        else 0
+        if roles[position]
+        else value.operations
+        for position, (node, value) in enumerate(zip(graph.nodes, values, strict=True))
+    ]
+
+
+def compute_roles(graph: Graph) -> list[str]:
+    """Say what part of a one-hot sum each node is: const, iota, hit, picked, or "" for none."""
     roles: list[str] = []
-    total = 0
-    for node, value in zip(graph.nodes, values, strict=True):
-        sources = [roles[src] for src in node.srcs]
-        role = _get_role(node.op, sources)
-        if node.op == "REDUCE" and sources[0] == "picked":
-            total += math.prod(value.shape)
-        elif not role:
-            total += value.operations
-        roles.append(role)
-    return min(total, MAX_SAFE_INTEGER)
+    for node in graph.nodes:
+        roles.append(_get_role(node.op, [roles[src] for src in node.srcs]))
+    return roles
+
+
+def is_pick(node: Node, roles: Sequence[str]) -> bool:
+    """Say whether a node is a one-hot sum: it looks something up."""
+    return node.op == "REDUCE" and roles[node.srcs[0]] == "picked"
+
+
+def find_loads(graph: Graph, values: Sequence[Value], roles: Sequence[str]) -> frozenset[int]:
+    """Return the one-hot sums that are never stored: they are loads inside of another reduction.
+
+    That is so when only arithmetic on as many elements stands between the two, as where a row
+    multiplies the weights of the expert that was selected for it.
+    """
+    consumers: dict[int, list[int]] = {}
+    loads: list[int] = []
+    for index, node in enumerate(graph.nodes):
+        if is_pick(node, roles):
+            loads.append(index)
+        for src in node.srcs:
+            consumers.setdefault(src, []).append(index)
+    stored = {output.node for output in graph.outputs}
+    fused = set()
+    for load in loads:
+        elements, pending = math.prod(values[load].shape), [load]
+        while pending:
+            index = pending.pop()
+            readers = consumers.get(index, [])
+            if len(readers) != 1 or index in stored:
+                break
+            reader = readers[0]
+            if graph.nodes[reader].op == "REDUCE":
+                continue
+            if (
+                math.prod(values[reader].shape) != elements
+                or graph.nodes[reader].op == "CONTIGUOUS"
+            ):
+                break
+            pending.append(reader)
+        else:
+            fused.add(load)
+    return frozenset(fused)
 
 
 def _get_role(op: str, sources: Sequence[str]) -> str:
-    """Say what part of a one-hot sum a node is: const, iota, hit, picked, or "" for none."""
     if op in ("CONST", "IOTA"):
         return op.lower()
     if op in MOVEMENT:

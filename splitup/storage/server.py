@@ -26,6 +26,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from splitup import limits
 from splitup.crypto.keystore import read_secret_file, write_secret_file
 from splitup.errors import ConfigurationError, StorageUnavailable
+from splitup.net.ports import find_free_ports
 from splitup.storage.presign import create_client
 
 HOST: Final = "127.0.0.1"
@@ -184,7 +185,7 @@ def _load_ports(data_dir: Path, s3_port: int | None) -> dict[str, int]:
         if s3_port is not None and ports["s3.port"] != s3_port:
             ports["s3.port"] = s3_port
     else:
-        ports = dict(zip(_PORT_FLAGS, _pick_ports(len(_PORT_FLAGS)), strict=True))
+        ports = dict(zip(_PORT_FLAGS, find_free_ports(len(_PORT_FLAGS)), strict=True))
         if s3_port is not None:
             ports["s3.port"] = s3_port
     for flag, port in ports.items():
@@ -193,15 +194,6 @@ def _load_ports(data_dir: Path, s3_port: int | None) -> dict[str, int]:
     temporary.write_text(json.dumps(ports))
     temporary.replace(path)
     return ports
-
-
-def _pick_ports(count: int) -> list[int]:
-    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
-    try:
-        return [int(item.getsockname()[1]) for item in sockets]
-    finally:
-        for item in sockets:
-            item.close()
 
 
 def _check_free(port: int, flag: str, path: Path) -> None:

@@ -1,0 +1,380 @@
+"""splitup: run models on the network, run a network of your own, see whether a machine is fit.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the network or chain failed
+(or, for the demo, the result differs), 2 the input cannot be used, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp
+from splitup.client.inputs import format_usdc
+from splitup.client.outcome import Array, Result
+from splitup.config import DEFAULT_HOME
+from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_detached
+from splitup.devnet.network import DevnetOptions
+from splitup.errors import InvalidInput, SplitUpError
+
+app = typer.Typer(
+    name="splitup",
+    help="Run models on the network, or run a network of your own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+DirFlag = Annotated[Path, typer.Option("--dir", help="Directory of the network.")]
+ConfigFlag = Annotated[
+    Path | None,
+    typer.Option("--config", help="Network file or directory (default: $SPLITUP_HOME, .splitup)."),
+]
+PriceFlag = Annotated[
+    str | None, typer.Option("--max-price", help="Most USDC to pay (default: what it costs).")
+]
+DeadlineFlag = Annotated[
+    float, typer.Option("--deadline", min=5.0, help="Seconds until the money comes back.")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a command writes: data on stdout, talk on stderr."""
+
+    as_json: bool
+    out: Console
+    log: Console
+
+    @classmethod
+    def open(cls, as_json: bool = False) -> Output:
+        return cls(as_json, Console(), Console(stderr=True))
+
+    def say(self, text: str) -> None:
+        self.log.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def print_json(self, value: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+# ---- using a network ---------------------------------------------------------------------------
+
+
+@app.command("run")
+def run_command(
+    model: Annotated[str, typer.Argument(help="Name or id of a registered model.")],
+    inputs: Annotated[
+        list[str], typer.Option("--input", help="NAME=FILE.npy; once per input of the model.")
+    ],
+    directory: Annotated[Path, typer.Option("--output", help="Directory for the outputs.")],
+    max_price: PriceFlag = None,
+    deadline: DeadlineFlag = DEFAULT_DEADLINE_S,
+    config: ConfigFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a model over arrays; write every output as NAME.npy."""
+    output = Output.open(as_json)
+
+    def run() -> None:
+        arrays = dict(_read_input(text) for text in inputs)
+
+        async def execute() -> Result:
+            async with SplitUp.connect(config) as net:
+                return await net.execute(
+                    model, arrays, max_price_usdc=max_price, deadline_s=deadline
+                )
+
+        result = asyncio.run(execute())
+        directory.mkdir(parents=True, exist_ok=True)
+        files = {name: directory / f"{name}.npy" for name in result.outputs}
+        for name, path in files.items():
+            np.save(path, result.outputs[name], allow_pickle=False)
+        if output.as_json:
+            output.print_json(_describe_result(result, files))
+            return
+        for name, path in files.items():
+            array = result.outputs[name]
+            output.out.print(f"{name}: {array.dtype}{list(array.shape)} in {path}", markup=False)
+        nodes = len(set(result.nodes))
+        output.say(
+            f"{len(result.manifest.tasks)} tasks on {nodes} nodes in {result.elapsed_s:.2f} s; "
+            f"what it cost: splitup receipt {result.execution_id}"
+        )
+
+    _run(output, run)
+
+
+@app.command("generate")
+def generate_command(
+    model: Annotated[str, typer.Argument(help="Name or id of a registered text model.")],
+    prompt: Annotated[str, typer.Option("--prompt", help="Text to continue.")],
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1)] = 64,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Equal seeds give equal text.")] = 0,
+    max_price: PriceFlag = None,
+    deadline: DeadlineFlag = DEFAULT_DEADLINE_S,
+    config: ConfigFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Continue a text, token by token as they come."""
+    output = Output.open(as_json)
+
+    async def generate() -> dict[str, Any]:
+        ids: list[int] = []
+        text = ""
+        async with SplitUp.connect(config) as net:
+            async for token in net.generate(
+                model,
+                prompt,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed,
+                max_price_usdc=max_price,
+                deadline_s=deadline,
+            ):
+                ids.append(token.id)
+                text += token.text
+                if not output.as_json:
+                    sys.stdout.write(token.text)
+                    sys.stdout.flush()
+        return {"text": text, "tokens": ids}
+
+    def run() -> None:
+        if not output.as_json:
+            sys.stdout.write(prompt)
+            sys.stdout.flush()
+        value = asyncio.run(generate())
+        if output.as_json:
+            output.print_json(value)
+        else:
+            sys.stdout.write("\n")
+
+    _run(output, run)
+
+
+@app.command("receipt")
+def receipt_command(
+    execution_id: Annotated[str, typer.Argument(help="Id of an execution, 0x and 64 digits.")],
+    config: ConfigFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show how the chain closed an execution; waits for it."""
+    output = Output.open(as_json)
+
+    def run() -> None:
+        async def fetch() -> dict[str, Any]:
+            async with SplitUp.connect(config) as net:
+                return asdict(await net.receipt(execution_id))
+
+        receipt = asyncio.run(fetch())
+        if output.as_json:
+            output.print_json(receipt)
+            return
+        output.out.print(
+            f"{receipt['status']} in block {receipt['block_number']}: "
+            f"{format_usdc(receipt['paid_micro_usdc'])} paid, "
+            f"{format_usdc(receipt['refunded_micro_usdc'])} back"
+        )
+        for payment in receipt["payments"]:
+            source = " out of a slashed stake" if payment["from_slash"] else ""
+            amount = format_usdc(payment["amount_micro_usdc"])
+            output.out.print(f"  {payment['account']}  {amount}{source}")
+        for node, amount in receipt["slashes"]:
+            output.out.print(f"  {node}  slashed {format_usdc(amount)}")
+
+    _run(output, run)
+
+
+def _read_input(text: str) -> tuple[str, Array]:
+    name, separator, file = text.partition("=")
+    if not separator or not name:
+        raise InvalidInput(f"--input {text} is not of the form NAME=FILE.npy")
+    try:
+        return name, np.load(Path(file), allow_pickle=False)
+    except OSError as error:
+        raise InvalidInput(f"input file {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidInput(
+            f"input file {file} is no array of numbers ({error}); write it with numpy.save"
+        ) from None
+
+
+def _describe_result(result: Result, files: dict[str, Path]) -> dict[str, Any]:
+    return {
+        "execution_id": result.execution_id,
+        "elapsed_s": round(result.elapsed_s, 3),
+        "nodes": list(result.nodes),
+        "outputs": {
+            name: {
+                "file": str(path),
+                "dtype": str(result.outputs[name].dtype),
+                "shape": list(result.outputs[name].shape),
+            }
+            for name, path in files.items()
+        },
+    }
+
+
+# ---- running a network -------------------------------------------------------------------------
+
+
+@app.command("up")
+def up_command(
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", help="Number of nodes (default: 6, or as before).")
+    ] = None,
+    directory: DirFlag = DEFAULT_HOME,
+    vram: Annotated[
+        str | None, typer.Option("--vram", help="Memory per node: 1GB, 900MB (default: 1GB).")
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when it is ready; it keeps running.")
+    ] = False,
+) -> None:
+    """Start a whole network on this machine, or resume the one in the directory."""
+    output = Output.open()
+
+    def run() -> None:
+        vram_bytes = None if vram is None else _parse_size(vram)
+        options = DevnetOptions(directory, nodes, vram_bytes)
+        (up_detached if detach else up)(options, output.say)
+
+    _run(output, run)
+
+
+@app.command("down")
+def down_command(directory: DirFlag = DEFAULT_HOME) -> None:
+    """Stop the network of a directory; everything it holds stays."""
+    output = Output.open()
+    _run(output, lambda: down(directory, output.say))
+
+
+@app.command("status")
+def status_command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False) -> None:
+    """Show processes, committee and nodes of a network; exit code 1 when it is not ready."""
+    output = Output.open(as_json)
+
+    def run() -> None:
+        status = fetch_status(directory)
+        if output.as_json:
+            output.print_json(status.to_dict())
+        else:
+            _show_status(output, status)
+        if status.health is None or not status.health.is_ready():
+            raise typer.Exit(1)
+
+    _run(output, run)
+
+
+def _show_status(output: Output, status: NetworkStatus) -> None:
+    running = f"process {status.supervisor}" if status.supervisor is not None else "not running"
+    output.out.print(f"network in {status.directory}: {running}", highlight=False)
+    if status.processes:
+        table = Table("party", "process", "state", box=None)
+        for name, pid, alive in status.processes:
+            table.add_row(name, str(pid), "running" if alive else "ended")
+        output.out.print(table)
+    if status.health is None:
+        output.out.print(status.problem, markup=False, highlight=False, soft_wrap=True)
+        return
+    output.out.print(status.health.describe(), highlight=False)
+    table = Table("node", "endpoint", "stake", "tasks", "in snapshot", box=None)
+    for node in status.health.nodes:
+        stake = format_usdc(node.stake_micro_usdc)
+        listed = "yes" if node.in_snapshot else "no"
+        table.add_row(node.address, node.endpoint, stake, str(len(node.tasks)), listed)
+    output.out.print(table)
+
+
+@app.command("doctor")
+def doctor_command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False) -> None:
+    """Say what this machine lacks and the command that mends it; exit code 1 when it lacks any."""
+    from splitup.doctor import run_checks, to_dict  # loads tinygrad
+
+    output = Output.open(as_json)
+
+    def run() -> None:
+        checks = run_checks(directory)
+        if output.as_json:
+            output.print_json(to_dict(checks))
+        else:
+            for check in checks:
+                mark = "ok     " if check.ok else "missing"
+                output.out.print(
+                    f"{mark}  {check.name}: {check.found}", soft_wrap=True, markup=False
+                )
+                if check.fix:
+                    output.out.print(f"         mend it with: {check.fix}", markup=False)
+        if not all(check.ok for check in checks):
+            raise typer.Exit(1)
+
+    _run(output, run)
+
+
+@app.command("demo")
+def demo_command(
+    as_json: JsonFlag = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the network's directory, for splitup up.")
+    ] = False,
+) -> None:
+    """Run a model on a network of its own, compare, verify, pay, show, and stop everything."""
+    from splitup.demo import DemoOptions, run_demo, show_report
+
+    output = Output.open(as_json)
+
+    def run() -> None:
+        report = run_demo(DemoOptions(keep=keep), output.say)
+        if output.as_json:
+            output.print_json(report.to_dict())
+        else:
+            show_report(report, output.out)
+        if not report.is_equal:
+            raise typer.Exit(1)
+
+    _run(output, run)
+
+
+def _parse_size(text: str) -> int:
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise InvalidInput(f"--vram {text} is no size; write for example 1GB or 900MB") from None
+
+
+def _run(output: Output, run: Callable[[], None]) -> None:
+    try:
+        run()
+    except SplitUpError as error:
+        if output.as_json:
+            output.print_json({"error": str(error)})
+        else:
+            output.say(f"error: {error}")
+        raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
+    except KeyboardInterrupt:
+        output.say("interrupted")
+        raise typer.Exit(130) from None
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

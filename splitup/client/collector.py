@@ -1,0 +1,156 @@
+"""Puts an execution's output frames together: a machine, (frame, signature) in, facts out.
+
+A frame counts only when the node that the plan names for it signed it. Duplicates are normal and
+silent; two different tensors for one slot are the producer's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from splitup.errors import PeerFault
+from splitup.graph.manifest import Manifest
+from splitup.wire import Frame, FrameKind, Plan, TaskFailure, Trace
+
+Verify = Callable[[Frame, bytes, str], None]  # (frame, signature, public key); raises BadSignature
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """All graph outputs of one step, as bytes in the manifest's order."""
+
+    step: int
+    outputs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchNeeded:
+    """An output too large for a frame: read it from the store, then call ``receive_stored``."""
+
+    task: int
+    port: int
+    step: int
+    digest: bytes
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReceived:
+    """A part of a node's spans; ``is_last`` when the node has no more to tell."""
+
+    trace: Trace
+    is_last: bool
+
+
+Fact = StepDone | FetchNeeded | TaskFailure | TraceReceived
+
+
+@dataclass(slots=True)
+class _Slot:
+    digest: bytes
+    data: bytes | None  # None while a stored tensor is being fetched
+
+
+@dataclass(slots=True)
+class OutputCollector:
+    """Collects ``steps`` steps of the graph outputs of one plan."""
+
+    manifest: Manifest
+    plan: Plan
+    verify: Verify
+    _slots: dict[tuple[int, int, int], _Slot] = field(default_factory=dict)
+    _done: set[int] = field(default_factory=set)
+
+    def receive(self, frame: Frame, signature: bytes) -> list[Fact]:
+        """Take one frame; raise PeerFault when it does not belong here or is not its producer's."""
+        if frame.execution_id != self.plan.request.execution_id:
+            raise PeerFault(f"a frame of execution {frame.execution_id} arrived on another's link")
+        if frame.kind is FrameKind.TENSOR:
+            return self._receive_tensor(frame, signature)
+        if frame.kind is FrameKind.ERROR:
+            failure = TaskFailure.parse(bytes(frame.payload))
+            self._verify(failure.node, frame, signature)
+            if failure.task >= len(self.manifest.tasks):
+                raise PeerFault(f"node {failure.node} reports a task that the model lacks")
+            return [failure]
+        if frame.kind is FrameKind.TRACE:
+            trace = Trace.parse(bytes(frame.payload))
+            self._verify(trace.node, frame, signature)
+            executors = self.plan.executors()
+            if any(
+                s.task >= len(executors) or executors[s.task] != trace.node for s in trace.spans
+            ):
+                raise PeerFault(f"node {trace.node} reports times of tasks it did not run")
+            return [TraceReceived(trace, is_last=frame.step == 0)]
+        raise PeerFault("only clients end executions; a node sent an END frame")
+
+    def receive_stored(self, need: FetchNeeded, data: bytes) -> list[Fact]:
+        """Take a tensor fetched from the store, whose digest the caller has checked."""
+        slot = self._slots.get((need.task, need.port, need.step))
+        if slot is None or slot.data is not None:
+            return []
+        slot.data = data
+        return self._complete(need.step)
+
+    def _receive_tensor(self, frame: Frame, signature: bytes) -> list[Fact]:
+        ports = {(port.task, port.port): port.nbytes for port in self.manifest.outputs}
+        nbytes = ports.get((frame.task, frame.port))
+        if nbytes is None or frame.step >= self.plan.request.steps:
+            raise PeerFault(
+                f"a node sent task {frame.task} port {frame.port} step {frame.step}, "
+                "which is no output of this execution"
+            )
+        executor = self.plan.executors()[frame.task]
+        if frame.length != nbytes:
+            raise PeerFault(
+                f"node {executor} sent {frame.length} bytes for an output of {nbytes}",
+                peer=executor,
+            )
+        self._verify(executor, frame, signature)
+        key = (frame.task, frame.port, frame.step)
+        known = self._slots.get(key)
+        if known is not None or frame.step in self._done:
+            if known is not None and known.digest != frame.digest:
+                raise PeerFault(
+                    f"node {executor} sent two different outputs for task {frame.task}, "
+                    f"step {frame.step}",
+                    peer=executor,
+                    evidence=frame.signed_bytes() + signature,
+                )
+            return []
+        if frame.stored:
+            self._slots[key] = _Slot(frame.digest, None)
+            return [FetchNeeded(frame.task, frame.port, frame.step, frame.digest, frame.length)]
+        self._slots[key] = _Slot(frame.digest, bytes(frame.payload))
+        return self._complete(frame.step)
+
+    def _complete(self, step: int) -> list[Fact]:
+        outputs: list[bytes] = []
+        for port in self.manifest.outputs:
+            slot = self._slots.get((port.task, port.port, step))
+            if slot is None or slot.data is None:
+                return []
+            outputs.append(slot.data)
+        for port in self.manifest.outputs:
+            self._slots.pop((port.task, port.port, step), None)
+        self._done.add(step)
+        return [StepDone(step, tuple(outputs))]
+
+    def _verify(self, node: str, frame: Frame, signature: bytes) -> None:
+        self.verify(frame, signature, self.plan.node_of(node).signing_key)
+
+
+def get_input_consumers(manifest: Manifest, plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """Return, for every graph input by index, the distinct executors of the tasks that take it."""
+    executors: Sequence[str] = plan.executors()
+    consumers = []
+    for port in manifest.inputs:
+        nodes = {
+            executors[index]
+            for index, task in enumerate(manifest.tasks)
+            for entry in task.inputs
+            if getattr(entry.source, "input", None) == port.name
+        }
+        consumers.append(tuple(sorted(nodes)))
+    return tuple(consumers)

@@ -1,0 +1,87 @@
+"""What a user hands in, turned into steps and micro-USDC; refuses before any money moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Final
+
+import numpy as np
+
+from splitup import limits
+from splitup.client.outcome import Array
+from splitup.errors import InvalidInput
+from splitup.tensors import TensorSpec, check_array, check_inputs
+
+MICRO: Final = 1_000_000
+_MAX_USDC: Final = 10**9  # a typing error above this is certain
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of one execution; ``stacked`` when the inputs had a leading step axis."""
+
+    rows: tuple[Mapping[str, Array], ...]
+    stacked: bool
+
+
+def split_steps(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> Steps:
+    """Return one mapping per step.
+
+    Every array has its port's shape (one step), or every array has a leading axis of n steps.
+    Raises InvalidInput naming the first input that does not fit.
+    """
+    arrays = {name: np.asarray(array) for name, array in inputs.items()}
+    lengths = {
+        spec.name: arrays[spec.name].shape[0]
+        for spec in specs
+        if spec.name in arrays and arrays[spec.name].ndim == len(spec.shape) + 1
+    }
+    if not lengths:
+        check_inputs(specs, arrays)
+        return Steps((arrays,), stacked=False)
+    name, count = next(iter(lengths.items()))
+    if not 1 <= count <= limits.MAX_STEPS:
+        raise InvalidInput(
+            f"input '{name}' has {count} steps on its first axis; give 1 to {limits.MAX_STEPS}"
+        )
+    for spec in specs:
+        if spec.name not in arrays:
+            continue  # check_inputs names it below
+        if lengths.get(spec.name) is None:
+            raise InvalidInput(
+                f"input '{name}' has a leading step axis and input '{spec.name}' has none; "
+                "give every input the same number of steps"
+            )
+        if lengths[spec.name] != count:
+            raise InvalidInput(
+                f"input '{name}' has {count} steps and input '{spec.name}' has "
+                f"{lengths[spec.name]}; give every input the same number of steps"
+            )
+        check_array(spec, arrays[spec.name][0])
+    known = {spec.name for spec in specs}
+    # a name the model does not have keeps its whole array, so that the check below names it
+    rows = tuple({n: a[i] if n in known else a for n, a in arrays.items()} for i in range(count))
+    check_inputs(specs, rows[0])
+    return Steps(rows, stacked=True)
+
+
+def parse_usdc(amount: float | int | str | Decimal, *, name: str) -> int:
+    """Return micro-USDC; raise InvalidInput unless it is an amount of at most 6 decimals."""
+    try:
+        micro = Decimal(str(amount)) * MICRO
+    except InvalidOperation:
+        micro = Decimal("NaN")
+    if not micro.is_finite() or micro < 0 or micro > _MAX_USDC * MICRO:
+        raise InvalidInput(f"{name} is {amount}; give an amount of USDC such as 0.25")
+    if micro != micro.to_integral_value():
+        raise InvalidInput(f"{name} is {amount}; USDC has 6 decimals, give no more")
+    return int(micro)
+
+
+def format_usdc(micro_usdc: int) -> str:
+    """Return an amount as people write it: "0.25 USDC"."""
+    whole, fraction = divmod(micro_usdc, MICRO)
+    digits = f"{fraction:06d}".rstrip("0")
+    return f"{whole:,}.{digits} USDC" if digits else f"{whole:,} USDC"

@@ -1,0 +1,150 @@
+"""``splitup up``, ``down`` and ``status``: a network from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
+from splitup.config import NETWORK_FILE, NetworkConfig
+from splitup.devnet.network import DevnetOptions, run_devnet
+from splitup.devnet.processes import read_tail
+from splitup.devnet.state import DevnetState, read_runtime, read_supervisor
+from splitup.devnet.status import Health, fetch_health
+from splitup.errors import ConfigurationError, SplitUpError, Unavailable
+from splitup.net.http import SignedClient
+
+_STOP_TIMEOUT_S: Final = 60.0
+_DETACH_TIMEOUT_S: Final = 150.0
+_POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkStatus:
+    """What ``splitup status`` shows; ``health`` is None when the chain does not answer."""
+
+    directory: Path
+    supervisor: int | None
+    processes: tuple[tuple[str, int, bool], ...]  # name, process id, whether it runs
+    health: Health | None
+    problem: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        rows = [{"name": n, "pid": pid, "running": up} for n, pid, up in self.processes]
+        return {
+            "directory": str(self.directory),
+            "running": self.supervisor is not None,
+            "supervisor": self.supervisor,
+            "processes": rows,
+            "problem": self.problem,
+            **({} if self.health is None else self.health.to_dict()),
+        }
+
+
+def up(options: DevnetOptions, say: Callable[[str], None]) -> None:
+    """Run a network in the foreground until Ctrl-C or ``splitup down``."""
+
+    def greet(health: Health) -> None:
+        say(f"ready: {health.describe()}")
+        say(
+            f"the network runs in {options.directory}; stop it with Ctrl-C, "
+            f"or elsewhere with: splitup down --dir {options.directory}"
+        )
+
+    asyncio.run(run_devnet(options, say, greet))
+
+
+def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
+    """Start a network in the background and return when it is ready.
+
+    Raises Unavailable, with the end of the supervisor's log, when it does not come up.
+    """
+    directory = options.directory.absolute()
+    if (pid := read_supervisor(directory)) is not None:
+        raise ConfigurationError(
+            f"the network in {directory} is running already (process {pid}); "
+            f"stop it with: splitup down --dir {directory}"
+        )
+    log = directory / "logs" / "supervisor.log"
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "splitup.cli", "up", "--dir", str(directory)]
+    command += [] if options.nodes is None else ["--nodes", str(options.nodes)]
+    command += [] if options.vram_bytes is None else ["--vram", str(options.vram_bytes)]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    ends = time.monotonic() + _DETACH_TIMEOUT_S
+    while not (read_supervisor(directory) == process.pid and read_runtime(directory).ready):
+        if process.poll() is not None:
+            raise Unavailable(f"the network did not start:\n{read_tail(log)}")
+        if time.monotonic() > ends:
+            process.terminate()
+            raise Unavailable(f"the network is not ready yet; its log is {log}")
+        time.sleep(_POLL_S)
+    say(f"ready; the network runs in {directory}; stop it with: splitup down --dir {directory}")
+
+
+def down(directory: Path, say: Callable[[str], None]) -> None:
+    """Stop the network of a directory and wait until everything has ended."""
+    directory = directory.absolute()
+    pid = read_supervisor(directory)
+    if pid is None:
+        raise ConfigurationError(f"no network runs in {directory}; see: splitup status")
+    os.kill(pid, signal.SIGTERM)
+    ends = time.monotonic() + _STOP_TIMEOUT_S
+    while read_supervisor(directory) == pid:
+        if time.monotonic() > ends:
+            raise Unavailable(
+                f"the supervisor (process {pid}) did not stop within {_STOP_TIMEOUT_S:g} s; "
+                f"end it with: kill -9 {pid}"
+            )
+        time.sleep(_POLL_S)
+    say(f"stopped; chain, objects and keys stay in {directory}, resume with: splitup up")
+
+
+def fetch_status(directory: Path) -> NetworkStatus:
+    """Ask a network how it is; raise ConfigurationError when the directory holds none."""
+    directory = directory.absolute()
+    state = DevnetState.load(directory)
+    if state is None:
+        raise ConfigurationError(f"there is no network in {directory}; start one with: splitup up")
+    health, problem = None, ""
+    try:
+        config = NetworkConfig.load(directory / NETWORK_FILE)
+        health = asyncio.run(_fetch_health(config, state))
+    except SplitUpError as error:
+        problem = str(error)
+    processes = tuple(
+        (process.name, process.pid, _is_alive(process.pid))
+        for process in read_runtime(directory).processes
+    )
+    return NetworkStatus(directory, read_supervisor(directory), processes, health, problem)
+
+
+async def _fetch_health(config: NetworkConfig, state: DevnetState) -> Health:
+    deployment = Deployment.load(config.deployment)
+    async with await Chain.connect(config.rpc_url, deployment) as chain, SignedClient() as http:
+        return await fetch_health(chain, http, state)
+
+
+def _is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        os.kill(pid, 0)
+        return True
+    return False

@@ -1,0 +1,123 @@
+"""The configuration files of a devnet's parties: the same formats that real operators write."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from splitup.config import NETWORK_FILE
+from splitup.devnet.funding import Parties, Party, get_member_port, make_endpoint
+from splitup.devnet.state import DevnetState, write_json
+from splitup.storage.server import ObjectServer
+
+# party -> (program, command)
+PROGRAMS: Final = {
+    "gateway": ("splitup-oracle", "gateway"),
+    "member": ("splitup-oracle", "run"),
+    "node": ("splitup-node", "run"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the files are made of."""
+
+    directory: Path
+    state: DevnetState
+    parties: Parties
+    rpc_url: str
+    objects: ObjectServer
+
+    @property
+    def deployment(self) -> Path:
+        return self.directory / "deployment.json"
+
+    @property
+    def gateway_url(self) -> str:
+        return make_endpoint(self.state.gateway_port)
+
+
+def write_network_file(layout: Layout) -> None:
+    """Write ``network.json``: how the user's programs find this network."""
+    user = layout.parties.user
+    write_json(
+        layout.directory / NETWORK_FILE,
+        {
+            "rpc_url": layout.rpc_url,
+            "deployment": layout.deployment.name,
+            "gateway_url": layout.gateway_url,
+            "members": [make_endpoint(port) for port in layout.state.member_ports],
+            "user_keystore": str(user.keystore.relative_to(layout.directory)),
+            "user_passphrase_file": str(user.passphrase_file.relative_to(layout.directory)),
+            "allow_loopback": True,
+        },
+    )
+
+
+def write_gateway_file(layout: Layout) -> Path:
+    """Write ``gateway.toml``."""
+    folder = layout.directory / "gateway"
+    folder.mkdir(exist_ok=True)
+    return _write_toml(
+        folder / "gateway.toml",
+        {
+            "rpc_url": layout.rpc_url,
+            "deployment": str(layout.deployment),
+            "s3_endpoint": layout.objects.endpoint_url,
+            "bucket": layout.objects.bucket,
+            "credentials": str(layout.objects.credentials_path),
+            "listen_host": "127.0.0.1",
+            "listen_port": layout.state.gateway_port,
+            "data_dir": str(folder),
+            "open_models": True,
+        },
+    )
+
+
+def write_member_file(layout: Layout, party: Party) -> Path:
+    """Write a committee member's ``oracle.toml``."""
+    return _write_toml(
+        party.directory / "oracle.toml",
+        {
+            "rpc_url": layout.rpc_url,
+            "deployment": str(layout.deployment),
+            "gateway_url": layout.gateway_url,
+            "keystore": str(party.keystore),
+            "passphrase_file": str(party.passphrase_file),
+            "data_dir": str(party.directory),
+            "listen_host": "127.0.0.1",
+            "listen_port": get_member_port(party, layout.state),
+        },
+    )
+
+
+def write_node_file(layout: Layout, index: int) -> Path:
+    """Write a node's ``node.toml``."""
+    party, port = layout.parties.nodes[index], layout.state.node_ports[index]
+    return _write_toml(
+        party.directory / "node.toml",
+        {
+            "rpc_url": layout.rpc_url,
+            "deployment": str(layout.deployment),
+            "gateway_url": layout.gateway_url,
+            "keystore": str(party.keystore),
+            "passphrase_file": str(party.passphrase_file),
+            "data_dir": str(party.directory),
+            "listen": f"127.0.0.1:{port}",
+            "endpoint": make_endpoint(port),
+            "vram": f"{layout.state.vram_bytes}B",
+            "device": os.environ.get("DEV", ""),  # the variable by which tinygrad is steered
+            "kernel_cache": str(layout.directory / "kernel-cache"),
+            "allow_loopback": True,
+        },
+    )
+
+
+def _write_toml(path: Path, values: Mapping[str, str | int | bool]) -> Path:
+    # JSON's strings, integers and booleans are TOML's
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    return path

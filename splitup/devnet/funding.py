@@ -1,0 +1,205 @@
+"""What a fresh devnet needs from its chain: keys with ether, contracts, members, stakes, USDC.
+
+Each step looks first and sends only what is missing, so that an interrupted start goes on at the
+next. Accounts come from the devnet's own random mnemonic: 0 deploys, 1 is the user, 2 to 5 are
+the committee, then the nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from splitup import limits
+from splitup.chain.anvil import create_mnemonic, derive_key
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment, MarketParameters, deploy
+from splitup.crypto.keys import Identity
+from splitup.crypto.keystore import (
+    DEVNET_WORK_FACTOR,
+    create_identity,
+    create_passphrase,
+    load_identity,
+    read_secret_file,
+    write_secret_file,
+)
+from splitup.devnet.state import MAX_NODES, MEMBERS, DevnetState
+from splitup.errors import ChainUnavailable, ConfigurationError
+
+ACCOUNTS: Final = 2 + MEMBERS + MAX_NODES  # that Anvil's first block gives ether to
+USER_USDC: Final = 10_000_000_000  # 10,000 test USDC, in micro-USDC
+# Short enough to watch on one machine; a real network gives a settlement an hour.
+DEVNET_PARAMETERS: Final = MarketParameters(settlement_grace_s=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """One key holder of the devnet, with a directory of its own."""
+
+    name: str
+    directory: Path
+    identity: Identity
+
+    @property
+    def keystore(self) -> Path:
+        return self.directory / "keystore.json"
+
+    @property
+    def passphrase_file(self) -> Path:
+        return self.directory / "passphrase"
+
+
+@dataclass(frozen=True, slots=True)
+class Parties:
+    deployer: Party
+    user: Party
+    members: tuple[Party, ...]
+    nodes: tuple[Party, ...]
+
+
+def load_mnemonic(directory: Path) -> str:
+    """Return the devnet's seed of accounts, made at the first start."""
+    path = directory / "mnemonic"
+    if not path.exists():
+        write_secret_file(path, create_mnemonic().encode() + b"\n", what="mnemonic")
+    return read_secret_file(path, what="mnemonic", max_bytes=limits.KIB).decode().strip()
+
+
+def load_parties(directory: Path, mnemonic: str, nodes: int) -> Parties:
+    """Open every party's key file, making those that do not exist yet."""
+    members = [_load_party(directory, f"member-{i}", mnemonic, 2 + i) for i in range(MEMBERS)]
+    return Parties(
+        deployer=_load_party(directory, "deployer", mnemonic, 0),
+        user=_load_party(directory, "user", mnemonic, 1),
+        members=tuple(sorted(members, key=lambda party: party.identity.address)),
+        nodes=tuple(
+            _load_party(directory, f"node-{i}", mnemonic, 2 + MEMBERS + i) for i in range(nodes)
+        ),
+    )
+
+
+async def load_deployment(
+    directory: Path, rpc_url: str, deployer: Party, parameters: MarketParameters
+) -> Deployment:
+    """Return the contracts, deployed at the first start with these parameters.
+
+    Raises ConfigurationError when the chain is not the one they were deployed on.
+    """
+    path = directory / "deployment.json"
+    if not path.exists():
+        deployment = await deploy(
+            rpc_url, deployer.identity.private_key, unbonding_period_s=60, parameters=parameters
+        )
+        deployment.save(path)
+        return deployment
+    deployment = Deployment.load(path)
+    try:
+        chain = await Chain.connect(rpc_url, deployment)
+    except ChainUnavailable as error:
+        raise ConfigurationError(
+            f"{directory} holds another chain than its contracts were deployed on ({error}); "
+            "start afresh with another --dir"
+        ) from None
+    await chain.close()
+    return deployment
+
+
+async def set_up_chain(
+    rpc_url: str, deployment: Deployment, parties: Parties, state: DevnetState
+) -> None:
+    """Appoint the committee, hand out test USDC and stake the nodes, as far as still needed."""
+    key = parties.deployer.identity.private_key
+    async with await Chain.connect(rpc_url, deployment, private_key=key) as chain:
+        await asyncio.gather(
+            _appoint(chain, parties.members, state), _mint(chain, parties.user, USER_USDC)
+        )
+        stake = await chain.call("nodes", "minStake", get_vram_gb(state))
+        unstaked = [p for p in parties.nodes if not await _get_stake(chain, p)]
+        await asyncio.gather(*(_mint(chain, party, stake) for party in unstaked))
+    await asyncio.gather(
+        *(
+            _stake(rpc_url, deployment, party, state, state.node_ports[index])
+            for index, party in enumerate(parties.nodes)
+            if party in unstaked
+        )
+    )
+
+
+def get_vram_gb(state: DevnetState) -> int:
+    """Return the gigabytes that a node's stake has to cover."""
+    return max(1, -(-state.vram_bytes // 10**9))
+
+
+def make_endpoint(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def _load_party(directory: Path, name: str, mnemonic: str, index: int) -> Party:
+    folder = directory / name
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    keystore, passphrase = folder / "keystore.json", folder / "passphrase"
+    if keystore.exists():
+        return Party(name, folder, load_identity(keystore, passphrase))
+    if not passphrase.exists():
+        create_passphrase(passphrase)
+    identity = create_identity(
+        keystore,
+        passphrase,
+        work_factor=DEVNET_WORK_FACTOR,
+        private_key=derive_key(mnemonic, index),
+    )
+    return Party(name, folder, identity)
+
+
+async def _appoint(chain: Chain, members: Sequence[Party], state: DevnetState) -> None:
+    if await chain.call("committee", "members"):
+        return
+    await chain.send(
+        "committee",
+        "setMembers",
+        [
+            (
+                party.identity.address,
+                party.identity.signing_key_hex,
+                make_endpoint(get_member_port(party, state)),
+            )
+            for party in members
+        ],
+    )
+
+
+def get_member_port(party: Party, state: DevnetState) -> int:
+    return state.member_ports[int(party.name.removeprefix("member-"))]
+
+
+async def _mint(chain: Chain, party: Party, amount: int) -> None:
+    address = party.identity.address
+    wallet = await chain.call("usdc", "balanceOf", address)
+    deposited = await chain.call("market", "balanceOf", address)
+    if not wallet + deposited:
+        await chain.send("usdc", "mint", address, amount)
+
+
+async def _get_stake(chain: Chain, party: Party) -> int:
+    node = await chain.call("nodes", "nodeOf", party.identity.address)
+    return int(node["stake"])
+
+
+async def _stake(
+    rpc_url: str, deployment: Deployment, party: Party, state: DevnetState, port: int
+) -> None:
+    key = party.identity.private_key
+    async with await Chain.connect(rpc_url, deployment, private_key=key) as chain:
+        stake = await chain.call("nodes", "minStake", get_vram_gb(state))
+        # not awaited apart: both fit one block, and the second is estimated on the pending state
+        await chain.send("usdc", "approve", deployment.nodes, stake, wait=False)
+        await chain.send(
+            "nodes",
+            "register",
+            party.identity.signing_key_hex,
+            get_vram_gb(state),
+            make_endpoint(port),
+        )

@@ -1,0 +1,290 @@
+"""The running devnet: starts every party in order, watches them, stops them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from splitup.chain.anvil import build_command, find_anvil
+from splitup.chain.client import Chain
+from splitup.chain.deployment import MarketParameters
+from splitup.chain.rpc import Rpc
+from splitup.devnet import files, funding
+from splitup.devnet.processes import Child, die_with_parent, find_program, spawn
+from splitup.devnet.state import (
+    DevnetState,
+    Lock,
+    RunningProcess,
+    Runtime,
+    read_runtime,
+    write_runtime,
+)
+from splitup.devnet.status import Health, fetch_health
+from splitup.errors import ChainUnavailable, Unavailable
+from splitup.net.http import SignedClient
+from splitup.storage.server import ObjectServer, start_object_server
+
+START_TIMEOUT_S: Final = 120.0  # the slowest part: every node compiles on first start
+_PROBE_S: Final = 0.2
+_ESSENTIAL: Final = (
+    "chain",
+    "gateway",
+)  # without these nothing works; the rest may fail and be seen
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DevnetOptions:
+    """What ``splitup up`` was asked for; None keeps what the directory has, or the default.
+
+    ``parameters`` are the market's, used at the first start.
+    """
+
+    directory: Path
+    nodes: int | None = None
+    vram_bytes: int | None = None
+    parameters: MarketParameters = funding.DEVNET_PARAMETERS
+
+
+DEFAULT_NODES: Final = 6
+DEFAULT_VRAM_BYTES: Final = 10**9
+
+
+class Devnet:
+    """One network in one directory, run by this process.
+
+    ``start`` and ``stop`` must be called from the main thread: the children's lives hang on it.
+    """
+
+    def __init__(self, options: DevnetOptions, report: Report) -> None:
+        self.directory = options.directory.absolute()
+        self._options = options
+        self._report = report
+        self._lock = Lock(self.directory)
+        self._groups: list[list[Child]] = []  # in the order they were started
+        self._objects: ObjectServer | None = None
+        self._lost: set[str] = set()
+
+    @property
+    def children(self) -> list[Child]:
+        return [child for group in self._groups for child in group]
+
+    async def start(self) -> Health:
+        """Start or resume the network and return when it is ready to execute.
+
+        Raises ConfigurationError (running already, port taken, damaged directory, missing
+        program) and Unavailable (a party ended, with the end of its log, or the network is not
+        ready in time). Whatever was started is stopped before an error leaves.
+        """
+        self._lock.acquire()
+        try:
+            self._stop_leftovers()
+            self._write_runtime(ready=False)
+            state = self._prepare_state()
+            return await self._start(state)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self, state: DevnetState) -> Health:
+        directory = self.directory
+        mnemonic = funding.load_mnemonic(directory)
+        parties = funding.load_parties(directory, mnemonic, state.nodes)
+        self._report("starting the chain and the object store")
+        rpc_url = await self._start_chain(state, mnemonic)
+        self._objects = start_object_server(
+            directory / "objects", preexec_fn=die_with_parent if os.name == "posix" else None
+        )
+        self._report("preparing contracts, funds and stakes")
+        deployment = await funding.load_deployment(
+            directory, rpc_url, parties.deployer, self._options.parameters
+        )
+        await funding.set_up_chain(rpc_url, deployment, parties, state)
+        layout = files.Layout(directory, state, parties, rpc_url, self._objects)
+        files.write_network_file(layout)
+        self._report("starting the gateway, the committee and the nodes")
+        self._spawn_group([("gateway", files.write_gateway_file(layout))])
+        members = [(p.name, files.write_member_file(layout, p)) for p in parties.members]
+        self._spawn_group(sorted(members))
+        self._spawn_group(
+            [(p.name, files.write_node_file(layout, i)) for i, p in enumerate(parties.nodes)]
+        )
+        async with (
+            await Chain.connect(rpc_url, deployment) as chain,
+            SignedClient() as http,
+        ):
+            health = await self._wait_until_ready(chain, http, state)
+        self._write_runtime(ready=True)
+        return health
+
+    async def watch(self) -> None:
+        """Run until cancelled, or until a part fails that the network cannot do without.
+
+        A member or node that ends is reported and left down: the network is made to survive that.
+        """
+        while True:
+            await asyncio.sleep(_PROBE_S)
+            self._check_essential()
+            for child in self.children:
+                if not child.is_running() and child.name not in self._lost:
+                    self._lost.add(child.name)
+                    self._report(child.describe_end())
+
+    async def stop(self) -> None:
+        """Stop everything that was started, in reverse order, and give the directory free."""
+        for group in reversed(self._groups):
+            for child in group:
+                child.request_stop()
+            await asyncio.gather(*(asyncio.to_thread(child.stop) for child in group))
+            if group[0].name == "gateway" and self._objects is not None:
+                await asyncio.to_thread(self._objects.stop)
+                self._objects = None
+        if self._objects is not None:
+            await asyncio.to_thread(self._objects.stop)
+        self._groups.clear()
+        self._objects = None
+        self._lock.release()
+
+    # ---- starting ------------------------------------------------------------------------------
+
+    def _prepare_state(self) -> DevnetState:
+        options = self._options
+        state = DevnetState.load(self.directory)
+        if state is None:
+            state = DevnetState.create(
+                nodes=DEFAULT_NODES if options.nodes is None else options.nodes,
+                vram_bytes=options.vram_bytes or DEFAULT_VRAM_BYTES,
+            )
+        elif options.nodes is not None and options.nodes != state.nodes:
+            state = state.resize(options.nodes)
+        state.check_ports(self.directory)
+        state.save(self.directory)
+        return state
+
+    async def _start_chain(self, state: DevnetState, mnemonic: str) -> str:
+        command = build_command(
+            find_anvil(),
+            state.chain_port,
+            mnemonic=mnemonic,
+            accounts=funding.ACCOUNTS,
+            state_file=self.directory / "chain-state.json",
+            block_time_s=1,
+            mixed_mining=False,
+        )
+        # Anvil makes its first block anew at every start; only an equal one has an equal hash
+        command += ["--timestamp", str(state.genesis_time_s)]
+        child = spawn("chain", command, log=self._log("chain"))
+        self._add_group([child])
+        url = funding.make_endpoint(state.chain_port)
+        async with Rpc(url) as rpc, asyncio.timeout(START_TIMEOUT_S):
+            while True:
+                child.check_running()
+                with contextlib.suppress(ChainUnavailable):
+                    await rpc.request("anvil_setTime", int(time.time()), tries=1)
+                    return url
+                await asyncio.sleep(0.02)
+
+    def _spawn_group(self, parties: Sequence[tuple[str, Path]]) -> None:
+        group: list[Child] = []
+        self._groups.append(group)
+        for name, config in parties:
+            program, verb = files.PROGRAMS[name.partition("-")[0]]
+            command: list[str | Path] = [find_program(program), verb, "--config", config]
+            group.append(spawn(name, command, log=self._log(name)))
+        self._write_runtime(ready=False)
+
+    def _add_group(self, group: list[Child]) -> None:
+        self._groups.append(group)
+        self._write_runtime(ready=False)
+
+    async def _wait_until_ready(
+        self, chain: Chain, http: SignedClient, state: DevnetState
+    ) -> Health:
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + START_TIMEOUT_S
+        said = ""
+        while True:
+            for child in self.children:
+                child.check_running()
+            self._check_essential()
+            health = await fetch_health(chain, http, state)
+            if (line := health.describe()) != said:
+                said = line
+                self._report(line)
+            if health.is_ready():
+                return health
+            if loop.time() > ends:
+                raise Unavailable(
+                    f"the network was not ready within {START_TIMEOUT_S:g} s ({line}); "
+                    f"the logs are in {self.directory / 'logs'}"
+                )
+            await asyncio.sleep(_PROBE_S)
+
+    def _check_essential(self) -> None:
+        for child in self.children:
+            if child.name in _ESSENTIAL:
+                child.check_running()
+        if self._objects is not None and not self._objects.is_running():
+            raise Unavailable(
+                f"the object store ended; its log is {self._objects.data_dir / 'weed.log'}"
+            )
+
+    def _stop_leftovers(self) -> None:
+        """End what a supervisor that was killed has left, recognised by directory and name."""
+        mark = os.fsencode(self.directory) + b"/"
+        for process in read_runtime(self.directory).processes:
+            command = Path(f"/proc/{process.pid}/cmdline")
+            with contextlib.suppress(OSError):
+                if mark in command.read_bytes():
+                    os.kill(process.pid, signal.SIGKILL)
+                while mark in command.read_bytes():  # empty, then gone
+                    time.sleep(0.01)
+
+    def _write_runtime(self, *, ready: bool) -> None:
+        processes = [RunningProcess(c.name, c.pid, str(c.log)) for c in self.children]
+        if self._objects is not None:
+            log = self._objects.data_dir / "weed.log"
+            processes.append(RunningProcess("objects", self._objects.pid, str(log)))
+        write_runtime(self.directory, Runtime(ready, tuple(processes)))
+
+    def _log(self, name: str) -> Path:
+        return self.directory / "logs" / f"{name}.log"
+
+
+async def run_devnet(
+    options: DevnetOptions, report: Report, on_ready: Callable[[Health], None]
+) -> None:
+    """Run a network until SIGINT or SIGTERM, then stop it cleanly."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    net = Devnet(options, report)
+    work = asyncio.create_task(_start_and_watch(net, on_ready))
+    waiting = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+    finally:
+        waiting.cancel()
+        if net.children:
+            report("stopping")
+        await net.stop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _start_and_watch(net: Devnet, on_ready: Callable[[Health], None]) -> None:
+    on_ready(await net.start())
+    await net.watch()

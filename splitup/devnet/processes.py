@@ -1,0 +1,123 @@
+"""Child processes of a devnet: started with a log each, stopped by their own process id.
+
+Every child is a session of its own, so that Ctrl-C reaches only the supervisor, which then stops
+them in order. On Linux the kernel also stops a child whose supervisor was killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from splitup.errors import ConfigurationError, Unavailable
+
+_PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
+_LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+_TAIL_BYTES: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A running process of the network."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def check_running(self) -> None:
+        """Raise Unavailable with the end of the log when the process has ended."""
+        if not self.is_running():
+            raise Unavailable(self.describe_end())
+
+    def describe_end(self) -> str:
+        """Return how an ended process ended, and the end of its log."""
+        code = self.process.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return f"{self.name} {how}; its log {self.log} ends with:\n{read_tail(self.log)}"
+
+    def request_stop(self) -> None:
+        """Send SIGTERM, if it still runs."""
+        if self.process.poll() is None:
+            self.process.terminate()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the process: SIGTERM, and SIGKILL when it has not gone after ``timeout_s``."""
+        self.request_stop()
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def spawn(
+    name: str,
+    command: Sequence[str | Path],
+    *,
+    log: Path,
+) -> Child:
+    """Start a process whose output goes to ``log`` (appended).
+
+    Call it from a thread that outlives the child: the kernel ties its death signal to that thread.
+    Raises ConfigurationError when the program cannot be started.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} start {name}\n".encode())
+        output.flush()
+        try:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent if _LIBC is not None else None,
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"{command[0]} cannot be started ({error.strerror}); install SplitUp again"
+            ) from None
+    return Child(name, process, log)
+
+
+def find_program(name: str) -> Path:
+    """Return one of SplitUp's own programs, which lie beside this interpreter."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise ConfigurationError(
+            f"the program {path} is missing; install SplitUp again: pip install -e ."
+        )
+    return path
+
+
+def read_tail(log: Path, lines: int = 12) -> str:
+    """Return the last lines of a log, indented; it may be missing or empty."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        text = ""
+    tail = [line for line in text.splitlines() if line.strip()][-lines:]
+    return "\n".join(f"    {line}" for line in tail) or "    (the log is empty)"
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent dies; runs between fork and exec."""
+    assert _LIBC is not None
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,0 +1,193 @@
+"""What a devnet keeps between two starts, and who runs it right now.
+
+``devnet.json`` holds what never changes after the first start: ports, the number of nodes, their
+VRAM. ``mnemonic`` (0600) is the seed of Anvil's test accounts. ``lock`` is held by the running
+supervisor, whose process id stands in it; ``runtime.json`` lists what it started.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from splitup.errors import ConfigurationError
+from splitup.net.ports import find_free_ports, is_port_free
+
+MEMBERS: Final = 4  # n = 3f+1 with f = 1: the smallest committee that survives a faulty member
+MAX_NODES: Final = 64  # one machine; each node is two processes
+_VERSION: Final = 1
+
+
+class DevnetState(BaseModel):
+    """The shape of a devnet, fixed at its first start."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    version: int = Field(default=_VERSION, ge=_VERSION, le=_VERSION)
+    nodes: int = Field(ge=1, le=MAX_NODES)
+    vram_bytes: int = Field(ge=1)
+    genesis_time_s: int = Field(ge=1)  # of the chain's first block
+    chain_port: int = Field(ge=1, le=65_535)
+    gateway_port: int = Field(ge=1, le=65_535)
+    member_ports: tuple[int, ...] = Field(min_length=MEMBERS, max_length=MEMBERS)
+    node_ports: tuple[int, ...] = Field(max_length=MAX_NODES)
+
+    @classmethod
+    def create(cls, *, nodes: int, vram_bytes: int) -> Self:
+        """Choose free ports for a network of ``nodes`` nodes."""
+        if not 1 <= nodes <= MAX_NODES:
+            raise ConfigurationError(f"--nodes is {nodes}; give a number from 1 to {MAX_NODES}")
+        ports = find_free_ports(2 + MEMBERS + nodes)
+        return cls(
+            nodes=nodes,
+            vram_bytes=vram_bytes,
+            genesis_time_s=int(time.time()),
+            chain_port=ports[0],
+            gateway_port=ports[1],
+            member_ports=tuple(ports[2 : 2 + MEMBERS]),
+            node_ports=tuple(ports[2 + MEMBERS :]),
+        )
+
+    def resize(self, nodes: int) -> Self:
+        """Return the same network with ``nodes`` nodes; nodes that exist keep their ports."""
+        if not 1 <= nodes <= MAX_NODES:
+            raise ConfigurationError(f"--nodes is {nodes}; give a number from 1 to {MAX_NODES}")
+        missing = max(0, nodes - len(self.node_ports))
+        ports = (*self.node_ports, *find_free_ports(missing))
+        return self.model_copy(update={"nodes": nodes, "node_ports": ports})
+
+    def save(self, directory: Path) -> None:
+        write_json(directory / "devnet.json", self.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, directory: Path) -> Self | None:
+        """Read the state of an earlier start, None when there was none."""
+        file = directory / "devnet.json"
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError):
+            raise ConfigurationError(
+                f"{file} is damaged or of another version; start afresh with another --dir"
+            ) from None
+
+    def named_ports(self) -> list[tuple[str, int]]:
+        """Return every port in use with the name of its owner."""
+        members = [(f"member-{i}", port) for i, port in enumerate(self.member_ports)]
+        nodes = [(f"node-{i}", port) for i, port in enumerate(self.node_ports[: self.nodes])]
+        return [("chain", self.chain_port), ("gateway", self.gateway_port), *members, *nodes]
+
+    def check_ports(self, directory: Path) -> None:
+        """Raise ConfigurationError naming the first port that somebody else has taken."""
+        for name, port in self.named_ports():
+            if not is_port_free(port):
+                raise ConfigurationError(
+                    f"port {port}, which this network's {name} uses, is taken by another program; "
+                    f"stop that program, or start a second network with: splitup up --dir OTHER "
+                    f"({directory} stays as it is)"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningProcess:
+    """A process as ``runtime.json`` lists it."""
+
+    name: str
+    pid: int
+    log: str
+
+
+class Lock:
+    """The right to run the network of a directory; held until ``release`` or the process's end."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "lock"
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock; raise ConfigurationError naming the process that holds it."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not _try_lock(descriptor):
+            os.close(descriptor)
+            directory = self._path.parent
+            raise ConfigurationError(
+                f"the network in {directory} is running already "
+                f"(process {read_supervisor(directory)}); "
+                f"stop it with: splitup down --dir {directory}"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _try_lock(descriptor: int) -> bool:
+    for _ in range(10):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(0.02)  # a reader holds it for microseconds, see read_supervisor
+    return False
+
+
+def read_supervisor(directory: Path) -> int | None:
+    """Return the process id of the directory's running supervisor, None when there is none."""
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        text = os.read(descriptor, 32).decode().strip()
+        return int(text) if text.isdigit() else None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What the supervisor says about its network; true only while the directory's lock is held."""
+
+    ready: bool
+    processes: tuple[RunningProcess, ...]
+
+
+def write_runtime(directory: Path, runtime: Runtime) -> None:
+    """Write ``runtime.json``."""
+    write_json(directory / "runtime.json", asdict(runtime))
+
+
+def read_runtime(directory: Path) -> Runtime:
+    """Return what the supervisor wrote last, or an empty runtime."""
+    try:
+        value = json.loads((directory / "runtime.json").read_text())
+        rows = [
+            RunningProcess(str(r["name"]), int(r["pid"]), str(r["log"])) for r in value["processes"]
+        ]
+        return Runtime(bool(value["ready"]), tuple(rows))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Runtime(False, ())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` in one step, so that a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(temporary, path)

@@ -1,0 +1,165 @@
+"""What state a devnet is in, asked of its chain and its members, not of its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+from splitup import limits
+from splitup.chain.client import Chain
+from splitup.devnet.funding import make_endpoint
+from splitup.devnet.state import MEMBERS, DevnetState
+from splitup.errors import PeerFault, SplitUpError
+from splitup.net.http import SignedClient
+from splitup.wire import Snapshot
+
+_PROBE_TIMEOUT_S: Final = 2.0
+_NO_ROOT: Final = "0x" + "00" * 32
+_PAGE: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """A registered node; ``tasks`` are those it holds in the latest snapshot."""
+
+    address: str
+    endpoint: str
+    stake_micro_usdc: int
+    answers: bool
+    in_snapshot: bool
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A network at one moment. ``members`` lists the endpoints that answer."""
+
+    block: int
+    has_group_key: bool
+    gateway_answers: bool
+    members: tuple[str, ...]
+    nodes: tuple[NodeHealth, ...]
+    wanted_nodes: int
+
+    @property
+    def live_nodes(self) -> int:
+        """Nodes that answer now and are in the snapshot, which may be of an earlier life."""
+        return sum(node.in_snapshot and node.answers for node in self.nodes)
+
+    def is_ready(self) -> bool:
+        return (
+            self.has_group_key
+            and self.gateway_answers
+            and len(self.members) == MEMBERS
+            and self.live_nodes >= self.wanted_nodes
+        )
+
+    def count_holders(self) -> Counter[str]:
+        """Return how many live nodes hold each task."""
+        return Counter(task for node in self.nodes if node.in_snapshot for task in node.tasks)
+
+    def describe(self) -> str:
+        """Return one line for a terminal."""
+        return ", ".join(
+            (
+                "gateway" if self.gateway_answers else "no gateway yet",
+                f"{len(self.members)}/{MEMBERS} committee members",
+                "group key" if self.has_group_key else "no group key yet",
+                f"{self.live_nodes}/{self.wanted_nodes} nodes",
+            )
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form of ``splitup status --json``."""
+        return {
+            "ready": self.is_ready(),
+            "block": self.block,
+            "group_key": self.has_group_key,
+            "gateway": self.gateway_answers,
+            "members": list(self.members),
+            "nodes": [
+                {
+                    "address": node.address,
+                    "endpoint": node.endpoint,
+                    "stake_micro_usdc": node.stake_micro_usdc,
+                    "answers": node.answers,
+                    "in_snapshot": node.in_snapshot,
+                    "tasks": len(node.tasks),
+                }
+                for node in self.nodes
+            ],
+        }
+
+
+async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> Health:
+    """Ask chain, gateway, members and nodes at once; raise ChainUnavailable."""
+    member_urls = [make_endpoint(port) for port in state.member_ports]
+    head, group_key, registered, snapshot, gateway, *answers = await asyncio.gather(
+        chain.fetch_head(),
+        chain.call("committee", "groupKey"),
+        _fetch_nodes(chain),
+        fetch_snapshot(chain, http, member_urls),
+        _answers(http, make_endpoint(state.gateway_port)),
+        *(_answers(http, url) for url in member_urls),
+    )
+    entries = {entry.node: entry for entry in snapshot.entries} if snapshot is not None else {}
+    node_answers = await asyncio.gather(*(_answers(http, node["endpoint"]) for node in registered))
+    nodes = tuple(
+        NodeHealth(
+            address=node["account"],
+            endpoint=node["endpoint"],
+            stake_micro_usdc=node["stake"],
+            answers=answer,
+            in_snapshot=node["account"] in entries,
+            tasks=entries[node["account"]].resident if node["account"] in entries else (),
+        )
+        for node, answer in zip(registered, node_answers, strict=True)
+    )
+    return Health(
+        block=head.number,
+        has_group_key=bool(group_key),
+        gateway_answers=gateway,
+        members=tuple(u for u, answer in zip(member_urls, answers, strict=True) if answer),
+        nodes=nodes,
+        wanted_nodes=state.nodes,
+    )
+
+
+async def fetch_snapshot(chain: Chain, http: SignedClient, members: list[str]) -> Snapshot | None:
+    """Return the snapshot whose root is on chain, from the first member that has it, or None."""
+    latest = await chain.call("committee", "latestSnapshot")
+    root = latest["root"]
+    if root == _NO_ROOT:
+        return None
+    for member in members:
+        try:
+            data = await http.get_bytes(
+                f"{member}/v1/snapshot/{root}",
+                timeout_s=_PROBE_TIMEOUT_S,
+                max_bytes=limits.MAX_MESSAGE_BYTES,
+            )
+            snapshot = Snapshot.parse(data)
+            if snapshot.root() != root:
+                raise PeerFault(f"{member} sent another snapshot than {root}", peer=member)
+        except SplitUpError:
+            continue
+        return snapshot
+    return None
+
+
+async def _fetch_nodes(chain: Chain) -> list[dict[str, Any]]:
+    count = await chain.call("nodes", "nodeCount")
+    pages = [
+        await chain.call("nodes", "nodesPage", start, _PAGE) for start in range(0, count, _PAGE)
+    ]
+    return [node for page in pages for node in page]
+
+
+async def _answers(http: SignedClient, url: str) -> bool:
+    try:
+        await http.get_json(f"{url}/v1/ping", timeout_s=_PROBE_TIMEOUT_S)
+    except SplitUpError:
+        return False
+    return True

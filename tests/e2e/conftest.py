@@ -1,0 +1,142 @@
+"""One real network for all end-to-end tests: starting it takes half a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splitup.client.connection import SplitUp
+from splitup.config import NETWORK_FILE
+from splitup.devnet.processes import find_program, read_tail
+from splitup.devnet.state import DevnetState, read_runtime, read_supervisor
+from splitup.devnet.status import Health, fetch_health
+from splitup.net.http import SignedClient
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "packages-4m"
+MODEL = "packages-4m"
+TARGET_VRAM = "1.9MB"
+NODES = 5
+NODE_VRAM_BYTES = 100_000_000
+SERVE = Path(__file__).with_name("serve_network.py")
+
+
+@dataclass
+class Network:
+    """A devnet directory, and the process that serves it at the moment."""
+
+    directory: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def config(self) -> Path:
+        return self.directory / NETWORK_FILE
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "supervisor.log"
+
+    def start(self) -> None:
+        self.directory.mkdir(exist_ok=True)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, SERVE, self.directory, str(NODES), str(NODE_VRAM_BYTES)],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        wait_for(self.is_ready, 150, self.describe)
+
+    def is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.describe()
+        ours = read_supervisor(self.directory) == self.process.pid
+        return ours and read_runtime(self.directory).ready
+
+    def stop(self) -> int:
+        """Ask it to stop; return its exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def pid_of(self, name: str) -> int:
+        return next(p.pid for p in read_runtime(self.directory).processes if p.name == name)
+
+    def kill(self, name: str) -> None:
+        os.kill(self.pid_of(name), signal.SIGKILL)
+
+    def name_of(self, address: str) -> str:
+        """Return the party's name for an account: the keystore in its directory says it."""
+        for keystore in self.directory.glob("*/keystore.json"):
+            if json.loads(keystore.read_text())["address"].lower().endswith(address[2:]):
+                return keystore.parent.name
+        raise AssertionError(f"nobody has {address}")
+
+    def fetch_health(self) -> Health:
+        async def fetch() -> Health:
+            state = DevnetState.load(self.directory)
+            assert state is not None
+            async with SplitUp.connect(self.config) as net, SignedClient() as http:
+                return await fetch_health(net.chain, http, state)
+
+        return asyncio.run(fetch())
+
+    def wait_for_holders(self, count: int) -> None:
+        """Wait until ``count`` live nodes hold every task of the model."""
+
+        async def fetch_tasks() -> list[str]:
+            async with SplitUp.connect(self.config) as net:
+                model = await net.fetch_model(MODEL)
+                return [task.task_id for task in model.manifest.tasks]
+
+        tasks = asyncio.run(fetch_tasks())
+
+        def is_held() -> bool:
+            holders = self.fetch_health().count_holders()
+            return all(holders[task] >= count for task in tasks)
+
+        wait_for(is_held, 120, self.describe)
+
+    def describe(self) -> str:
+        return read_tail(self.log, 30)
+
+
+def wait_for(condition: Any, timeout_s: float, describe: Any = lambda: "") -> None:
+    """Poll processes of other programs, which no event of ours can announce."""
+    ends = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < ends, f"not so after {timeout_s} s: {describe()}"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="session")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    network = Network(tmp_path_factory.mktemp("e2e") / "net")
+    try:
+        network.start()
+        done = subprocess.run(
+            [
+                *(find_program("splitup-deploy"), "register", "--json", "--model", EXAMPLE),
+                *("--name", MODEL, "--target-vram", TARGET_VRAM, "--config", network.directory),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        network.wait_for_holders(NODES)
+        yield network
+    finally:
+        if network.process is not None and network.process.poll() is None:
+            network.stop()

@@ -1,0 +1,243 @@
+"""The whole market on real processes, in the order of the tests: each leaves the network usable."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from splitup.client.connection import SplitUp
+from splitup.client.outcome import Result, compute_percentile, compute_transitions
+from splitup.devnet.processes import find_program
+from splitup.errors import ExecutionFailed, InvalidInput
+from tests.e2e.conftest import EXAMPLE, MODEL, NODES, Network, wait_for
+
+LYING_NODE = Path(__file__).with_name("lying_node.py")
+PROMPT = "library for"
+
+
+def make_inputs(steps: int) -> dict[str, np.ndarray[Any, Any]]:
+    tokens = np.random.default_rng(7).integers(3, 2048, (steps, 1), dtype=np.int32)
+    return {"tokens": tokens, "positions": np.arange(steps, dtype=np.int32)[:, None]}
+
+
+def compute_reference(directory: Path, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """Run the uncut model in a process of its own."""
+    steps, outputs = directory / "steps.npz", directory / "outputs.npz"
+    np.savez(steps, **inputs)
+    subprocess.run(
+        [sys.executable, "-m", "splitup_deploy.replay", EXAMPLE, steps, outputs],
+        check=True,
+        capture_output=True,
+    )
+    with np.load(outputs, allow_pickle=False) as arrays:
+        return np.asarray(arrays["logits"])
+
+
+async def execute(network: Network, steps: int, **options: Any) -> Result:
+    async with SplitUp.connect(network.config) as net:
+        return await net.execute(MODEL, make_inputs(steps), **options)
+
+
+def run_cli(network: Network, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [find_program("splitup"), *arguments, "--config", network.directory, "--json"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
+    network: Network, tmp_path: Path
+) -> None:
+    inputs = make_inputs(12)
+    async with SplitUp.connect(network.config) as net:
+        before = await net.chain.call("market", "balanceOf", net.address)
+        result = await net.execute(MODEL, inputs)
+        receipt = await result.receipt
+        evidence = await net.evidence(receipt)
+        after = await net.chain.call("market", "balanceOf", net.address)
+    expected = await asyncio.to_thread(compute_reference, tmp_path, inputs)
+    assert result.outputs["logits"].tobytes() == expected.tobytes()
+    tasks = len(result.manifest.tasks)
+    assert len({(event.task, event.step) for event in result.trace}) == tasks * 12
+    transitions = [t.nanoseconds for t in compute_transitions(result.manifest, result.trace)]
+    assert min(transitions) > 0
+    assert compute_percentile(transitions, 50) < 50_000_000
+    # every task is verified here, so that everybody's work is paid twice over: done and checked
+    assert receipt.status == "settled" and receipt.steps == 12
+    assert not receipt.slashes
+    assert [entry.task for entry in evidence.verdicts] == list(range(tasks))
+    assert {entry.outcome for entry in evidence.verdicts} == {"honest"}
+    assert receipt.paid_micro_usdc == 2 * result.manifest.price_micro_usdc(12)
+    assert after - before == receipt.refunded_micro_usdc - await _deposited(
+        network, receipt, before
+    )
+
+
+async def _deposited(network: Network, receipt: Any, before: int) -> int:
+    """What of the locked price was in the market before: the rest was deposited for it."""
+    return int(min(before, receipt.paid_micro_usdc + receipt.refunded_micro_usdc))
+
+
+def test_command_line_runs_and_tells_the_receipt(network: Network, tmp_path: Path) -> None:
+    inputs = make_inputs(3)
+    for name, array in inputs.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    files = [f"--input={name}={tmp_path / name}.npy" for name in inputs]
+    done = run_cli(network, "run", MODEL, *files, "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    logits = np.load(tmp_path / "out" / "logits.npy")
+    assert report["outputs"]["logits"]["shape"] == list(logits.shape) == [3, 1, 2048]
+    assert logits.tobytes() == compute_reference(tmp_path, inputs).tobytes()
+    done = run_cli(network, "receipt", report["execution_id"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "settled"
+
+
+def test_synchronous_generation_repeats_itself(network: Network) -> None:
+    with SplitUp.connect_sync(network.config) as net:
+        options = {"max_tokens": 6, "temperature": 0.8, "seed": 5}
+        first = [token.id for token in net.generate(MODEL, PROMPT, **options)]
+        again = [token.id for token in net.generate(MODEL, PROMPT, **options)]
+    assert first == again
+    assert 1 <= len(first) <= 6
+
+
+async def test_executions_run_side_by_side(network: Network) -> None:
+    async with SplitUp.connect(network.config) as net:
+        runs = [net.execute(MODEL, make_inputs(steps)) for steps in (2, 5, 9)]
+        results = await asyncio.gather(*runs)
+    short, _, long = (result.outputs["logits"] for result in results)
+    assert short.tobytes() == long[:2].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "options", "message"),
+    [
+        ("no-such-model", {}, {}, "there is no model 'no-such-model'"),
+        ("0x" + "ab" * 32, {}, {}, "there is no model"),
+        (MODEL, {"tokens": np.zeros((2, 1), np.int64)}, {}, "has dtype int64"),
+        (MODEL, {"tokens": np.zeros((2, 3), np.int32)}, {}, "has shape"),
+        (MODEL, {"tokens": np.zeros((3, 1), np.int32)}, {}, "the same number of steps"),
+        (MODEL, {"extra": np.zeros(1, np.int32)}, {}, "no input 'extra'"),
+        (MODEL, {"positions": None}, {}, "'positions' is missing"),
+        (MODEL, {}, {"max_price_usdc": 0.000001}, "raise it to that"),
+        (MODEL, {}, {"max_price_usdc": "much"}, "give an amount"),
+    ],
+)
+async def test_bad_input_is_one_sentence_and_costs_nothing(
+    network: Network, model: str, change: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    inputs = {**make_inputs(2), **change}
+    inputs = {name: array for name, array in inputs.items() if array is not None}
+    async with SplitUp.connect(network.config) as net:
+        head = await net.chain.fetch_head()
+        with pytest.raises(InvalidInput, match=message) as caught:
+            await net.execute(model, inputs, **options)
+        assert "\n" not in str(caught.value)
+        events = await net.chain.fetch_events("market", from_block=head.number + 1)
+        assert not {"Deposited", "RequestNodeSelections"} & {event.name for event in events}
+
+
+async def test_too_little_usdc_says_how_much_is_missing(network: Network) -> None:
+    async with SplitUp.connect(network.config) as net:
+        wallet = await net.chain.call("usdc", "balanceOf", net.address)
+        with pytest.raises(InvalidInput, match=r"send it .* more"):
+            await net.deposit(wallet // 1_000_000 + 1)
+        assert await net.chain.call("usdc", "balanceOf", net.address) == wallet
+
+
+async def test_one_committee_member_may_die(network: Network, tmp_path: Path) -> None:
+    network.kill("member-0")
+    result = await execute(network, 4)
+    assert result.outputs["logits"].shape == (4, 1, 2048)
+    async with SplitUp.connect(network.config) as net:
+        assert (await net.receipt(result.execution_id)).status == "settled"
+
+
+async def test_money_comes_back_when_a_node_dies_in_the_middle(network: Network) -> None:
+    inputs = make_inputs(64)
+    async with SplitUp.connect(network.config) as net:
+        with pytest.raises(
+            ExecutionFailed, match=r"failed at task .* on node .* came back"
+        ) as caught:
+            async with net.session(MODEL, steps=64, deadline_s=8) as session:
+                step = {name: array[0] for name, array in inputs.items()}
+                await session.step(step)
+                victim = session.plan.executors()[-1]
+                network.kill(network.name_of(victim))
+                while True:
+                    await session.step(step)
+        error = caught.value
+        assert error.node == victim
+        locked = await net.chain.call("market", "executionOf", error.execution_id)
+        assert error.refunded_micro_usdc == locked["maxPrice"] > 0
+        receipt = await net.receipt(error.execution_id)
+    assert receipt.status == "refunded"
+    network.victim = network.name_of(victim)  # type: ignore[attr-defined]
+
+
+def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network) -> None:
+    name: str = network.victim  # type: ignore[attr-defined]
+    with (network.directory / "logs" / "liar.log").open("ab") as log:
+        liar = subprocess.Popen(
+            [sys.executable, LYING_NODE, network.directory / name / "node.toml"],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_for(lambda: network.fetch_health().live_nodes == NODES, 60, network.describe)
+        network.wait_for_holders(NODES)
+        address = next(
+            node.address
+            for node in network.fetch_health().nodes
+            if network.name_of(node.address) == name
+        )
+        asyncio.run(_execute_until_slashed(network, address))
+    finally:
+        liar.terminate()
+        liar.wait(20)
+
+
+async def _execute_until_slashed(network: Network, liar: str) -> None:
+    async with SplitUp.connect(network.config) as net:
+        before = (await net.chain.call("nodes", "nodeOf", liar))["stake"]
+        for _ in range(10):  # chance that a node of five gets none of seven tasks ten times: 10^-7
+            result = await net.execute(MODEL, make_inputs(2))
+            if liar in result.nodes:
+                break
+        assert liar in result.nodes
+        receipt = await net.receipt(result.execution_id)
+        after = await net.chain.call("nodes", "nodeOf", liar)
+        evidence = await net.evidence(receipt)
+    own = {task for task, node in enumerate(result.nodes) if node == liar}
+    assert {entry.task for entry in evidence.verdicts if liar in entry.liars} == own
+    assert [node for node, _ in receipt.slashes] == [liar]
+    assert before - after["stake"] == receipt.slashes[0][1] > 0
+    paid = {payment.account for payment in receipt.payments if not payment.from_slash}
+    assert paid >= set(result.nodes) - {liar}
+    assert liar not in {p.account for p in receipt.payments if p.from_slash}
+    # the client has the price of the whole execution back, out of the liar's stake
+    back = [p for p in receipt.payments if p.from_slash and p.account == net.address]
+    assert [p.amount_micro_usdc for p in back] == [result.manifest.price_micro_usdc(2)]
+
+
+async def test_same_chain_objects_and_keys_after_a_restart(network: Network) -> None:
+    async with SplitUp.connect(network.config) as net:
+        head = await net.chain.fetch_head()
+        deployment, address = net.chain.deployment, net.address
+        model = await net.fetch_model(MODEL)
+    assert await asyncio.to_thread(network.stop) == 0
+    await asyncio.to_thread(network.start)
+    async with SplitUp.connect(network.config) as net:
+        assert (net.chain.deployment, net.address) == (deployment, address)
+        assert (await net.chain.fetch_head()).number > head.number
+        assert (await net.fetch_model(MODEL)).manifest == model.manifest
+    await asyncio.to_thread(network.wait_for_holders, 1)
+    result = await execute(network, 2)
+    assert result.outputs["logits"].shape == (2, 1, 2048)
