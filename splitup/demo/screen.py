@@ -17,7 +17,7 @@ from splitup.graph.manifest import InputSource, Manifest
 
 _GANTT_COLUMNS: Final = 72
 _GANTT_STEPS: Final = 2
-_MIB: Final = 2**20
+_MB: Final = 10**6
 
 
 def show_report(report: DemoReport, console: Console) -> None:
@@ -54,18 +54,19 @@ def _show_graph(report: DemoReport, names: dict[str, str], console: Console) -> 
     console.rule(f"model {report.model}: {len(report.manifest.tasks)} tasks", align="left")
     executors = report.plan.executors()
     table = Table(box=None)
-    for column in ("task", "reads", "weights", "VRAM", "price/step", "node"):
+    for column in ("task", "reads", "weights", "VRAM", "price", "node"):
         table.add_column(column, no_wrap=True)
     for index, task in enumerate(report.manifest.tasks):
         table.add_row(
-            f"{index:2} {task.label}",
+            f"{index:2} {task.label[:28]}",
             _describe_sources(report.manifest, index),
-            f"{task.weights_bytes / _MIB:.2f} MiB",
-            f"{task.vram_bytes / _MIB:.2f} MiB",
-            format_usdc(task.price_micro_usdc),
+            f"{task.weights_bytes / _MB:.2f}",
+            f"{task.vram_bytes / _MB:.2f}",
+            str(task.price_micro_usdc),
             names[executors[index]],
         )
     console.print(table)
+    console.print("weights and VRAM in MB, prices in micro-USDC per step", style="dim")
     for node in sorted(set(executors)):
         console.print(f"{names[node]}  {node}", highlight=False)
 
@@ -74,7 +75,7 @@ def _describe_sources(manifest: Manifest, index: int) -> str:
     sources = []
     for port in manifest.tasks[index].inputs:
         source = port.source
-        name = source.input if isinstance(source, InputSource) else f"task {source.task}"
+        name = source.input if isinstance(source, InputSource) else str(source.task)
         sources.append(name)
     return ", ".join(dict.fromkeys(sources))
 
@@ -200,4 +201,7 @@ def _show_money(report: DemoReport, names: dict[str, str], console: Console) -> 
     for account, amount in sorted(totals.items()):
         console.print(f"{names[account]:3} {account}  {format_usdc(amount)}", highlight=False)
     back = sum(receipt.refunded_micro_usdc for receipt in report.receipts)
-    console.print(f"paid in all {format_usdc(totals.total())}, back to you {format_usdc(back)}")
+    console.print(
+        f"paid in all {format_usdc(totals.total())}, back to you {format_usdc(back)}",
+        highlight=False,
+    )

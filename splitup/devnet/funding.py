@@ -116,14 +116,21 @@ async def set_up_chain(
         await asyncio.gather(
             _appoint(chain, parties.members, state), _mint(chain, parties.user, USER_USDC)
         )
-        stake = await chain.call("nodes", "minStake", get_vram_gb(state))
-        unstaked = [p for p in parties.nodes if not await _get_stake(chain, p)]
-        await asyncio.gather(*(_mint(chain, party, stake) for party in unstaked))
+        needed = await chain.call("nodes", "minStake", get_vram_gb(state))
+        stakes = [await _get_stake(chain, party) for party in parties.nodes]
+        # a node that was slashed may not serve before its stake is whole again
+        missing = [max(0, needed - stake) for stake in stakes]
+        poor = [i for i, amount in enumerate(missing) if amount]
+        await asyncio.gather(
+            *(
+                chain.send("usdc", "mint", parties.nodes[i].identity.address, missing[i])
+                for i in poor
+            )
+        )
     await asyncio.gather(
         *(
-            _stake(rpc_url, deployment, party, state, state.node_ports[index])
-            for index, party in enumerate(parties.nodes)
-            if party in unstaked
+            _stake(rpc_url, deployment, parties.nodes[i], state, missing[i], is_new=not stakes[i])
+            for i in poor
         )
     )
 
@@ -189,13 +196,22 @@ async def _get_stake(chain: Chain, party: Party) -> int:
 
 
 async def _stake(
-    rpc_url: str, deployment: Deployment, party: Party, state: DevnetState, port: int
+    rpc_url: str,
+    deployment: Deployment,
+    party: Party,
+    state: DevnetState,
+    amount: int,
+    *,
+    is_new: bool,
 ) -> None:
     key = party.identity.private_key
+    port = state.node_ports[int(party.name.removeprefix("node-"))]
     async with await Chain.connect(rpc_url, deployment, private_key=key) as chain:
-        stake = await chain.call("nodes", "minStake", get_vram_gb(state))
         # not awaited apart: both fit one block, and the second is estimated on the pending state
-        await chain.send("usdc", "approve", deployment.nodes, stake, wait=False)
+        await chain.send("usdc", "approve", deployment.nodes, amount, wait=False)
+        if not is_new:
+            await chain.send("nodes", "topUp", amount)
+            return
         await chain.send(
             "nodes",
             "register",

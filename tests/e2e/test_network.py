@@ -73,14 +73,7 @@ async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
     assert [entry.task for entry in evidence.verdicts] == list(range(tasks))
     assert {entry.outcome for entry in evidence.verdicts} == {"honest"}
     assert receipt.paid_micro_usdc == 2 * result.manifest.price_micro_usdc(12)
-    assert after - before == receipt.refunded_micro_usdc - await _deposited(
-        network, receipt, before
-    )
-
-
-async def _deposited(network: Network, receipt: Any, before: int) -> int:
-    """What of the locked price was in the market before: the rest was deposited for it."""
-    return int(min(before, receipt.paid_micro_usdc + receipt.refunded_micro_usdc))
+    assert (before, after) == (0, receipt.refunded_micro_usdc)  # exactly the price was deposited
 
 
 def test_command_line_runs_and_tells_the_receipt(network: Network, tmp_path: Path) -> None:
@@ -216,7 +209,8 @@ async def _execute_until_slashed(network: Network, liar: str) -> None:
         after = await net.chain.call("nodes", "nodeOf", liar)
         evidence = await net.evidence(receipt)
     own = {task for task, node in enumerate(result.nodes) if node == liar}
-    assert {entry.task for entry in evidence.verdicts if liar in entry.liars} == own
+    # drawn as a validator it lies too, about honest nodes' tasks, and is found out as well
+    assert {entry.task for entry in evidence.verdicts if liar in entry.liars} >= own
     assert [node for node, _ in receipt.slashes] == [liar]
     assert before - after["stake"] == receipt.slashes[0][1] > 0
     paid = {payment.account for payment in receipt.payments if not payment.from_slash}

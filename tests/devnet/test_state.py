@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from splitup.devnet.processes import read_tail, spawn
+from splitup.devnet.state import (
+    DevnetState,
+    Lock,
+    RunningProcess,
+    Runtime,
+    read_runtime,
+    read_supervisor,
+    write_runtime,
+)
+from splitup.errors import ConfigurationError, Unavailable
+from splitup.net.ports import find_free_ports, is_port_free
+
+
+def test_ports_are_distinct_and_kept(tmp_path: Path) -> None:
+    state = DevnetState.create(nodes=3, vram_bytes=10**9)
+    ports = [port for _, port in state.named_ports()]
+    assert len(set(ports)) == len(ports) == 2 + 4 + 3
+    state.save(tmp_path)
+    assert DevnetState.load(tmp_path) == state
+
+
+def test_more_nodes_keep_the_ports_of_the_old_ones() -> None:
+    state = DevnetState.create(nodes=2, vram_bytes=1)
+    grown = state.resize(4)
+    assert grown.node_ports[:2] == state.node_ports
+    shrunk = grown.resize(1)
+    assert [name for name, _ in shrunk.named_ports()][-1] == "node-0"
+    assert shrunk.resize(4).node_ports == grown.node_ports
+
+
+def test_ports_are_none_that_outgoing_connections_get() -> None:
+    start = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(port < max(start, 32_768) for port in find_free_ports(50))
+
+
+@pytest.mark.parametrize("nodes", [0, -1, 65])
+def test_impossible_numbers_of_nodes_are_refused(nodes: int) -> None:
+    with pytest.raises(ConfigurationError, match="--nodes is"):
+        DevnetState.create(nodes=nodes, vram_bytes=1)
+
+
+def test_busy_port_is_one_sentence(tmp_path: Path) -> None:
+    state = DevnetState.create(nodes=1, vram_bytes=1)
+    state.check_ports(tmp_path)
+    with socket.create_server(("127.0.0.1", state.gateway_port)):
+        assert not is_port_free(state.gateway_port)
+        with pytest.raises(
+            ConfigurationError, match=r"which this network's gateway uses, is taken"
+        ):
+            state.check_ports(tmp_path)
+
+
+def test_damaged_state_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "devnet.json").write_text('{"version": 99}')
+    with pytest.raises(ConfigurationError, match="start afresh"):
+        DevnetState.load(tmp_path)
+
+
+def test_only_one_supervisor_at_a_time(tmp_path: Path) -> None:
+    first, second = Lock(tmp_path), Lock(tmp_path)
+    assert read_supervisor(tmp_path) is None
+    first.acquire()
+    assert read_supervisor(tmp_path) == os.getpid()
+    with pytest.raises(ConfigurationError, match=f"running already .process {os.getpid()}."):
+        second.acquire()
+    first.release()
+    second.acquire()
+    second.release()
+    assert read_supervisor(tmp_path) is None
+
+
+def test_runtime_survives_and_damage_is_nothing(tmp_path: Path) -> None:
+    assert read_runtime(tmp_path) == Runtime(False, ())
+    runtime = Runtime(True, (RunningProcess("chain", 5, "/x"),))
+    write_runtime(tmp_path, runtime)
+    assert read_runtime(tmp_path) == runtime
+    (tmp_path / "runtime.json").write_text("{")
+    assert read_runtime(tmp_path) == Runtime(False, ())
+
+
+def test_an_ended_child_tells_its_last_words(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('out of luck'); raise SystemExit(3)"]
+    child = spawn("node-7", command, log=tmp_path / "node.log")
+    child.process.wait()
+    with pytest.raises(Unavailable, match=r"node-7 ended with exit code 3(.|\n)*out of luck"):
+        child.check_running()
+
+
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
+    log = tmp_path / "log"
+    child = spawn("deaf", [sys.executable, "-c", code + "signal.pause()"], log=log)
+    while "up" not in read_tail(log):
+        child.check_running()
+    child.stop(timeout_s=0.2)
+    assert child.process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the death signal is Linux's")
+def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from splitup.devnet.processes import spawn; "
+        f"c = spawn('c', [sys.executable, '-c', 'import time; time.sleep(60)'], "
+        f"log=Path({str(tmp_path / 'log')!r})); print(c.pid, flush=True); time.sleep(60)"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert supervisor.stdout is not None
+    pid = int(supervisor.stdout.readline())
+    descriptor = os.pidfd_open(pid)
+    supervisor.kill()
+    supervisor.wait()
+    supervisor.stdout.close()
+    try:
+        assert select.select([descriptor], [], [], 10)[0], "the child outlived its supervisor"
+    finally:
+        os.close(descriptor)
+
+
+def test_a_missing_program_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be started"):
+        spawn("x", [tmp_path / "absent"], log=tmp_path / "log")
