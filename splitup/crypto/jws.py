@@ -73,9 +73,10 @@ def verify_jws(
 ) -> Claims:
     """Check form, type, audience, times and signature, in that order, and return the claims.
 
-    With ``key`` only that signer is accepted. ``now_s`` None takes the token as evidence of what was
-    said, however long ago; never let it authorise anything. Raises BadSignature when the signature or the signer
-    is wrong, PeerFault for everything else. Replays are ``ReplayCache``'s business.
+    With ``key`` only that signer is accepted. ``now_s`` None takes the token as evidence of what
+    was said, however long ago; never let it authorise anything. Raises BadSignature when the
+    signature or the signer is wrong, PeerFault for everything else. Replays are ``ReplayCache``'s
+    business.
     """
     if len(token) > limits.MAX_JWS_BYTES:
         raise PeerFault(f"token is longer than {limits.MAX_JWS_BYTES} bytes")

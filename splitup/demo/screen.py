@@ -15,7 +15,8 @@ from splitup.client.outcome import TraceEvent
 from splitup.demo.report import DemoReport, summarise
 from splitup.graph.manifest import InputSource, Manifest
 
-_GANTT_COLUMNS: Final = 72
+_GANTT_COLUMNS: Final = 64
+_LABEL_COLUMNS: Final = 18
 _GANTT_STEPS: Final = 2
 _MB: Final = 10**6
 
@@ -135,7 +136,8 @@ def draw_gantt(
         left = column(max(known, default=event.received_ns))
         arrived, started = column(event.received_ns), column(event.started_ns)
         stopped = max(column(event.ended_ns), started + 1)  # never invisible
-        line = Text(f"{event.task:3} {event.label[:16]:16} {names.get(event.node, '?'):3}│")
+        label = event.label[:_LABEL_COLUMNS].ljust(_LABEL_COLUMNS)
+        line = Text(f"{event.task:3} {label} {names.get(event.node, '?'):3}│")
         line.append(" " * left)
         line.append("▒" * (arrived - left), "yellow")
         line.append("·" * (started - max(arrived, left)), "dim")
@@ -161,7 +163,7 @@ def _show_output(report: DemoReport, console: Console) -> None:
     console.print(f"against the uncut model in one process: {verdict}", highlight=False)
     console.print(
         f"submitted to last result: {report.submit_to_result_s:.2f} s, of which "
-        f"{report.plan_s:.2f} s until every task had its node; the uncut model computes "
+        f"{report.plan_s:.2f} s until every task had its node; the uncut model takes "
         f"{comparison.reference_s:.2f} s ({comparison.determinism_class})",
         highlight=False,
         soft_wrap=True,
@@ -199,7 +201,7 @@ def _show_money(report: DemoReport, names: dict[str, str], console: Console) -> 
         for node, amount in receipt.slashes:
             console.print(f"{names.get(node, node)}  slashed {format_usdc(amount)}")
     for account, amount in sorted(totals.items()):
-        console.print(f"{names[account]:3} {account}  {format_usdc(amount)}", highlight=False)
+        console.print(f"{names[account]:3} {account}  {amount / 1e6:.6f} USDC", highlight=False)
     back = sum(receipt.refunded_micro_usdc for receipt in report.receipts)
     console.print(
         f"paid in all {format_usdc(totals.total())}, back to you {format_usdc(back)}",
