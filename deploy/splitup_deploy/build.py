@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -40,12 +40,14 @@ from splitup.graph.manifest import (
     get_weights_key,
 )
 from splitup.graph.rules import check_graph
-from splitup.tensors import TensorSpec
+from splitup.tensors import TensorSpec, encode_safetensors_header
+from splitup_deploy.divide import divide
 from splitup_deploy.frontends import SourceModel, load_model
 from splitup_deploy.frontends.model import Text
-from splitup_deploy.partition import partition
+from splitup_deploy.partition import Balance, partition
 from splitup_deploy.passes import materialise_shared_reductions
 from splitup_deploy.tasks import CutTask, cut_graph
+from splitup_deploy.timing import Clock
 from splitup_deploy.trace import TracedModel
 from splitup_deploy.weights import FileSlice, read_safetensors
 
@@ -65,12 +67,19 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class CompiledModel:
-    """A cut model. ``blobs`` holds every object but the manifest, which is to be stored last."""
+    """A cut model. ``blobs`` holds every object but the manifest, which is to be stored last.
+
+    Without ``is_complete`` only shapes were known: sizes and edges are right, digests and
+    ``model_id`` stand for nothing, and weights cannot be read. ``times_ps`` are the tasks'
+    predicted times per step (``splitup_deploy.timing``).
+    """
 
     manifest: Manifest
     manifest_bytes: bytes
     model_id: str
     blobs: tuple[Blob, ...]
+    times_ps: tuple[int, ...]
+    is_complete: bool
 
     @property
     def manifest_blob(self) -> Blob:
@@ -91,16 +100,39 @@ def parse_size(text: str) -> int:
     return result
 
 
-def build(model: str, target_vram_bytes: int, *, context: int | None = None) -> CompiledModel:
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the distinct sizes of a list such as "8GB,12GB,24GB", smallest first."""
+    return tuple(sorted({parse_size(part) for part in text.split(",")}))
+
+
+def build(
+    model: str,
+    target_vram_bytes: int,
+    *,
+    context: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    balance: Balance = "latency",
+    max_tasks: int | None = None,
+) -> CompiledModel:
     """Compile ``model`` for a target of memory per task; see ``frontends.load_model``.
 
+    ``balance`` and ``max_tasks`` choose among the possible cuts: ``splitup_deploy.partition``.
     Raises InvalidModel when the model is missing, corrupt or not supported, or when an operation
     needs more than the target.
     """
-    source = prepare(model, context=context)
-    traced = source.traced
+    source = prepare(model, context=context, dims=dims)
+    divided = divide(source.traced, target_vram_bytes)
+    traced = divided.model
     values = check_graph(traced.graph)
-    parts = partition(traced.graph, values, traced.labels, target_vram_bytes)
+    parts = partition(
+        traced.graph,
+        values,
+        traced.labels,
+        target_vram_bytes,
+        balance=balance,
+        max_tasks=max_tasks,
+        borders=divided.borders,
+    )
     tasks = cut_graph(traced.graph, values, parts)
     blobs: dict[str, Blob] = {}
     described = tuple(_describe_task(traced, task, blobs) for task in tasks)
@@ -129,12 +161,17 @@ def build(model: str, target_vram_bytes: int, *, context: int | None = None) -> 
     )
     check_manifest(manifest)
     data = manifest.to_bytes()
-    return CompiledModel(manifest, data, manifest.model_id, tuple(blobs.values()))
+    clock = Clock(traced.graph, values)
+    times = tuple(sum(clock.predict_ps(r.root, r.nodes) for r in part) for part in parts)
+    complete = traced.is_complete
+    return CompiledModel(manifest, data, manifest.model_id, tuple(blobs.values()), times, complete)
 
 
-def prepare(model: str, *, context: int | None = None) -> SourceModel:
+def prepare(
+    model: str, *, context: int | None = None, dims: Mapping[str, int] | None = None
+) -> SourceModel:
     """Trace a model and run the passes: the graph that is cut, and the reference for it."""
-    source = load_model(model, context)
+    source = load_model(model, context, dims)
     return SourceModel(source.kind, materialise_shared_reductions(source.traced), source.text)
 
 
@@ -189,23 +226,33 @@ def _describe_weights(model: TracedModel, graph: Graph) -> Blob | None:
     if not sources:
         return None
     digest, length = hashlib.sha256(), 0
-    for chunk in read_safetensors(sources):
-        digest.update(chunk)
-        length += len(chunk)
+    if model.is_complete:
+        for chunk in read_safetensors(sources):
+            digest.update(chunk)
+            length += len(chunk)
+    else:
+        specs = [source.spec for source in sources]
+        digest.update(encode_safetensors_header(specs))
+        length = len(encode_safetensors_header(specs)) + sum(spec.nbytes for spec in specs)
     name = digest.hexdigest()
     return Blob(get_weights_key(name), length, name, partial(read_safetensors, sources))
 
 
 def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:
-    source = FileSlice(text.tokenizer, 0, text.tokenizer.stat().st_size)
-    digest = hashlib.sha256()
-    for chunk in source.read():
-        digest.update(chunk)
-    name = digest.hexdigest()
-    blobs[name] = Blob(get_blob_key(name), source.end, name, source.read)
+    if isinstance(text.tokenizer, bytes):
+        name = compute_digest(text.tokenizer)
+        blob = _make_blob(get_blob_key(name), text.tokenizer)
+    else:
+        source = FileSlice(text.tokenizer, 0, text.tokenizer.stat().st_size)
+        digest = hashlib.sha256()
+        for chunk in source.read():
+            digest.update(chunk)
+        name = digest.hexdigest()
+        blob = Blob(get_blob_key(name), source.end, name, source.read)
+    blobs[name] = blob
     return TextInfo(
         tokenizer_digest=name,
-        tokenizer_bytes=source.end,
+        tokenizer_bytes=blob.length,
         eos_ids=text.eos_ids,
         vocab=text.vocab,
         context=text.context,

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -32,13 +32,16 @@ from splitup.crypto.keys import Identity
 from splitup.errors import InvalidInput, SplitUpError
 from splitup.graph.manifest import Manifest, load_manifest
 from splitup.net.gateway import GatewayClient
-from splitup_deploy.build import CompiledModel, build, parse_size
+from splitup_deploy.build import CompiledModel, build, parse_sizes
+from splitup_deploy.drawing import draw_mermaid, draw_svg
 from splitup_deploy.inspect import (
     describe_model,
     format_usdc,
     render_model,
     render_models,
 )
+from splitup_deploy.partition import Balance
+from splitup_deploy.profile import Profile, compute_profile
 from splitup_deploy.register import (
     RegisteredModel,
     Registration,
@@ -58,6 +61,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _T = TypeVar("_T")
+Picture = Literal["text", "mermaid", "svg"]
 
 ConfigFlag = Annotated[
     Path | None,
@@ -72,8 +76,14 @@ KeystoreFlag = Annotated[Path | None, typer.Option("--keystore", help="Your key 
 PassphraseFlag = Annotated[
     Path | None, typer.Option("--passphrase-file", help="File that holds its passphrase.")
 ]
-TargetFlag = Annotated[
-    str | None, typer.Option("--target-vram", help="Memory a task may need: 12GB, 900MB, 6GiB.")
+_TARGET_HELP = "Memory a task may need: 12GB, 900MB, 6GiB; or of a fleet's cards: 8GB,12GB,24GB."
+TargetFlag = Annotated[str | None, typer.Option("--target-vram", help=_TARGET_HELP)]
+BalanceFlag = Annotated[
+    Balance,
+    typer.Option("--balance", help="Shortest step of one user, or most steps a second of many."),
+]
+MaxTasksFlag = Annotated[
+    int | None, typer.Option("--max-tasks", min=1, help="The most tasks to cut into.")
 ]
 ContextFlag = Annotated[
     int | None, typer.Option("--context", min=1, help="Tokens a sequence may have.")
@@ -104,10 +114,10 @@ def register_command(
         str, typer.Option("--model", help="Hugging Face directory, or module:function (tinygrad).")
     ],
     name: Annotated[str, typer.Option("--name", help="Name under which users find it.")],
-    target_vram: Annotated[
-        str, typer.Option("--target-vram", help="Memory a task may need: 12GB, 900MB, 6GiB.")
-    ],
+    target_vram: Annotated[str, typer.Option("--target-vram", help=_TARGET_HELP)],
     context: ContextFlag = None,
+    balance: BalanceFlag = "latency",
+    max_tasks: MaxTasksFlag = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Compile and show, store and register nothing.")
     ] = False,
@@ -124,10 +134,10 @@ def register_command(
 
     def run() -> None:
         check_name(name)
-        target_bytes = parse_size(target_vram)
+        cutting = Cutting(parse_sizes(target_vram), context, balance, max_tasks)
         if dry_run:
-            compiled = _compile(output, model, target_bytes, context)
-            _show_model(output, compiled.manifest, name)
+            compiled = _compile(output, model, cutting)
+            _show_model(output, _profile(compiled, cutting), name, compiled.is_complete)
             return
         network = NetworkConfig.load(
             config,
@@ -144,14 +154,19 @@ def register_command(
             await client.ping()
 
         asyncio.run(_with_network(network, identity, check))  # before the compiler's minutes
-        compiled = _compile(output, model, target_bytes, context)
+        compiled = _compile(output, model, cutting)
+        if not compiled.is_complete:
+            raise InvalidInput(
+                f"'{model}' has no weights, so it cannot be registered: put them beside "
+                "config.json, or look at the cut with --dry-run"
+            )
 
         async def publish(chain: Chain, client: GatewayClient) -> Registration:
             with _UploadBar(output.log) as progress:
                 return await register(compiled, name, chain, client, progress)
 
         done = asyncio.run(_with_network(network, identity, publish))
-        _show_registration(output, compiled.manifest, done)
+        _show_registration(output, _profile(compiled, cutting), done)
 
     _run(output, run)
 
@@ -163,14 +178,31 @@ def inspect_command(
     ],
     target_vram: TargetFlag = None,
     context: ContextFlag = None,
+    balance: BalanceFlag = "latency",
+    max_tasks: MaxTasksFlag = None,
+    picture: Annotated[
+        Picture, typer.Option("--format", help="How the task graph is drawn.")
+    ] = "text",
+    file: Annotated[
+        Path | None, typer.Option("--output", help="Where the drawing goes (default: stdout).")
+    ] = None,
     config: ConfigFlag = None,
     rpc_url: RpcFlag = None,
     deployment: DeploymentFlag = None,
     gateway: GatewayFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a model's task graph with bytes, memory, operations and price of every task."""
+    """Show a model's task graph with bytes, memory, time and price of every task.
+
+    A directory or config.json without weights is enough to see how a model would be cut.
+    """
     output = Output.open(as_json)
+
+    def show(profile: Profile, name: str | None, is_complete: bool = True) -> None:
+        if picture == "text" and file is None:
+            _show_model(output, profile, name, is_complete)
+            return
+        _write_picture(profile, name, picture, file)
 
     def run() -> None:
         if ":" in model or Path(model).exists():
@@ -178,8 +210,9 @@ def inspect_command(
                 raise InvalidInput(
                     f"to compile {model}, say how much memory a task may need: --target-vram 12GB"
                 )
-            compiled = _compile(output, model, parse_size(target_vram), context)
-            _show_model(output, compiled.manifest, None)
+            cutting = Cutting(parse_sizes(target_vram), context, balance, max_tasks)
+            compiled = _compile(output, model, cutting)
+            show(_profile(compiled, cutting), None, compiled.is_complete)
             return
         network = NetworkConfig.load(
             config, rpc_url=rpc_url, deployment=deployment, gateway_url=gateway
@@ -198,7 +231,8 @@ def inspect_command(
             return load_manifest(await client.fetch_manifest(model_id)), found_name
 
         manifest, found_name = asyncio.run(_with_network(network, None, fetch))
-        _show_model(output, manifest, found_name)
+        targets = () if target_vram is None else parse_sizes(target_vram)
+        show(compute_profile(manifest, targets_bytes=targets), found_name)
 
     _run(output, run)
 
@@ -248,9 +282,42 @@ async def _with_network(
         return await act(chain, client)
 
 
-def _compile(output: Output, model: str, target_bytes: int, context: int | None) -> CompiledModel:
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How a model is to be cut; the largest of the targets bounds every task."""
+
+    targets_bytes: tuple[int, ...]
+    context: int | None
+    balance: Balance
+    max_tasks: int | None
+
+
+def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
     with output.log.status(f"compiling {model}"):
-        return build(model, target_bytes, context=context)
+        return build(
+            model,
+            max(cutting.targets_bytes),
+            context=cutting.context,
+            balance=cutting.balance,
+            max_tasks=cutting.max_tasks,
+        )
+
+
+def _profile(compiled: CompiledModel, cutting: Cutting) -> Profile:
+    return compute_profile(compiled.manifest, compiled.times_ps, cutting.targets_bytes)
+
+
+def _write_picture(profile: Profile, name: str | None, picture: Picture, file: Path | None) -> None:
+    if picture == "text":
+        raise InvalidInput("--output takes a drawing: add --format svg or --format mermaid")
+    text = draw_svg(profile, name) if picture == "svg" else draw_mermaid(profile)
+    if file is None:
+        sys.stdout.write(text)
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot write '{file}': {error.strerror}") from None
 
 
 class _UploadBar:
@@ -287,24 +354,24 @@ class _UploadBar:
         self._progress.advance(self._task, sent_bytes)
 
 
-def _show_model(output: Output, manifest: Manifest, name: str | None) -> None:
+def _show_model(output: Output, profile: Profile, name: str | None, is_complete: bool) -> None:
     if output.as_json:
-        output.print_json(describe_model(manifest, name))
+        output.print_json(describe_model(profile, name, is_complete=is_complete))
     else:
-        output.out.print(render_model(manifest, name), soft_wrap=False)
+        output.out.print(render_model(profile, name, is_complete=is_complete), soft_wrap=False)
 
 
-def _show_registration(output: Output, manifest: Manifest, done: Registration) -> None:
+def _show_registration(output: Output, profile: Profile, done: Registration) -> None:
     if output.as_json:
-        output.print_json({**describe_model(manifest, done.name), **asdict(done)})
+        output.print_json({**describe_model(profile, done.name), **asdict(done)})
         return
-    output.out.print(render_model(manifest, done.name))
+    output.out.print(render_model(profile, done.name))
     if done.already_registered:
         output.out.print(f"already registered as {done.name!r}; nothing was sent", markup=False)
         return
     output.out.print(
         f"registered as {done.name!r} in block {done.block_number} for "
-        f"{format_usdc(manifest.price_micro_usdc(1))} USDC per step; "
+        f"{format_usdc(profile.manifest.price_micro_usdc(1))} USDC per step; "
         f"{done.uploaded_objects} objects were stored",
         markup=False,
     )

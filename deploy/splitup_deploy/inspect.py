@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from splitup.graph.manifest import Manifest, Port, Task, TaskSource
+from splitup.graph.manifest import Port, Task, TaskSource
+from splitup_deploy.profile import Profile
 from splitup_deploy.register import RegisteredModel
 
 _BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
+_TIME_UNITS: Final = ("ps", "ns", "µs", "ms", "s", "ks")
 _FLOP_UNITS: Final = ("", "k", "M", "G", "T", "P")
 
 
@@ -21,30 +23,34 @@ def format_bytes(count: int) -> str:
     return _format_scaled(count, _BYTE_UNITS)
 
 
-def format_flops(count: int) -> str:
-    """Return a number of operations: 1_500_000 is "1.5 M"."""
-    return _format_scaled(count, _FLOP_UNITS).rstrip()
-
-
 def format_usdc(micro_usdc: int) -> str:
     """Return an amount in USDC with up to six decimals: 1_200 is "0.0012"."""
     text = f"{micro_usdc // 10**6}.{micro_usdc % 10**6:06d}".rstrip("0")
     return text.removesuffix(".")
 
 
-def render_model(manifest: Manifest, name: str | None) -> RenderableType:
-    """Return the task graph, top to bottom in execution order, and its totals."""
-    tasks = manifest.tasks
-    title = f"{_printable(name or manifest.kind)} · {_count_tasks(len(tasks))}"
-    head = Text.assemble((title, "bold"), f"\n{manifest.model_id}", style="default")
-    return Group(head, _render_graph(manifest), _render_totals(manifest))
+def format_time(picoseconds: int) -> str:
+    """Return a predicted time, three significant digits: 12_300_000_000 is "12.3 ms"."""
+    return _format_scaled(picoseconds, _TIME_UNITS)
+
+
+def render_model(profile: Profile, name: str | None, *, is_complete: bool = True) -> RenderableType:
+    """Return the task graph, top to bottom in execution order, and its totals.
+
+    Without ``is_complete``, only shapes were known and the model has no id yet.
+    """
+    manifest = profile.manifest
+    title = f"{printable(name or manifest.kind)} · {_count_tasks(len(manifest.tasks))}"
+    identity = manifest.model_id if is_complete else "shapes only: no weights, so no id"
+    head = Text.assemble((title, "bold"), f"\n{identity}", style="default")
+    return Group(head, _render_graph(profile), _render_totals(profile))
 
 
 def render_models(models: Sequence[RegisteredModel]) -> Text:
     """Return the lines of ``splitup-deploy list``; ids stand whole, to be copied."""
     text = Text()
     for model in models:
-        text.append(_printable(model.name), "bold")
+        text.append(printable(model.name), "bold")
         text.append(
             f"  {_count_tasks(model.task_count)}, "
             f"{format_usdc(model.price_per_step_micro_usdc)} USDC per step\n"
@@ -54,13 +60,25 @@ def render_models(models: Sequence[RegisteredModel]) -> Text:
     return text
 
 
-def describe_model(manifest: Manifest, name: str | None) -> dict[str, Any]:
-    """Return the JSON form of ``inspect`` and ``register --dry-run``."""
+def describe_model(
+    profile: Profile, name: str | None, *, is_complete: bool = True
+) -> dict[str, Any]:
+    """Return the JSON form of ``inspect`` and ``register --dry-run``.
+
+    Digests and ids are null without ``is_complete``, when only shapes were known.
+    """
+    manifest = profile.manifest
     return {
-        "model_id": manifest.model_id,
+        "model_id": manifest.model_id if is_complete else None,
         "name": name,
         "kind": manifest.kind,
         "price_per_step_micro_usdc": manifest.price_micro_usdc(1),
+        "latency_ps": profile.latency_ps,
+        "imbalance": round(profile.imbalance, 4),
+        "critical_path": list(profile.critical),
+        "classes": [
+            {"vram_bytes": target, "tasks": count} for target, count in profile.class_counts.items()
+        ],
         "inputs": [_describe_port(port) for port in manifest.inputs],
         "outputs": [_describe_port(port) for port in manifest.outputs],
         "edges": [list(edge) for edge in manifest.edges()],
@@ -68,14 +86,16 @@ def describe_model(manifest: Manifest, name: str | None) -> dict[str, Any]:
             {
                 "index": index,
                 "label": task.label,
-                "task_id": task.task_id,
+                "task_id": task.task_id if is_complete else None,
                 "inputs": [_describe_port(port) for port in task.inputs],
                 "outputs": [_describe_port(port) for port in task.outputs],
                 "graph_bytes": task.graph_bytes,
                 "weights_bytes": task.weights_bytes,
                 "state_bytes": task.state_bytes,
                 "vram_bytes": task.vram_bytes,
+                "class_bytes": profile.classes_bytes[index],
                 "flops": task.flops,
+                "time_ps": profile.times_ps[index],
                 "price_micro_usdc": task.price_micro_usdc,
             }
             for index, task in enumerate(manifest.tasks)
@@ -83,47 +103,69 @@ def describe_model(manifest: Manifest, name: str | None) -> dict[str, Any]:
     }
 
 
-def _render_graph(manifest: Manifest) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("task, and what it reads")
-    for heading in ("weights", "state", "VRAM", "FLOP", "USDC"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    edges = manifest.edges()
-    readers = {target for _, target in edges}
-    sources = {source for source, _ in edges}
-    last = len(manifest.tasks) - 1
-    for index, task in enumerate(manifest.tasks):
-        corner = {0: "┌", last: "└"}.get(index, "├") if last else "─"
-        mark = "●" if index in readers or index in sources else "○"  # alone: no edge at all
-        rail = " " if index == last else "│"
-        table.add_row(
-            Text.assemble(
-                (f"{corner}─{mark} ", "dim"),
-                f"{index} {task.label}\n",
-                (f"{rail}     ← {_list_inputs(task)}", "dim"),
-            ),
-            format_bytes(task.weights_bytes) if task.weights_bytes else "–",
-            format_bytes(task.state_bytes) if task.state_bytes else "–",
-            format_bytes(task.vram_bytes),
-            format_flops(task.flops),
-            format_usdc(task.price_micro_usdc),
-        )
-    return table
+def _render_graph(profile: Profile) -> Text:
+    hot = set(profile.critical)
+    text = Text()
+    rails = list(_draw_rails(profile))
+    for index, (task, (corner, rail)) in enumerate(zip(profile.manifest.tasks, rails, strict=True)):
+        text.append(corner, "dim")
+        text.append("● " if index in hot else "○ ", "bold yellow" if index in hot else "dim")
+        text.append(f"{index} {task.label}", "bold")
+        text.append("".join(f" · {fact}" for fact in _list_facts(profile, index)) + "\n")
+        text.append(f"{rail.ljust(6)}{_list_costs(task)}\n", "dim")
+        text.append(f"{rail.ljust(6)}← {_list_inputs(task)}\n", "dim")
+    text.rstrip()
+    return text
 
 
-def _list_inputs(task: Task) -> str:
-    parts = []
-    for port in task.inputs:
-        if isinstance(port.source, TaskSource):
-            origin = f"task {port.source.task}"
-        else:
-            origin = port.source.input
-        parts.append(f"{origin} {format_bytes(port.nbytes)}")
+def _list_facts(profile: Profile, index: int) -> list[str]:
+    task, target = profile.manifest.tasks[index], profile.classes_bytes[index]
+    facts = [f"{format_bytes(task.vram_bytes)} VRAM", format_time(profile.times_ps[index])]
+    if len(profile.targets_bytes) > 1:
+        facts.append(f"{format_bytes(target)} card" if target else "fits no card")
+    return facts
+
+
+def _list_costs(task: Task) -> str:
+    kinds = (("weights", task.weights_bytes), ("state", task.state_bytes))
+    parts = [f"{kind} {format_bytes(nbytes)}" for kind, nbytes in kinds if nbytes]
+    parts.append(f"{_format_scaled(task.flops, _FLOP_UNITS)}FLOP")
+    parts.append(f"{format_usdc(task.price_micro_usdc)} USDC")
     return ", ".join(parts)
 
 
-def _render_totals(manifest: Manifest) -> Text:
-    tasks = manifest.tasks
+def _draw_rails(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Yield for every task how its first and its other lines begin: who runs side by side.
+
+    Tasks of one level hang from a branch of the line, as neighbours in the manifest's order.
+    """
+    levels = profile.levels
+    last = len(levels) - 1
+    for index, level in enumerate(levels):
+        joined = index > 0 and levels[index - 1] == level
+        splits = index < last and levels[index + 1] == level
+        corner = {0: "┌", last: "└"}.get(index, "├") if last else "─"
+        rail = " " if index == last else "│"
+        if not joined and not splits:
+            yield f"{corner}─", rail
+        elif not joined:
+            yield f"{corner}─┬─", f"{rail} │"
+        else:
+            yield f"{rail} {'├' if splits else '└'}─", f"{rail} {'│' if splits else ' '}"
+
+
+def _list_inputs(task: Task) -> str:
+    sizes: Counter[str] = Counter()
+    for port in task.inputs:
+        if isinstance(port.source, TaskSource):
+            sizes[f"task {port.source.task}"] += port.nbytes
+        else:
+            sizes[port.source.input] += port.nbytes
+    return ", ".join(f"{origin} {format_bytes(nbytes)}" for origin, nbytes in sizes.items())
+
+
+def _render_totals(profile: Profile) -> Text:
+    manifest, tasks = profile.manifest, profile.manifest.tasks
     crossing = {
         (port.source.task, port.source.port): port.nbytes
         for task in tasks
@@ -134,11 +176,25 @@ def _render_totals(manifest: Manifest) -> Text:
     return Text(
         f"output   {outputs}\n"
         f"in all   {format_bytes(sum(task.weights_bytes for task in tasks))} of weights, "
-        f"{format_flops(sum(task.flops for task in tasks))}FLOP and "
+        f"{_format_scaled(sum(task.flops for task in tasks), _FLOP_UNITS)}FLOP and "
         f"{format_bytes(sum(crossing.values()))} between tasks per step, "
         f"largest task {format_bytes(max(task.vram_bytes for task in tasks))} of VRAM\n"
+        f"time     {format_time(profile.latency_ps)} per step along the critical path (●) of "
+        f"{_count_tasks(len(profile.critical))}, "
+        f"longest task {100 * profile.imbalance:.1f} % above the mean\n"
+        f"{_list_classes(profile)}"
         f"price    {format_usdc(manifest.price_micro_usdc(1))} USDC per step"
     )
+
+
+def _list_classes(profile: Profile) -> str:
+    if len(profile.targets_bytes) < 2:
+        return ""
+    parts = [
+        f"{format_bytes(target)}: {_count_tasks(count)}" if target else f"none: {count}"
+        for target, count in profile.class_counts.items()
+    ]
+    return f"cards    {', '.join(parts)}\n"
 
 
 def _describe_port(port: Port) -> dict[str, Any]:
@@ -149,7 +205,7 @@ def _count_tasks(count: int) -> str:
     return f"{count} task" if count == 1 else f"{count} tasks"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """A name comes from a stranger: nothing in it may move the cursor."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 

@@ -1,32 +1,60 @@
-"""Cut a graph into tasks that each fit the target memory.
+"""Cut a graph into tasks that each fit the target memory, few of them, and balanced.
 
 The graph is cut only at values that it writes to memory (CONTIGUOUS nodes), so cutting changes no
 kernel and the cut model gives the same bytes as the whole one. Each such value, with the
 operations between it and earlier values in memory, is a **region**; regions stand in the graph's
-own order. A task is a run of neighbouring regions. Among all ways to cut that order, the
-one is taken that
+own order, which is an order in which they can be computed. Regions that read or update one state
+stay together and form one **atom**, any other region is an atom of its own. A task is a run of
+neighbouring atoms. Tasks need not form a chain: neighbours that read only from further back run in
+parallel, as the pieces of a divided operation do (``splitup_deploy.divide``).
 
-1. has the fewest tasks, each within the target; of these the one that
-2. moves the fewest bytes between tasks; of these the one
-3. whose largest task is smallest.
+What is looked for, each only among those that are equal in everything before it:
 
-A dynamic programme over the order finds it: the three numbers are compared as a tuple, in which a
-task adds (1, bytes it reads from other tasks) and takes the maximum with its memory. Both ways of
-combining are monotone, so the best cut of a prefix is part of a best cut of the whole. Regions that
-read or update one state stay together.
+    latency      fewest tasks; fewest bytes moved between tasks; shortest longest task; most even
+    throughput   shortest period; fewest tasks; fewest bytes moved; most even
+
+A task's time is the sum of its regions' predicted times (``splitup_deploy.timing``); its period is
+that or the time its input takes on the network, whichever is longer, because a node receives while
+it computes. A pipeline delivers one result per longest period. ``throughput`` uses as many tasks as
+``max_tasks`` allows, and the fewest that are possible when nobody says; ``latency`` fails when more
+are needed.
+
+Every cut of the order of atoms is searched, so the result is optimal among all of them:
+
+*   Fewest tasks: take the longest legal task, again and again. A part of a legal task is legal
+    (its memory is at most the whole's), so j such tasks reach at least as far as any other j.
+*   The other numbers are found one after another by dynamic programmes over (number of tasks j,
+    atom e where the j-th task ends). Each number is a sum or a maximum over tasks, hence monotone
+    in that of the first j-1: the best cut that ends its j-th task at e and began it at s holds a
+    best cut of j-1 tasks that ends at s. After each number only those tasks (s, e) are admitted
+    that a best cut can use: for a maximum, tasks of at most that size; for a sum, those that
+    continue the least sum at s to the least at e, since a sum is least if and only if all its
+    beginnings are. So every next number is minimised over exactly the cuts that are left. "Most
+    even" is the least sum of squared times.
+
+Time and memory are proportional to atoms x atoms per task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Final, Literal
+
+import numpy as np
 
 from splitup import limits
 from splitup.errors import InvalidModel
-from splitup.graph.cost import is_materialised, round_up
+from splitup.graph.cost import compute_roles, find_loads, is_materialised, round_up
 from splitup.graph.ir import Graph
 from splitup.graph.rules import PARAMS, Value
+from splitup_deploy.timing import Clock, predict_transfer_ps
+
+Balance = Literal["latency", "throughput"]
+_Row = np.ndarray[Any, np.dtype[np.int64]]
+_NEVER: Final = 2**62  # larger than any sum of bytes or picoseconds, and can be added to once
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +68,15 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Bytes of memory by what takes them, for one region."""
+class _Atom:
+    """Regions ``start`` to ``end`` (not included), never cut apart, and what they need."""
 
-    weights: dict[int, int]
-    inputs: dict[int, int]
-    states: dict[int, int]
-    reads: dict[int, int]
+    start: int
+    end: int
+    held: dict[tuple[str, int], int]  # bytes of memory of every weight, input and state
+    reads: frozenset[int]  # roots of regions outside
     activations: int
+    time_ps: int
 
 
 def find_regions(graph: Graph, labels: Mapping[int, str]) -> list[Region]:
@@ -70,44 +99,40 @@ def find_regions(graph: Graph, labels: Mapping[int, str]) -> list[Region]:
 
 
 def partition(
-    graph: Graph, values: Sequence[Value], labels: Mapping[int, str], target_bytes: int
+    graph: Graph,
+    values: Sequence[Value],
+    labels: Mapping[int, str],
+    target_bytes: int,
+    *,
+    balance: Balance = "latency",
+    max_tasks: int | None = None,
+    borders: Collection[int] = (),
 ) -> list[list[Region]]:
     """Return the tasks, each a list of neighbouring regions.
 
-    Raises InvalidModel when one region, or the regions around one state, need more than the target.
+    ``borders`` are roots of regions that begin a task. Raises InvalidModel when one atom needs
+    more than the target, or more tasks are needed than are allowed.
     """
     regions = find_regions(graph, labels)
-    sizes = [_measure(graph, values, region) for region in regions]
-    nbytes = {region.root: values[region.root].nbytes for region in regions}
-    glued = _find_glued(graph, regions)
-    best: list[tuple[int, int, int, int] | None] = [(0, 0, 0, -1)]
-    for end in range(1, len(regions) + 1):
-        best.append(None)
-        if end < len(regions) and end in glued:
-            continue
-        for start, vram, moved in _grow_backwards(regions, sizes, nbytes, end):
-            if vram > target_bytes:
-                break
-            if start in glued or (before := best[start]) is None:
-                continue
-            candidate = (before[0] + 1, before[1] + moved, max(before[2], vram), start)
-            known = best[end]
-            if known is None or candidate[:3] < known[:3]:
-                best[end] = candidate
-        if best[end] is None:
-            raise _explain(regions, sizes, nbytes, glued, target_bytes, end)
-    cuts = [len(regions)]
-    while cuts[-1] > 0:
-        step = best[cuts[-1]]
-        assert step is not None  # cuts lie at reachable positions only
-        cuts.append(step[3])
-    cuts.reverse()
-    if len(cuts) - 1 > limits.MAX_TASKS:
+    atoms = _form_atoms(graph, values, regions)
+    search = _Search(atoms, values, regions, target_bytes, borders)
+    cuts = _find_fewest(
+        search, labels={i: regions[atom.start].label for i, atom in enumerate(atoms)}
+    )
+    fewest = len(cuts) - 1
+    allowed = limits.MAX_TASKS if max_tasks is None else min(max_tasks, limits.MAX_TASKS)
+    if fewest > allowed:
         raise InvalidModel(
-            f"a target of {target_bytes} bytes gives {len(cuts) - 1} tasks; at most "
-            f"{limits.MAX_TASKS} are possible: raise --target-vram"
+            f"a target of {target_bytes} bytes gives at least {fewest} tasks; {allowed} are "
+            "allowed: raise --target-vram" + (" or --max-tasks" if max_tasks else "")
         )
-    return [regions[start:end] for start, end in pairwise(cuts)]
+    if fewest > 1 or (balance == "throughput" and max_tasks is not None):
+        table = search.list_windows()
+        if balance == "latency":
+            cuts = _find_quickest(table, fewest)
+        else:
+            cuts = _find_steadiest(table, fewest if max_tasks is None else allowed)
+    return [regions[atoms[a].start : atoms[b - 1].end] for a, b in pairwise(cuts)]
 
 
 def _find_roots(graph: Graph) -> frozenset[int]:
@@ -122,20 +147,31 @@ def _find_roots(graph: Graph) -> frozenset[int]:
     return frozenset(index for index in seen if graph.nodes[index].op == "CONTIGUOUS")
 
 
-def _measure(graph: Graph, values: Sequence[Value], region: Region) -> _Sizes:
-    tables: dict[str, dict[int, int]] = {name: {} for name in PARAMS}
+def _form_atoms(graph: Graph, values: Sequence[Value], regions: Sequence[Region]) -> list[_Atom]:
+    glued = _find_glued(graph, regions)
+    edges = [cut for cut in range(len(regions)) if cut not in glued] + [len(regions)]
+    clock = Clock(graph, values)
     updated = {update.node for update in graph.updates}
-    activations = 0
-    for index in region.nodes:
-        node = graph.nodes[index]
-        if node.op in PARAMS:
-            factor = 2 if node.op == "STATE" else 1  # old and new value
-            assert isinstance(node.arg, int)  # check_graph has seen to it
-            tables[node.op][node.arg] = factor * round_up(values[index].nbytes)
-        elif is_materialised(node.op) and index not in updated:
-            activations += round_up(values[index].nbytes)
-    reads = {root: round_up(values[root].nbytes) for root in region.reads}
-    return _Sizes(tables["WEIGHT"], tables["INPUT"], tables["STATE"], reads, activations)
+    unstored = find_loads(graph, values, compute_roles(graph)) | updated
+    atoms = []
+    for start, end in pairwise(edges):
+        held: dict[tuple[str, int], int] = {}
+        reads: set[int] = set()
+        activations = time_ps = 0
+        for region in regions[start:end]:
+            reads |= region.reads
+            time_ps += clock.predict_ps(region.root, region.nodes)
+            for index in region.nodes:
+                node = graph.nodes[index]
+                if node.op in PARAMS:
+                    factor = 2 if node.op == "STATE" else 1  # old and new value
+                    assert isinstance(node.arg, int)  # check_graph has seen to it
+                    held[node.op, node.arg] = factor * round_up(values[index].nbytes)
+                elif is_materialised(node.op) and index not in unstored:
+                    activations += round_up(values[index].nbytes)
+        reads -= {region.root for region in regions[start:end]}
+        atoms.append(_Atom(start, end, held, frozenset(reads), activations, time_ps))
+    return atoms
 
 
 def _find_glued(graph: Graph, regions: Sequence[Region]) -> frozenset[int]:
@@ -153,46 +189,165 @@ def _find_glued(graph: Graph, regions: Sequence[Region]) -> frozenset[int]:
     )
 
 
-def _grow_backwards(
-    regions: Sequence[Region], sizes: Sequence[_Sizes], nbytes: Mapping[int, int], end: int
-) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, memory, bytes read from other tasks) of the tasks that end at ``end``.
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """Every legal task, by where it ends: atoms ``starts`` to ``ends`` (not included)."""
 
-    From the shortest to the longest; memory never falls on the way, because a value that is no
-    longer read from outside is from then on computed, and held, inside.
-    """
-    held: dict[tuple[str, int], int] = {}
-    outside: dict[int, int] = {}
-    activations = moved = 0
-    for start in range(end - 1, -1, -1):
-        size, root = sizes[start], regions[start].root
-        if outside.pop(root, None) is not None:
-            moved -= nbytes[root]
-        for read, space in size.reads.items():
-            if read not in outside:
-                outside[read] = space
-                moved += nbytes[read]
-        for kind in ("weights", "inputs", "states"):
-            held.update({(kind, entry): n for entry, n in getattr(size, kind).items()})
-        activations += size.activations
-        yield start, sum(held.values()) + sum(outside.values()) + activations, moved
+    count: int  # of atoms
+    starts: _Row
+    ends: _Row
+    moved: _Row  # bytes read from other tasks
+    times: _Row  # picoseconds
+    first: _Row  # position of the first task that ends at 1, 2, ...
+
+    def fold(self, candidates: _Row) -> _Row:
+        """Return the least candidate for every end, _NEVER for end 0."""
+        least = np.minimum.reduceat(candidates, self.first)
+        return np.concatenate([[_NEVER], np.minimum(least, _NEVER)])
+
+    def begin(self) -> _Row:
+        """Return the values of no tasks at all: 0 at the beginning."""
+        return np.concatenate([[0], np.full(self.count, _NEVER)]).astype(np.int64)
 
 
-def _explain(
-    regions: Sequence[Region],
-    sizes: Sequence[_Sizes],
-    nbytes: Mapping[int, int],
-    glued: frozenset[int],
-    target_bytes: int,
-    end: int,
-) -> InvalidModel:
-    """Say which operation is larger than the target: the shortest legal task ending here."""
-    for start, vram, _ in _grow_backwards(regions, sizes, nbytes, end):
-        if start not in glued:
-            first, last = regions[start].label, regions[end - 1].label
-            name = f"'{first}'" if start == end - 1 else f"'{first}' to '{last}' (one state)"
-            return InvalidModel(
-                f"operation {name} alone needs {vram} bytes of memory; "
-                f"the target is {target_bytes}: raise --target-vram to at least {vram} bytes"
-            )
-    raise AssertionError("position 0 is never glued")
+class _Search:
+    """The legal tasks of one graph."""
+
+    def __init__(
+        self,
+        atoms: Sequence[_Atom],
+        values: Sequence[Value],
+        regions: Sequence[Region],
+        target_bytes: int,
+        borders: Collection[int],
+    ) -> None:
+        self.atoms, self.target_bytes = atoms, target_bytes
+        self._nbytes = {region.root: values[region.root].nbytes for region in regions}
+        self._place: dict[int, int] = {}
+        self._borders: set[int] = set()
+        for position, atom in enumerate(atoms):
+            for region in regions[atom.start : atom.end]:
+                self._place[region.root] = position
+            if regions[atom.start].root in borders:
+                self._borders.add(position)
+
+    def grow(self, start: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (end, memory, bytes read, picoseconds) of the tasks from ``start``, growing.
+
+        Up to and including the first that is larger than the target. Memory never falls on the way.
+        """
+        held: set[tuple[str, int]] = set()
+        outside: set[int] = set()
+        memory = moved = time_ps = 0
+        for position in range(start, len(self.atoms)):
+            if position > start and position in self._borders:
+                return
+            atom = self.atoms[position]
+            memory += atom.activations
+            time_ps += atom.time_ps
+            for key, space in atom.held.items():
+                if key not in held:
+                    held.add(key)
+                    memory += space
+            for root in atom.reads:
+                if root not in outside and self._place[root] < start:
+                    outside.add(root)
+                    memory += round_up(self._nbytes[root])
+                    moved += self._nbytes[root]
+            yield position + 1, memory, moved, time_ps
+            if memory > self.target_bytes:
+                return
+
+    def list_windows(self) -> _Windows:
+        """Return every legal task."""
+        columns = [array("q") for _ in range(4)]
+        for start in range(len(self.atoms)):
+            for end, memory, moved, time_ps in self.grow(start):
+                if memory <= self.target_bytes:
+                    for column, number in zip(columns, (start, end, moved, time_ps), strict=True):
+                        column.append(number)
+        starts, ends, moves, times = (np.frombuffer(column, np.int64) for column in columns)
+        order = np.argsort(ends, kind="stable")
+        first = np.searchsorted(ends[order], np.arange(1, len(self.atoms) + 1))
+        return _Windows(
+            len(self.atoms), starts[order], ends[order], moves[order], times[order], first
+        )
+
+
+def _find_fewest(search: _Search, labels: Mapping[int, str]) -> list[int]:
+    """Return the cuts into the longest tasks from the front; raises InvalidModel for an atom."""
+    cuts = [0]
+    while cuts[-1] < len(search.atoms):
+        best = cuts[-1]
+        for end, memory, _, _ in search.grow(cuts[-1]):
+            if memory <= search.target_bytes:
+                best = end
+            elif end == cuts[-1] + 1:
+                atom = search.atoms[cuts[-1]]
+                name = f"'{labels[cuts[-1]]}'" + (
+                    " with what shares its state" if atom.end - atom.start > 1 else ""
+                )
+                raise InvalidModel(
+                    f"operation {name} alone needs {memory} bytes of memory; the target is "
+                    f"{search.target_bytes}: raise --target-vram to at least {memory} bytes"
+                )
+        cuts.append(best)
+    return cuts
+
+
+def _find_quickest(table: _Windows, tasks: int) -> list[int]:
+    """Return cuts into this many tasks: least bytes moved, shortest longest task, most even."""
+    choice = _Choice(table, tasks)
+    choice.minimise_sum(table.moved)
+    choice.minimise_maximum(table.times)
+    return choice.settle(table.times)
+
+
+def _find_steadiest(table: _Windows, most: int) -> list[int]:
+    """Return cuts into up to this many tasks: shortest period, fewest, least moved, most even."""
+    periods = np.maximum(table.times, table.moved * predict_transfer_ps(1))
+    row, ends = table.begin(), []
+    for _ in range(min(most, table.count)):
+        row = table.fold(np.maximum(row[table.starts], periods))
+        ends.append(int(row[-1]))
+    choice = _Choice(table, 1 + ends.index(min(ends)))
+    choice.minimise_maximum(periods)
+    choice.minimise_sum(table.moved)
+    return choice.settle(table.times)
+
+
+class _Choice:
+    """All cuts into a number of tasks that are still equally good, as the j-th tasks they use."""
+
+    def __init__(self, table: _Windows, tasks: int) -> None:
+        self._table = table
+        self._admitted = [np.full(len(table.starts), True) for _ in range(tasks)]
+
+    def minimise_maximum(self, costs: _Row) -> None:
+        """Keep the tasks of cuts whose largest cost is least."""
+        table, row = self._table, self._table.begin()
+        for admitted in self._admitted:
+            larger = np.maximum(row[table.starts], costs)
+            row = table.fold(np.where(admitted, larger, _NEVER))
+        self._admitted = [admitted & (costs <= row[-1]) for admitted in self._admitted]
+
+    def settle(self, times: _Row) -> list[int]:
+        """Return the cuts that are left with the least sum of squared times: the most even ones.
+
+        Times count in steps of a 2^25th of the longest, so that sums of squares stay exact.
+        """
+        squares = (times >> max(int(times.max()).bit_length() - 25, 0)) ** 2
+        self.minimise_sum(squares)
+        table, cuts = self._table, [self._table.count]
+        for admitted in reversed(self._admitted):
+            low, high = np.searchsorted(table.ends, [cuts[-1], cuts[-1] + 1])
+            cuts.append(int(table.starts[low + np.argmax(admitted[low:high])]))
+        return cuts[::-1]
+
+    def minimise_sum(self, costs: _Row) -> None:
+        """Keep the tasks of cuts whose costs, and those of all their beginnings, are least."""
+        table, row = self._table, self._table.begin()
+        for index, admitted in enumerate(self._admitted):
+            total = np.where(admitted, row[table.starts] + costs, _NEVER)
+            row = table.fold(total)
+            self._admitted[index] = (total < _NEVER) & (total == row[table.ends])

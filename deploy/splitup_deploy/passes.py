@@ -12,7 +12,7 @@ from typing import Final
 
 from splitup.graph.ir import Graph, Node, Output, Update
 from splitup.graph.rules import PARAMS, check_graph, compute_chain
-from splitup_deploy.trace import TracedModel
+from splitup_deploy.trace import Bank, TracedModel
 
 LONG_CHAIN: Final = 32  # kernels of this length compile in half a second; models' own reach 8
 
@@ -76,4 +76,14 @@ def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
     )
     check_graph(result)
     labels = {moved[index]: label for index, label in model.labels.items()}
-    return TracedModel(result, labels, model.weights)
+    banks = tuple(
+        Bank(
+            moved[bank.root],
+            moved[bank.chosen],
+            moved[bank.gates],
+            tuple(moved[node] for node in bank.inputs),
+            bank.experts,
+        )
+        for bank in model.banks
+    )
+    return TracedModel(result, labels, model.weights, banks)

@@ -42,7 +42,7 @@ def replay(model: str, steps_path: Path, outputs_path: Path) -> dict[str, float 
         spec.name: np.stack([bytes_to_array(spec, result[port]) for result in results])
         for port, spec in enumerate(program.outputs)
     }
-    np.savez(outputs_path, **outputs)
+    np.savez(outputs_path, **outputs)  # type: ignore[arg-type]
     return {
         "load_s": loaded - started,
         "compute_s": ended - begun,

@@ -8,7 +8,7 @@ the function, so the graph's bytes are the same on every machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,12 +25,34 @@ TRACE_DEVICE = "PYTHON"  # never opened; any name that is no real device would d
 
 
 @dataclass(frozen=True, slots=True)
+class Bank:
+    """A value [rows, slots, ...] of which every slot is computed by the expert chosen for it.
+
+    ``root``, ``chosen`` (int32 [rows, slots]), ``gates`` (float32 [rows, slots]) and ``inputs`` are
+    nodes that are written to memory. All between these and ``root`` looks its weights up by
+    ``chosen`` along an axis of length ``experts``, and gives zero where a slot's gate is zero.
+    """
+
+    root: int
+    chosen: int
+    gates: int
+    inputs: tuple[int, ...]
+    experts: int
+
+
+@dataclass(frozen=True, slots=True)
 class TracedModel:
     """A whole model before it is cut. ``labels`` names values in memory for people."""
 
     graph: Graph
     labels: Mapping[int, str]
     weights: Mapping[str, WeightSource]
+    banks: tuple[Bank, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether the weights are known, and not only their shapes."""
+        return not any(source.is_absent for source in self.weights.values())
 
 
 @contextmanager
@@ -50,6 +72,7 @@ class Tracer:
         self._placeholders: dict[UOp, Placeholder] = {}
         self._labels: dict[UOp, str] = {}
         self._iotas: dict[int, Tensor] = {}
+        self._banks: list[tuple[list[UOp], int]] = []
         self._weight_tensors: dict[str, Tensor] = {}
 
     def input(self, spec: TensorSpec) -> Tensor:
@@ -76,6 +99,14 @@ class Tracer:
         place = len(self._weights) - 1
         self._placeholders[uop] = Placeholder("WEIGHT", place, source.spec.dtype, source.spec.shape)
 
+    def adopt_iota(self, uop: UOp, length: int) -> None:
+        """Declare that a traced operation gives the int32 values 0 … length-1."""
+        self._placeholders[uop] = Placeholder("IOTA", length, "int32", (length,))
+
+    def label(self, uop: UOp, label: str) -> None:
+        """Call an operation's value ``label`` before people, should a pass write it to memory."""
+        self._labels.setdefault(uop, label)
+
     def knows(self, uop: UOp) -> bool:
         """Say whether a tinygrad operation is one of the placeholders."""
         return uop in self._placeholders
@@ -96,21 +127,37 @@ class Tracer:
         self._labels[result.uop] = label
         return result
 
+    def mark_bank(
+        self, root: Tensor, chosen: Tensor, gates: Tensor, inputs: Sequence[Tensor], experts: int
+    ) -> None:
+        """Declare a ``Bank``; all tensors are marked already."""
+        self._banks.append(([t.uop for t in (root, chosen, gates, *inputs)], experts))
+
     def finish(self, outputs: Mapping[str, Tensor], updates: Mapping[str, Tensor]) -> TracedModel:
         """Return the traced model, as it is: a pass makes it legal (``splitup_deploy.passes``).
 
-        Reads every weight once, for its digest.
+        Reads every weight once, for its digest; none when one of them is absent.
         """
+        sources = list(self._weights.values())
+        absent = any(source.is_absent for source in sources)
         graph, labels = read_tensors(
             inputs=self._inputs,
-            weights=[source.compute_weight() for source in self._weights.values()],
+            weights=[
+                source.describe_weight() if absent else source.compute_weight()
+                for source in sources
+            ],
             states=self._states,
             placeholders=self._placeholders,
             labels=self._labels,
             outputs=[(name, tensor.contiguous().uop) for name, tensor in outputs.items()],
             updates=[updates[spec.name].contiguous().uop for spec in self._states],
         )
-        return TracedModel(graph, labels, dict(self._weights))
+        place = {label: node for node, label in labels.items()}
+        banks = []
+        for uops, experts in self._banks:
+            root, chosen, gates, *inputs = (place[self._labels[uop]] for uop in uops)
+            banks.append(Bank(root, chosen, gates, tuple(inputs), experts))
+        return TracedModel(graph, labels, dict(self._weights), tuple(banks))
 
     def _place(self, op: str, index: int, spec: TensorSpec) -> Tensor:
         dtype = get_tinygrad_dtype(spec.dtype)

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
+
+import numpy as np
 
 from splitup.errors import InvalidModel
 from splitup.graph.ir import Weight
-from splitup.tensors import TensorSpec, encode_safetensors_header
+from splitup.tensors import ITEM_BYTES, TensorSpec, encode_safetensors_header
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024  # large enough for full disk speed, small beside any model
+
+
+class Part(Protocol):
+    """Bytes that can be read as often as needed: a slice of a file, or computed ones."""
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the bytes in chunks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +53,28 @@ class FileSlice:
 
 
 @dataclass(frozen=True, slots=True)
+class Absent:
+    """The bytes of a weight of which only the shape is known, as in a dry run without weights."""
+
+    def read(self) -> Iterator[bytes]:
+        """Raise InvalidModel: there is nothing to read."""
+        raise InvalidModel(
+            "the model's weights are not here, so it can be inspected and not run or registered: "
+            "put its safetensors files beside config.json"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class WeightSource:
-    """A weight and its bytes: the concatenation of ``parts`` (along the first axis)."""
+    """A weight and its bytes: the concatenation of ``parts`` (along the first axis).
+
+    With an ``encoding`` it is uint8 [rows, blocks, bytes per block] and stands for float32 [rows,
+    elements]; see ``splitup_deploy.frontends.quantised``.
+    """
 
     spec: TensorSpec
-    parts: tuple[FileSlice | bytes, ...]
+    parts: tuple[Part | bytes, ...]
+    encoding: str = ""
 
     def read(self) -> Iterator[bytes]:
         """Yield the little-endian bytes in chunks."""
@@ -56,12 +84,72 @@ class WeightSource:
             else:
                 yield from part.read()
 
+    @property
+    def is_absent(self) -> bool:
+        """Say whether only the shape is known."""
+        return any(isinstance(part, Absent) for part in self.parts)
+
+    def describe_weight(self) -> Weight:
+        """Return the weight without reading it: the digest is of its name, dtype and shape."""
+        text = f"absent {self.spec.name} {self.spec}"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return Weight(self.spec.name, self.spec.dtype, self.spec.shape, digest)
+
     def compute_weight(self) -> Weight:
         """Read the bytes once and return the weight with its digest."""
         digest = hashlib.sha256()
         for chunk in self.read():
             digest.update(chunk)
         return Weight(self.spec.name, self.spec.dtype, self.spec.shape, digest.hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A box, an (offset, size) for every axis, of a weight's bytes: read whole, given in part."""
+
+    source: WeightSource
+    box: tuple[tuple[int, int], ...]
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the box's bytes in C order; holds one chunk and one row of the first axis."""
+        shape, width = self.source.spec.shape[1:], ITEM_BYTES[self.source.spec.dtype]
+        row_bytes = math.prod(shape) * width
+        inner = (slice(None), *(slice(start, start + size) for start, size in self.box[1:]))
+        first, left = self.box[0]
+        skipped, pending = first * row_bytes, b""
+        for chunk in self.source.read():
+            start = min(skipped, len(chunk))
+            skipped -= start
+            pending += chunk[start:]
+            count = min(len(pending) // row_bytes, left)
+            rows = np.frombuffer(pending[: count * row_bytes], f"V{width}")
+            if count:
+                yield rows.reshape(count, *shape)[inner].tobytes()
+            pending, left = pending[count * row_bytes :], left - count
+            if not left:
+                return
+        raise InvalidModel(f"weight '{self.source.spec.name}' is shorter than its shape")
+
+
+def select(source: WeightSource, name: str, box: tuple[tuple[int, int], ...]) -> WeightSource:
+    """Return the part of a weight that lies in a box, called ``name``; seeks where it can."""
+    spec = TensorSpec(name, source.spec.dtype, tuple(size for _, size in box))
+    whole = all(box[axis] == (0, size) for axis, size in enumerate(source.spec.shape) if axis)
+    if source.is_absent:
+        return WeightSource(spec, (Absent(),))
+    if not whole or not all(isinstance(part, FileSlice) for part in source.parts):
+        return WeightSource(spec, (Selection(source, box),))
+    row_bytes = source.spec.nbytes // source.spec.shape[0]
+    start, end = box[0][0] * row_bytes, (box[0][0] + box[0][1]) * row_bytes
+    parts, place = [], 0
+    for part in source.parts:
+        assert isinstance(part, FileSlice)  # for the type checker
+        length = part.end - part.start
+        low, high = max(start - place, 0), min(end - place, length)
+        if low < high:
+            parts.append(FileSlice(part.path, part.start + low, part.start + high))
+        place += length
+    return WeightSource(spec, tuple(parts))
 
 
 def read_safetensors(sources: Sequence[WeightSource]) -> Iterator[bytes]:

@@ -54,7 +54,7 @@ def test_gantt_shows_transfer_waiting_and_compute_apart() -> None:
     names = {address(1): "A", address(2): "B"}
     lines = [line.plain for line in draw_gantt(TRACE, MANIFEST, names)]
     bars = [line.partition("│")[2].partition("│")[0] for line in lines]
-    assert [bar.count("▒") for bar in bars] == [0, 2, 1]  # 20 and 10 of 500 ns on 64 columns
+    assert [bar.count("▒") for bar in bars] == [0, 3, 1]  # 20 and 10 of 500 ns on 64 columns
     assert [bar.count("█") > bar.count("·") for bar in bars] == [True, True, True]
     assert [line.split("│")[0].split()[-1] for line in lines] == ["A", "A", "B"]
 

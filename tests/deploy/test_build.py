@@ -79,8 +79,8 @@ def test_objects_are_what_the_manifest_says() -> None:
 
 
 def test_a_target_that_no_task_can_meet(tmp_path: Path) -> None:
-    with pytest.raises(InvalidModel, match=r"'embed' alone needs \d+ bytes.*target is 100000"):
-        build(str(EXAMPLE), 100_000)
+    with pytest.raises(InvalidModel, match=r"KV cache' alone needs \d+ bytes.*target is 500000"):
+        build(str(EXAMPLE), 500_000)
 
 
 def test_one_task_when_the_target_is_large() -> None:

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
 from splitup_deploy.frontends import load_model
-from splitup_deploy.frontends.huggingface import parse_config
+from splitup_deploy.frontends.fields import IGNORED
+from splitup_deploy.frontends.huggingface import load_huggingface, parse_config
 
 from splitup.errors import InvalidModel
+from tests.deploy.checkpoints import CASES
 from tests.deploy.llamas import TINY, save_llama
 
 
@@ -44,8 +47,22 @@ def test_old_and_new_spellings() -> None:
         ({"num_hidden_layers": True}, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, "heads"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "yarn"),
+        ({"hidden_act": None, "hidden_activation": "silu"}, "hidden_activation"),
+        ({"attention_bias": True}, r"q_proj\.bias"),
+        ({"attention_bias": "yes"}, "attention_bias"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        ({"sliding_window": 8}, "sliding_window"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": -1}}, "factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2, "beta_fast": 3}}, "beta_fast"),
+        ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 1}}, "high_freq"),
+        ({"rope_parameters": {"type": "linear", "factor": 2}, "rope_scaling": {"a": 1}}, "beside"),
         ({"rope_scaling": "linear"}, "linear"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"vocab_size": 41}, "embed_tokens"),
@@ -81,7 +98,7 @@ def test_missing_and_corrupt_files_are_named(tmp_path: Path) -> None:
             load_model(str(tmp_path))
     weights.unlink()
     with pytest.raises(InvalidModel, match=r"no model\.safetensors"):
-        load_model(str(tmp_path))
+        load_huggingface(str(tmp_path))
     weights.write_bytes(data)
     for file in ("tokenizer.json", "config.json"):
         (tmp_path / file).rename(tmp_path / "aside")
@@ -116,3 +133,81 @@ def test_a_shard_outside_the_directory_is_refused(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": ["a"]}))
     with pytest.raises(InvalidModel, match="weight_map"):
         load_model(str(tmp_path))
+
+
+FAMILY_FIELDS = [
+    ("mistral", {"sliding_window": ...}, "no sliding_window"),
+    ("mistral", {"num_key_value_heads": ...}, "no num_key_value_heads"),
+    ("mistral", {"sliding_window": 0}, "sliding_window"),
+    ("qwen2", {"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),
+    ("qwen2", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("qwen2", {"sliding_window": None}, "no sliding_window"),
+    ("qwen2", {"max_window_layers": -1}, "max_window_layers"),
+    ("qwen2-yarn", {"layer_types": ["sliding_attention"] * 2}, "use_sliding_window"),
+    ("qwen3", {"head_dim": None}, "no head_dim"),
+    ("phi3", {"attention_bias": True}, "attention_bias"),
+    ("phi3", {"full_attn_mod": 2}, "full_attn_mod"),
+    ("qwen2", {"use_mrope": True}, "use_mrope"),
+    ("phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
+    ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2}}, "yarn"),
+    ("phi3-longrope", {"partial_rotary_factor": 0.5}, "factor"),
+    ("phi3-longrope", {}, "at most 24"),
+    ("gemma2", {"final_logit_softcapping": ...}, "final_logit_softcapping"),
+    ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
+    ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("gemma2", {"rope_local_base_freq": 1.0}, "rope_local_base_freq"),
+    ("gemma2", {"sliding_window": None}, "no sliding_window"),
+    ("gemma2", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar"),
+    ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ("gemma3", {"rope_parameters": {"rope_type": "default"}, "rope_scaling": None}, "rope_type"),
+    ("gemma3", {"rope_parameters": {}}, "beside"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), FAMILY_FIELDS)
+def test_a_family_that_cannot_be_used(name: str, change: dict[str, Any], message: str) -> None:
+    config = {**CASES[name].config, **change}
+    config = {key: value for key, value in config.items() if value is not ...}
+    with pytest.raises(InvalidModel, match=message):
+        parse_config(config, None)
+
+
+def test_no_field_is_overlooked() -> None:
+    """A field that means something somewhere is refused wherever nobody reads it."""
+    for name, case in CASES.items():
+        config = parse_config(case.config, case.context)
+        assert parse_config({**case.config, "new_field": None}, case.context) == config
+        values: tuple[Any, ...] = (True, False, 0, 1.5, "x", [], {})
+        for value in values:
+            with pytest.raises(InvalidModel, match="'new_field'"):
+                parse_config({**case.config, "new_field": value}, case.context)
+        for key in set().union(*(other.config for other in CASES.values())) - set(case.config):
+            if key not in IGNORED:
+                with suppress(InvalidModel):
+                    changed = parse_config({**case.config, key: 4}, case.context)
+                    assert changed != config or key in WITHOUT_EFFECT, (name, key)
+
+
+def test_fields_of_published_models_are_known() -> None:
+    """They say in their config.json what they do not do."""
+    for name, extra in {
+        "llama": {"is_llama_config": True, "rope_interleaved": False, "pretraining_tp": 1},
+        "qwen2": {"use_mrope": False, "torch_dtype": "bfloat16"},
+        "phi3": {"auto_map": {"AutoConfig": "x"}, "resid_pdrop": 0.0, "full_attn_mod": 1},
+        "gemma2": {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"},
+        "gemma3": {"attn_logit_softcapping": None, "eos_token_id": [1, 106]},
+    }.items():
+        config = CASES[name].config
+        assert parse_config({**config, **extra}, None) == parse_config(config, None)
+
+
+WITHOUT_EFFECT = {
+    "original_max_position_embeddings",  # of a Phi-3 without longrope
+    "hidden_act",  # of Gemma, which reads hidden_activation
+    "max_window_layers",  # where sliding_window is off or layer_types are given
+    "sliding_window_pattern",  # where layer_types are given
+    "sliding_window",  # where use_sliding_window is off
+    "rope_theta",  # where rope_parameters has its own
+    "rope_local_base_freq",
+}

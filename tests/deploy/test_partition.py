@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from splitup_deploy.partition import find_regions, partition
+from splitup_deploy.partition import Balance, Region, find_regions, partition
 from splitup_deploy.tasks import cut_graph, name_tasks
+from splitup_deploy.timing import Clock, predict_transfer_ps
 
 from splitup.errors import InvalidModel
 from splitup.graph.cost import compute_vram_bytes
@@ -24,7 +26,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     b = Builder()
     made = [b.store("float32", b.input("x", "float32", 64))]
     sizes, shared, updates = [64], None, []
-    for index in range(draw(st.integers(1, 7))):
+    for index in range(draw(st.integers(1, 6))):
         size = draw(st.sampled_from([64, 128, 256]))
         value = b.add("SHRINK", "float32", made[-1], arg=((0, 1),))
         if draw(st.booleans()):
@@ -52,51 +54,105 @@ def graphs(draw: st.DrawFn) -> Graph:
     return b.graph({"y": made[-1]}, updates)
 
 
-def list_cuts(graph: Graph, target: int) -> list[tuple[int, int, int]]:
-    """Return (tasks, bytes moved, largest task) of every legal way to cut, measured."""
+@dataclass(frozen=True)
+class Cut:
+    """What one way to cut costs, measured on its tasks."""
+
+    tasks: int
+    moved: int
+    longest: int  # of the tasks' times
+    period: int
+    squares: int
+
+    def rank(self, balance: Balance) -> tuple[int, ...]:
+        if balance == "latency":
+            return (self.tasks, self.moved, self.longest, self.squares)
+        return (self.period, self.tasks, self.moved, self.squares)
+
+
+def measure(graph: Graph, parts: list[list[Region]], target: int) -> Cut | None:
+    """Return the costs of a way to cut; None when it is not legal."""
     values = check_graph(graph)
+    clock = Clock(graph, values)
+    tasks = cut_graph(graph, values, parts)
+    assert sorted(r.root for part in parts for r in part) == [
+        region.root for region in find_regions(graph, {})
+    ]
+    try:
+        sizes = [compute_vram_bytes(t.graph, check_graph(t.graph)) for t in tasks]
+    except InvalidModel:
+        return None  # a state's update is in one task, its reading in another
+    if max(sizes) > target:
+        return None
+    moved = [
+        sum(
+            spec.nbytes
+            for spec, source in zip(task.graph.inputs, task.sources, strict=True)
+            if not isinstance(source, str)
+        )
+        for task in tasks
+    ]
+    for index, task in enumerate(tasks):  # acyclic: only earlier tasks are read
+        assert all(isinstance(s, str) or s[0] < index for s in task.sources)
+    times = [sum(clock.predict_ps(r.root, r.nodes) for r in part) for part in parts]
+    periods = [max(t, predict_transfer_ps(n)) for t, n in zip(times, moved, strict=True)]
+    squares = sum(time**2 for time in times)
+    return Cut(len(parts), sum(moved), max(times), max(periods), squares)
+
+
+def list_cuts(graph: Graph, target: int, most: int) -> list[Cut]:
+    """Return the costs of every legal way to cut the order of regions."""
     regions = find_regions(graph, {})
     results = []
-    for count in range(len(regions)):
+    for count in range(min(len(regions), most)):
         for cuts in combinations(range(1, len(regions)), count):
-            edges = [0, *cuts, len(regions)]
-            parts = [regions[a:b] for a, b in pairwise(edges)]
-            tasks = cut_graph(graph, values, parts)
-            try:
-                sizes = [compute_vram_bytes(t.graph, check_graph(t.graph)) for t in tasks]
-            except InvalidModel:
-                continue  # a state's update is in one task, its reading in another
-            if max(sizes) <= target:
-                moved = sum(
-                    spec.nbytes
-                    for task in tasks
-                    for spec, source in zip(task.graph.inputs, task.sources, strict=True)
-                    if not isinstance(source, str)
-                )
-                results.append((len(tasks), moved, max(sizes)))
+            parts = [regions[a:b] for a, b in pairwise([0, *cuts, len(regions)])]
+            if (cut := measure(graph, parts, target)) is not None:
+                results.append(cut)
     return results
 
 
 @settings(max_examples=60, deadline=None)
-@given(graphs(), st.integers(1, 24))
-def test_the_best_cut_is_found(graph: Graph, quarters: int) -> None:
+@given(
+    graphs(),
+    st.integers(1, 24),
+    st.sampled_from(["latency", "throughput"]),
+    st.none() | st.integers(1, 8),
+)
+def test_the_best_cut_is_found(
+    graph: Graph, quarters: int, balance: Balance, max_tasks: int | None
+) -> None:
     target = 512 * quarters
-    every = list_cuts(graph, target)
+    every = list_cuts(graph, target, 8 if max_tasks is None else max_tasks)
     values = check_graph(graph)
     try:
-        parts = partition(graph, values, {}, target)
+        parts = partition(graph, values, {}, target, balance=balance, max_tasks=max_tasks)
     except InvalidModel as error:
-        assert not every and "needs" in str(error)
+        assert not every and ("needs" in str(error) or "are allowed" in str(error))
         return
-    tasks = cut_graph(graph, values, parts)
-    sizes = [compute_vram_bytes(t.graph, check_graph(t.graph)) for t in tasks]
-    moved = sum(
-        spec.nbytes
-        for task in tasks
-        for spec, source in zip(task.graph.inputs, task.sources, strict=True)
-        if not isinstance(source, str)
-    )
-    assert (len(tasks), moved, max(sizes)) == min(every)
+    if balance == "throughput" and max_tasks is None:
+        fewest = min(cut.tasks for cut in every)
+        every = [cut for cut in every if cut.tasks == fewest]
+    found = measure(graph, parts, target)
+    assert found is not None
+    assert found.rank(balance) == min(cut.rank(balance) for cut in every)
+
+
+def test_borders_begin_tasks() -> None:
+    graph = make_chain()
+    roots = [region.root for region in find_regions(graph, {})]
+    parts = partition(graph, check_graph(graph), {}, 10**6, borders={roots[2], roots[3]})
+    assert [[region.root for region in part] for part in parts] == [
+        roots[:2],
+        roots[2:3],
+        roots[3:],
+    ]
+
+
+def test_too_many_tasks() -> None:
+    graph = make_chain()
+    with pytest.raises(InvalidModel, match=r"gives at least 4 tasks; 3 are allowed.*--max-tasks"):
+        partition(graph, check_graph(graph), {}, 1024, max_tasks=3)
 
 
 def make_chain() -> Graph:

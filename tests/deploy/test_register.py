@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.errors import StorageUnavailable
 from splitup.net.gateway import GatewayClient
+from tests.deploy.llamas import EXAMPLE
 from tests.oracle.gateway_network import MNEMONIC, Network, find_free_port, run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -206,6 +208,9 @@ async def test_failures_say_what_to_do(network: Network, models: str, tmp_path: 
     assert code == 2 and "raise --target-vram to at least" in answer["error"]
     code, answer = await register_cli(home, str(tmp_path / "missing"), "fifth")
     assert code == 2 and "does not exist" in answer["error"]
+    shutil.copy(EXAMPLE / "config.json", tmp_path / "config.json")
+    code, answer = await register_cli(home, str(tmp_path / "config.json"), "fifth", target="2MB")
+    assert code == 2 and "has no weights, so it cannot be registered" in answer["error"]
     code, answer = await register_cli(home, model, "n" * 65)
     assert code == 2 and "1 to 64 bytes" in answer["error"]
     code, output = await invoke("inspect", "never-registered", "--config", str(home))

@@ -190,3 +190,23 @@ def test_an_unknown_tensor_or_operation_is_named() -> None:
         read(x + other, x=x)
     with pytest.raises(InvalidModel, match="THREEFRY"):
         read(Tensor.rand(3, device="PYTHON") + x, x=x)
+
+
+def test_axes_of_one_element_are_folded() -> None:
+    """Found with a task of one expert: tinygrad cannot fold a lookup among one."""
+    b = Builder()
+    index = b.add("RESHAPE", "int32", b.input("i", "int32", 2), arg=(1, 2, 1))
+    place = b.add("RESHAPE", "int32", b.add("IOTA", "int32", arg=1), arg=(1, 1, 1))
+    hit = b.add("CMPEQ", "bool", place, index)
+    table = b.weight("t", np.arange(3, dtype=np.float32).reshape(1, 1, 3))
+    zero = b.const("float32", encode_float(0.0))
+    found = b.add(
+        "REDUCE", "float32", b.add("WHERE", "float32", hit, table, zero), arg=("ADD", 1)
+    )
+    scaled = b.add("MUL", "float32", found, b.input("x", "float32", 2, 3))
+    folded = b.add("PERMUTE", "float32", scaled, arg=(1, 0))
+    y = b.store("float32", b.add("REDUCE", "float32", folded, arg=("ADD", 1)))
+    program = TaskProgram(b.graph({"y": y}).to_bytes(), b.safetensors())
+    x = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+    (data,) = program.run(program.new_state(), [np.array([0, 1], np.int32).tobytes(), x.tobytes()])
+    assert np.frombuffer(data, np.float32).tolist() == [0 + 2 + 6, 0]

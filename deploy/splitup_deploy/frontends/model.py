@@ -11,9 +11,12 @@ from splitup_deploy.trace import TracedModel
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """How to talk to a text model. ``context`` is the largest number of positions."""
+    """How to talk to a text model. ``context`` is the largest number of positions.
 
-    tokenizer: Path
+    ``tokenizer`` is a tokenizer.json, as a file or as its bytes.
+    """
+
+    tokenizer: Path | bytes
     eos_ids: tuple[int, ...]
     vocab: int
     context: int
