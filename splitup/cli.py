@@ -23,7 +23,7 @@ from rich.table import Table
 from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp
 from splitup.client.inputs import format_usdc
 from splitup.client.outcome import Array, Result
-from splitup.config import DEFAULT_HOME
+from splitup.config import DEFAULT_HOME, HOME_VARIABLE
 from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_detached
 from splitup.devnet.network import DevnetOptions
 from splitup.errors import InvalidInput, SplitUpError
@@ -37,7 +37,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-DirFlag = Annotated[Path, typer.Option("--dir", help="Directory of the network.")]
+DirFlag = Annotated[
+    Path, typer.Option("--dir", envvar=HOME_VARIABLE, help="Directory of the network.")
+]
 ConfigFlag = Annotated[
     Path | None,
     typer.Option("--config", help="Network file or directory (default: $SPLITUP_HOME, .splitup)."),

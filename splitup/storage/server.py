@@ -81,6 +81,9 @@ class ObjectServer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.process.wait()
+        for port in json.loads((self.data_dir / "ports.json").read_text()).values():
+            for stale in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):  # a fixed place
+                stale.unlink(missing_ok=True)
 
 
 def find_weed() -> Path:
@@ -157,6 +160,7 @@ def _compose_command(weed: Path, data_dir: Path, ports: dict[str, int]) -> list[
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         f"-filer.localSocket={data_dir / 'filer.sock'}",
+        f"-s3.localSocket={data_dir / 's3.sock'}",
         *(f"-{flag}={port}" for flag, port in ports.items()),
     ]
 
