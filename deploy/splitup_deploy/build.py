@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -103,6 +103,17 @@ def parse_size(text: str) -> int:
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Return the distinct sizes of a list such as "8GB,12GB,24GB", smallest first."""
     return tuple(sorted({parse_size(part) for part in text.split(",")}))
+
+
+def parse_dims(texts: Sequence[str]) -> dict[str, int]:
+    """Return the sizes of symbolic dimensions that are given as NAME=SIZE."""
+    result: dict[str, int] = {}
+    for text in texts:
+        name, _, size = text.rpartition("=")
+        if not name or not re.fullmatch(r"[1-9][0-9]{0,9}", size) or name in result:
+            raise InvalidInput(f"'{text:.80}' is no dimension; write each one once, as batch=1")
+        result[name] = int(size)
+    return result
 
 
 def build(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -32,7 +32,7 @@ from splitup.crypto.keys import Identity
 from splitup.errors import InvalidInput, SplitUpError
 from splitup.graph.manifest import Manifest, load_manifest
 from splitup.net.gateway import GatewayClient
-from splitup_deploy.build import CompiledModel, build, parse_sizes
+from splitup_deploy.build import CompiledModel, build, parse_dims, parse_sizes
 from splitup_deploy.drawing import draw_mermaid, draw_svg
 from splitup_deploy.inspect import (
     describe_model,
@@ -88,6 +88,10 @@ MaxTasksFlag = Annotated[
 ContextFlag = Annotated[
     int | None, typer.Option("--context", min=1, help="Tokens a sequence may have.")
 ]
+DimsFlag = Annotated[
+    list[str] | None,
+    typer.Option("--dim", help="Size of an ONNX file's symbolic dimension, NAME=SIZE; repeatable."),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
@@ -111,11 +115,15 @@ class Output:
 @app.command("register")
 def register_command(
     model: Annotated[
-        str, typer.Option("--model", help="Hugging Face directory, or module:function (tinygrad).")
+        str,
+        typer.Option(
+            "--model", help="Hugging Face directory, *.onnx, *.gguf, or module:function (tinygrad)."
+        ),
     ],
     name: Annotated[str, typer.Option("--name", help="Name under which users find it.")],
     target_vram: Annotated[str, typer.Option("--target-vram", help=_TARGET_HELP)],
     context: ContextFlag = None,
+    dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
     dry_run: Annotated[
@@ -134,7 +142,9 @@ def register_command(
 
     def run() -> None:
         check_name(name)
-        cutting = Cutting(parse_sizes(target_vram), context, balance, max_tasks)
+        cutting = Cutting(
+            parse_sizes(target_vram), context, balance, max_tasks, parse_dims(dims or [])
+        )
         if dry_run:
             compiled = _compile(output, model, cutting)
             _show_model(output, _profile(compiled, cutting), name, compiled.is_complete)
@@ -178,6 +188,7 @@ def inspect_command(
     ],
     target_vram: TargetFlag = None,
     context: ContextFlag = None,
+    dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
     picture: Annotated[
@@ -210,7 +221,9 @@ def inspect_command(
                 raise InvalidInput(
                     f"to compile {model}, say how much memory a task may need: --target-vram 12GB"
                 )
-            cutting = Cutting(parse_sizes(target_vram), context, balance, max_tasks)
+            cutting = Cutting(
+                parse_sizes(target_vram), context, balance, max_tasks, parse_dims(dims or [])
+            )
             compiled = _compile(output, model, cutting)
             show(_profile(compiled, cutting), None, compiled.is_complete)
             return
@@ -290,6 +303,7 @@ class Cutting:
     context: int | None
     balance: Balance
     max_tasks: int | None
+    dims: Mapping[str, int]
 
 
 def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
@@ -298,6 +312,7 @@ def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
             model,
             max(cutting.targets_bytes),
             context=cutting.context,
+            dims=cutting.dims,
             balance=cutting.balance,
             max_tasks=cutting.max_tasks,
         )

@@ -138,6 +138,59 @@ def test_the_best_cut_is_found(
     assert found.rank(balance) == min(cut.rank(balance) for cut in every)
 
 
+@st.composite
+def chains(draw: st.DrawFn) -> Graph:
+    """A chain in which what a value weighs, how long it takes and what it moves are unrelated."""
+    b = Builder()
+    made = b.store("float32", b.input("x", "float32", 64))
+    for index in range(draw(st.integers(4, 6))):
+        heavy = draw(st.sampled_from([64, 256, 512, 1024]))
+        size = draw(st.sampled_from([64, 128, 192, 256]))
+        weight = b.weight(f"w{index}", np.full(heavy, index, np.float32))
+        total = b.add("REDUCE", "float32", weight, arg=("ADD", 1))
+        first = b.add("SHRINK", "float32", made, arg=((0, 1),))
+        value = b.add("ADD", "float32", first, total)
+        grown = b.add("EXPAND", "float32", value, arg=(size,))
+        made = b.store("float32", b.add("RESHAPE", "float32", grown, arg=(size,)))
+    return b.graph({"y": made})
+
+
+@settings(max_examples=120, deadline=None)
+@given(chains(), st.integers(40, 90), st.sampled_from(["latency", "throughput"]))
+def test_every_criterion_decides(graph: Graph, percent: int, balance: Balance) -> None:
+    """Targets of a part of the whole leave several cuts to choose from."""
+    values = check_graph(graph)
+    target = compute_vram_bytes(graph, values) * percent // 100
+    every = list_cuts(graph, target, 8)
+    if not every:
+        return
+    fewest = min(cut.tasks for cut in every)
+    every = [cut for cut in every if cut.tasks == fewest]
+    parts = partition(graph, values, {}, target, balance=balance)
+    found = measure(graph, parts, target)
+    assert found is not None
+    assert found.rank(balance) == min(cut.rank(balance) for cut in every)
+
+
+def test_the_longest_task_comes_before_evenness() -> None:
+    """Shortest longest task: 3584, 3584, 2048; most even: 2560, 2560, 4096 elements."""
+    b = Builder()
+    made = b.store("float32", b.input("x", "float32", 64))
+    for index, heavy in enumerate([2048, 512, 1024, 1536, 2048, 2048]):
+        weight = b.weight(f"w{index}", np.full(heavy, index, np.float32))
+        total = b.add("REDUCE", "float32", weight, arg=("ADD", 1))
+        made = b.store("float32", b.add("ADD", "float32", made, total))
+    graph = b.graph({"y": made})
+    target = 4 * 4600  # two tasks would need 5120 elements
+    every = list_cuts(graph, target, 3)
+    assert {cut.tasks for cut in every} == {3} and len({cut.moved for cut in every}) == 1
+    best = min(every, key=lambda cut: (cut.longest, cut.squares))
+    even = min(every, key=lambda cut: cut.squares)
+    assert even.longest > best.longest  # the two criteria disagree here
+    found = measure(graph, partition(graph, check_graph(graph), {}, target), target)
+    assert found == best
+
+
 def test_borders_begin_tasks() -> None:
     graph = make_chain()
     roots = [region.root for region in find_regions(graph, {})]

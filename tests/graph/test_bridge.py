@@ -200,9 +200,7 @@ def test_axes_of_one_element_are_folded() -> None:
     hit = b.add("CMPEQ", "bool", place, index)
     table = b.weight("t", np.arange(3, dtype=np.float32).reshape(1, 1, 3))
     zero = b.const("float32", encode_float(0.0))
-    found = b.add(
-        "REDUCE", "float32", b.add("WHERE", "float32", hit, table, zero), arg=("ADD", 1)
-    )
+    found = b.add("REDUCE", "float32", b.add("WHERE", "float32", hit, table, zero), arg=("ADD", 1))
     scaled = b.add("MUL", "float32", found, b.input("x", "float32", 2, 3))
     folded = b.add("PERMUTE", "float32", scaled, arg=(1, 0))
     y = b.store("float32", b.add("REDUCE", "float32", folded, arg=("ADD", 1)))

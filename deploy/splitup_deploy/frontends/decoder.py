@@ -1,0 +1,334 @@
+"""The step function of dense decoder-only language models, traced with tinygrad.
+
+One block is described once, with named variations (``DecoderConfig``); a family of models is a
+choice of them (``splitup_deploy.frontends.families``).
+
+One step feeds T rows: ``tokens`` and ``positions``, int32 [T]. A position is the row's place in
+the sequence and in the KV cache; -1 switches a row off. Every layer keeps one state, ``[context,
+2, kv_heads, head_dim]`` (keys, then values), which the step returns updated: the new rows are
+selected into it, never indexed, so no input can reach outside. A row attends to the cache rows at
+or before its own position, in a local layer only to the last ``window`` of them.
+
+Values are written to memory where a later kernel would otherwise compute them again, and
+nowhere else; these are the places where the model can be cut. Arithmetic is float32, weights stay
+in the dtype they came in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from tinygrad.dtype import dtypes
+from tinygrad.tensor import Tensor
+
+from splitup.tensors import TensorSpec
+from splitup_deploy.frontends.quantised import dequantise
+from splitup_deploy.frontends.rope import Rope, RopeTable
+from splitup_deploy.trace import TracedModel, Tracer, tracing
+from splitup_deploy.weights import WeightSource
+
+MASKED = -1e30  # finite, so that a switched-off row, where everything is masked, gives no NaN
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """The layers that see only the last ``window`` positions, their own included."""
+
+    layers: frozenset[int]
+    window: int
+    rope: Rope
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The numbers that shape a decoder, and how it varies from Llama's (the defaults)."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int
+    norm_epsilon: float
+    rope: Rope
+    tied: bool
+    local: Local | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # query and key heads are normed before they turn
+    fused: bool = False  # q, k, v and gate, up are stored as one tensor each
+    unit_norms: bool = False  # norms multiply by 1 + weight
+    post_norms: bool = False  # what attention and MLP add is normed as well
+    activation: Literal["silu", "gelu-tanh"] = "silu"
+    attention_scale: float | None = None  # of the scores; None is head_dim^-0.5
+    attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
+    logit_cap: float | None = None
+    embedding_scale: float = 1.0
+
+
+class Weights(Protocol):
+    """Finds a model's weights by their Hugging Face names."""
+
+    def get(self, name: str, *shape: int) -> WeightSource:
+        """Return one weight; raises InvalidModel when it is absent or has another shape."""
+        ...
+
+    def can_join(self, names: list[str]) -> bool:
+        """Say whether these weights are stored in the same way."""
+        ...
+
+    def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
+        """Return weights of (name, rows) put under each other, called ``name``."""
+        ...
+
+
+# What a block's MLP adds: gets the step, the normed rows [rows, hidden] in memory and the layer.
+FeedForward = Callable[["Step", Tensor, int], Tensor]
+
+
+def trace_decoder(
+    config: DecoderConfig,
+    weights: Weights,
+    rows: int = 1,
+    feed_forward: FeedForward | None = None,
+) -> TracedModel:
+    """Trace one step of ``rows`` rows: tokens, positions -> logits float32 [rows, vocab].
+
+    ``feed_forward`` takes the place of the dense MLP.
+    """
+    with tracing():
+        tracer = Tracer()
+        tokens = tracer.input(TensorSpec("tokens", "int32", (rows,)))
+        positions = tracer.input(TensorSpec("positions", "int32", (rows,)))
+        step = Step(config, weights, tracer, positions, rows)
+        table = weights.get("model.embed_tokens.weight", config.vocab, config.hidden)
+        x = step.select(tokens, config.vocab, step.tensor(table))
+        if config.embedding_scale != 1.0:
+            x = x * config.embedding_scale
+        x = tracer.mark(x, "embed")
+        updates = {}
+        for layer in range(config.layers):
+            x, update = step.attention(x, layer)
+            updates[f"layers.{layer}.kv"] = update
+            x = step.mlp(x, layer, feed_forward or compute_dense_mlp)
+        x = step.norm(x, "model.norm.weight", "final norm")
+        if not config.tied:
+            table = weights.get("lm_head.weight", config.vocab, config.hidden)
+        logits = step.matmul(x, table, config.vocab, config.hidden)
+        if config.logit_cap is not None:
+            logits = soft_cap(logits, config.logit_cap)
+        logits = tracer.mark(logits, "head")
+        return tracer.finish({"logits": logits}, updates)
+
+
+class Step:
+    """One step while it is traced: the model's parts, for ``trace_decoder`` and feed-forwards."""
+
+    def __init__(
+        self, config: DecoderConfig, weights: Weights, tracer: Tracer, positions: Tensor, rows: int
+    ) -> None:
+        self.config, self.weights, self.tracer = config, weights, tracer
+        self.positions, self.rows = positions, rows
+
+    def tensor(self, source: WeightSource) -> Tensor:
+        """Return a weight as float32. bfloat16 is widened by hand: few CPUs and compilers can."""
+        if source.encoding:
+            return dequantise(self.tracer.weight(source), source.encoding)
+        if source.spec.dtype == "bfloat16":
+            raw = TensorSpec(source.spec.name, "uint16", source.spec.shape)
+            bits = self.tracer.weight(WeightSource(raw, source.parts))
+            return bits.cast(dtypes.uint32).lshift(16).bitcast(dtypes.float32)
+        return self.tracer.weight(source).cast(dtypes.float32)
+
+    def select(self, index: Tensor, length: int, table: Tensor) -> Tensor:
+        """Return ``table[index]``, zero where an index is outside: [rows, *table.shape[1:]].
+
+        tinygrad turns the one-hot sum into a guarded load.
+        """
+        rest = table.shape[1:]
+        ones = (1,) * len(rest)
+        hit = self.tracer.iota(length).reshape(1, length, *ones) == index.reshape(-1, 1, *ones)
+        return hit.where(table.reshape(1, length, *rest), 0.0).sum(1)
+
+    def matmul(self, x: Tensor, source: WeightSource, out: int, inner: int) -> Tensor:
+        """Return x [rows, inner] times the transpose of a weight [out, inner]."""
+        weight = self.tensor(source)
+        return (x.reshape(self.rows, 1, inner) * weight.reshape(1, out, inner)).sum(2)
+
+    def project(
+        self, x: Tensor, name: str, parts: list[tuple[str, int]], inner: int, bias: bool
+    ) -> Tensor:
+        """Return x [rows, inner] times the transposes of the layers (name, outputs), joined.
+
+        ``name`` is what the joined layer is called, or a layer's own name.
+        """
+        if len(parts) > 1 and not self.weights.can_join([part + ".weight" for part, _ in parts]):
+            single = [self.project(x, part, [(part, n)], inner, bias) for part, n in parts]
+            return Tensor.cat(*(self.tracer.mark(y, name) for y in single), dim=1)
+        out = sum(size for _, size in parts)
+        result = self.matmul(x, self._join(name, ".weight", parts, out, inner), out, inner)
+        if bias:
+            result = result + self.tensor(self._join(name, ".bias", parts, out))
+        return result
+
+    def _join(
+        self, name: str, kind: str, parts: list[tuple[str, int]], *shape: int
+    ) -> WeightSource:
+        if len(parts) == 1:
+            return self.weights.get(parts[0][0] + kind, *shape)
+        return self.weights.join(name + kind, [(part + kind, n) for part, n in parts], *shape)
+
+    def norm(self, x: Tensor, name: str, label: str) -> Tensor:
+        """Return the RMS norm of x [rows, hidden]."""
+        return self.tracer.mark(self.normalise(x, self.norm_weight(name)), label)
+
+    def norm_weight(self, name: str, size: int = 0) -> Tensor:
+        """Return what a norm multiplies by: [size], by default [hidden]."""
+        weight = self.tensor(self.weights.get(name, size or self.config.hidden))
+        return weight + 1.0 if self.config.unit_norms else weight
+
+    def normalise(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return x divided by the root of its last axis's mean square, times ``weight``."""
+        mean = x.square().mean(x.ndim - 1, keepdim=True)
+        return x * (mean + self.config.norm_epsilon).rsqrt() * weight
+
+    def add(self, x: Tensor, branch: Tensor, norm: str, label: str) -> Tensor:
+        """Return x plus a branch, which a model with ``post_norms`` norms first."""
+        if self.config.post_norms:
+            branch = self.tracer.mark(branch, f"{label}: branch")
+            branch = self.normalise(branch, self.norm_weight(norm))
+        return self.tracer.mark(x + branch, f"{label}: output")
+
+    def norm_heads(self, qk: Tensor, layer: int, label: str) -> Tensor:
+        """Return the RMS norm of every query and key head of [rows, heads, head_dim]."""
+        c, prefix = self.config, f"model.layers.{layer}.self_attn"
+        query, key = (
+            self.norm_weight(f"{prefix}.{name}_norm.weight", c.head_dim)
+            .reshape(1, c.head_dim)
+            .expand(count, c.head_dim)
+            for name, count in (("q", c.heads), ("k", c.kv_heads))
+        )
+        return self.tracer.mark(self.normalise(qk, query.cat(key)), f"{label}: q, k norm")
+
+    def rotate(self, heads: Tensor, layer: int, label: str) -> Tensor:
+        """Return the query and key heads, which are the first, turned by their position.
+
+        Every layer has the table under its own name: a shared one would make the first layer's
+        task send its rows to all others.
+        """
+        c = self.config
+        rope = c.local.rope if c.local is not None and layer in c.local.layers else c.rope
+        half = rope.pairs
+        spec = TensorSpec(f"layers.{layer}.rope", "float32", (c.context, 2, half))
+        table = self.tracer.weight(WeightSource(spec, (RopeTable(rope, c.context),)))
+        angles = self.select(self.positions, c.context, table)  # [rows, 2, half]
+        angles = self.tracer.mark(angles, label + ": rope angles")
+        cosine, sine = angles[:, 0:1, :], angles[:, 1:2, :]
+        count = c.heads + c.kv_heads
+        first, second = heads[:, :count, :half], heads[:, :count, half : 2 * half]
+        turned = [first * cosine - second * sine, second * cosine + first * sine]
+        if 2 * half < c.head_dim:
+            turned.append(heads[:, :count, 2 * half :])
+        return self.tracer.mark(Tensor.cat(*turned, dim=2), label + ": rope")
+
+    def attention(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Return x plus the attention of one layer, and the layer's new KV cache."""
+        c, rows, mark = self.config, self.rows, self.tracer.mark
+        label, prefix = f"block {layer} attention", f"model.layers.{layer}"
+        groups, width = c.heads // c.kv_heads, c.heads * c.head_dim
+        h = self.norm(x, f"{prefix}.input_layernorm.weight", f"{label}: norm")
+        heads, turned = c.heads + 2 * c.kv_heads, c.heads + c.kv_heads
+        name = f"{prefix}.self_attn.qkv_proj"
+        parts = [
+            (f"{prefix}.self_attn.{part}_proj", count * c.head_dim)
+            for part, count in (("q", c.heads), ("k", c.kv_heads), ("v", c.kv_heads))
+        ]
+        if c.fused:
+            parts = [(name, heads * c.head_dim)]
+        qkv = mark(self.project(h, name, parts, c.hidden, c.qkv_bias), f"{label}: q, k, v")
+        qkv = qkv.reshape(rows, heads, c.head_dim)
+        qk = self.norm_heads(qkv[:, :turned], layer, label) if c.qk_norm else qkv
+        qk = self.rotate(qk, layer, label)
+        fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
+        cache = mark(self.write_cache(layer, fresh), f"{label}: KV cache")
+        keys = cache[:, 0].permute(1, 0, 2)  # [kv_heads, context, head_dim]
+        values = cache[:, 1].permute(1, 0, 2)
+        query = qk[:, : c.heads].reshape(rows, c.kv_heads, groups, 1, c.head_dim)
+        scores = (query * keys.reshape(1, c.kv_heads, 1, c.context, c.head_dim)).sum(4)
+        scores = mark(self.mask(scores, layer), f"{label}: scores")
+        powers = mark((scores - scores.max(3, keepdim=True)).exp(), f"{label}: softmax")
+        total = mark(powers.sum(3), f"{label}: softmax sum")  # [rows, kv_heads, groups]
+        spread = powers.reshape(rows, c.kv_heads, groups, c.context, 1)
+        mixed = (spread * values.reshape(1, c.kv_heads, 1, c.context, c.head_dim)).sum(3)
+        mixed = mark((mixed / total.unsqueeze(3)).reshape(rows, width), f"{label}: values")
+        name = f"{prefix}.self_attn.o_proj"
+        branch = self.project(mixed, name, [(name, c.hidden)], width, c.output_bias)
+        return self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label), cache
+
+    def mask(self, scores: Tensor, layer: int) -> Tensor:
+        """Return scores [rows, kv_heads, groups, context], scaled and capped, of what is seen."""
+        c = self.config
+        scale = c.attention_scale or 1.0 / math.sqrt(c.head_dim)
+        place = self.positions.reshape(self.rows, 1, 1, 1)
+        column = self.tracer.iota(c.context).reshape(1, 1, 1, c.context)
+        seen = column <= place
+        if c.local is not None and layer in c.local.layers and c.local.window < c.context:
+            seen = seen & (place < column + c.local.window)
+        scores = scores * scale
+        if c.attention_cap is not None:
+            scores = soft_cap(scores, c.attention_cap)
+        return seen.where(scores, MASKED)
+
+    def write_cache(self, layer: int, fresh: Tensor) -> Tensor:
+        """Return the layer's KV cache with the rows [rows, 2, kv_heads, head_dim] written in."""
+        c, rows = self.config, self.rows
+        row = (2, c.kv_heads, c.head_dim)
+        old = self.tracer.state(TensorSpec(f"layers.{layer}.kv", "float32", (c.context, *row)))
+        iota = self.tracer.iota(c.context).reshape(c.context, 1, 1, 1, 1)
+        hit = iota == self.positions.reshape(1, rows, 1, 1, 1)  # [context, rows, 1, 1, 1]
+        if rows == 1:
+            return hit.reshape(c.context, 1, 1, 1).where(fresh.reshape(1, *row), old)
+        written = hit.where(fresh.reshape(1, rows, *row), 0.0).sum(1)
+        return hit.max(1).where(written, old)
+
+    def mlp(self, x: Tensor, layer: int, feed_forward: FeedForward) -> Tensor:
+        """Return x plus the feed-forward part of one layer."""
+        label, prefix = f"block {layer} MLP", f"model.layers.{layer}"
+        name = "pre_feedforward" if self.config.post_norms else "post_attention"
+        h = self.norm(x, f"{prefix}.{name}_layernorm.weight", f"{label}: norm")
+        branch = feed_forward(self, h, layer)
+        return self.add(x, branch, f"{prefix}.post_feedforward_layernorm.weight", label)
+
+    def activate(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return the activation of ``gate``, times ``up``."""
+        if self.config.activation == "silu":
+            return gate * (1.0 + (-gate).exp()).reciprocal() * up
+        # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)); arXiv 1606.08415
+        inner = gate * (1.0 + gate.square() * 0.044715) * (2.0 * math.sqrt(2.0 / math.pi))
+        return gate * (1.0 + (-inner).exp()).reciprocal() * up
+
+
+def compute_dense_mlp(step: Step, h: Tensor, layer: int) -> Tensor:
+    """Return the gated MLP of h [rows, hidden]."""
+    c = step.config
+    prefix, name = f"model.layers.{layer}.mlp", f"model.layers.{layer}.mlp.gate_up_proj"
+    parts = [(f"{prefix}.{part}_proj", c.intermediate) for part in ("gate", "up")]
+    if c.fused:
+        parts = [(name, 2 * c.intermediate)]
+    both = step.project(h, name, parts, c.hidden, c.mlp_bias)
+    both = step.tracer.mark(both, f"block {layer} MLP: gate and up")
+    active = step.activate(both[:, : c.intermediate], both[:, c.intermediate :])
+    active = step.tracer.mark(active, f"block {layer} MLP: activation")
+    down = f"{prefix}.down_proj"
+    return step.project(active, down, [(down, c.hidden)], c.intermediate, c.mlp_bias)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap), without overflow at either end."""
+    return cap - (2.0 * cap) * (1.0 + (x * (2.0 / cap)).exp()).reciprocal()

@@ -1,0 +1,157 @@
+"""A part of a value, computed from parts of what it is computed from.
+
+A **box** is an (offset, size) for every axis of a value. ``find_operands`` says which box of each
+operand a node needs for a box of its own; ``restrict_arg`` gives the node's argument for the
+smaller value. The arithmetic of every element stays what it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from splitup.graph.ir import Arg, Graph
+from splitup.graph.rules import ARITHMETIC, CONVERSIONS, Value
+
+Box = tuple[tuple[int, int], ...]
+_ELEMENTWISE: Final = frozenset(ARITHMETIC) | CONVERSIONS | {"CONTIGUOUS"}
+
+
+class Indivisible(Exception):
+    """A box cannot be computed from boxes."""
+
+
+def make_full_box(shape: Sequence[int]) -> Box:
+    """Return the box of a whole value."""
+    return tuple((0, size) for size in shape)
+
+
+def is_full(box: Box, shape: Sequence[int]) -> bool:
+    """Say whether a box is the whole value."""
+    return box == make_full_box(shape)
+
+
+def count_elements(box: Box) -> int:
+    """Return the number of elements in a box."""
+    return math.prod(size for _, size in box)
+
+
+def find_operands(
+    graph: Graph, values: Sequence[Value], index: int, box: Box
+) -> list[tuple[int, Box]]:
+    """Return (operand, box of it) for ``box`` of a node's value; raises Indivisible."""
+    node = graph.nodes[index]
+    shapes = [values[src].shape for src in node.srcs]
+    if node.op in _ELEMENTWISE:
+        return [(src, _unbroadcast(box, s)) for src, s in zip(node.srcs, shapes, strict=True)]
+    if node.op == "STACK":
+        offset, size = box[0]
+        return [(src, box[1:]) for src in node.srcs[offset : offset + size]]
+    if not node.srcs:
+        return []
+    return [(node.srcs[0], _find_operand(node.op, node.arg, box, shapes[0], values[index].shape))]
+
+
+def restrict_arg(graph: Graph, index: int, box: Box, operand: Box) -> Arg:
+    """Return the argument with which a node gives ``box``, from ``operand`` of its operand."""
+    node = graph.nodes[index]
+    if node.op == "RESHAPE":
+        return tuple(size for _, size in box)
+    if node.op == "EXPAND":
+        return tuple(size for _, size in box[: len(box) - len(operand)])
+    if node.op == "SHRINK":
+        return tuple((0, size) for _, size in box)  # the operand's box has the offset already
+    if node.op == "PAD":
+        pads = _get_pairs(node.arg)
+        return tuple(
+            (max(before - offset, 0), size)
+            for (before, _), (offset, size) in zip(pads, box, strict=True)
+        )
+    return node.arg
+
+
+def _unbroadcast(box: Box, shape: tuple[int, ...]) -> Box:
+    tail = box[len(box) - len(shape) :]
+    return tuple((0, 1) if size == 1 else axis for axis, size in zip(tail, shape, strict=True))
+
+
+def _find_operand(
+    op: str, arg: Arg, box: Box, shape: tuple[int, ...], result: tuple[int, ...]
+) -> Box:
+    if op == "RESHAPE":
+        return _unreshape(box, result, shape)
+    if op == "EXPAND":
+        return box[len(box) - len(shape) :]
+    if op == "REDUCE":
+        return make_full_box(shape[: len(shape) - len(box)]) + box
+    if op in ("PAD", "SHRINK"):
+        pairs = _get_pairs(arg)
+        if op == "SHRINK":
+            return tuple(
+                (start + offset, size)
+                for (start, _), (offset, size) in zip(pairs, box, strict=True)
+            )
+        return tuple(map(_unpad, (before for before, _ in pairs), box, shape))
+    assert isinstance(arg, tuple)  # PERMUTE or FLIP; check_graph has seen to it
+    if op == "PERMUTE":
+        places = [arg.index(axis) for axis in range(len(shape))]
+        return tuple(box[place] for place in places)
+    return tuple(
+        (whole - offset - size, size) if flipped else (offset, size)
+        for (offset, size), flipped, whole in zip(box, arg, shape, strict=True)
+    )
+
+
+def _get_pairs(arg: Arg) -> tuple[tuple[int, int], ...]:
+    assert isinstance(arg, tuple)  # check_graph has seen to it
+    return arg  # type: ignore[return-value]
+
+
+def _unpad(before: int, axis: tuple[int, int], inner: int) -> tuple[int, int]:
+    start, end = max(axis[0] - before, 0), min(axis[0] + axis[1] - before, inner)
+    if end <= start:
+        raise Indivisible("PAD")
+    return start, end - start
+
+
+def _unreshape(box: Box, result: tuple[int, ...], shape: tuple[int, ...]) -> Box:
+    """Map a box through a reshape, group by group of axes with equal products."""
+    operand: list[tuple[int, int]] = []
+    i = j = 0
+    while i < len(result) or j < len(shape):
+        first_i, first_j = i, j
+        left = right = 1
+        while True:
+            if left <= right and i < len(result) and (left < right or i == first_i):
+                left, i = left * result[i], i + 1
+            elif j < len(shape) and (right < left or j == first_j):
+                right, j = right * shape[j], j + 1
+            else:
+                break
+        operand += _map_group(box[first_i:i], result[first_i:i], shape[first_j:j])
+    return tuple(operand)
+
+
+def _map_group(box: Box, result: tuple[int, ...], shape: tuple[int, ...]) -> Box:
+    """Map the box of axes that hold the same elements: an interval of the first one only."""
+    if is_full(box, result):
+        return make_full_box(shape)
+    axes = [(axis, size) for axis, size in zip(box, result, strict=True) if size > 1]
+    if not is_full(tuple(axis for axis, _ in axes[1:]), [size for _, size in axes[1:]]):
+        raise Indivisible("RESHAPE")
+    inner = math.prod(size for _, size in axes[1:])
+    start, length = axes[0][0][0] * inner, axes[0][0][1] * inner
+    mapped: list[tuple[int, int]] = []
+    rest = math.prod(shape)
+    found = False
+    for size in shape:
+        rest //= size
+        if found or size == 1:
+            mapped.append((0, size))
+        elif start % rest or length % rest:
+            raise Indivisible("RESHAPE")
+        else:
+            mapped.append((start // rest, length // rest))
+            found = True
+    return tuple(mapped)

@@ -1,0 +1,76 @@
+"""How long a step takes, predicted: to balance tasks, and to show where the time goes.
+
+A value in memory takes the longer of two times: moving bytes from and to device memory, and
+computing. The prediction is there to compare tasks of one model with each other; a time in seconds
+belongs to one device. Whole picoseconds, so that no rounding depends on the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from splitup.graph.cost import compute_roles, is_pick, list_flops
+from splitup.graph.ir import Graph
+from splitup.graph.rules import PARAMS, Value
+from splitup.tensors import ITEM_BYTES
+
+# The card whose rent gives the price of a step (splitup.graph.cost): one row of a text model is
+# bound by its memory, hundreds of rows by its arithmetic.
+BYTES_PER_NS: Final = 300  # 300 GB/s
+FLOPS_PER_NS: Final = 5_000  # float32 in generated kernels, 5 TFLOP/s
+# Two homes on good fibre, 1 Gbit/s. How long the first byte takes is up to which nodes are chosen,
+# not to where the model is cut, so only bytes count.
+NETWORK_BYTES_PER_US: Final = 125
+
+
+def predict_compute_ps(nbytes: int, flops: int) -> int:
+    """Return the picoseconds that memory or arithmetic units are busy, whichever is longer."""
+    return max(nbytes * 1000 // BYTES_PER_NS, flops * 1000 // FLOPS_PER_NS)
+
+
+def predict_transfer_ps(nbytes: int) -> int:
+    """Return the picoseconds that these bytes take between two nodes."""
+    return nbytes * 10**6 // NETWORK_BYTES_PER_US
+
+
+class Clock:
+    """Predicts the time of regions of one graph."""
+
+    def __init__(self, graph: Graph, values: Sequence[Value]) -> None:
+        self._graph, self._values = graph, values
+        self._roles = compute_roles(graph)
+        self._flops = list_flops(graph, values, self._roles)
+
+    def predict_ps(self, root: int, nodes: Iterable[int]) -> int:
+        """Return the time of the value at ``root``; ``nodes`` are computed on the way to it."""
+        nodes = sorted(nodes, reverse=True)
+        flops = sum(self._flops[index] for index in nodes)
+        return predict_compute_ps(self._count_bytes(root, nodes), flops)
+
+    def _count_bytes(self, root: int, nodes: Sequence[int]) -> int:
+        """Return the bytes that a kernel for ``root`` reads and writes; ``nodes`` fall.
+
+        Of every operand, at most as many elements are needed as the result has, times what a
+        reduction folds. A one-hot sum needs one element for each that it gives.
+        """
+        graph, values = self._graph, self._values
+        needed = {root: math.prod(values[root].shape)}
+        nbytes = values[root].nbytes
+        for index in nodes:
+            node, count = graph.nodes[index], needed[index]
+            if node.op in PARAMS:
+                nbytes += count * ITEM_BYTES[node.dtype]
+            if node.op == "REDUCE" and not is_pick(node, self._roles):
+                source = values[node.srcs[0]]
+                count = count * math.prod(source.shape) // math.prod(values[index].shape)
+            for src in node.srcs:
+                bounded = min(count, math.prod(values[src].shape))
+                needed[src] = max(needed.get(src, 0), bounded)
+        inside = set(nodes)
+        return nbytes + sum(
+            count * ITEM_BYTES[values[index].dtype]
+            for index, count in needed.items()
+            if index not in inside
+        )

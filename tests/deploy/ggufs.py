@@ -1,0 +1,199 @@
+"""Small GGUF files, written here, and what their tensors stand for."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.deploy.llamas import TINY, make_weights
+
+ALIGNMENT = 32
+KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "BF16": 30}
+BLOCKS = {"Q4_0": (32, 18), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q6_K": (256, 210)}
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+ARRAY = 9
+
+
+def encode_text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def encode_value(value: Any) -> bytes:
+    """Return a metadata value with its kind: bool, int (uint32), float (float32), str or a list."""
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    if isinstance(value, int):
+        return struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + encode_text(value)
+    items = [encode_value(item) for item in value]
+    kind = items[0][:4] if items else struct.pack("<I", 8)
+    return (
+        struct.pack("<I", ARRAY)
+        + kind
+        + struct.pack("<Q", len(items))
+        + b"".join(item[4:] for item in items)
+    )
+
+
+def write_gguf(
+    path: Path,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]],
+) -> bytes:
+    """Write a file of (format, numpy shape, bytes) per tensor, and return it."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    for key, value in metadata.items():
+        head += encode_text(key) + encode_value(value)
+    body = b""
+    for name, (form, shape, data) in tensors.items():
+        body += b"\0" * (-len(body) % ALIGNMENT)
+        head += encode_text(name) + struct.pack("<I", len(shape))
+        head += struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        head += struct.pack("<IQ", KINDS[form], len(body))
+        body += data
+    head += b"\0" * (-len(head) % ALIGNMENT)
+    path.write_bytes(head + body)
+    return head + body
+
+
+def quantise(array: np.ndarray, form: str) -> tuple[bytes, np.ndarray]:
+    """Return an array's bytes in a format, and the float32 values that these stand for.
+
+    Blocks get random small numbers with the array's spread: what counts is that both agree.
+    """
+    if form == "F32":
+        return array.astype("<f4").tobytes(), array
+    if form == "F16":
+        half = array.astype("<f2")
+        return half.tobytes(), half.astype(np.float32)
+    size, nbytes = BLOCKS[form]
+    count = array.size // size
+    random = np.random.default_rng(array.size)
+    raw = random.integers(0, 256, (count, nbytes), dtype=np.uint8)
+    scale = np.float16({"Q4_0": 0.03, "Q8_0": 0.004, "Q4_K": 0.0005, "Q6_K": 0.00015}[form])
+    for at in {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}[form]:
+        raw[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+    return raw.tobytes(), dequantise(raw, form).reshape(array.shape)
+
+
+def dequantise(raw: np.ndarray, form: str) -> np.ndarray:
+    """Return float32 [blocks, elements] of uint8 [blocks, bytes], in plain numpy."""
+
+    def half(at: int) -> np.ndarray:
+        return raw[:, at : at + 2].copy().view("<f2").astype(np.float32)
+
+    if form == "Q4_0":
+        q = np.concatenate([raw[:, 2:] & 15, raw[:, 2:] >> 4], 1).astype(np.float32) - 8
+        return q * half(0)
+    if form == "Q8_0":
+        return raw[:, 2:].view(np.int8).astype(np.float32) * half(0)
+    if form == "Q4_K":
+        s = raw[:, 4:16]
+        scale = np.concatenate([s[:, :4] & 63, (s[:, 8:] & 15) | (s[:, :4] >> 6 << 4)], 1)
+        low = np.concatenate([s[:, 4:8] & 63, (s[:, 8:] >> 4) | (s[:, 4:8] >> 6 << 4)], 1)
+        data = raw[:, 16:].reshape(-1, 4, 1, 32)
+        q = np.concatenate([data & 15, data >> 4], 2).reshape(-1, 8, 32).astype(np.float32)
+        values = q * (scale * half(0))[:, :, None] - (low * half(2))[:, :, None]
+        return values.reshape(len(raw), -1)
+    low = raw[:, :128].reshape(-1, 2, 1, 64)
+    low = np.concatenate([low & 15, low >> 4], 2).reshape(-1, 256)
+    high = raw[:, 128:192].reshape(-1, 2, 1, 32)
+    high = np.concatenate([high >> 2 * part & 3 for part in range(4)], 2).reshape(-1, 256)
+    q = (low | high << 4).astype(np.float32) - 32
+    scales = raw[:, 192:208].view(np.int8).astype(np.float32) * half(208)
+    return (q.reshape(-1, 16, 16) * scales[:, :, None]).reshape(len(raw), -1)
+
+
+def interleave(data: bytes, rows: int, head_dim: int) -> bytes:
+    """Reorder the rows of heads as the converter of the llama architecture does."""
+    array = np.frombuffer(data, np.uint8).reshape(rows // head_dim, 2, head_dim // 2, -1)
+    return array.swapaxes(1, 2).tobytes()
+
+
+def make_tokens(vocab: int) -> dict[str, Any]:
+    """Return the metadata of a byte-level BPE with ``vocab`` tokens."""
+    letters = [chr(ord("a") + index) for index in range(26)]
+    tokens = [*letters, "Ġ", "ab", "abc", "Ġa"]
+    special = [f"<|{index}|>" for index in range(vocab - len(tokens))]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": [*tokens, *special],
+        "tokenizer.ggml.token_type": [1] * len(tokens) + [3] * len(special),
+        "tokenizer.ggml.merges": ["a b", "ab c", "Ġ a"],
+        "tokenizer.ggml.eos_token_id": vocab - 1,
+    }
+
+
+def save_gguf(
+    path: Path,
+    config: Mapping[str, Any] | None = None,
+    *,
+    family: str = "llama",
+    forms: Mapping[str, str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    extra: Mapping[str, np.ndarray] | None = None,
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Write a model; return its config.json and the weights that it stands for, by HF names.
+
+    ``forms`` gives the format of matrices by GGUF name, "" for all others.
+    """
+    table = {**TINY, **(config or {})}
+    heads, hidden = table["num_attention_heads"], table["hidden_size"]
+    head_dim = table.get("head_dim", hidden // heads)
+    weights = {**make_weights(table), **(extra or {})}
+    tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    for name, array in weights.items():
+        stem, _, kind = name.rpartition(".")
+        if stem in NAMES:
+            place = NAMES[stem]
+        else:
+            layer, _, rest = stem.removeprefix("model.layers.").partition(".")
+            place = f"blk.{layer}.{NAMES.get(rest) or 'attn_' + rest[10] + '_norm'}"
+        short = place.rpartition(".")[2]
+        chosen = (forms or {}).get(short, (forms or {}).get("", "F32"))
+        form = chosen if array.ndim == 2 else "F32"
+        data, weights[name] = quantise(array, form)
+        if family == "llama" and short in ("attn_q", "attn_k"):
+            data = interleave(data, array.shape[0], head_dim)
+        tensors[f"{place}.{kind}"] = (form, array.shape, data)
+    values = {
+        "block_count": table["num_hidden_layers"],
+        "context_length": table["max_position_embeddings"],
+        "embedding_length": hidden,
+        "feed_forward_length": table["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": table["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": table["rms_norm_eps"],
+        "rope.freq_base": float(table["rope_theta"]),
+        "rope.dimension_count": head_dim,
+    }
+    if "head_dim" in table:
+        values["attention.key_length"] = values["attention.value_length"] = head_dim
+    head = {"general.architecture": family}
+    head.update({f"{family}.{key}": value for key, value in values.items()})
+    head.update(make_tokens(table["vocab_size"]))
+    head.update(metadata or {})
+    write_gguf(path, {k: v for k, v in head.items() if v is not None}, tensors)
+    return table, weights

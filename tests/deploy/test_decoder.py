@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from splitup_deploy.frontends.checkpoint import DirectoryWeights
+from splitup_deploy.frontends.decoder import trace_decoder
+from splitup_deploy.frontends.huggingface import parse_config
+from splitup_deploy.frontends.rope import compute_rope_table, make_rope
+from splitup_deploy.reference import load_reference
+
+from splitup.graph.runtime import TaskProgram
+from tests.deploy.llamas import TINY, compute_logits, relative_error, save_llama
+
+TOKENS = [5, 0, 39, 7, 7, 12, 1, 30, 22, 3]
+
+
+def feed(program: TaskProgram, tokens: list[int], rows: int = 1) -> np.ndarray:
+    """Feed tokens ``rows`` at a time; a last, shorter group is filled up with switched-off rows."""
+    state, logits = program.new_state(), []
+    for start in range(0, len(tokens), rows):
+        group = tokens[start : start + rows]
+        idle = [0] * (rows - len(group))
+        positions = list(range(start, start + len(group))) + [-1 for _ in idle]
+        data = [np.array(x, np.int32).tobytes() for x in (group + idle, positions)]
+        (result,) = program.run(state, data)
+        logits.append(np.frombuffer(result, np.float32).reshape(rows, -1)[: len(group)])
+    return np.concatenate(logits)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"tie_word_embeddings": True, "num_key_value_heads": 4},
+        {"num_key_value_heads": 1, "head_dim": 12, "num_hidden_layers": 1},
+        {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+    ],
+)
+def test_logits_agree_with_numpy(change: dict[str, Any], tmp_path: Path) -> None:
+    config = {key: value for key, value in {**TINY, **change}.items() if value is not None}
+    weights = save_llama(tmp_path, change)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = feed(load_reference(str(tmp_path)), TOKENS)
+    assert relative_error(given, compute_logits(config, weights, TOKENS)) <= 1e-4
+
+
+def test_several_rows_in_one_step_give_the_same(tmp_path: Path) -> None:
+    weights = save_llama(tmp_path)
+    source = DirectoryWeights(tmp_path)
+    traced = trace_decoder(parse_config(TINY, None), source, rows=4)
+
+    def get_bytes(name: str) -> memoryview:
+        return memoryview(b"".join(traced.weights[name].read()))
+
+    program = TaskProgram.from_graph(traced.graph, get_bytes)
+    wanted = compute_logits(TINY, weights, TOKENS)
+    assert relative_error(feed(program, TOKENS, rows=4), wanted) <= 1e-4
+
+
+def test_shards_give_the_same_model(tmp_path: Path) -> None:
+    save_llama(tmp_path / "one")
+    save_llama(tmp_path / "three", shards=3)
+    one, three = (load_reference(str(tmp_path / name)) for name in ("one", "three"))
+    assert one.task_id == three.task_id
+
+
+def test_bfloat16_is_widened_exactly(tmp_path: Path) -> None:
+    """numpy has no bfloat16: write its bits, and compare with the float32 values they stand for."""
+    weights = save_llama(tmp_path, {"num_hidden_layers": 1})
+    bits = {name: (w.view(np.uint32) >> 16).astype(np.uint16) for name, w in weights.items()}
+    path = tmp_path / "model.safetensors"
+    save_file(bits, path)
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].replace(b'"U16"', b'"BF16"')
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+    wide = {n: (b.astype(np.uint32) << 16).view(np.float32) for n, b in bits.items()}
+    given = feed(load_reference(str(tmp_path)), TOKENS)
+    wanted = compute_logits({**TINY, "num_hidden_layers": 1}, wide, TOKENS)
+    assert relative_error(given, wanted) <= 1e-4
+
+
+def test_the_rope_table_is_exact() -> None:
+    """Against the library's float64 functions, also at positions far beyond a block."""
+    count = 40_000
+    data = compute_rope_table(count, make_rope(10000.0, 8))
+    table = np.frombuffer(data, np.float32).reshape(count, 2, 4)
+    angles = np.arange(count)[:, None] * 10000.0 ** (-2.0 * np.arange(4) / 8)
+    np.testing.assert_allclose(table[:, 0], np.cos(angles), atol=4e-8, rtol=0)
+    np.testing.assert_allclose(table[:, 1], np.sin(angles), atol=4e-8, rtol=0)
+    assert data[: 999 * 32] == compute_rope_table(999, make_rope(10000.0, 8))

@@ -1,0 +1,248 @@
+"""GGUF files: what they compute, what is read from them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from splitup_deploy.build import CompiledModel, build
+from splitup_deploy.frontends.gguf_file import FORMATS, read_gguf
+from splitup_deploy.frontends.gguf_tokenizer import make_tokenizer
+from splitup_deploy.frontends.quantised import dequantise
+from tinygrad.tensor import Tensor
+from tokenizers import Tokenizer
+
+from splitup.errors import InvalidModel
+from splitup.tensors import array_to_bytes
+from tests.deploy.execution import CutModel
+from tests.deploy.ggufs import KINDS, make_tokens, save_gguf, write_gguf
+from tests.deploy.llamas import compute_logits, relative_error, save_llama
+
+GOLDEN = Path(__file__).parent / "golden" / "gguf_blocks.npz"
+TOKENS = [5, 7, 1, 30, 2]
+LARGE = 10**9
+
+
+def run(compiled: CompiledModel, tokens: list[int]) -> np.ndarray:
+    cut = CutModel(compiled)
+    states = cut.new_states()
+    rows = []
+    for position, token in enumerate(tokens):
+        values = {"tokens": token, "positions": position}
+        given = {
+            port.name: array_to_bytes(port.spec, np.array([values[port.name]], np.int32))
+            for port in compiled.manifest.inputs
+        }
+        rows.append(np.frombuffer(cut.step(states, given)["logits"], np.float32))
+    return np.array(rows)
+
+
+def test_quantised_blocks_stand_for_what_the_gguf_package_says() -> None:
+    golden = np.load(GOLDEN)
+    names = {form.name for form in FORMATS.values() if form.elements > 1}
+    assert {name.partition("/")[0] for name in golden.files} == names
+    for name in names:
+        blocks, wanted = golden[f"{name}/blocks"], golden[f"{name}/values"]
+        given = dequantise(Tensor(blocks), name).numpy()
+        np.testing.assert_array_equal(given, wanted, name)
+
+
+def test_a_whole_precision_file_computes_the_model_and_is_cut(tmp_path: Path) -> None:
+    config, weights = save_gguf(tmp_path / "m.gguf")
+    compiled = build(str(tmp_path / "m.gguf"), 30_000)
+    assert compiled.manifest.kind == "text-generation" and len(compiled.manifest.tasks) > 2
+    wanted = compute_logits(config, weights, TOKENS)
+    assert relative_error(run(compiled, TOKENS), wanted) <= 1e-5
+
+
+def test_quantised_weights_stay_quantised_and_mixed_formats_work(tmp_path: Path) -> None:
+    config, weights = save_gguf(
+        tmp_path / "m.gguf",
+        {"intermediate_size": 64, "num_hidden_layers": 1},
+        forms={"": "Q8_0", "attn_v": "Q4_0", "token_embd": "Q4_0", "ffn_down": "F16"},
+    )
+    compiled = build(str(tmp_path / "m.gguf"), LARGE)
+    (task,) = compiled.manifest.tasks
+    whole = sum(array.nbytes for array in weights.values())
+    assert task.weights_bytes < 0.6 * whole
+    wanted = compute_logits(config, weights, TOKENS)
+    assert relative_error(run(compiled, TOKENS), wanted) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_rows_of_heads_are_reordered_for_llama_only(tmp_path: Path, family: str) -> None:
+    draw = np.random.default_rng(1).normal(0, 0.3, (2, 3, 32)).astype(np.float32)
+    extra = {
+        f"model.layers.{layer}.self_attn.{name}_proj.bias": draw[layer, i, :size]
+        for layer in range(2)
+        for i, (name, size) in enumerate((("q", 32), ("k", 16), ("v", 16)))
+    }
+    if family == "qwen3":
+        extra = {
+            f"model.layers.{layer}.self_attn.{name}_norm.weight": np.ones(8, np.float32)
+            for layer in range(2)
+            for name in "qk"
+        }
+    save_gguf(tmp_path / "a.gguf", family=family, extra=extra)
+    read = build(str(tmp_path / "a.gguf"), LARGE)
+    assert np.isfinite(run(read, TOKENS)).all()
+    _, same = save_gguf(tmp_path / "b.gguf", family="llama")
+    _, weights = save_gguf(tmp_path / "c.gguf", family="qwen2")
+    assert all((same[name] == weights[name]).all() for name in weights)
+    given = [run(build(str(tmp_path / f"{n}.gguf"), LARGE), TOKENS) for n in "bc"]
+    np.testing.assert_array_equal(*given)
+
+
+def test_a_byte_level_tokenizer_becomes_a_tokenizer_json(tmp_path: Path) -> None:
+    save_gguf(tmp_path / "m.gguf")
+    compiled = build(str(tmp_path / "m.gguf"), LARGE)
+    text = compiled.manifest.text
+    assert text is not None and text.eos_ids == (39,) and text.context == 16
+    (blob,) = (b for b in compiled.blobs if b.digest == text.tokenizer_digest)
+    tokenizer = Tokenizer.from_str(b"".join(blob.open()).decode())
+    assert tokenizer.encode("abc ab<|3|>").tokens == ["abc", "Ġ", "ab", "<|3|>"]
+    assert tokenizer.decode([28, 29, 1]) == "abc ab"
+
+
+def test_llama_3_texts_start_with_bos() -> None:
+    metadata = {**make_tokens(40), "tokenizer.ggml.bos_token_id": 38}
+    data = make_tokenizer({**metadata, "tokenizer.ggml.pre": "llama-bpe"}, 40)
+    assert data is not None
+    assert Tokenizer.from_str(data.decode()).encode("ab").ids == [38, 27]
+    assert "TemplateProcessing" not in json.dumps(json.loads(make_tokenizer(metadata, 40) or b""))
+
+
+def test_another_tokenizer_leaves_a_function_of_tokens(tmp_path: Path) -> None:
+    save_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.model": "llama"})
+    compiled = build(str(tmp_path / "m.gguf"), LARGE)
+    assert compiled.manifest.kind == "function" and compiled.manifest.text is None
+
+
+def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:
+    config, weights = save_gguf(tmp_path / "m.gguf")
+    data = (tmp_path / "m.gguf").read_bytes()
+    file = read_gguf(tmp_path / "m.gguf")
+    tensors = {
+        t.name: (t.format.name, t.shape, data[t.start : t.end]) for t in file.tensors.values()
+    }
+    factors = np.full(4, 4.0, "<f4")
+    tensors["rope_freqs.weight"] = ("F32", (4,), factors.tobytes())
+    write_gguf(tmp_path / "m.gguf", file.metadata, tensors)
+    plain = build(str(tmp_path / "m.gguf"), LARGE)
+    save_gguf(
+        tmp_path / "linear.gguf",
+        metadata={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+    )
+    linear = build(str(tmp_path / "linear.gguf"), LARGE)
+    assert plain.model_id == linear.model_id
+    assert relative_error(run(plain, TOKENS), compute_logits(config, weights, TOKENS)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({"general.architecture": "mamba"}, "'mamba'"),
+        ({"llama.attention.key_length": 2**30}, "4 heads of 1073741824"),
+        ({"llama.rope.freq_base": 1e-20}, "16 radians"),
+        ({"llama.expert_count": 8}, "expert_count"),
+        ({"llama.attention.value_length": 4}, "value_length"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+        ({"llama.attention.sliding_window": 4}, "4 others"),
+        ({"llama.residual_scale": 0.5}, "residual_scale"),
+        ({"llama.block_count": 3}, "blk.2"),
+        ({"llama.block_count": 1}, "blk.1"),
+        ({"split.count": 2}, "several parts"),
+        ({"general.alignment": 48}, "alignment"),
+        ({"tokenizer.ggml.tokens": ["a"]}, "one token per embedding"),
+        ({"tokenizer.ggml.merges": ["a zz"]}, "unknown tokens"),
+        ({"tokenizer.ggml.eos_token_id": 40}, "does not exist"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    tmp_path: Path, metadata: dict[str, Any], problem: str
+) -> None:
+    save_gguf(tmp_path / "m.gguf", metadata=metadata)
+    with pytest.raises(InvalidModel, match=problem):
+        build(str(tmp_path / "m.gguf"), LARGE)
+
+
+def test_an_unknown_format_is_named(tmp_path: Path) -> None:
+    KINDS["IQ4_XS"] = 23
+    try:
+        tensors = {"token_embd.weight": ("IQ4_XS", (1, 256), bytes(136))}
+        write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, tensors)
+    finally:
+        del KINDS["IQ4_XS"]
+    with pytest.raises(InvalidModel, match="IQ4_XS"):
+        read_gguf(tmp_path / "m.gguf")
+
+
+def test_hostile_headers_are_refused_at_once(tmp_path: Path) -> None:
+    save_gguf(tmp_path / "m.gguf", {"num_hidden_layers": 1})
+    path = tmp_path / "bad.gguf"
+    data = (tmp_path / "m.gguf").read_bytes()
+    huge = struct.pack("<Q", 2**63)
+    hostile = {
+        "tensors": data[:8] + huge + data[16:],
+        "keys": data[:16] + huge + data[24:],
+        "text": data[:24] + huge + data[32:],
+        "trailing": data + bytes(64),
+        "cut": data[:-1],
+        "empty": b"",
+        "big-endian": data[:4] + struct.pack(">I", 3) + data[8:],
+    }
+    for name, content in hostile.items():
+        path.write_bytes(content)
+        start = time.monotonic()
+        with pytest.raises(InvalidModel):
+            read_gguf(path)
+        assert time.monotonic() - start < 1, name
+
+
+def test_mutated_files_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2,
+              "num_key_value_heads": 1, "intermediate_size": 8}  # fmt: skip
+    save_gguf(tmp_path / "m.gguf", config)
+    data = (tmp_path / "m.gguf").read_bytes()
+    head = min(t.start for t in read_gguf(tmp_path / "m.gguf").tensors.values())
+    path, source, refused = tmp_path / "bad.gguf", random.Random(7), 0
+    for _ in range(1_500):
+        mutant = bytearray(data)
+        for _ in range(source.randint(1, 4)):
+            at = source.randrange(head)
+            kind = source.randrange(4)
+            if kind == 0:
+                mutant[at] = source.randrange(256)
+            elif kind == 1:
+                mutant[at : at + 8] = struct.pack("<Q", source.choice((0, 2**31, 2**63, 2**64 - 1)))
+            elif kind == 2:
+                del mutant[at : at + source.randint(1, 16)]
+            else:
+                mutant[at:at] = source.randbytes(source.randint(1, 16))
+        path.write_bytes(mutant)
+        try:
+            file = read_gguf(path)
+            assert all(t.end <= len(mutant) for t in file.tensors.values())
+        except InvalidModel:
+            refused += 1
+    assert 500 < refused < 1_500
+
+
+def test_names_are_plain_text(tmp_path: Path) -> None:
+    for name in ("a\x1b[31m", "é"):
+        write_gguf(tmp_path / "m.gguf", {name: 1}, {})
+        with pytest.raises(InvalidModel, match="no plain text"):
+            read_gguf(tmp_path / "m.gguf")
+
+
+def test_the_same_weights_give_the_same_tasks_as_a_hugging_face_directory(tmp_path: Path) -> None:
+    save_gguf(tmp_path / "m.gguf")
+    save_llama(tmp_path / "model")
+    given, wanted = (build(str(tmp_path / name), 30_000) for name in ("m.gguf", "model"))
+    assert given.manifest.tasks == wanted.manifest.tasks

@@ -1,0 +1,159 @@
+"""A config.json without weights: how a large model would be cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from splitup_deploy.build import build, parse_size, parse_sizes
+from splitup_deploy.cli import app
+from splitup_deploy.reference import load_reference
+from typer.testing import CliRunner
+
+from splitup.errors import InvalidInput, InvalidModel
+from tests.deploy.llamas import EXAMPLE, TINY
+
+CONFIGS = Path(__file__).parent / "configs"
+MEASURE = """
+import resource, sys
+from splitup_deploy.cli import app
+code = app(sys.argv[1:], standalone_mode=False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+raise SystemExit(code)
+"""
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "100"})
+    return result.exit_code, result.stdout
+
+
+def test_seventy_billion_parameters_in_seconds() -> None:
+    """The bars: 30 s, 2 GB, every task within the target, imbalance within 10 %."""
+    begun = time.monotonic()
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-c",
+                MEASURE,
+                "register",
+                "--model",
+                str(CONFIGS / "llama-70b.json"),
+            ),
+            *("--name", "big", "--target-vram", "12GB", "--dry-run", "--json"),
+        ],
+        env={**os.environ, "PATH": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    described, peak_bytes = map(json.loads, done.stdout.splitlines())
+    assert time.monotonic() - begun <= 30 and peak_bytes <= 2 * 10**9
+    tasks = described["tasks"]
+    assert len(tasks) == 14 and all(task["vram_bytes"] <= 12 * 10**9 for task in tasks)
+    assert described["imbalance"] <= 0.1 and described["model_id"] is None
+    weights = sum(task["weights_bytes"] for task in tasks)
+    assert 2 * 70.5e9 <= weights <= 2 * 70.7e9 + 80 * 8192 * 128 * 4  # and the rope tables
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "target"),
+    [
+        ("qwen3-235b-a22b", 235.1e9, "12GB"),
+        ("mixtral-8x22b", 140.6e9, "4GB"),
+    ],
+)
+def test_mixtures_of_experts(name: str, parameters: float, target: str) -> None:
+    path = str(CONFIGS / f"{name}.json")
+    compiled = build(path, parse_size(target), context=4096)
+    tasks = compiled.manifest.tasks
+    assert all(task.vram_bytes <= parse_size(target) for task in tasks)
+    weights = sum(task.weights_bytes for task in tasks)
+    assert weights == pytest.approx(2 * parameters, rel=0.01)
+    groups = [task.label for task in tasks if "experts 1 of" in task.label]
+    assert len(groups) == (56 if target == "4GB" else 0)  # a layer's experts take 4.8 GB
+    assert not compiled.is_complete
+
+
+def test_shapes_give_the_cut_that_weights_give(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLE / "config.json", tmp_path / "config.json")
+    known = build(str(EXAMPLE), parse_size("1.3MB"))
+    for source in (tmp_path, tmp_path / "config.json"):
+        shapes = build(str(source), parse_size("1.3MB"))
+        for ours, theirs in zip(shapes.manifest.tasks, known.manifest.tasks, strict=True):
+            fields = ("label", "weights_bytes", "state_bytes", "vram_bytes", "flops")
+            assert all(getattr(ours, field) == getattr(theirs, field) for field in fields)
+        assert shapes.manifest.edges() == known.manifest.edges()
+        assert shapes.times_ps == known.times_ps and not shapes.is_complete
+    assert known.is_complete
+
+
+def test_nothing_can_be_read_or_registered(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**TINY, "dtype": "float16"}))
+    compiled = build(str(path), 10**6)
+    blob = next(blob for blob in compiled.blobs if blob.key.startswith("weights/"))
+    with pytest.raises(InvalidModel, match="weights are not here"):
+        b"".join(blob.open())
+    with pytest.raises(InvalidModel, match="weights are not here"):
+        load_reference(str(path))
+
+
+def test_a_dtype_that_weights_cannot_have(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**TINY, "torch_dtype": "float8_e4m3fn"}))
+    with pytest.raises(InvalidModel, match="dtype 'float8_e4m3fn'"):
+        build(str(path), 10**6)
+
+
+def test_lists_of_sizes() -> None:
+    assert parse_sizes("24GB, 8GB,12GB,8GB") == (8 * 10**9, 12 * 10**9, 24 * 10**9)
+    with pytest.raises(InvalidInput):
+        parse_sizes("8GB,,12GB")
+
+
+def test_inspect_draws_and_sorts_into_classes(tmp_path: Path) -> None:
+    target = ("--target-vram", "1.06MB,1.3MB")
+    code, text = invoke("inspect", str(EXAMPLE), *target)
+    assert code == 0 and "cards    1.06 MB: 11 tasks, 1.3 MB: 1 task" in text
+    code, text = invoke("inspect", str(EXAMPLE), *target, "--json")
+    classes: list[dict[str, Any]] = json.loads(text)["classes"]
+    assert classes == [
+        {"vram_bytes": 1_060_000, "tasks": 11},
+        {"vram_bytes": 1_300_000, "tasks": 1},
+    ]
+    code, text = invoke("inspect", str(EXAMPLE), *target, "--format", "mermaid")
+    assert code == 0 and text.startswith("flowchart TD\n")
+    file = tmp_path / "dag.svg"
+    code, text = invoke("inspect", str(EXAMPLE), *target, "--format", "svg", "--output", str(file))
+    assert (code, text) == (0, "") and file.read_text().startswith("<svg ")
+    code, _ = invoke("inspect", str(EXAMPLE), *target, "--output", str(file))
+    assert code == 2
+    missing = str(tmp_path / "no" / "dag.svg")
+    code, _ = invoke("inspect", str(EXAMPLE), *target, "--format", "svg", "--output", missing)
+    assert code == 2
+
+
+def test_balance_and_the_number_of_tasks() -> None:
+    target = ("--target-vram", "1.3MB", "--json")
+    code, text = invoke("inspect", str(EXAMPLE), *target, "--max-tasks", "11")
+    assert code == 2 and "at least 12 tasks; 11 are allowed" in text
+    longest = []
+    for most in ("12", "16", "30"):
+        code, text = invoke(
+            *("inspect", str(EXAMPLE), *target, "--max-tasks", most, "--balance", "throughput")
+        )
+        assert code == 0
+        tasks = json.loads(text)["tasks"]
+        assert len(tasks) <= int(most)
+        longest.append(max(task["time_ps"] for task in tasks))
+    assert longest == sorted(longest, reverse=True)
