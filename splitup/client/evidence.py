@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 from splitup.client.outcome import Receipt
 from splitup.errors import PeerFault, SplitUpError, Unavailable
 from splitup.net.http import SignedClient
@@ -9,6 +12,9 @@ from splitup.protocol.cases import compute_evidence_root
 from splitup.protocol.certificates import CommitteeView, check_draw
 from splitup.protocol.verification import Outcome, Verdict
 from splitup.wire import Evidence
+
+PATIENCE_S: Final = 5.0  # a member polls its chain many times in this
+_PAUSE_S: Final = 0.1
 
 
 def check_evidence(evidence: Evidence, receipt: Receipt, committee: CommitteeView) -> None:
@@ -29,16 +35,22 @@ async def fetch_evidence(
 ) -> Evidence:
     """Return the draw and verdicts of a settled execution from the first member that has them.
 
-    Raises Unavailable when no member does: they keep what was settled lately.
+    A member may see the settling block a moment after we did, so all are asked again for a while.
+    Raises Unavailable when no member has them: they keep what was settled lately.
     """
-    problem = "it was not settled"
-    for member in committee.members if receipt.status == "settled" else ():
-        try:
-            value = await http.get_json(f"{member.endpoint}/v1/evidence/{receipt.execution_id}")
-            evidence = Evidence.from_value(value)
-            check_evidence(evidence, receipt, committee)
-        except SplitUpError as error:
-            problem = str(error)
-            continue
-        return evidence
-    raise Unavailable(f"no member shows the evidence of {receipt.execution_id}: {problem}")
+    if receipt.status != "settled":
+        raise Unavailable(f"execution {receipt.execution_id} was not settled: it has no evidence")
+    give_up = asyncio.get_running_loop().time() + PATIENCE_S
+    while True:
+        for member in committee.members:
+            try:
+                value = await http.get_json(f"{member.endpoint}/v1/evidence/{receipt.execution_id}")
+                evidence = Evidence.from_value(value)
+                check_evidence(evidence, receipt, committee)
+            except SplitUpError as error:
+                problem = str(error)
+                continue
+            return evidence
+        if asyncio.get_running_loop().time() > give_up:
+            raise Unavailable(f"no member shows the evidence of {receipt.execution_id}: {problem}")
+        await asyncio.sleep(_PAUSE_S)
