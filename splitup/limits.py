@@ -71,6 +71,9 @@ MAX_SAFETENSORS_HEADER_BYTES: Final = (
 )  # 65,536 tensors of 200 bytes; the format allows 100 MB
 MAX_CONFIG_BYTES: Final = 1 * MIB  # a model's config.json or tokenizer_config.json
 MAX_TOKENIZER_BYTES: Final = 64 * MIB  # the largest tokenizer.json in the wild has 33 MB
+MIN_ROPE_THETA: Final = 10.0  # models use 10,000 to 10^7; exact powers of tiny bases take minutes
+MAX_ROPE_THETA: Final = 1e12
+MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
 
 # ---- pickled state files -----------------------------------------------------------------------

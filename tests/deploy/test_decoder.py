@@ -13,6 +13,7 @@ from splitup_deploy.frontends.huggingface import parse_config
 from splitup_deploy.frontends.rope import compute_rope_table, make_rope
 from splitup_deploy.reference import load_reference
 
+from splitup.errors import InvalidModel
 from splitup.graph.runtime import TaskProgram
 from tests.deploy.llamas import TINY, compute_logits, relative_error, save_llama
 
@@ -94,3 +95,17 @@ def test_the_rope_table_is_exact() -> None:
     np.testing.assert_allclose(table[:, 0], np.cos(angles), atol=4e-8, rtol=0)
     np.testing.assert_allclose(table[:, 1], np.sin(angles), atol=4e-8, rtol=0)
     assert data[: 999 * 32] == compute_rope_table(999, make_rope(10000.0, 8))
+
+
+@pytest.mark.parametrize(
+    ("theta", "dims", "words"),
+    [
+        (1e-300, 64, "rope theta"),
+        (float("nan"), 64, "rope theta"),
+        (1e300, 64, "rope theta"),
+        (10_000.0, 1 << 30, "rotary dimensions"),
+    ],
+)
+def test_rope_that_would_take_for_ever_is_refused(theta: float, dims: int, words: str) -> None:
+    with pytest.raises(InvalidModel, match=words):
+        make_rope(theta, dims)

@@ -149,7 +149,7 @@ def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:
     [
         ({"general.architecture": "mamba"}, "'mamba'"),
         ({"llama.attention.key_length": 2**30}, "4 heads of 1073741824"),
-        ({"llama.rope.freq_base": 1e-20}, "16 radians"),
+        ({"llama.rope.freq_base": 1e-20}, "rope theta"),
         ({"llama.expert_count": 8}, "expert_count"),
         ({"llama.attention.value_length": 4}, "value_length"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),

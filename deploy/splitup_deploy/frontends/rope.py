@@ -16,6 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from splitup import limits
+from splitup.errors import InvalidModel
+
 _EXACT: Final = DecimalContext(prec=60)
 _TWO_PI: Final = Decimal("6.28318530717958647692528676655900576839433879875021164194988918")
 _PLACES: Final = 128  # binary places of sines and cosines
@@ -58,7 +61,19 @@ class RopeTable:
 
 
 def make_rope(theta: float, dims: int) -> Rope:
-    """Return the frequencies theta^(-2i/dims) for pairs of ``dims`` elements."""
+    """Return the frequencies theta^(-2i/dims) for pairs of ``dims`` elements.
+
+    Raises InvalidModel outside the bounds within which exact arithmetic ends in good time.
+    """
+    if not limits.MIN_ROPE_THETA <= theta <= limits.MAX_ROPE_THETA:
+        raise InvalidModel(
+            f"rope theta {theta:g} is out of range; models use {limits.MIN_ROPE_THETA:g} "
+            f"to {limits.MAX_ROPE_THETA:g}"
+        )
+    if not 0 < dims <= limits.MAX_ROPE_DIMS:
+        raise InvalidModel(
+            f"{dims} rotary dimensions are out of range; a head turns 2 to {limits.MAX_ROPE_DIMS}"
+        )
     return Rope(
         tuple(
             _EXACT.power(Decimal(theta), _EXACT.divide(Decimal(-2 * pair), Decimal(dims)))
