@@ -177,7 +177,7 @@ def _show_verification(report: DemoReport, names: dict[str, str], console: Conso
         more = report.executions - 1
         console.print(
             "the draw picked no task of this execution"
-            + (f"; {more} short ones followed until it picked one" if more else ""),
+            + (f"; short executions until it picked one: {more}" if more else ""),
             highlight=False,
         )
     if not report.verified:
