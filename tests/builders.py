@@ -71,6 +71,7 @@ def make_snapshot(
     stakes: dict[int, int] | None = None,
     rtts: dict[int, int] | None = None,
     resident: dict[int, list[int]] | None = None,
+    classes: dict[int, str] | None = None,
 ) -> Snapshot:
     """Nodes 1 … n; every node holds every task unless ``resident`` says otherwise."""
     return Snapshot(
@@ -86,7 +87,7 @@ def make_snapshot(
                 rtt_ms=(rtts or {}).get(n, 10),
                 queue_ms=0,
                 resident=tuple(sorted(map(task_id, (resident or {}).get(n, range(tasks))))),
-                determinism="CPU:X86",
+                determinism=(classes or {}).get(n, "CPU:X86"),
             )
             for n in range(1, nodes + 1)
         ),

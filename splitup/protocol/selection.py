@@ -9,6 +9,7 @@ agree.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median_low
 from typing import Final
@@ -26,6 +27,7 @@ VALIDATOR: Final = 1
 _TAG: Final = b"splitup/select/v1"
 _STAKE_UNIT_MICRO_USDC: Final = 1_000_000_000  # the smallest stake: 1000 USDC is weight 1
 _MAX_STAKE_MILLI: Final = 4_000  # more stake than four units buys no more work
+_MIN_CLASS: Final = 3  # an executor, a validator and a third that breaks a tie
 _SPEED_MILLI: Final = (500, 2_000)  # measured speed counts between half and double, squared
 
 
@@ -91,7 +93,7 @@ def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Mani
     holders = _index_by_task(snapshot)
     tasks = []
     for index, task in enumerate(manifest.tasks):
-        order = rank(seed, index, EXECUTOR, holders.get(task.task_id, ()))
+        order = rank(seed, index, EXECUTOR, _find_verifiable(holders.get(task.task_id, ())))
         if not order:
             raise InvalidInput(
                 f"no live node serves task {index} ({task.label}) of model {request.model_id}; "
@@ -112,8 +114,10 @@ def rank_validators(
 ) -> list[str]:
     """Return who may recompute ``task``, best first.
 
-    Never its executor. Executors of neighbouring tasks come last: they gain from hiding a lie next
-    to their own work, and are drawn only when nobody else holds the task.
+    Never its executor, and only nodes of its determinism class: bytes are compared, and a node of
+    another class computes other ones without lying. Executors of neighbouring tasks come last:
+    they gain from hiding a lie next to their own work, and are drawn only when nobody else holds
+    the task.
     """
     executors = plan.executors()
     neighbours = {
@@ -122,14 +126,25 @@ def rank_validators(
         for other in (source, target)
         if task in (source, target) and other != task
     }
+    classes = {entry.node: entry.determinism for entry in snapshot.entries}
     holders = [
         entry
         for entry in _index_by_task(snapshot).get(manifest.tasks[task].task_id, ())
-        if entry.node != executors[task]
+        if entry.node != executors[task] and entry.determinism == classes.get(executors[task])
     ]
     apart = [entry for entry in holders if entry.node not in neighbours]
     near = [entry for entry in holders if entry.node in neighbours]
     return rank(seed, task, VALIDATOR, apart) + rank(seed, task, VALIDATOR, near)
+
+
+def _find_verifiable(holders: Sequence[SnapshotEntry]) -> Sequence[SnapshotEntry]:
+    """Return the holders whose determinism class can check itself; all when no class can.
+
+    Nodes state their own class. Without this rule one that invents a class of its own would be paid
+    for work that nobody can check.
+    """
+    sizes = Counter(entry.determinism for entry in holders)
+    return [e for e in holders if sizes[e.determinism] >= _MIN_CLASS] or holders
 
 
 def _eta_ms(entry: SnapshotEntry) -> int:

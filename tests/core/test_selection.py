@@ -112,3 +112,33 @@ def test_a22_nobody_checks_its_own_work(number: int) -> None:
         assert len(validators) == len(set(validators)) == 5
         neighbours = {executors[t] for t in (task - 1, task + 1) if 0 <= t < 4} - {executors[task]}
         assert set(validators[len(validators) - len(neighbours) :]) == neighbours
+
+
+def test_only_nodes_that_compute_the_same_bytes_check_each_other() -> None:
+    """A GPU's honest result differs from a CPU's in the last bits: that must convict nobody."""
+    classes = {1: "CUDA", 2: "CUDA", 3: "CUDA"}
+    manifest, live = make_chain_manifest(8), make_snapshot(6, 8, classes=classes)
+    plan = compute_plan(make_request(), seed(11), live, manifest)
+    kind = {entry.node: entry.determinism for entry in live.entries}
+    assert {kind[node] for node in plan.executors()} == {"CUDA", "CPU:X86"}
+    for task, executor in enumerate(plan.executors()):
+        validators = rank_validators(seed(12), task, plan, live, manifest)
+        assert len(validators) == 2
+        assert {kind[node] for node in validators} == {kind[executor]}
+
+
+def test_a21_a_class_of_ones_own_earns_nothing_while_others_can_be_checked() -> None:
+    lonely = make_snapshot(5, 1, classes={1: "mine alone", 2: "ours", 3: "ours"})
+    pair_and_one = make_snapshot(3, 1, classes={1: "mine alone"})
+    manifest = make_chain_manifest(1)
+    everybody = {entry.node for entry in pair_and_one.entries}
+    for number in range(50):
+        plan = compute_plan(make_request(), seed(number), lonely, manifest)
+        assert set(plan.tasks[0]) == {
+            entry.node for entry in lonely.entries
+        }  # 1, 2 and 2: none can
+        plan = compute_plan(make_request(), seed(number), pair_and_one, manifest)
+        assert set(plan.tasks[0]) == everybody
+        six = make_snapshot(6, 1, classes={1: "mine alone", 2: "ours", 3: "ours"})
+        plan = compute_plan(make_request(), seed(number), six, manifest)
+        assert set(plan.tasks[0]) == {entry.node for entry in six.entries[3:]}
