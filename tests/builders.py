@@ -17,6 +17,10 @@ from splitup.wire import Request, Snapshot, SnapshotEntry
 
 PRICE_MICRO_USDC = 10
 
+# Refusals take milliseconds. The bound is loose, so that a busy machine passes, and still catches
+# work that is quadratic or never ends.
+HANG_S = 15.0
+
 
 def address(number: int) -> str:
     return f"0x{number:040x}"

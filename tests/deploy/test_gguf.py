@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from splitup.errors import InvalidModel
 from splitup.tensors import array_to_bytes
+from tests.builders import HANG_S
 from tests.deploy.execution import CutModel
 from tests.deploy.ggufs import KINDS, make_tokens, save_gguf, write_gguf
 from tests.deploy.llamas import compute_logits, relative_error, save_llama
@@ -202,7 +203,7 @@ def test_hostile_headers_are_refused_at_once(tmp_path: Path) -> None:
         start = time.monotonic()
         with pytest.raises(InvalidModel):
             read_gguf(path)
-        assert time.monotonic() - start < 1, name
+        assert time.monotonic() - start < HANG_S, name
 
 
 def test_mutated_files_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from splitup_deploy.reference import load_reference
 
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.tensors import array_to_bytes, bytes_to_array
+from tests.builders import HANG_S
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error
 from tests.deploy.onnxes import (
@@ -326,7 +327,7 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, name: str) -> 
     start = time.monotonic()
     with pytest.raises(InvalidModel, match=problem):
         build(save_onnx(tmp_path / "m.onnx", graph, opset), LARGE)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < HANG_S
 
 
 def test_hostile_files_are_refused_at_once(tmp_path: Path) -> None:
@@ -357,7 +358,7 @@ def test_hostile_files_are_refused_at_once(tmp_path: Path) -> None:
         start = time.monotonic()
         with pytest.raises(InvalidModel):
             read_onnx(path)
-        assert time.monotonic() - start < 1, name
+        assert time.monotonic() - start < HANG_S, name
 
 
 def test_a_long_chain_of_nodes_is_compiled_or_refused_without_recursion(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from splitup.codec import encode_canonical, parse_json
 from splitup.errors import InvalidModel
 from splitup.graph.ir import Graph, compute_task_id, decode_float, encode_float, parse_graph
 from splitup.graph.rules import load_graph
+from tests.builders import HANG_S
 from tests.graph.graphs import make_legal
 
 GRAPH = make_legal()
@@ -101,7 +102,7 @@ def test_a04_deep_nesting_is_refused_quickly(raised_recursion_limit: None) -> No
     for data in (b"[" * 1_000_000, b'{"a":' * 500_000, b"[" * 100_000 + b"]" * 100_000):
         with pytest.raises(InvalidModel):
             load_graph(data)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < HANG_S
 
 
 @given(JSON)
@@ -122,4 +123,4 @@ def test_the_depth_check_is_linear(unit: str, raised_recursion_limit: None) -> N
     start = time.process_time()
     with pytest.raises(ValueError):
         parse_json('"' + unit * (2_000_000 // len(unit)))
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < HANG_S

@@ -17,6 +17,7 @@ from splitup.graph.manifest import (
     get_weights_key,
     load_manifest,
 )
+from tests.builders import HANG_S
 
 X = {"name": "x", "dtype": "float32", "shape": [1, 4]}
 Y = {"name": "y", "dtype": "float32", "shape": [1, 8]}
@@ -161,7 +162,7 @@ def test_a04_too_many_tasks_and_nested_bytes_are_refused_quickly(
         start = time.process_time()
         with pytest.raises(InvalidModel):
             load_manifest(data)
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < HANG_S
 
 
 def test_another_spelling_is_refused() -> None:
