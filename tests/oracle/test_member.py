@@ -10,21 +10,12 @@ from pathlib import Path
 import pytest
 from splitup_oracle.config import OracleConfig
 
-from splitup.chain.anvil import find_anvil
 from splitup.chain.committee import fetch_committee
 from splitup.crypto.keys import generate_identity
 from splitup.errors import ConfigurationError, Refused
 from splitup.net.http import SignedClient
 from splitup.protocol.certificates import check_certificate
 from tests.oracle.committee_network import MANIFEST, STEPS, Network, run_network
-
-
-@pytest.fixture(autouse=True)
-def _need_anvil() -> None:
-    try:
-        find_anvil()
-    except ConfigurationError as error:
-        pytest.skip(str(error))
 
 
 async def run_execution(network: Network) -> str:
