@@ -63,6 +63,10 @@ class TensorSpec:
         """Size in bytes."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
+    def accepts(self, length: int) -> bool:
+        """Return whether a tensor of ``length`` bytes may stand here."""
+        return length == self.nbytes
+
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
 
