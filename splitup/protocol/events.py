@@ -13,6 +13,7 @@ from typing import Any
 from splitup.crypto.dkg import GroupKey
 from splitup.crypto.quorum import Settlement
 from splitup.graph.manifest import Manifest
+from splitup.protocol.messages import Equivocation
 from splitup.wire import (
     Completion,
     Heartbeat,
@@ -52,6 +53,7 @@ class NodesSeen:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotAccepted:
+    configuration: int
     sequence: int
     root: str
 
@@ -81,6 +83,13 @@ class ExecutionEnded:
     """Settled or refunded."""
 
     execution_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A reorganisation dropped the block of this event. Undone events come latest first."""
+
+    event: RequestSeen | PlanAccepted | CompletionCommitted | SnapshotAccepted | ExecutionEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +173,13 @@ class PlanPushed:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberLost:
+    """A member's process accepts no connection."""
+
+    account: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     pass
 
@@ -176,6 +192,7 @@ Event = (
     | PlanAccepted
     | CompletionCommitted
     | ExecutionEnded
+    | Undone
     | GossipReceived
     | HeartbeatReceived
     | CompletionReceived
@@ -185,6 +202,7 @@ Event = (
     | ManifestFetched
     | SnapshotFetched
     | PlanPushed
+    | MemberLost
     | Tick
 )
 
@@ -236,6 +254,13 @@ class SubmitSettlement:
     execution_id: str
     settlement: Settlement
     signatures: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitEvidence:
+    """Bring a member's two signatures to the chain."""
+
+    evidence: Equivocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +332,7 @@ Command = (
     | SubmitSnapshot
     | SubmitPlan
     | SubmitSettlement
+    | SubmitEvidence
     | PostDealing
     | PostComplaint
     | ConfirmGroupKey

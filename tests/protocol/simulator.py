@@ -30,6 +30,7 @@ from splitup.protocol.certificates import (
 )
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
+from splitup.protocol.messages import Equivocation
 from splitup.protocol.verification import Economics
 from splitup.wire import (
     Completion,
@@ -141,12 +142,10 @@ class Simulation:
         tasks: int = 3,
         network: Network | None = None,
         economics: Economics | None = None,
-        epoch_blocks: int = 2,
     ) -> None:
         self.random = random.Random(seed)
         self.now = 100.0
         self.network = network or Network()
-        self.epoch_blocks = epoch_blocks
         self.economics = economics or Economics(800, 1200, 100_000)
         self.chain = Chain()
         self.block = 10
@@ -161,6 +160,7 @@ class Simulation:
         self.down: set[str] = set()
         self.faults: list[ev.Fault] = []
         self.logs: list[str] = []
+        self.evidence: list[Equivocation] = []
         self.certificates: dict[str, dict[str, PlanCertificate]] = {}
         self.pushes: Counter[str] = Counter()
         self.orders: list[VerificationOrder] = []
@@ -214,7 +214,6 @@ class Simulation:
             self.view,
             self.economics,
             read_result,
-            epoch_blocks=self.epoch_blocks,
             grace_s=GRACE_S,
             signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
             snapshots=[
@@ -224,7 +223,7 @@ class Simulation:
         self.members[identity.address] = member
         self.down.discard(identity.address)
         feed = partial(self.feed, identity.address)
-        feed(ev.SnapshotAccepted(self.chain.sequence, self.chain.root))
+        feed(ev.SnapshotAccepted(1, self.chain.sequence, self.chain.root))
         feed(ev.NodesSeen(tuple(self._records())))
         feed(ev.BlockSeen(self.block, self._timestamp()))
         feed(ev.ManifestFetched(self.manifest))
@@ -281,6 +280,8 @@ class Simulation:
                 self.faults.append(command)
             case ev.Log():
                 self.logs.append(command.message)
+            case ev.SubmitEvidence():
+                self.evidence.append(command.evidence)
             case ev.FetchManifest():
                 raise AssertionError("every member has the manifest")
 
@@ -334,7 +335,7 @@ class Simulation:
                     return
                 self.chain.sequence, self.chain.root = command.sequence, command.root
                 self.chain.snapshots.append(command.root)
-                self.emit(ev.SnapshotAccepted(command.sequence, command.root))
+                self.emit(ev.SnapshotAccepted(1, command.sequence, command.root))
             case ev.SubmitPlan():
                 struct = quorum.plan_struct_hash(
                     command.execution_id, command.plan_root, command.seed, command.executor_count
