@@ -7,6 +7,7 @@ that differs from our own is passed on once.
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import lru_cache
 
 from splitup import limits
 from splitup.crypto.quorum import plan_struct_hash, snapshot_struct_hash
@@ -30,8 +31,13 @@ def get_slot(vote: Vote) -> str:
 def compute_vote_hash(vote: Vote) -> bytes:
     """Return the EIP-712 struct hash that the vote's signature is over."""
     if isinstance(vote, SnapshotVote):
-        return snapshot_struct_hash(vote.configuration, vote.sequence, vote.root)
-    return plan_struct_hash(vote.execution_id, vote.root, vote.seed, vote.executors)
+        return _hash_snapshot(vote.configuration, vote.sequence, vote.root)
+    return _hash_plan(vote.execution_id, vote.root, vote.seed, vote.executors)
+
+
+# all members' votes for one thing have one hash: it is computed once
+_hash_snapshot = lru_cache(maxsize=256)(snapshot_struct_hash)
+_hash_plan = lru_cache(maxsize=4_096)(plan_struct_hash)
 
 
 class Witness:
