@@ -236,6 +236,7 @@ class Forget:
 @dataclass(frozen=True, slots=True)
 class SubmitSnapshot:
     sequence: int
+    epoch: int
     root: str
     signatures: bytes
 

@@ -31,7 +31,7 @@ def get_slot(vote: Vote) -> str:
 def compute_vote_hash(vote: Vote) -> bytes:
     """Return the EIP-712 struct hash that the vote's signature is over."""
     if isinstance(vote, SnapshotVote):
-        return _hash_snapshot(vote.configuration, vote.sequence, vote.root)
+        return _hash_snapshot(vote.configuration, vote.sequence, vote.epoch, vote.root)
     return _hash_plan(vote.execution_id, vote.root, vote.seed, vote.executors)
 
 

@@ -209,9 +209,7 @@ class Beacon:
             chosen = dict(sorted(self.partials.items())[: group.threshold])
             try:
                 signature = scheme.combine(chosen, group.threshold)
-                scheme.verify_threshold(
-                    group.public_key, RANDOMNESS_DOMAIN, self.alpha, signature
-                )
+                scheme.verify_threshold(group.public_key, RANDOMNESS_DOMAIN, self.alpha, signature)
             except BadSignature:
                 liars = [i for i, p in chosen.items() if not self._holds(group, i, p, scheme)]
                 for index in liars:

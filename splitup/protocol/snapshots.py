@@ -274,9 +274,7 @@ class Snapshots:
                 return self._process_vote(message, now)
         return []
 
-    def _process_wanted(
-        self, sender: str, message: ObservationWanted, now: float
-    ) -> list[Command]:
+    def _process_wanted(self, sender: str, message: ObservationWanted, now: float) -> list[Command]:
         if sender != compute_leader(self._seat.accounts(), message.epoch):
             raise PeerFault(f"member {sender} does not lead epoch {message.epoch}", peer=sender)
         if (message.epoch, message.sequence) != (self.epoch, self._sequence + 1):
@@ -435,7 +433,7 @@ class Snapshots:
         if len(agreeing) < self._seat.view.quorum or self._certified is not None:
             return []
         self._pacemaker.note_progress()
-        command = SubmitSnapshot(vote.sequence, vote.root, pack_signatures(agreeing))
+        command = SubmitSnapshot(vote.sequence, vote.epoch, vote.root, pack_signatures(agreeing))
         accounts = self._seat.accounts()
         behind = (accounts.index(self._seat.account) - vote.epoch) % len(accounts)
         delay_s = behind * limits.SNAPSHOT_SUBMIT_STAGE_S

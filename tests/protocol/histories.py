@@ -18,13 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
-from splitup import limits
 from splitup.crypto.quorum import SIGNATURE_BYTES, compute_quorum_size
 from splitup.crypto.scheme import REAL, Scheme
 from splitup.errors import PeerFault, Unavailable
 from splitup.protocol import events as ev
 from splitup.protocol.committee import CommitteeMember
-from splitup.protocol.evidence import EVIDENCE, compute_vote_hash, get_slot
+from splitup.protocol.evidence import compute_vote_hash, get_slot
 from splitup.protocol.messages import (
     EpochWish,
     ObservationShare,
@@ -487,8 +486,7 @@ class History:
             None,
         )
         records = {
-            n.address: ev.NodeRecord(n.address, n.signing_key_hex, "http://n", 10**9)
-            for n in NODES
+            n.address: ev.NodeRecord(n.address, n.signing_key_hex, "http://n", 10**9) for n in NODES
         }
         snapshot = compute_snapshot(
             [share.observation for share in chosen],
@@ -644,7 +642,11 @@ def _get_struct_hash(command: ev.SubmitSnapshot | ev.SubmitPlan) -> bytes:
         )
     return compute_vote_hash(
         SnapshotVote(
-            configuration=1, sequence=command.sequence, epoch=0, root=command.root, **unsigned
+            configuration=1,
+            sequence=command.sequence,
+            epoch=command.epoch,
+            root=command.root,
+            **unsigned,
         )
     )
 

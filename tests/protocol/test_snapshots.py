@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from splitup.errors import BadSignature, PeerFault
 from splitup.protocol.events import NodeRecord
-from splitup.protocol.shared import Seat
-from splitup.protocol.liveness import Nodes, quantise_ms
-from splitup.protocol.pacemaker import Pacemaker, compute_leader
+from splitup.protocol.liveness import Nodes
+from splitup.protocol.pacemaker import compute_leader
 from splitup.protocol.snapshots import compute_snapshot
 from splitup.wire import Heartbeat, NodeView, Observation
 from tests.builders import address
-from tests.protocol.simulator import make_committee, make_identity
+from tests.protocol.simulator import make_identity
 
 TASKS = [f"{n:064x}" for n in range(4)]
 
