@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -60,17 +60,21 @@ def make_identity(number: int) -> Identity:
 @cache
 def make_committee(size: int = 4) -> tuple[tuple[Identity, ...], CommitteeView]:
     members = sorted((make_identity(1000 + i) for i in range(size)), key=lambda m: m.address)
-    view = CommitteeView(
-        configuration=1,
+    return tuple(members), make_view(members)
+
+
+def make_view(identities: Sequence[Identity], configuration: int = 1) -> CommitteeView:
+    members = sorted(identities, key=lambda m: m.address)
+    return CommitteeView(
+        configuration=configuration,
         members=tuple(
             Seat(m.address, m.signing_key_hex, f"http://127.0.0.1:{7000 + i}")
             for i, m in enumerate(members)
         ),
-        quorum=quorum.compute_quorum_size(size),
+        quorum=quorum.compute_quorum_size(len(members)),
         group_key="",
         domain=quorum.Domain(CHAIN_ID, COMMITTEE),
     )
-    return tuple(members), view
 
 
 @cache
@@ -86,7 +90,7 @@ def make_keys(size: int = 4) -> tuple[dkg.GroupKey, tuple[bytes, ...]]:
             dealer: dkg.open_and_verify_share(ceremony, dealing, place, identity)
             for dealer, dealing in dealings.items()
         }
-        shares.append(dkg.compute_secret_share(group, place, opened))
+        shares.append(dkg.compute_secret_share(ceremony, group, place, opened))
     return group, tuple(shares)
 
 
