@@ -8,7 +8,7 @@ All agree because all read one board (the chain, or a set the chain has fixed) a
 complaint is decided by ``is_complaint_valid`` from public bytes alone. The board must say who
 posted what: dealings and complaints carry no signature of their own.
 
-*Resharing* moves the same secret to other members: the dealers are the members of before, each deals
+*Resharing* moves the same secret to other members: the dealers are the members before, each deals
 its own share (so a dealing's first commitment must be that member's public key), and the new
 polynomial is interpolated from the first t qualified dealings. The group key stays, the old shares
 are worth nothing together with new ones.

@@ -14,6 +14,7 @@ from typing import Any
 from splitup.crypto.keys import Identity
 from splitup.crypto.scheme import REAL, Scheme
 from splitup.errors import InvalidInput, PeerFault
+from splitup.graph.manifest import Manifest
 from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.demand import compute_demand
 from splitup.protocol.events import (
@@ -137,6 +138,13 @@ class CommitteeMember:
 
     def has_manifest(self, model_id: str) -> bool:
         return self._library.find_manifest(model_id) is not None
+
+    def list_manifests(self) -> list[Manifest]:
+        return self._library.manifests()
+
+    def count_open(self) -> int:
+        """Return how many executions are open."""
+        return len(self._plans)
 
     def is_open(self, execution_id: str) -> bool:
         return self._plans.find_request(execution_id) is not None

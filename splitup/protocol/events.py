@@ -13,6 +13,7 @@ from typing import Any
 from splitup.crypto.dkg import GroupKey
 from splitup.crypto.quorum import Settlement
 from splitup.graph.manifest import Manifest
+from splitup.protocol.certificates import CommitteeMember
 from splitup.protocol.messages import Equivocation
 from splitup.wire import (
     Completion,
@@ -61,6 +62,7 @@ class SnapshotAccepted:
 @dataclass(frozen=True, slots=True)
 class RequestSeen:
     request: Request
+    configuration: int = 0  # that was current where the chain holds it; 0: the one that is now
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,22 @@ class Undone:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigurationSeen:
+    """The chain announced members (``is_handover``: they take over the key), or changed to them."""
+
+    configuration: int
+    members: tuple[CommitteeMember, ...]
+    is_handover: bool
+    is_current: bool
+    block_number: int
+
+
+@dataclass(frozen=True, slots=True)
 class DealingPosted:
     dealer: str
     dealing: bytes
     block_number: int
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +118,14 @@ class ComplaintPosted:
     dealer: str
     complainer: str
     evidence: bytes
+    block_number: int
+    configuration: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRead:
+    """Every configuration, dealing and complaint up to this block has been told."""
+
     block_number: int
 
 
@@ -114,6 +136,7 @@ class ComplaintPosted:
 class GossipReceived:
     sender: str  # the member's account
     message: Message
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +216,10 @@ Event = (
     | CompletionCommitted
     | ExecutionEnded
     | Undone
+    | ConfigurationSeen
+    | DealingPosted
+    | ComplaintPosted
+    | BoardRead
     | GossipReceived
     | HeartbeatReceived
     | CompletionReceived
@@ -212,10 +239,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Send to one member, or (``to`` None) to all others."""
+    """Send to one member, or (``to`` None) to all others of the configuration."""
 
     to: str | None
     message: Message
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +306,7 @@ class PostComplaint:
 @dataclass(frozen=True, slots=True)
 class ConfirmGroupKey:
     public_key: str
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,15 +167,21 @@ _KINDS: Final[dict[str, type[Message]]] = {
 _NAMES: Final = {message: kind for kind, message in _KINDS.items()}
 
 
-def encode_gossip(message: Message) -> dict[str, Any]:
-    """Return the JSON body that carries a message between members."""
-    return {"kind": _NAMES[type(message)], "message": message.model_dump(mode="json")}
+def encode_gossip(message: Message, configuration: int) -> dict[str, Any]:
+    """Return the JSON body that carries a message between members of a configuration."""
+    return {
+        "configuration": configuration,
+        "kind": _NAMES[type(message)],
+        "message": message.model_dump(mode="json"),
+    }
 
 
-def parse_gossip(body: dict[str, Any]) -> Message:
-    """Parse the body of a gossip request; raise PeerFault."""
-    kind = body.get("kind")
+def parse_gossip(body: dict[str, Any]) -> tuple[Message, int]:
+    """Parse the body of a gossip request into message and configuration; raise PeerFault."""
+    kind, configuration = body.get("kind"), body.get("configuration")
     message_type = _KINDS.get(kind) if isinstance(kind, str) else None
-    if message_type is None or body.keys() != {"kind", "message"}:
+    if message_type is None or body.keys() != {"configuration", "kind", "message"}:
         raise PeerFault("a gossip message is of no known kind; the member runs another version")
-    return message_type.from_value(body["message"])
+    if type(configuration) is not int or not 0 <= configuration < 2**53:
+        raise PeerFault("a gossip message names no committee configuration")
+    return message_type.from_value(body["message"]), configuration

@@ -35,6 +35,7 @@ class Seat:
     group: GroupKey | None = None
     share: bytes = field(default=b"", repr=False)
     scheme: Scheme = REAL
+    is_active: bool = True  # our configuration is the current one
     heard: dict[str, float] = field(default_factory=dict)  # when each other member last spoke
 
     @property

@@ -194,6 +194,8 @@ class Snapshots:
     def process_tick(self, now: float) -> list[Command]:
         """Beat, look at the nodes, propose, say again what may be lost, lose patience."""
         self._started_at = min(self._started_at, now)
+        if not self._seat.is_active:
+            return []
         commands = self._pacemaker.process_tick(now)
         if not self._accepted:
             return commands
@@ -261,6 +263,8 @@ class Snapshots:
 
     def process_gossip(self, sender: str, message: Message, now: float) -> list[Command]:
         """Take a member's message about snapshots; raise PeerFault when it is wrong on its face."""
+        if not self._seat.is_active:
+            return []  # another configuration makes the snapshots
         match message:
             case EpochWish():
                 return self._follow(self._pacemaker.process_wish(sender, message, now))
