@@ -352,7 +352,7 @@ class History:
     def _carry_out(self, life: Life, commands: Sequence[ev.Command]) -> None:
         """As the process does: one transaction, then the sends; and it may die between any two."""
         records = [c for c in commands if isinstance(c, ev.Persist | ev.Forget)]
-        others = [c for c in commands if not isinstance(c, ev.Persist | ev.Forget)]
+        others = [one for c in commands for one in self._split(life, c)]
         last = self._find_death(life, bool(records), len(others))
         if last == -1:
             return self._crash(life, "before persisting")
@@ -366,6 +366,16 @@ class History:
         if last is not None:
             self._crash(life, f"after {last} of {len(others)} sends")
         return None
+
+    def _split(self, life: Life, command: ev.Command) -> list[ev.Command]:
+        """A broadcast is one send to each member."""
+        match command:
+            case ev.Persist() | ev.Forget():
+                return []
+            case ev.Gossip(to=None, message=message):
+                others = [account for account in self.accounts if account != life.account]
+                return [ev.Gossip(account, message) for account in others]
+        return [command]
 
     def _find_death(self, life: Life, persists: bool, sends: int) -> int | None:
         """Return how many sends are left to a member that dies now (−1: nothing was persisted)."""
@@ -391,12 +401,8 @@ class History:
     def _send_out(self, life: Life, command: ev.Command) -> None:
         match command:
             case ev.Gossip():
-                targets = [command.to] if command.to else self.accounts
-                if isinstance(command.message, SnapshotVote | PlanVote):
-                    self.checker.note_vote(command.message)
-                for account in targets:
-                    if account != life.account:
-                        self._gossip(life, account, command.message)
+                assert command.to is not None
+                self._gossip(life, command.to, command.message)
             case ev.PushPlan():
                 execution_id = command.certificate.plan.request.execution_id
                 self.after(0.01, partial(self.feed, life, ev.PlanPushed(execution_id, ())))
@@ -417,9 +423,9 @@ class History:
             twisted = self._twist(life, message)
             if twisted is None:
                 return
-            if twisted is not message and isinstance(twisted, SnapshotVote | PlanVote):
-                self.checker.note_vote(twisted)
             message = twisted
+        if isinstance(message, SnapshotVote | PlanVote):
+            self.checker.note_vote(message)
         scenario, rng, stable = self.scenario, self.random, self.now >= STABLE_S
         to = self.accounts.index(account)
         if not stable and any(
@@ -652,11 +658,16 @@ def _get_struct_hash(command: ev.SubmitSnapshot | ev.SubmitPlan) -> bytes:
 
 
 def run_seed(seed: int) -> str:
+    """Run one drawn history; return "" or how to replay the failure."""
+    return run_scenario(make_scenario(seed), f"python -m tests.protocol.histories {seed}")
+
+
+def run_scenario(scenario: Scenario, replay: str = "") -> str:
     """Run one history; return "" or how to replay the failure."""
     try:
-        History(make_scenario(seed)).run()
+        History(scenario).run()
     except Exception as error:
-        return f"python -m tests.protocol.histories {seed}   # {type(error).__name__}: {error}"
+        return f"{replay or f'History({scenario}).run()'}   # {type(error).__name__}: {error}"
     return ""
 
 
