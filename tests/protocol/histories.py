@@ -53,8 +53,8 @@ ECONOMICS = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)
 MANIFEST = make_chain_manifest(2)
 NODES = tuple(make_identity(2000 + number) for number in range(3))
 CHEAP = CheapScheme()
-TICK_S = 0.25
-STABLE_S = 12.0  # from then on the network delivers, and who is down comes back
+TICK_S = 0.5
+STABLE_S = 10.0  # from then on the network delivers, and who is down comes back
 END_S = 300.0  # by then everything that can be decided must be: two turns of the longest back-off
 
 

@@ -54,7 +54,7 @@ def iter_boundaries() -> Iterator[Scenario]:
 
 def test_f03_a_member_may_die_at_every_boundary_between_persisting_and_sending() -> None:
     scenarios = list(iter_boundaries())
-    assert len(scenarios) > 400
+    assert len(scenarios) > 250
     assert run_all(run_scenario, scenarios) == []
 
 
@@ -67,7 +67,7 @@ def iter_partitions() -> Iterator[Scenario]:
         for twin in twins:
             yield Scenario(
                 seed=leader,
-                partitions=(Partition(0, 6, first), Partition(6, 12, second)),
+                partitions=(Partition(0, 5, first), Partition(5, 10, second)),
                 twins=twin,
                 first_epoch=leader,
             )
