@@ -51,9 +51,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "GroupKeyHashMismatch": "the group key does not have the stated hash {stated}",
     "VoteExists": "{member} has voted for the group key of configuration {configuration} already",
     "GroupKeyInvalid": "the group key is no point of the curve's subgroup",
-    "GroupKeyChanged": "configuration {configuration} must keep the group key; this is another one",
-    "GroupKeyMissing": "configuration {configuration} has no group key yet; wait for its members to "
-    "generate one",
+    "GroupKeyChanged": "configuration {configuration} must keep the group key; this is another",
+    "GroupKeyMissing": "configuration {configuration} has no group key yet; wait for its members "
+    "to generate one",
     "RandomnessInvalid": "the signature is not the committee's (configuration {configuration})",
     "ConfigurationUnknown": "configuration {configuration} of the committee was never in force",
     "PrecompileMissing": "the chain lacks {precompile} of EIP-2537; it needs the Prague upgrade",
