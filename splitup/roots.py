@@ -14,7 +14,7 @@ that the chain needs no more than one entry to weigh a node.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from statistics import median_low
@@ -90,7 +90,7 @@ def compute_classes(entries: Sequence[SnapshotEntry]) -> dict[str, tuple[str, ..
 
 def compute_snapshot_root(snapshot: Snapshot) -> bytes:
     """Return the root of a snapshot, 32 bytes."""
-    return _hash(_SNAPSHOT, *_iter_snapshot_header(snapshot))
+    return _hash(_SNAPSHOT, *make_snapshot_header(snapshot))
 
 
 def make_entry_leaves(snapshot: Snapshot) -> list[bytes]:
@@ -112,10 +112,11 @@ def make_held_leaves(classes: dict[str, tuple[str, ...]]) -> list[bytes]:
     ]
 
 
-def _iter_snapshot_header(snapshot: Snapshot) -> Iterator[bytes]:
+def make_snapshot_header(snapshot: Snapshot) -> tuple[bytes, ...]:
+    """Return the header's words: slot, reference, the trees' sizes and roots."""
     reference = compute_reference(snapshot.entries)
     classes = compute_classes(snapshot.entries)
-    for number in (
+    numbers = (
         snapshot.configuration,
         snapshot.sequence,
         snapshot.epoch,
@@ -125,10 +126,12 @@ def _iter_snapshot_header(snapshot: Snapshot) -> Iterator[bytes]:
         reference.bandwidth_kbps,
         len(snapshot.entries),
         len(classes),
-    ):
-        yield number.to_bytes(32)
-    yield merkle.compute_root(make_entry_leaves(snapshot))
-    yield merkle.compute_root(make_held_leaves(classes))
+    )
+    return (
+        *(number.to_bytes(32) for number in numbers),
+        merkle.compute_root(make_entry_leaves(snapshot)),
+        merkle.compute_root(make_held_leaves(classes)),
+    )
 
 
 def _hash_entry(entry: SnapshotEntry, classes: dict[str, bytes]) -> bytes:
@@ -155,9 +158,13 @@ def _hash_entry(entry: SnapshotEntry, classes: dict[str, bytes]) -> bytes:
 
 def compute_plan_root(plan: Plan) -> bytes:
     """Return the root of a plan, 32 bytes."""
+    return _hash(_PLAN, *make_plan_header(plan))
+
+
+def make_plan_header(plan: Plan) -> tuple[bytes, ...]:
+    """Return the header's words: what was asked, what was drawn, the tree's size and root."""
     request = plan.request
-    return _hash(
-        _PLAN,
+    return (
         bytes.fromhex(request.digest("splitup/request/v1")[2:]),
         bytes.fromhex(request.execution_id[2:]),
         bytes.fromhex(request.model_id[2:]),
@@ -187,10 +194,15 @@ def make_plan_leaves(plan: Plan) -> list[bytes]:
                 index.to_bytes(32),
                 *words,
                 (index not in unverifiable).to_bytes(32),
-                sha256(b"".join(_PAD + bytes.fromhex(node[2:]) for node in candidates)).digest(),
+                hash_candidates(candidates),
             )
         )
     return leaves
+
+
+def hash_candidates(candidates: Iterable[str]) -> bytes:
+    """Return the hash of a task's list of nodes."""
+    return _hash(*(_PAD + bytes.fromhex(node[2:]) for node in candidates))
 
 
 def _hash_directory(plan: Plan) -> bytes:
