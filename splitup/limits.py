@@ -12,6 +12,8 @@ MIB: Final = 1024 * KIB
 MAX_STEPS: Final = 65_536  # the Market contract's own bound; one step per generated token
 MAX_TASKS: Final = 1_024  # the ModelRegistry's bound: validation of a DAG must fit one transaction
 MAX_FALLBACKS: Final = 8  # nodes listed per task; the chance that all fail is negligible
+MIN_OPERATORS: Final = 3  # an executor, a validator and a third that breaks a tie
+MAX_CREDIT_MILLI: Final = 8_000  # rounds of work that a node can be owed, or ahead: factors ¼ … 4
 MAX_COMMITTEE: Final = 31  # n = 3f+1 with f = 10; signature checks on chain stay below 160 k gas
 
 # ---- data plane --------------------------------------------------------------------------------

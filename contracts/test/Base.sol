@@ -17,7 +17,7 @@ interface Vm {
     function addr(uint256 key) external pure returns (address);
     function expectRevert(bytes calldata data) external;
     function expectRevert() external;
-    function parseJson(string calldata json, string calldata key) external pure returns (bytes memory);
+    function parseJsonBytesArray(string calldata json, string calldata key) external pure returns (bytes[] memory);
     function prank(address sender) external;
     function readFile(string calldata path) external view returns (string memory);
     function snapshotGasLastCall(string calldata group, string calldata name) external returns (uint256);

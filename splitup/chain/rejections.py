@@ -51,9 +51,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "GroupKeyHashMismatch": "the group key does not have the stated hash {stated}",
     "VoteExists": "{member} has voted for the group key of configuration {configuration} already",
     "GroupKeyInvalid": "the group key is no point of the curve's subgroup",
-    "GroupKeyChanged": "configuration {configuration} must keep the group key; this is another one",
-    "GroupKeyMissing": "configuration {configuration} has no group key yet; wait for its members to "
-    "generate one",
+    "GroupKeyChanged": "configuration {configuration} must keep the group key; this is another",
+    "GroupKeyMissing": "configuration {configuration} has no group key yet; wait for its members "
+    "to generate one",
     "RandomnessInvalid": "the signature is not the committee's (configuration {configuration})",
     "ConfigurationUnknown": "configuration {configuration} of the committee was never in force",
     "PrecompileMissing": "the chain lacks {precompile} of EIP-2537; it needs the Prague upgrade",
@@ -63,6 +63,21 @@ SENTENCES: Final[Mapping[str, str]] = {
     "SignatureInvalid": "the signature at position {index} does not verify",
     "SignersNotAscending": "signatures must be sorted by signer without repetition; {signer}'s is "
     "not",
+    # ---- the members' bonds
+    "BondMissing": "{account} has no bond",
+    "MemberBonded": "{account} is a member of the committee, or about to be; its bond stays",
+    "ReleaseNotRequested": "{account} has not asked for its bond; ask first, then wait",
+    "StillBonded": "the bond of {account} is locked until {releasableAt:time}",
+    "VoteInvalid": "the vote is signed by nobody",
+    "VotersDiffer": "the votes are by {first} and {second}, not by one member",
+    "SlotsDiffer": "the votes are for different slots; both may be honest",
+    "VotesAgree": "the votes do not contradict each other",
+    "AlreadyPunished": "{account} was punished for this already",
+    "OpeningInvalid": "part {part} of the evidence is not what the signed root binds",
+    "PlaceInvalid": "the plan lists no node at place {place}",
+    "NotACandidate": "{node} may not run the task, or stands before the place already",
+    "ChoiceRight": "the plan's choice is right: its clock is not above the other's",
+    "StrangerUnproven": "the entries do not show that {node} is absent from the snapshot",
     # ---- nodes
     "NodeExists": "{account} is registered already; withdraw its stake first to register anew",
     "UnknownNode": "{account} is not registered; stake first with: splitup-node stake",
