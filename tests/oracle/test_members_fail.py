@@ -14,7 +14,6 @@ from splitup.chain.committee import fetch_committee
 from splitup.protocol.certificates import check_certificate
 from tests.oracle.committee_network import Network, run_network
 
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

@@ -16,12 +16,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 
 from splitup.crypto.quorum import SIGNATURE_BYTES, compute_quorum_size
 from splitup.crypto.scheme import REAL, Scheme
 from splitup.errors import PeerFault, Unavailable
+from splitup.graph.manifest import Manifest
 from splitup.protocol import events as ev
+from splitup.protocol import plans, selection
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.evidence import compute_vote_hash, get_slot
 from splitup.protocol.messages import (
@@ -35,7 +37,7 @@ from splitup.protocol.messages import (
 from splitup.protocol.shared import SIGNED, SNAPSHOT
 from splitup.protocol.snapshots import compute_snapshot
 from splitup.protocol.verification import Economics
-from splitup.wire import Heartbeat, Message, Request, Snapshot
+from splitup.wire import Heartbeat, Message, Plan, Request, Snapshot
 from tests.builders import make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.simulator import (
@@ -235,6 +237,10 @@ class History:
             self._make_life(place) for place in range(scenario.size) for _ in self._copies(place)
         ]
 
+        self.lives_at = [
+            [life for life in self.lives if life.place == place] for place in range(scenario.size)
+        ]
+
     # ---- running ----------------------------------------------------------------------------
 
     def run(self) -> History:
@@ -426,21 +432,21 @@ class History:
             message = twisted
         if isinstance(message, SnapshotVote | PlanVote):
             self.checker.note_vote(message)
-        scenario, rng, stable = self.scenario, self.random, self.now >= STABLE_S
+        scenario, rng = self.scenario, self.random
         to = self.accounts.index(account)
-        if not stable and any(
-            p.start_s <= self.now < p.end_s and (life.place in p.side) != (to in p.side)
-            for p in scenario.partitions
-        ):
-            return
         event = ev.GossipReceived(life.account, message)
-        copies = 2 if not stable and rng.random() < scenario.repeat else 1
-        for other in self.lives:
-            if other.place != to:
-                continue
-            for _ in range(copies):
-                if stable or rng.random() >= scenario.loss:
-                    low, high = (1, 5) if stable else scenario.delay_ms
+        lives = self.lives_at[to]
+        if self.now >= STABLE_S:
+            for other in lives:
+                self.after(rng.uniform(0.001, 0.005), partial(self._deliver, other, event))
+            return
+        for p in scenario.partitions:
+            if p.start_s <= self.now < p.end_s and (life.place in p.side) != (to in p.side):
+                return
+        low, high = scenario.delay_ms
+        for other in lives:
+            for _ in range(2 if rng.random() < scenario.repeat else 1):
+                if rng.random() >= scenario.loss:
                     delay_s = rng.uniform(low, high) / 1000
                     self.after(delay_s, partial(self._deliver, other, event))
 
@@ -614,6 +620,23 @@ class History:
         self.checker.note_quorum(f"plan {command.execution_id}", signers, self.accounts)
         self.plans[command.execution_id] = command.plan_root
         self._emit(ev.PlanAccepted(command.execution_id, command.plan_root))
+
+
+@lru_cache(maxsize=64)
+def _compute_plan(key: tuple[str, str, str]) -> Plan:
+    return selection.compute_plan(*_PLAN_INPUTS[key])
+
+
+def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Manifest) -> Plan:
+    """As ``selection.compute_plan``, once for all members: it is pure, and costly."""
+    key = (request.digest("request"), seed, snapshot.root())
+    _PLAN_INPUTS.clear()
+    _PLAN_INPUTS[key] = (request, seed, snapshot, manifest)
+    return _compute_plan(key)
+
+
+_PLAN_INPUTS: dict[tuple[str, str, str], tuple[Request, str, Snapshot, Manifest]] = {}
+plans.compute_plan = compute_plan
 
 
 @cache
