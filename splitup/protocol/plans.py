@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from splitup import limits
+from splitup.codec import compute_digest
 from splitup.crypto.quorum import pack_signatures
 from splitup.errors import InvalidInput, PeerFault
 from splitup.protocol.certificates import check_certificate, plan_alpha
@@ -269,7 +270,7 @@ class Plans:
         if self._seat.group is None or known.partial:
             return []
         commands = self._ledger.claim(
-            f"request/{known.request.execution_id}/", known.request.digest("splitup/request/v1")
+            f"request/{known.request.execution_id}/", compute_digest(known.beacon.alpha)
         )
         if commands is None:
             execution_id = known.request.execution_id
