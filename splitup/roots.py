@@ -165,7 +165,7 @@ def make_plan_header(plan: Plan) -> tuple[bytes, ...]:
     """Return the header's words: what was asked, what was drawn, the tree's size and root."""
     request = plan.request
     return (
-        bytes.fromhex(request.digest("splitup/request/v1")[2:]),
+        bytes.fromhex(request.compute_terms_digest()[2:]),
         bytes.fromhex(request.execution_id[2:]),
         bytes.fromhex(request.model_id[2:]),
         bytes.fromhex(request.snapshot_root[2:]),
