@@ -116,6 +116,7 @@ class Observation(Message):
 
     configuration: Count
     epoch: Count
+    sequence: Count  # of the snapshot it is for: it says nothing about a later one
     member: AddressField
     views: tuple[NodeView, ...]
 

@@ -8,7 +8,7 @@ Source: EIP-712 (typed structured data), EIP-2 (low s), Solidity's contract ABI.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -167,7 +167,11 @@ def compute_quorum_size(member_count: int) -> int:
 
 
 def check_quorum(
-    domain: Domain, struct_hash: bytes, signatures: bytes, members: Collection[str]
+    domain: Domain,
+    struct_hash: bytes,
+    signatures: bytes,
+    members: Collection[str],
+    recover: Callable[[Domain, bytes, bytes], str] = recover_signer,
 ) -> tuple[str, ...]:
     """Return the signers of a packed certificate, by the contract's own rules; raise BadSignature.
 
@@ -182,7 +186,7 @@ def check_quorum(
         )
     signers: list[str] = []
     for start in range(0, len(signatures), SIGNATURE_BYTES):
-        signer = recover_signer(domain, struct_hash, signatures[start : start + SIGNATURE_BYTES])
+        signer = recover(domain, struct_hash, signatures[start : start + SIGNATURE_BYTES])
         if signer not in members:
             raise BadSignature(f"{signer} signed, but is no member of the committee", peer=signer)
         if signers and signer <= signers[-1]:
