@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Final
 from eth_hash.auto import keccak
 
 from splitup import limits
+from splitup.codec import encode_canonical
 from splitup.crypto import merkle
 
 if TYPE_CHECKING:
-    from splitup.wire import Plan, Snapshot, SnapshotEntry
+    from splitup.wire import Plan, Request, Snapshot, SnapshotEntry
 
 _SNAPSHOT: Final = keccak(b"splitup/snapshot/v2")
 _ENTRY: Final = keccak(b"splitup/snapshot-entry/v2")
@@ -165,7 +166,7 @@ def make_plan_header(plan: Plan) -> tuple[bytes, ...]:
     """Return the header's words: what was asked, what was drawn, the tree's size and root."""
     request = plan.request
     return (
-        bytes.fromhex(request.compute_terms_digest()[2:]),
+        _hash_request(request),
         bytes.fromhex(request.execution_id[2:]),
         bytes.fromhex(request.model_id[2:]),
         bytes.fromhex(request.snapshot_root[2:]),
@@ -203,6 +204,12 @@ def make_plan_leaves(plan: Plan) -> list[bytes]:
 def hash_candidates(candidates: Iterable[str]) -> bytes:
     """Return the hash of a task's list of nodes."""
     return _hash(*(_PAD + bytes.fromhex(node[2:]) for node in candidates))
+
+
+def _hash_request(request: Request) -> bytes:
+    """All of it but its block: a reorganisation that only moves a request leaves its plan alone."""
+    value = request.model_dump(mode="json", exclude={"block_hash"})
+    return sha256(b"splitup/request/v2\0" + encode_canonical(value)).digest()
 
 
 def _hash_directory(plan: Plan) -> bytes:

@@ -171,11 +171,6 @@ class Request(Message):
     snapshot_root: Bytes32Field
     block_hash: Bytes32Field  # of the block that holds the request
 
-    def compute_terms_digest(self) -> str:
-        """Return the digest of all but the block: a reorganisation moves a request, no more."""
-        unplaced = self.model_copy(update={"block_hash": "0x" + "00" * 32})
-        return unplaced.digest("splitup/request/v1")
-
 
 class PlanNode(Message):
     """How to reach a node of a plan, and the key its frames are signed with."""

@@ -140,6 +140,4 @@ async def deploy(
                 )
         data = load_abi("nodes").encode_call("setMarket", (market,))
         await sender.wait(await sender.submit("nodes.setMarket", nodes, data))
-        return Deployment(
-            chain_id, genesis["hash"], token, committee, bonds, nodes, models, market
-        )
+        return Deployment(chain_id, genesis["hash"], token, committee, bonds, nodes, models, market)
