@@ -12,6 +12,8 @@ MIB: Final = 1024 * KIB
 MAX_STEPS: Final = 65_536  # the Market contract's own bound; one step per generated token
 MAX_TASKS: Final = 1_024  # the ModelRegistry's bound: validation of a DAG must fit one transaction
 MAX_FALLBACKS: Final = 8  # nodes listed per task; the chance that all fail is negligible
+MIN_OPERATORS: Final = 3  # an executor, a validator and a third that breaks a tie
+MAX_CREDIT_MILLI: Final = 8_000  # rounds of work that a node can be owed, or ahead: factors ¼ … 4
 MAX_COMMITTEE: Final = 31  # n = 3f+1 with f = 10; signature checks on chain stay below 160 k gas
 
 # ---- data plane --------------------------------------------------------------------------------
@@ -156,6 +158,16 @@ MAX_SETTLEMENT_ROUNDS: Final = 16  # different proposals per proposer; evidence 
 MAX_PLAN_WAIT_S: Final = 30.0  # longest long-poll for a plan
 SNAPSHOT_REFRESH_S: Final = 30.0  # unchanged membership is certified again, for fresh load figures
 OBSERVATION_GRACE_S: Final = 0.1  # with 2f+1 observations, how long the leader waits for the rest
+OBSERVE_PERIOD_S: Final = 1.0  # between two looks at all nodes; also bounds answers to a leader
+EPOCH_TIMEOUT_S: Final = 5.0  # a leader with a quorum needs a tenth; a missed beat costs a second
+EPOCH_DOUBLINGS: Final = 4  # back-off of that: at most 80 s between two tries in a storm
+EPOCH_SNAPSHOTS: Final = 16  # of one leader; then the next member decides whom it asks
+MEDIAN_HYSTERESIS: Final = 4  # a median replaces the old figure when it differs by a quarter
+MEMBER_BEAT_S: Final = 1.0  # members repeat their epoch wishes
+MEMBER_SILENCE_S: Final = 2.5  # two beats missed: such a member acts last in every order
+SNAPSHOT_SUBMIT_STAGE_S: Final = 3.0  # per rank behind the leader: longer than a block
+MAX_WITNESSED_VOTES: Final = 16_384  # 4,096 open executions of four members; ≈ 500 bytes each
+MAX_EVIDENCE: Final = 256  # conflicts kept; one is enough to slash a member
 GOSSIP_RETRY_S: Final = 1.0  # lost messages are said again
 PLAN_PUSH_STAGE_S: Final = 0.15  # per rank: a healthy member has pushed the plan by then
 PLAN_SUBMIT_STAGE_S: Final = 1.5  # per rank: longer than a block
@@ -165,6 +177,8 @@ VERIFICATION_STEP_S: Final = 0.1  # … plus this for every step it has to recom
 SETTLEMENT_STAGE_S: Final = 2.0  # per rank: signatures and a block
 RTT_PERIOD_S: Final = 5.0  # between two probes of a node
 RTT_TIMEOUT_S: Final = 2.0  # a node that takes longer is as good as unreachable
+MAX_CHANGES: Final = 64  # configurations that a replay of the chain may still meet
+BOARD_RETRY_S: Final = 5.0  # a dealing that the chain does not hold is posted again
 DKG_TIMEOUT_BLOCKS: Final = 30  # after the first dealing, how long the last ones are waited for
 DKG_COMPLAINT_BLOCKS: Final = 2  # every member has seen and checked the dealings by then
 MAX_SESSIONS: Final = 4_096  # states in one worker: 256 executions of 16 local tasks

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from splitup import limits
+from splitup import limits, roots
 from splitup.codec import decode_canonical, encode_canonical
 from splitup.errors import BadSignature, InvalidInput, PeerFault
 
@@ -25,9 +26,12 @@ Bytes32Field = Annotated[str, Field(pattern=r"^0x[0-9a-f]{64}$")]
 DigestField = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 HexField = Annotated[str, Field(pattern=r"^0x([0-9a-f]{2})*$", max_length=2 * limits.MIB)]
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+Credit = Annotated[int, Field(ge=-limits.MAX_CREDIT_MILLI, le=limits.MAX_CREDIT_MILLI)]
 EndpointField = Annotated[
     str, Field(pattern=r"^https?://[^/?#@\s]+$", max_length=limits.MAX_ENDPOINT_CHARS)
 ]
+
+T = TypeVar("T")
 
 CLIENT = 0xFFFF  # the "task" that produces an execution's graph inputs
 
@@ -44,6 +48,21 @@ class Message(BaseModel):
     def digest(self, domain: str) -> str:
         """Return SHA-256(domain ‖ 0x00 ‖ canonical bytes) as a bytes32 string."""
         return "0x" + hashlib.sha256(domain.encode() + b"\0" + self.canonical_bytes()).hexdigest()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy; what was computed of the original does not go with it."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in set(copied.__dict__) - set(type(self).model_fields):
+            del copied.__dict__[name]
+        return copied
+
+    def once(self, compute: Callable[[Self], T]) -> T:
+        """Return what a pure function makes of us; large messages are hashed and indexed once."""
+        name = f"{compute.__module__}.{compute.__qualname__}"
+        if name not in self.__dict__:
+            self.__dict__[name] = compute(self)
+        value: T = self.__dict__[name]
+        return value
 
     @classmethod
     def parse(cls, data: bytes, *, max_bytes: int = limits.MAX_MESSAGE_BYTES) -> Self:
@@ -97,6 +116,7 @@ class Observation(Message):
 
     configuration: Count
     epoch: Count
+    sequence: Count  # of the snapshot it is for: it says nothing about a later one
     member: AddressField
     views: tuple[NodeView, ...]
 
@@ -112,6 +132,11 @@ class SnapshotEntry(Message):
     queue_ms: Count
     resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
     determinism: str = Field(max_length=200)
+    operator: AddressField | Literal[""] = ""  # who runs the node; "" means its own account
+    speed_mflops: Count = 0  # measured, in 10^6 operations a second; 0 means unmeasured
+    bandwidth_kbps: Count = 0  # measured, in 10^3 bytes a second; 0 means unmeasured
+    vram_free_bytes: Count = 0
+    credit_milli: Credit = 0  # work it is owed (``splitup.protocol.fairness``)
 
 
 class Snapshot(Message):
@@ -123,7 +148,8 @@ class Snapshot(Message):
     entries: tuple[SnapshotEntry, ...]
 
     def root(self) -> str:
-        return self.digest("splitup/snapshot/v1")
+        """Return the Merkle root that members sign (``splitup.roots``); computed once."""
+        return "0x" + self.once(roots.compute_snapshot_root).hex()
 
 
 # ---- executions and plans ----------------------------------------------------------------------
@@ -154,6 +180,16 @@ class PlanNode(Message):
     endpoint: EndpointField
 
 
+class TaskTerms(Message):
+    """What the manifest says of a task, as far as it decides who runs it."""
+
+    task_id: DigestField
+    flops: Count  # of one step
+    weights_bytes: Count
+    input_bytes: Count  # of one step
+    ready_ms: Count  # when its first inputs exist if reference nodes run everything before it
+
+
 class Plan(Message):
     """For every task an ordered list of nodes: executor first, then fallbacks.
 
@@ -165,9 +201,12 @@ class Plan(Message):
     seed: Bytes32Field
     tasks: tuple[tuple[AddressField, ...], ...] = Field(max_length=limits.MAX_TASKS)
     nodes: tuple[PlanNode, ...]  # sorted by node, exactly those named in ``tasks``
+    terms: tuple[TaskTerms, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # of every task
+    unverifiable: tuple[int, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # too few hold
 
     def root(self) -> str:
-        return self.digest("splitup/plan/v1")
+        """Return the Merkle root that members sign (``splitup.roots``); computed once."""
+        return "0x" + self.once(roots.compute_plan_root).hex()
 
     def executors(self) -> tuple[str, ...]:
         """Return the executor of every task, by task index."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
+
 from splitup.graph.manifest import (
     InputSource,
     Manifest,
@@ -13,7 +15,8 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
 )
-from splitup.wire import Request, Snapshot, SnapshotEntry
+from splitup.protocol.selection import Contest, Index, rank
+from splitup.wire import Request, Snapshot, SnapshotEntry, TaskTerms
 
 PRICE_MICRO_USDC = 10
 
@@ -76,6 +79,8 @@ def make_snapshot(
     rtts: dict[int, int] | None = None,
     resident: dict[int, list[int]] | None = None,
     classes: dict[int, str] | None = None,
+    operators: dict[int, int] | None = None,
+    figures: dict[int, dict[str, int]] | None = None,
 ) -> Snapshot:
     """Nodes 1 … n; every node holds every task unless ``resident`` says otherwise."""
     return Snapshot(
@@ -92,10 +97,22 @@ def make_snapshot(
                 queue_ms=0,
                 resident=tuple(sorted(map(task_id, (resident or {}).get(n, range(tasks))))),
                 determinism=(classes or {}).get(n, "CPU:X86"),
+                operator=address(operators[n]) if operators and n in operators else "",
+                **(figures or {}).get(n, {}),
             )
             for n in range(1, nodes + 1)
         ),
     )
+
+
+NO_TERMS = TaskTerms(task_id=task_id(0), flops=0, weights_bytes=0, input_bytes=0, ready_ms=0)
+
+
+def rank_all(seed: str, task: int, role: int, snapshot: Snapshot) -> list[str]:
+    """Every node of a snapshot by its clock, for a task that costs nothing."""
+    index = snapshot.once(Index)
+    contest = Contest(task, NO_TERMS, np.arange(len(snapshot.entries)))
+    return [snapshot.entries[row].node for row in rank(seed, role, [contest], index)[0]]
 
 
 def make_request(steps: int = 4) -> Request:

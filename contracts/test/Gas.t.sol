@@ -25,7 +25,7 @@ contract GasTest is Base {
         record("1 register a model of 10 tasks");
         bytes32 snap = keccak256("snapshot");
         bytes memory signatures = certify(3, snapshotHash(1, 1, snap));
-        committee.submitSnapshot(1, snap, signatures);
+        committee.submitSnapshot(1, 1, snap, signatures);
         record("2 submitSnapshot");
 
         bytes32 id = request(1);

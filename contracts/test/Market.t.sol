@@ -72,7 +72,7 @@ contract MarketTest is Base {
     // ---------------------------------------------------------------------------- requests
 
     function test_request_locks_the_price_and_records_the_snapshot() public {
-        committee.submitSnapshot(1, keccak256("snap"), certify(3, snapshotHash(1, 1, keccak256("snap"))));
+        committee.submitSnapshot(1, 1, keccak256("snap"), certify(3, snapshotHash(1, 1, keccak256("snap"))));
         bytes32 id = request(1);
         require(id == market.executionIdOf(client, 1));
         require(id == keccak256(abi.encode(block.chainid, address(market), client, uint64(1))));

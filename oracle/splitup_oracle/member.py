@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,10 @@ from eth_hash.auto import keccak
 from splitup import limits
 from splitup.chain.client import Chain
 from splitup.codec import encode_canonical
+from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
+from splitup.crypto.quorum import Domain
 from splitup.errors import (
     ChainRejected,
     InvalidInput,
@@ -38,6 +41,7 @@ from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.events import (
     AnnouncePlan,
     Command,
+    ConfigurationSeen,
     ConfirmGroupKey,
     Event,
     Fault,
@@ -48,6 +52,7 @@ from splitup.protocol.events import (
     GossipReceived,
     Log,
     ManifestFetched,
+    MemberLost,
     Persist,
     PlanPushed,
     PostComplaint,
@@ -56,11 +61,18 @@ from splitup.protocol.events import (
     PushVerification,
     RttMeasured,
     SnapshotFetched,
+    SubmitEvidence,
     SubmitPlan,
     SubmitSettlement,
     SubmitSnapshot,
 )
-from splitup.protocol.messages import DrawPartial, PlanPartial, encode_gossip
+from splitup.protocol.membership import Membership
+from splitup.protocol.messages import (
+    DrawPartial,
+    Equivocation,
+    PlanPartial,
+    encode_gossip,
+)
 from splitup.protocol.shared import SIGNED, SNAPSHOT
 from splitup.protocol.verification import Economics
 from splitup.wire import PlanCertificate, Snapshot, VerificationResult
@@ -73,6 +85,7 @@ RESULT_TYP: Final = "splitup-verification-result"
 _GOSSIP_TIMEOUT_S: Final = 3.0
 _MAX_OUTSTANDING: Final = 256  # per peer: a hung one must not collect our memory
 _VOTE_PERIOD_S: Final = 5.0  # a vote, or the others', may have been lost
+_SECRET: Final = "secret"  # journal kind: what the secrets of our dealings are derived from
 _DEMAND_AGE_S: Final = 0.25  # the reply to a heartbeat may be this old
 
 log = logging.getLogger("splitup.oracle")
@@ -103,7 +116,6 @@ class Member:
     def __init__(
         self,
         identity: Identity,
-        view: CommitteeView,
         economics: Economics,
         chain: Chain,
         journal: Journal,
@@ -111,7 +123,6 @@ class Member:
         gateway: GatewayClient,
         *,
         data_dir: Path,
-        epoch_blocks: int,
         grace_s: int,
     ) -> None:
         self.account = identity.address
@@ -123,24 +134,25 @@ class Member:
         self._manifests = data_dir / "manifests"
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: dict[str, _Waiters] = {}
+        self._peers: dict[str, _Peer] = {}
         self.heard = asyncio.Event()  # a node beat that has no round-trip time yet
         self.behind = asyncio.Event()  # another member has seen a block that we have not
         self._demand: tuple[float, bytes] = (0.0, b"")
-        self._peers = {
-            member.account: _Peer(member.account, member.signing_key, member.endpoint)
-            for member in view.members
-            if member.account != self.account
-        }
-        self.machine = CommitteeMember(
-            identity,
-            view,
-            economics,
-            self.read_result,
-            epoch_blocks=epoch_blocks,
-            grace_s=grace_s,
-            signed={key: value["digest"] for key, value in journal.items(SIGNED)},
-            snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
-        )
+        secret = journal.put_once(_SECRET, "", {"secret": secrets.token_bytes(32).hex()})
+
+        def make_member(view: CommitteeView) -> CommitteeMember:
+            return CommitteeMember(
+                identity,
+                view,
+                economics,
+                self.read_result,
+                grace_s=grace_s,
+                signed={key: value["digest"] for key, value in journal.items(SIGNED)},
+                snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
+            )
+
+        domain = Domain(chain.deployment.chain_id, chain.deployment.committee.lower())
+        self.machine = Membership(identity, domain, bytes.fromhex(secret["secret"]), make_member)
 
     async def close(self) -> None:
         """Cancel what is under way; the machine says again what matters after a restart."""
@@ -152,7 +164,20 @@ class Member:
 
     def feed(self, event: Event) -> None:
         """Give the machine an event that is no peer's, and carry out what it wants."""
-        self.carry_out(self.machine.handle(event, time.monotonic()))
+        commands = self.machine.handle(event, time.monotonic())
+        if isinstance(event, ConfigurationSeen):
+            self._meet_peers()
+        self.carry_out(commands)
+
+    def _meet_peers(self) -> None:
+        """Take over whom we talk to from the configurations that we sit in."""
+        old = self._peers
+        self._peers = {}
+        for peer in self.machine.list_peers():
+            known = old.get(peer.account)
+            if known is None or known.endpoint != peer.endpoint:
+                known = _Peer(peer.account, peer.signing_key, peer.endpoint)
+            self._peers[peer.account] = known
 
     def feed_peer(self, event: Event) -> None:
         """Give the machine what a peer sent; log and raise when it is faulty."""
@@ -248,6 +273,7 @@ class Member:
                         "committee",
                         "submitSnapshot",
                         command.sequence,
+                        command.epoch,
                         command.root,
                         command.signatures,
                     )
@@ -276,6 +302,8 @@ class Member:
                         command.signatures,
                     )
                 )
+            case SubmitEvidence():
+                self._spawn(self._report(command.evidence))
             case PostDealing():
                 self._spawn(
                     self._submit("our dealing", "committee", "postDealing", command.dealing)
@@ -291,7 +319,7 @@ class Member:
                     )
                 )
             case ConfirmGroupKey():
-                self._spawn(self._confirm_group_key(command.public_key))
+                self._spawn(self._confirm_group_key(command.configuration, command.public_key))
             case FetchManifest():
                 self._spawn(self._fetch_manifest(command.model_id))
             case FetchSnapshot():
@@ -318,10 +346,11 @@ class Member:
     # ---- to peers ---------------------------------------------------------------------------
 
     def _gossip(self, command: Gossip) -> None:
-        body = encode_gossip(command.message)
-        for account in (command.to,) if command.to else tuple(self._peers):
-            peer = self._peers[account]
-            if peer.outstanding < _MAX_OUTSTANDING:
+        body = encode_gossip(command.message, command.configuration)
+        targets = [command.to] if command.to else self.machine.list_accounts(command.configuration)
+        for account in targets:
+            peer = self._peers.get(account)
+            if peer and peer.outstanding < _MAX_OUTSTANDING:
                 peer.outstanding += 1
                 self._spawn(self._send_gossip(peer, body))
 
@@ -338,6 +367,7 @@ class Member:
             if peer.is_up:
                 peer.is_up = False
                 log.warning("member %s is down: %s", peer.account, error)
+            self.feed(MemberLost(peer.account))
         except PeerFault as error:
             log.warning("member %s refused our %s: %s", peer.account, body["kind"], error)
         else:
@@ -398,13 +428,17 @@ class Member:
         else:
             log.info("%s is in block %s (%s gas)", what, receipt.block_number, receipt.gas_used)
 
-    async def _confirm_group_key(self, public_key: str) -> None:
+    async def _report(self, evidence: Equivocation) -> None:
+        """Say loudly that a member broke its one promise; the journal keeps the proof."""
+        log.error("member %s signed two different things: %s", evidence.first.member, evidence)
+
+    async def _confirm_group_key(self, configuration: int, public_key: str) -> None:
         """Vote for the group key until the chain holds one."""
-        raw = bytes.fromhex(public_key[2:])
+        raw = bls.encode_public_key_eip2537(public_key)
         what, key_hash = "our vote for the group key", "0x" + keccak(raw).hex()
         while True:
             try:
-                agreed = await self.chain.call("committee", "groupKey")
+                agreed = await self.chain.call("committee", "groupKeyOf", configuration)
             except Unavailable:
                 agreed = None
             if agreed:

@@ -98,10 +98,11 @@ class MemberServer:
 
     async def _gossip(self, request: web.Request) -> web.Response:
         claims = await read_signed(request, typ=GOSSIP_TYP, audience=self._member.account)
-        sender = self._member.machine.seat.view.member_with_key(claims.issuer)
+        sender = self._member.machine.find_member(claims.issuer)
         if sender is None:
             raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
-        self._member.feed_peer(GossipReceived(sender.account, parse_gossip(claims.body)))
+        message, configuration = parse_gossip(claims.body)
+        self._member.feed_peer(GossipReceived(sender.account, message, configuration))
         return web.json_response({})
 
     async def _completion(self, request: web.Request) -> web.Response:

@@ -8,7 +8,7 @@ Source: EIP-712 (typed structured data), EIP-2 (low s), Solidity's contract ABI.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +25,9 @@ _DOMAIN_TYPE: Final = keccak(
 )
 _NAME: Final = keccak(text="SplitUp")
 _VERSION: Final = keccak(text="1")
-_SNAPSHOT_TYPE: Final = keccak(text="Snapshot(uint64 configuration,uint64 sequence,bytes32 root)")
+_SNAPSHOT_TYPE: Final = keccak(
+    text="Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)"
+)
 _PLAN_TYPE: Final = keccak(
     text="Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint16 executorCount)"
 )
@@ -83,10 +85,10 @@ class Settlement:
 # ---- hashes ------------------------------------------------------------------------------------
 
 
-def snapshot_struct_hash(configuration: int, sequence: int, root: str) -> bytes:
-    """Return hashStruct of ``Snapshot``."""
-    types = ("bytes32", "uint64", "uint64", "bytes32")
-    return _hash_abi(types, (_SNAPSHOT_TYPE, configuration, sequence, _bytes32(root)))
+def snapshot_struct_hash(configuration: int, sequence: int, epoch: int, root: str) -> bytes:
+    """Return hashStruct of ``Snapshot``. One member signs one root per slot: the first three."""
+    types = ("bytes32", "uint64", "uint64", "uint64", "bytes32")
+    return _hash_abi(types, (_SNAPSHOT_TYPE, configuration, sequence, epoch, _bytes32(root)))
 
 
 def plan_struct_hash(execution_id: str, plan_root: str, seed: str, executor_count: int) -> bytes:
@@ -165,7 +167,11 @@ def compute_quorum_size(member_count: int) -> int:
 
 
 def check_quorum(
-    domain: Domain, struct_hash: bytes, signatures: bytes, members: Collection[str]
+    domain: Domain,
+    struct_hash: bytes,
+    signatures: bytes,
+    members: Collection[str],
+    recover: Callable[[Domain, bytes, bytes], str] = recover_signer,
 ) -> tuple[str, ...]:
     """Return the signers of a packed certificate, by the contract's own rules; raise BadSignature.
 
@@ -180,7 +186,7 @@ def check_quorum(
         )
     signers: list[str] = []
     for start in range(0, len(signatures), SIGNATURE_BYTES):
-        signer = recover_signer(domain, struct_hash, signatures[start : start + SIGNATURE_BYTES])
+        signer = recover(domain, struct_hash, signatures[start : start + SIGNATURE_BYTES])
         if signer not in members:
             raise BadSignature(f"{signer} signed, but is no member of the committee", peer=signer)
         if signers and signer <= signers[-1]:

@@ -13,6 +13,8 @@ from typing import Any
 from splitup.crypto.dkg import GroupKey
 from splitup.crypto.quorum import Settlement
 from splitup.graph.manifest import Manifest
+from splitup.protocol.certificates import CommitteeMember
+from splitup.protocol.messages import Equivocation
 from splitup.wire import (
     Completion,
     Heartbeat,
@@ -52,6 +54,7 @@ class NodesSeen:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotAccepted:
+    configuration: int
     sequence: int
     root: str
 
@@ -59,6 +62,7 @@ class SnapshotAccepted:
 @dataclass(frozen=True, slots=True)
 class RequestSeen:
     request: Request
+    configuration: int = 0  # that was current where the chain holds it; 0: the one that is now
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,29 @@ class ExecutionEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Undone:
+    """A reorganisation dropped the block of this event. Undone events come latest first."""
+
+    event: RequestSeen | PlanAccepted | CompletionCommitted | SnapshotAccepted | ExecutionEnded
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationSeen:
+    """The chain announced members (``is_handover``: they take over the key), or changed to them."""
+
+    configuration: int
+    members: tuple[CommitteeMember, ...]
+    is_handover: bool
+    is_current: bool
+    block_number: int
+
+
+@dataclass(frozen=True, slots=True)
 class DealingPosted:
     dealer: str
     dealing: bytes
     block_number: int
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +118,14 @@ class ComplaintPosted:
     dealer: str
     complainer: str
     evidence: bytes
+    block_number: int
+    configuration: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRead:
+    """Every configuration, dealing and complaint up to this block has been told."""
+
     block_number: int
 
 
@@ -105,6 +136,7 @@ class ComplaintPosted:
 class GossipReceived:
     sender: str  # the member's account
     message: Message
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +196,13 @@ class PlanPushed:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberLost:
+    """A member's process accepts no connection."""
+
+    account: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     pass
 
@@ -176,6 +215,11 @@ Event = (
     | PlanAccepted
     | CompletionCommitted
     | ExecutionEnded
+    | Undone
+    | ConfigurationSeen
+    | DealingPosted
+    | ComplaintPosted
+    | BoardRead
     | GossipReceived
     | HeartbeatReceived
     | CompletionReceived
@@ -185,6 +229,7 @@ Event = (
     | ManifestFetched
     | SnapshotFetched
     | PlanPushed
+    | MemberLost
     | Tick
 )
 
@@ -194,10 +239,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Send to one member, or (``to`` None) to all others."""
+    """Send to one member, or (``to`` None) to all others of the configuration."""
 
     to: str | None
     message: Message
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +264,7 @@ class Forget:
 @dataclass(frozen=True, slots=True)
 class SubmitSnapshot:
     sequence: int
+    epoch: int
     root: str
     signatures: bytes
 
@@ -239,6 +286,13 @@ class SubmitSettlement:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmitEvidence:
+    """Bring a member's two signatures to the chain."""
+
+    evidence: Equivocation
+
+
+@dataclass(frozen=True, slots=True)
 class PostDealing:
     dealing: bytes
 
@@ -252,6 +306,7 @@ class PostComplaint:
 @dataclass(frozen=True, slots=True)
 class ConfirmGroupKey:
     public_key: str
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +362,7 @@ Command = (
     | SubmitSnapshot
     | SubmitPlan
     | SubmitSettlement
+    | SubmitEvidence
     | PostDealing
     | PostComplaint
     | ConfirmGroupKey

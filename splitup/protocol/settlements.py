@@ -43,7 +43,7 @@ from splitup.protocol.messages import (
     SettlementSignature,
 )
 from splitup.protocol.selection import rank_validators
-from splitup.protocol.shared import Beacon, Ledger, Library, Seat, compute_member_order
+from splitup.protocol.shared import Beacon, Ledger, Library, Seat
 from splitup.protocol.verification import (
     Economics,
     Verdict,
@@ -115,6 +115,23 @@ class Settlements:
             return []
         case.commitments[event.node] = event
         return self._advance(case, now)
+
+    def process_undone_request(self, execution_id: str) -> None:
+        """Drop an execution whose block is gone."""
+        self._cases.pop(execution_id, None)
+
+    def process_undone_commitment(self, event: CompletionCommitted) -> None:
+        """Take back a commitment whose block is gone, and a draw that rested on it."""
+        case = self._cases.get(event.execution_id)
+        if case is None or case.commitments.get(event.node) != event:
+            return
+        del case.commitments[event.node]
+        case.completions.pop(event.node, None)
+        case.draw = case.beacon = case.checks = case.proposed = None
+        case.partial = ""
+        case.verdicts.clear()
+        case.proposals.clear()
+        case.propose_at = math.inf
 
     def process_end(self, execution_id: str) -> list[Command]:
         """Forget an execution that is settled, refunded or expired, and what we signed for it."""
@@ -214,7 +231,7 @@ class Settlements:
         basis = case.get_basis()
         if basis is None or (draw.block_hash, draw.commitments) != basis:
             return []
-        check_draw(draw, self._seat.view)
+        check_draw(draw, self._seat.view, self._seat.scheme)
         self._set_draw(case, draw, now)
         return []
 
@@ -341,7 +358,7 @@ class Settlements:
             case.resend_at = now + limits.GOSSIP_RETRY_S
             message = DrawPartial(execution_id=execution_id, partial=case.partial)
             commands.append(Gossip(None, message))
-        for index in case.beacon.combine(self._seat.group):
+        for index in case.beacon.combine(self._seat.group, self._seat.scheme):
             liar = self._seat.accounts()[index]
             commands.append(Fault(liar, f"sent a false share of the draw of {execution_id}"))
         if case.beacon.seed:
@@ -358,8 +375,7 @@ class Settlements:
     def _set_draw(self, case: Case, draw: Draw, now: float) -> None:
         case.draw = draw
         case.resend_at = now + limits.GOSSIP_RETRY_S / 2
-        order = compute_member_order(draw.seed, self._seat.accounts())
-        case.place = order.index(self._seat.account)
+        case.place = self._seat.get_place(draw.seed, now)
 
     def _verify(
         self,

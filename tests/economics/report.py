@@ -81,7 +81,7 @@ def make_gain_table(results: Results) -> str:
             row += [str(result.gain), expected, _compare(result.gain)]
         rows.append(row)
     head = ["cheat", "per", "gain at S = 100 C", "theory", "pays?"]
-    return _table([*head, "gain at S = 10 C", "theory", "pays?"], rows)
+    return make_table([*head, "gain at S = 10 C", "theory", "pays?"], rows)
 
 
 def make_condition_table(games: Games) -> str:
@@ -102,7 +102,7 @@ def make_condition_table(games: Games) -> str:
         row.append(f"{simulated.mean:.1f} ± {simulated.half_width:.1f}" if simulated else "")
         rows.append(row)
     head = ["case", "p needed at S = 10 C", "p needed at S = 100 C", "S needed at p = 8 %"]
-    return _table([*head, "exact for this market", "simulated"], rows)
+    return make_table([*head, "exact for this market", "simulated"], rows)
 
 
 def make_user_table(results: Results, draws: Draws) -> str:
@@ -121,7 +121,7 @@ def make_user_table(results: Results, draws: Draws) -> str:
     head = ["cheat", "executions with a wrong task", "of them found out"]
     for slash in (100, 10):
         head += [f"back when found, S = {slash} C", f"mean net cost, S = {slash} C"]
-    return _table(head, rows)
+    return make_table(head, rows)
 
 
 def compute_user_cost(result: Result, draws: Draws) -> tuple[Floats, Floats]:
@@ -137,7 +137,7 @@ def make_honest_table(results: Results, draws: Draws) -> str:
         result = results[name, 100]
         row = [result.scenario.title, str(result.honest_profit)]
         rows.append([*row, *_count_per_1000(result, draws)])
-    return _table(["market", *HONEST_HEAD], rows)
+    return make_table(["market", *HONEST_HEAD], rows)
 
 
 def make_committee_table(results: Results, draws: Draws) -> str:
@@ -153,7 +153,7 @@ def make_committee_table(results: Results, draws: Draws) -> str:
         ]
         rows.append([*row, *_count_per_1000(result, draws)])
     head = ["market", "cheats' gain at S = 100 C", "cheats' gain at S = 10 C"]
-    return _table([*head, *HONEST_HEAD], rows)
+    return make_table([*head, *HONEST_HEAD], rows)
 
 
 def _count_per_1000(result: Result, draws: Draws) -> list[str]:
@@ -177,7 +177,9 @@ def make_holder_table() -> str:
             slash = expect_ring(holders, ring).break_even_slash(DEFAULT)
             row.append("" if ring > holders else "never" if slash == float("inf") else _say(slash))
         rows.append(row)
-    return _table(["nodes that hold the task", *(f"{ring} in the ring" for ring in rings)], rows)
+    return make_table(
+        ["nodes that hold the task", *(f"{ring} in the ring" for ring in rings)], rows
+    )
 
 
 def make_cost_table(results: Results, draws: Draws) -> str:
@@ -187,7 +189,7 @@ def make_cost_table(results: Results, draws: Draws) -> str:
         cost = estimate_verification_cost(result, draws)
         row = [result.scenario.title, f"{100 * cost.mean:.2f} % ± {100 * cost.half_width:.2f}"]
         rows.append([*row, f"{result.verdicts.heard.sum() / len(draws.sampled):.3f}"])
-    return _table(["market", "judgements per task", "judges asked per sampled task"], rows)
+    return make_table(["market", "judgements per task", "judges asked per sampled task"], rows)
 
 
 def estimate_verification_cost(result: Result, draws: Draws) -> Estimate:
@@ -207,7 +209,7 @@ def _say(slash: float) -> str:
     return f"{slash:.1f}" if slash < DEFAULT.slash_milli / 1000 else f"**{slash:.0f}**"
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def make_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(head)
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -12,14 +12,8 @@ import pytest
 from splitup.chain.deployment import MarketParameters
 from splitup.graph.manifest import Manifest
 from splitup.protocol.checks import Answer, Check
-from splitup.protocol.selection import (
-    VALIDATOR,
-    compute_clock,
-    compute_plan,
-    compute_weight,
-    rank,
-    rank_validators,
-)
+from splitup.protocol.clocks import VALIDATOR, compute_clock, compute_weight
+from splitup.protocol.selection import compute_plan, rank_validators
 from splitup.protocol.verification import (
     Economics,
     Outcome,
@@ -28,8 +22,16 @@ from splitup.protocol.verification import (
     compute_settlement,
     is_sampled,
 )
+from splitup.roots import compute_reference
 from splitup.wire import Completion, Plan, TaskCommitment, VerificationResult
-from tests.builders import address, make_chain_manifest, make_request, make_snapshot
+from tests.builders import (
+    NO_TERMS,
+    address,
+    make_chain_manifest,
+    make_request,
+    make_snapshot,
+    rank_all,
+)
 from tests.economics.market_simulation import (
     COST_MICRO_USDC,
     NOBODY,
@@ -74,7 +76,6 @@ from tests.economics.scenarios import (
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 CLIENT = address(1_000_000)  # no node
-ETA_MS = 11  # of every node that ``make_snapshot`` makes
 CERTAIN = 3.29 / 1.96  # half-widths of 95 % that make a two-sided interval of 99.9 %
 each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
 
@@ -111,13 +112,14 @@ def test_judges_are_those_that_the_protocol_ranks_first(nodes: int) -> None:
         tasks,
         stakes={n: 1_000_000_000 * (1 + n % 3) for n in range(1, nodes + 1)},
     )
+    reference = compute_reference(snapshot.entries)
     executors, clocks, expected = [], [], []
     for number in range(15):
         plan = compute_plan(make_request(1), f"0x{number:064x}", snapshot, manifest)
         executors.append([int(executor, 16) - 1 for executor in plan.executors()])
         seed = f"0x{1000 + number:064x}"
         for task in range(tasks):
-            weighed = [(e.node, compute_weight(e, ETA_MS)) for e in snapshot.entries]
+            weighed = [(e.node, compute_weight(e, NO_TERMS, reference)) for e in snapshot.entries]
             clocks.append([compute_clock(seed, task, VALIDATOR, *each) / 2**64 for each in weighed])
             ranked = rank_validators(seed, task, plan, snapshot, manifest)
             expected.append([int(node, 16) - 1 for node in ranked])
@@ -131,13 +133,12 @@ def test_nodes_are_drawn_as_often_as_the_protocol_draws_them() -> None:
     snapshot = make_snapshot(
         nodes, 1, stakes={n: 1_000_000_000 * (1 + n % 4) for n in range(1, nodes + 1)}
     )
+    reference = compute_reference(snapshot.entries)
     weights = np.array(
-        [compute_weight(entry, ETA_MS) for entry in snapshot.entries], dtype=np.float64
+        [compute_weight(entry, NO_TERMS, reference) for entry in snapshot.entries], dtype=np.float64
     )
     market = draw_market(1, nodes, 5_000, 1, 10_000, weights=weights)
-    first = Counter(
-        rank(f"0x{seed:064x}", 0, VALIDATOR, snapshot.entries)[0] for seed in range(3_000)
-    )
+    first = Counter(rank_all(f"0x{seed:064x}", 0, VALIDATOR, snapshot)[0] for seed in range(3_000))
     for node, share in enumerate(weights / weights.sum()):
         deviation = 4 * (share * (1 - share)) ** 0.5
         assert abs(first[address(node + 1)] / 3_000 - share) < deviation / 3_000**0.5

@@ -199,12 +199,20 @@ class Network:
     directory: Path
     rpc_url: str
     deployment: Deployment
+    owner: Chain
     client: Chain
     http: SignedClient
     nodes: list[Node]
-    endpoints: list[str]
+    rows: list[tuple[str, str, str]]  # account, signing key, endpoint of every member process
     processes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
     nonce: int = 0
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [endpoint for _, _, endpoint in self.rows]
+
+    def signal_member(self, place: int, number: int) -> None:
+        self.processes[place].send_signal(number)
 
     async def start_member(self, place: int) -> None:
         log = (self.directory / f"member{place}.log").open("ab")
@@ -298,13 +306,16 @@ class Network:
 async def run_network(
     directory: Path, *, nodes: int = 4, sampling_bps: int = 800
 ) -> AsyncIterator[Network]:
-    """Start chain, contracts, nodes, a gateway for the manifest, and four member processes."""
-    ports = find_free_ports(5)
+    """Start chain, contracts, nodes, a gateway for the manifest, and four member processes.
+
+    A fifth account is ready to become a member; its process is not started.
+    """
+    ports = find_free_ports(6)
     async with contextlib.AsyncExitStack() as stack:
         anvil = await stack.enter_async_context(
-            start_anvil(ports[4], mnemonic=MNEMONIC, accounts=20, block_time_s=1, mixed_mining=True)
+            start_anvil(ports[5], mnemonic=MNEMONIC, accounts=20, block_time_s=1, mixed_mining=True)
         )
-        keys = [derive_key(MNEMONIC, index) for index in range(6 + nodes)]
+        keys = [derive_key(MNEMONIC, index) for index in range(7 + nodes)]
         deployment = await deploy(
             anvil.url, keys[0], parameters=MarketParameters(sampling_bps=sampling_bps)
         )
@@ -318,29 +329,31 @@ async def run_network(
         members = sorted(
             (Identity.from_private_key(key) for key in keys[1:5]), key=lambda m: m.address
         )
-        endpoints = [f"http://127.0.0.1:{port}" for port in ports[:4]]
+        members.append(Identity.from_private_key(keys[6]))
+        endpoints = [f"http://127.0.0.1:{port}" for port in ports[:5]]
         rows = [(m.address, m.signing_key_hex, e) for m, e in zip(members, endpoints, strict=True)]
-        await owner.send("committee", "setMembers", rows)
+        await owner.send("committee", "setMembers", rows[:4])
         await _register_model(owner)
         await owner.send("usdc", "mint", client.address, 50_000_000)
         await client.send("usdc", "approve", deployment.market, 50_000_000)
         await client.send("market", "deposit", 50_000_000)
         players = [
-            await _start_node(stack, await connect(key), key, owner, endpoints) for key in keys[6:]
+            await _start_node(stack, await connect(key), key, owner, endpoints) for key in keys[7:]
         ]
         gateway = await _start_gateway()
         stack.push_async_callback(gateway.close)
         http = await stack.enter_async_context(SignedClient())
-        network = Network(directory, anvil.url, deployment, client, http, players, endpoints)
-        for place, (member, port) in enumerate(zip(members, ports[:4], strict=True)):
+        network = Network(directory, anvil.url, deployment, owner, client, http, players, rows)
+        for place, (member, port) in enumerate(zip(members, ports[:5], strict=True)):
             _write_config(network, place, member, port, gateway.url)
+        for place in range(4):
             await network.start_member(place)
         try:
             yield network
         finally:
             for place in list(network.processes):
                 with contextlib.suppress(ProcessLookupError):
-                    await network.stop_member(place, signal.SIGKILL)
+                    await network.stop_member(place, signal.SIGKILL)  # also a stopped process
 
 
 async def _register_model(owner: Chain) -> None:

@@ -140,7 +140,7 @@ async def test_a_missing_keystore_is_one_sentence_and_exit_code_1(tmp_path: Path
         ({"listen_port": "70000"}, "listen_port"),
         ({"gateway_url": None}, "gateway_url"),
         ({"more": "1"}, "more"),
-        ({"epoch_blocks": "0"}, "epoch_blocks"),
+        ({"confirmations": "65"}, "confirmations"),
         ({"rpc_url": '"ftp://x"'}, "rpc_url"),
     ],
 )

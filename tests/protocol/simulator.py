@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -30,6 +30,7 @@ from splitup.protocol.certificates import (
 )
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
+from splitup.protocol.messages import Equivocation
 from splitup.protocol.verification import Economics
 from splitup.wire import (
     Completion,
@@ -59,17 +60,21 @@ def make_identity(number: int) -> Identity:
 @cache
 def make_committee(size: int = 4) -> tuple[tuple[Identity, ...], CommitteeView]:
     members = sorted((make_identity(1000 + i) for i in range(size)), key=lambda m: m.address)
-    view = CommitteeView(
-        configuration=1,
+    return tuple(members), make_view(members)
+
+
+def make_view(identities: Sequence[Identity], configuration: int = 1) -> CommitteeView:
+    members = sorted(identities, key=lambda m: m.address)
+    return CommitteeView(
+        configuration=configuration,
         members=tuple(
             Seat(m.address, m.signing_key_hex, f"http://127.0.0.1:{7000 + i}")
             for i, m in enumerate(members)
         ),
-        quorum=quorum.compute_quorum_size(size),
+        quorum=quorum.compute_quorum_size(len(members)),
         group_key="",
         domain=quorum.Domain(CHAIN_ID, COMMITTEE),
     )
-    return tuple(members), view
 
 
 @cache
@@ -85,7 +90,7 @@ def make_keys(size: int = 4) -> tuple[dkg.GroupKey, tuple[bytes, ...]]:
             dealer: dkg.open_and_verify_share(ceremony, dealing, place, identity)
             for dealer, dealing in dealings.items()
         }
-        shares.append(dkg.compute_secret_share(group, place, opened))
+        shares.append(dkg.compute_secret_share(ceremony, group, place, opened))
     return group, tuple(shares)
 
 
@@ -141,12 +146,10 @@ class Simulation:
         tasks: int = 3,
         network: Network | None = None,
         economics: Economics | None = None,
-        epoch_blocks: int = 2,
     ) -> None:
         self.random = random.Random(seed)
         self.now = 100.0
         self.network = network or Network()
-        self.epoch_blocks = epoch_blocks
         self.economics = economics or Economics(800, 1200, 100_000)
         self.chain = Chain()
         self.block = 10
@@ -161,6 +164,7 @@ class Simulation:
         self.down: set[str] = set()
         self.faults: list[ev.Fault] = []
         self.logs: list[str] = []
+        self.evidence: list[Equivocation] = []
         self.certificates: dict[str, dict[str, PlanCertificate]] = {}
         self.pushes: Counter[str] = Counter()
         self.orders: list[VerificationOrder] = []
@@ -214,7 +218,6 @@ class Simulation:
             self.view,
             self.economics,
             read_result,
-            epoch_blocks=self.epoch_blocks,
             grace_s=GRACE_S,
             signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
             snapshots=[
@@ -224,7 +227,7 @@ class Simulation:
         self.members[identity.address] = member
         self.down.discard(identity.address)
         feed = partial(self.feed, identity.address)
-        feed(ev.SnapshotAccepted(self.chain.sequence, self.chain.root))
+        feed(ev.SnapshotAccepted(1, self.chain.sequence, self.chain.root))
         feed(ev.NodesSeen(tuple(self._records())))
         feed(ev.BlockSeen(self.block, self._timestamp()))
         feed(ev.ManifestFetched(self.manifest))
@@ -281,6 +284,8 @@ class Simulation:
                 self.faults.append(command)
             case ev.Log():
                 self.logs.append(command.message)
+            case ev.SubmitEvidence():
+                self.evidence.append(command.evidence)
             case ev.FetchManifest():
                 raise AssertionError("every member has the manifest")
 
@@ -327,14 +332,16 @@ class Simulation:
         domain = self.view.domain
         match command:
             case ev.SubmitSnapshot():
-                struct = quorum.snapshot_struct_hash(1, command.sequence, command.root)
+                struct = quorum.snapshot_struct_hash(
+                    1, command.sequence, command.epoch, command.root
+                )
                 quorum.check_quorum(domain, struct, command.signatures, accounts)
                 if command.sequence != self.chain.sequence + 1:
                     self.chain.rejected["SequenceInvalid"] += 1
                     return
                 self.chain.sequence, self.chain.root = command.sequence, command.root
                 self.chain.snapshots.append(command.root)
-                self.emit(ev.SnapshotAccepted(command.sequence, command.root))
+                self.emit(ev.SnapshotAccepted(1, command.sequence, command.root))
             case ev.SubmitPlan():
                 struct = quorum.plan_struct_hash(
                     command.execution_id, command.plan_root, command.seed, command.executor_count

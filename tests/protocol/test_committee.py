@@ -13,7 +13,7 @@ from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.messages import (
     DrawPartial,
     PlanPartial,
-    PlanSignature,
+    PlanVote,
     SettlementProposal,
     SnapshotProposal,
 )
@@ -106,10 +106,10 @@ def test_f03_f09_a_member_restarted_in_the_middle_signs_the_same_again() -> None
     simulation.down.add(simulation.identities[3].address)  # so that every signature is needed
     execution_id = simulation.request()
     account = simulation.identities[2].address
-    said: list[PlanSignature] = []
+    said: list[PlanVote] = []
 
     def record(message: Message) -> Message:
-        if isinstance(message, PlanSignature) and message.execution_id == execution_id:
+        if isinstance(message, PlanVote) and message.execution_id == execution_id:
             said.append(message)
             if len(said) == 1:
                 simulation.network.loss = 1.0  # killed right after signing: nobody heard it
@@ -151,7 +151,7 @@ def test_f09_duplicate_reordered_and_late_messages(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_f10_a_third_of_the_messages_lost_and_two_seconds_of_delay(seed: int) -> None:
     network = Network(loss=0.3, repeat=0.1, delay_ms=(1, 2000))
-    simulation = Simulation(seed, network=network, economics=VERIFY_ALL, epoch_blocks=10)
+    simulation = Simulation(seed, network=network, economics=VERIFY_ALL)
     assert simulation.run(600, lambda: simulation.chain.sequence >= 1)
     execution_id = simulation.request()
     settle(simulation, execution_id, within_s=150)
@@ -181,7 +181,7 @@ def test_a20_a_member_that_signs_other_plans_makes_no_certificate() -> None:
     liar = simulation.identities[3].address
 
     def lie(message: Message) -> Message:
-        if isinstance(message, PlanSignature):
+        if isinstance(message, PlanVote):
             return message.model_copy(update={"root": "0x" + "66" * 32})
         return message
 
@@ -235,7 +235,7 @@ def test_a_validator_that_accuses_falsely_is_slashed_instead() -> None:
     simulation = start(economics=VERIFY_ALL, nodes=6, tasks=2)
     accuser = simulation.nodes[0]
     accuser.false_accuser = True
-    ids = [simulation.request(n) for n in range(1, 9)]
+    ids = [simulation.request(n) for n in range(1, 17)]
     settle(simulation, *ids)
     asked = {order.draw.execution_id for order in simulation.orders}
     assert asked == set(ids)
@@ -348,7 +348,7 @@ def test_a_proposal_with_false_evidence_is_attributed() -> None:
         return message
 
     simulation.tamper[liar] = lie
-    ids = [simulation.request(n) for n in range(1, 9)]
+    ids = [simulation.request(n) for n in range(1, 17)]
     settle(simulation, *ids)
     assert {fault.peer for fault in simulation.faults} <= {liar}
     assert any("false evidence" in fault.message for fault in simulation.faults)
@@ -430,6 +430,4 @@ def test_only_members_can_be_members() -> None:
     _, view = make_committee()
     make_keys()
     with pytest.raises(InvalidInput, match="use a member's keystore"):
-        CommitteeMember(
-            make_identity(5), view, VERIFY_ALL, read_result, epoch_blocks=2, grace_s=GRACE_S
-        )
+        CommitteeMember(make_identity(5), view, VERIFY_ALL, read_result, grace_s=GRACE_S)
