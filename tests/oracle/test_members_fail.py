@@ -43,9 +43,7 @@ async def run_execution(network: Network) -> None:
 
 async def has_plan(network: Network, execution_id: str) -> bool:
     events = await network.client.fetch_events("market")
-    return any(
-        e.name == "PlanAccepted" and e.args["executionId"] == execution_id for e in events
-    )
+    return any(e.name == "PlanAccepted" and e.args["executionId"] == execution_id for e in events)
 
 
 async def test_f06_f07_members_killed_and_stopped_at_any_moment(network: Network) -> None:
