@@ -73,7 +73,7 @@ contract NodeRegistryTest is Base {
         require(!nodes.isActive(node[0]));
         uint64 free = uint64(block.timestamp) + UNBONDING;
         assertEq(nodes.nodeOf(node[0]).unbondingAt, free);
-        nodes.setUnbondingPeriod(1); // for later requests only
+        nodes.setUnbondingPeriod(2 days); // for later requests only
         vm.warp(free - 1);
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.StillUnbonding.selector, node[0], free));
         vm.prank(node[0]);
@@ -187,7 +187,7 @@ contract NodeRegistryTest is Base {
 
     function testFuzz_stakes_add_up(uint32 vramGb, uint128 slash) public {
         vramGb = vramGb == 0 ? 1 : vramGb;
-        uint128 stake = nodes.minStake(vramGb);
+        uint96 stake = nodes.minStake(vramGb);
         usdc.mint(client, stake);
         vm.prank(client);
         usdc.approve(address(nodes), stake);
