@@ -54,6 +54,7 @@ contract Market is IMarket, Ownable2Step, EIP712 {
     bytes32 internal constant REQUEST_TYPEHASH = keccak256(
         "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot)"
     );
+    bytes32 internal constant SEED_TAG = keccak256("splitup/plan-seed/v1");
     bytes32 internal constant PLAN_TYPEHASH =
         keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)");
     bytes32 internal constant COMMITMENTS_TYPEHASH =
@@ -189,7 +190,7 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         require(block.timestamp < execution.deadline, DeadlinePassed(executionId, execution.deadline));
         bytes32 requestHash = _hashRequest(request);
         require(execution.record == requestHash, RecordMismatch(executionId));
-        _acceptPlan(executionId, execution, requestHash, terms, signatures);
+        _acceptPlan(executionId, execution.configuration, request, requestHash, terms, signatures);
     }
 
     /// @inheritdoc IMarket
@@ -199,9 +200,8 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         Terms calldata terms,
         bytes calldata signatures
     ) external returns (bytes32 executionId) {
-        (uint64 sequence, bytes32 root) = committee.latestSnapshot();
         require(
-            request.snapshotSequence == sequence && request.snapshotRoot == root,
+            request.snapshotRoot != 0 && request.snapshotRoot == committee.snapshotRootOf(request.snapshotSequence),
             SnapshotUnknown(request.snapshotSequence, request.snapshotRoot)
         );
         bytes32 requestHash = _hashRequest(request);
@@ -211,7 +211,7 @@ contract Market is IMarket, Ownable2Step, EIP712 {
             failure == ECDSA.RecoverError.NoError && signer == request.client, ClientSignatureInvalid(request.client)
         );
         executionId = _open(request);
-        _acceptPlan(executionId, _executions[executionId], requestHash, terms, signatures);
+        _acceptPlan(executionId, committee.configuration(), request, requestHash, terms, signatures);
     }
 
     /// @inheritdoc IMarket
@@ -221,7 +221,9 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         require(!execution.certified, CommitmentExists(executionId, address(0)));
         require(root != 0, RootMissing(executionId));
         require(count > 0 && count <= execution.executorCount, TooMany(count, execution.executorCount));
-        committee.requireQuorum(keccak256(abi.encode(COMMITMENTS_TYPEHASH, executionId, root, count)), signatures);
+        committee.requireQuorumOf(
+            execution.configuration, keccak256(abi.encode(COMMITMENTS_TYPEHASH, executionId, root, count)), signatures
+        );
 
         execution.certified = true;
         execution.committed += count;
@@ -263,8 +265,10 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         require(s.rewards.length <= MAX_SLASHES, TooMany(s.rewards.length, MAX_SLASHES));
         require(s.slashes.length <= MAX_SLASHES, TooMany(s.slashes.length, MAX_SLASHES));
         require(s.steps <= execution.steps, StepsInvalid(s.steps, execution.steps));
-        committee.requireQuorum(
-            keccak256(abi.encode(SETTLEMENT_TYPEHASH, executionId, keccak256(abi.encode(s)))), signatures
+        committee.requireQuorumOf(
+            execution.configuration,
+            keccak256(abi.encode(SETTLEMENT_TYPEHASH, executionId, keccak256(abi.encode(s)))),
+            signatures
         );
 
         execution.status = Status.Settled; // before any call to the registry or the token
@@ -608,7 +612,8 @@ contract Market is IMarket, Ownable2Step, EIP712 {
 
     function _acceptPlan(
         bytes32 executionId,
-        Execution storage execution,
+        uint64 configuration,
+        Request calldata request,
         bytes32 requestHash,
         Terms calldata terms,
         bytes calldata signatures
@@ -617,16 +622,32 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         require(count <= MAX_EXECUTORS, TooMany(count, MAX_EXECUTORS));
         require(count > 0, ExecutorsMissing(executionId));
         require(terms.planRoot != 0, RootMissing(executionId));
+        bytes32 seed = keccak256(terms.seedSignature);
         bytes32 exposures = hashWords(terms.exposures);
-        committee.requireQuorum(
-            keccak256(abi.encode(PLAN_TYPEHASH, executionId, terms.planRoot, terms.seed, exposures)), signatures
+        committee.requireQuorumOf(
+            configuration,
+            keccak256(abi.encode(PLAN_TYPEHASH, executionId, terms.planRoot, seed, exposures)),
+            signatures
         );
+        _verifySeed(executionId, configuration, request, terms.seedSignature); // the dearest check is the last
 
+        Execution storage execution = _executions[executionId];
         execution.status = Status.Planned;
         execution.executorCount = uint32(count);
-        execution.record = _planRecord(requestHash, terms.planRoot, terms.seed, exposures);
-        emit PlanAccepted(executionId, terms.planRoot, terms.seed, terms.exposures);
+        execution.record = _planRecord(requestHash, terms.planRoot, seed, exposures);
+        emit PlanAccepted(executionId, terms.planRoot, seed, terms.exposures);
         nodes.lock(terms.exposures);
+    }
+
+    function _verifySeed(bytes32 executionId, uint64 configuration, Request calldata request, bytes calldata signature)
+        internal
+        view
+    {
+        committee.verifyRandomnessOf(
+            configuration,
+            abi.encode(SEED_TAG, executionId, request.modelId, request.snapshotSequence, request.snapshotRoot),
+            signature
+        );
     }
 
     // ------------------------------------------------------------------ internal: parameters

@@ -12,13 +12,16 @@ import {
     Due, Parameters, Payment, Request, Settlement, Slash, Status, Terms
 } from "../src/interfaces/IMarket.sol";
 import {Task} from "../src/interfaces/IModelRegistry.sol";
+import {Bls} from "../src/libraries/Bls.sol";
 
 /// @dev The few cheat codes of forge that the tests use.
 interface Vm {
     function addr(uint256 key) external pure returns (address);
     function expectRevert(bytes calldata data) external;
     function expectRevert() external;
+    function parseJson(string calldata json, string calldata key) external pure returns (bytes memory);
     function prank(address sender) external;
+    function readFile(string calldata path) external view returns (string memory);
     function snapshotGasLastCall(string calldata group, string calldata name) external returns (uint256);
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
     function snapshotValue(string calldata group, string calldata name, uint256 value) external;
@@ -33,7 +36,6 @@ abstract contract Base {
     uint96 internal constant PRICE = 3e6;
     uint64 internal constant UNBONDING = 7 days;
     bytes32 internal constant MODEL = keccak256("model");
-    bytes32 internal constant SEED = keccak256("seed");
 
     TestUSDC internal usdc;
     Committee internal committee;
@@ -55,6 +57,7 @@ abstract contract Base {
         market =
             new Market(address(this), IERC20(address(usdc)), committee, nodes, models, defaultParameters());
         nodes.setMarket(address(market));
+        memberKeys = [uint256(0xA1), 0xA2, 0xA3, 0xA4];
         sortMemberKeys();
         committee.setMembers(makeMembers());
         for (uint256 i; i < node.length; ++i) {
@@ -83,8 +86,7 @@ abstract contract Base {
         });
     }
 
-    function sortMemberKeys() private {
-        memberKeys = [uint256(0xA1), 0xA2, 0xA3, 0xA4];
+    function sortMemberKeys() internal {
         for (uint256 i = 1; i < 4; ++i) {
             for (uint256 j = i; j > 0 && vm.addr(memberKeys[j - 1]) > vm.addr(memberKeys[j]); --j) {
                 (memberKeys[j - 1], memberKeys[j]) = (memberKeys[j], memberKeys[j - 1]);
@@ -157,14 +159,22 @@ abstract contract Base {
     }
 
     function snapshotHash(uint64 configuration, uint64 sequence, bytes32 root) internal pure returns (bytes32) {
-        bytes32 kind = keccak256("Snapshot(uint64 configuration,uint64 sequence,bytes32 root)");
-        return keccak256(abi.encode(kind, configuration, sequence, root));
+        return snapshotHash(configuration, sequence, 1, root);
+    }
+
+    function snapshotHash(uint64 configuration, uint64 sequence, uint64 epoch, bytes32 root)
+        internal
+        pure
+        returns (bytes32)
+    {
+        bytes32 kind = keccak256("Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)");
+        return keccak256(abi.encode(kind, configuration, sequence, epoch, root));
     }
 
     function planHash(bytes32 id, Terms memory terms) internal pure returns (bytes32) {
         bytes32 kind = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)");
         bytes32 exposures = keccak256(abi.encodePacked(terms.exposures));
-        return keccak256(abi.encode(kind, id, terms.planRoot, terms.seed, exposures));
+        return keccak256(abi.encode(kind, id, terms.planRoot, keccak256(terms.seedSignature), exposures));
     }
 
     function commitmentsHash(bytes32 id, bytes32 root, uint32 count) internal pure returns (bytes32) {
@@ -191,6 +201,41 @@ abstract contract Base {
         bytes32 digest = keccak256(abi.encodePacked("\x19\x01", domain, market.requestHashOf(r)));
         (uint8 v, bytes32 rr, bytes32 ss) = vm.sign(key, digest);
         return abi.encodePacked(rr, ss, v);
+    }
+
+    // --------------------------------------------------------------------------- randomness
+
+    /// @dev The members' secret, whole: sharing it is tested where it is done, off chain.
+    uint256 internal constant GROUP_SECRET = 0x5317;
+
+    function blsKey(uint256 secret) internal view returns (bytes memory) {
+        bytes memory generator = hex"00000000000000000000000000000000024aa2b2f08f0a91260805272dc51051"
+            hex"c6e47ad4fa403b02b4510b647ae3d1770bac0326a805bbefd48056c8c121bdb8"
+            hex"0000000000000000000000000000000013e02b6052719f607dacd3a088274f65"
+            hex"596bd0d09920b61ab5da61bbdc7f5049334cf11213945d57e5ac7d055d042b7e"
+            hex"000000000000000000000000000000000ce5d527727d6e118cc9cdc6da2e351a"
+            hex"adfd9baa8cbdd3a76d429a695160d12c923ac9cc3baca289e193548608b82801"
+            hex"000000000000000000000000000000000606c4a02ea734cc32acd2b02bc28b99"
+            hex"cb3e287e85a763af267492ab572e99ab3f370d275cec1da1aaa9075ff05f79be";
+        return multiply(address(0x0e), bytes.concat(generator, bytes32(secret)));
+    }
+
+    function blsSign(uint256 secret, bytes memory message) internal view returns (bytes memory) {
+        bytes memory point = Bls.hashToCurve(bytes.concat("\x15splitup/randomness/v1", message));
+        return multiply(address(0x0c), bytes.concat(point, bytes32(secret)));
+    }
+
+    function multiply(address precompile, bytes memory input) private view returns (bytes memory) {
+        (bool success, bytes memory output) = precompile.staticcall(input);
+        require(success, "a multiplication of EIP-2537 failed");
+        return output;
+    }
+
+    function confirmKey(bytes memory key, uint256 votes) internal {
+        for (uint256 i; i < votes; ++i) {
+            vm.prank(vm.addr(memberKeys[i]));
+            committee.confirmGroupKey(keccak256(key), key);
+        }
     }
 
     // --------------------------------------------------------------------------- executions
@@ -222,15 +267,21 @@ abstract contract Base {
         return bytes32(uint256(uint160(account)) << 96 | amount);
     }
 
-    function makeTerms(uint256 executors) internal view returns (Terms memory terms) {
-        terms = Terms(keccak256("plan"), SEED, new bytes32[](executors));
+    /// @dev What the group signs to make the seed of a request's plan.
+    function seedMessage(Request memory r) internal view returns (bytes memory) {
+        bytes32 id = market.executionIdOf(r.client, r.nonce);
+        return abi.encode(keccak256("splitup/plan-seed/v1"), id, r.modelId, r.snapshotSequence, r.snapshotRoot);
+    }
+
+    function makeTerms(Request memory r, uint256 executors) internal view returns (Terms memory terms) {
+        terms = Terms(keccak256("plan"), blsSign(GROUP_SECRET, seedMessage(r)), new bytes32[](executors));
         for (uint256 i; i < executors; ++i) {
             terms.exposures[i] = toWord(node[i], EXPOSURE);
         }
     }
 
     function submitPlan(bytes32 id, uint256 executors) internal {
-        Terms memory terms = makeTerms(executors);
+        Terms memory terms = makeTerms(requests[id], executors);
         market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
     }
 
@@ -249,14 +300,25 @@ abstract contract Base {
         if (slash > 0) s.slashes[0] = Slash(node[2], slash);
     }
 
-    function makeDue(bytes32 id, uint256 executors, bytes32[] memory payouts) internal view returns (Due memory) {
-        Terms memory terms = makeTerms(executors);
-        return Due(id, market.requestHashOf(requests[id]), terms.planRoot, terms.seed, terms.exposures, 0, payouts);
+    function makeDue(bytes32 id, Terms memory terms, bytes32 commitments, bytes32[] memory payouts)
+        internal
+        view
+        returns (Due memory)
+    {
+        return Due({
+            executionId: id,
+            requestHash: market.requestHashOf(requests[id]),
+            planRoot: terms.planRoot,
+            seed: keccak256(terms.seedSignature),
+            exposures: terms.exposures,
+            commitments: commitments,
+            payouts: payouts
+        });
     }
 
     function distribute(bytes32 id, uint256 executors, bytes32[] memory payouts) internal {
         Due[] memory dues = new Due[](1);
-        dues[0] = makeDue(id, executors, payouts);
+        dues[0] = makeDue(id, makeTerms(requests[id], executors), 0, payouts);
         market.distribute(dues);
     }
 

@@ -16,24 +16,26 @@ contract GasTest is Base {
     /// @dev Nodes, client and treasury have had money before: a lasting network is what matters.
     function setUp() public override {
         super.setUp();
+        confirmKey(blsKey(GROUP_SECRET), 3);
         for (uint160 i; i < 11; ++i) {
             executors[i] = address(0x3001 + i);
             joinNode(executors[i]);
         }
         vm.snapshotGasLastCall("Verbs", "register a node");
         bytes32 snap = keccak256("snapshot");
-        committee.submitSnapshot(1, snap, certify(3, snapshotHash(1, 1, snap)));
+        committee.submitSnapshot(1, 1, snap, certify(3, snapshotHash(1, 1, snap)));
         vm.snapshotGasLastCall("Verbs", "submitSnapshot");
         bytes32 id = request(100);
-        Terms memory terms = makeWork(11);
+        Terms memory terms = makeWork(requests[id], 11);
         market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
         Settlement memory s = makePayouts(11);
         settle(id, s);
         market.distribute(makeDues(id, terms, 0, s));
     }
 
-    function makeWork(uint256 count) internal view returns (Terms memory terms) {
-        terms = Terms(keccak256("plan"), SEED, new bytes32[](count));
+    function makeWork(Request memory r, uint256 count) internal view returns (Terms memory terms) {
+        terms = makeTerms(r, 0);
+        terms.exposures = new bytes32[](count);
         for (uint256 i; i < count; ++i) {
             terms.exposures[i] = toWord(executors[i], 12_345_678);
         }
@@ -54,8 +56,7 @@ contract GasTest is Base {
         returns (Due[] memory dues)
     {
         dues = new Due[](1);
-        dues[0] =
-            Due(id, market.requestHashOf(requests[id]), terms.planRoot, terms.seed, terms.exposures, root, s.payouts);
+        dues[0] = makeDue(id, terms, root, s.payouts);
     }
 
     /// @dev From a signed request to its settlement.
@@ -63,7 +64,7 @@ contract GasTest is Base {
         Request memory r = makeRequest(nonce);
         bytes32 id = market.executionIdOf(client, nonce);
         requests[id] = r;
-        Terms memory terms = makeWork(tasks);
+        Terms memory terms = makeWork(requests[id], tasks);
         bytes memory own = signRequest(CLIENT_KEY, r);
         bytes memory signatures = certify(3, planHash(id, terms));
         market.openExecution(r, own, terms, signatures);
@@ -75,7 +76,7 @@ contract GasTest is Base {
     function runOwn(uint64 nonce, uint256 tasks, string memory group) internal returns (uint256 gas) {
         bytes32 id = request(nonce);
         gas = vm.snapshotGasLastCall(group, "0 requestExecution");
-        Terms memory terms = makeWork(tasks);
+        Terms memory terms = makeWork(requests[id], tasks);
         Request memory r = requests[id];
         bytes memory signatures = certify(3, planHash(id, terms));
         market.submitCompletePlan(r, terms, signatures);
@@ -118,7 +119,7 @@ contract GasTest is Base {
         Due[] memory dues = new Due[](32);
         for (uint64 i; i < 32; ++i) {
             bytes32 id = request(i + 1);
-            Terms memory terms = makeWork(10);
+            Terms memory terms = makeWork(requests[id], 10);
             market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
             Settlement memory s = makePayouts(10);
             settle(id, s);
@@ -139,7 +140,7 @@ contract GasTest is Base {
         market.withdraw(1e6);
         vm.snapshotGasLastCall("Verbs", "withdraw");
         bytes32 id = request(1);
-        Terms memory terms = makeWork(10);
+        Terms memory terms = makeWork(requests[id], 10);
         market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
         Completion[] memory list = new Completion[](1);
         list[0] = Completion(id, 1, keccak256("outputs"));

@@ -19,6 +19,7 @@ from eth_hash.auto import keccak
 from splitup import limits
 from splitup.chain.client import Chain
 from splitup.codec import encode_canonical
+from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
 from splitup.errors import (
@@ -248,6 +249,7 @@ class Member:
                         "committee",
                         "submitSnapshot",
                         command.sequence,
+                        command.epoch,
                         command.root,
                         command.signatures,
                     )
@@ -400,7 +402,7 @@ class Member:
 
     async def _confirm_group_key(self, public_key: str) -> None:
         """Vote for the group key until the chain holds one."""
-        raw = bytes.fromhex(public_key[2:])
+        raw = bls.encode_public_key_eip2537(public_key)
         what, key_hash = "our vote for the group key", "0x" + keccak(raw).hex()
         while True:
             try:

@@ -50,6 +50,13 @@ SENTENCES: Final[Mapping[str, str]] = {
     "GroupKeyExists": "configuration {configuration} has its group key already",
     "GroupKeyHashMismatch": "the group key does not have the stated hash {stated}",
     "VoteExists": "{member} has voted for the group key of configuration {configuration} already",
+    "GroupKeyInvalid": "the group key is no point of the curve's subgroup",
+    "GroupKeyChanged": "configuration {configuration} must keep the group key; this is another one",
+    "GroupKeyMissing": "configuration {configuration} has no group key yet; wait for its members to "
+    "generate one",
+    "RandomnessInvalid": "the signature is not the committee's (configuration {configuration})",
+    "ConfigurationUnknown": "configuration {configuration} of the committee was never in force",
+    "PrecompileMissing": "the chain lacks {precompile} of EIP-2537; it needs the Prague upgrade",
     "SequenceInvalid": "snapshot {sequence} is not the next one; submit {expected}",
     "SignaturesMalformed": "{length} bytes are not a list of signatures of the committee",
     "QuorumTooSmall": "{count} signatures are no quorum; {required} members must sign",

@@ -25,7 +25,9 @@ _DOMAIN_TYPE: Final = keccak(
 )
 _NAME: Final = keccak(text="SplitUp")
 _VERSION: Final = keccak(text="1")
-_SNAPSHOT_TYPE: Final = keccak(text="Snapshot(uint64 configuration,uint64 sequence,bytes32 root)")
+_SNAPSHOT_TYPE: Final = keccak(
+    text="Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)"
+)
 _PLAN_TYPE: Final = keccak(
     text="Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint16 executorCount)"
 )
@@ -83,10 +85,10 @@ class Settlement:
 # ---- hashes ------------------------------------------------------------------------------------
 
 
-def snapshot_struct_hash(configuration: int, sequence: int, root: str) -> bytes:
-    """Return hashStruct of ``Snapshot``."""
-    types = ("bytes32", "uint64", "uint64", "bytes32")
-    return _hash_abi(types, (_SNAPSHOT_TYPE, configuration, sequence, _bytes32(root)))
+def snapshot_struct_hash(configuration: int, sequence: int, epoch: int, root: str) -> bytes:
+    """Return hashStruct of ``Snapshot``. One member signs one root per slot: the first three."""
+    types = ("bytes32", "uint64", "uint64", "uint64", "bytes32")
+    return _hash_abi(types, (_SNAPSHOT_TYPE, configuration, sequence, epoch, _bytes32(root)))
 
 
 def plan_struct_hash(execution_id: str, plan_root: str, seed: str, executor_count: int) -> bytes:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from eth_hash.auto import keccak
+
 from splitup.codec import encode_canonical
 from splitup.crypto import bls
 from splitup.crypto.quorum import Domain, check_quorum, pack_signatures, plan_struct_hash
@@ -18,7 +20,7 @@ from splitup.errors import BadSignature, PeerFault
 from splitup.wire import Draw, MemberSignature, Plan, PlanCertificate, Request
 
 RANDOMNESS_DOMAIN: Final = b"splitup/randomness/v1"  # of every threshold-BLS signature
-_PLAN_TAG: Final = b"splitup/plan-seed/v1"
+_PLAN_TAG: Final = keccak(b"splitup/plan-seed/v1")
 _DRAW_TAG: Final = b"splitup/draw-seed/v1"
 
 
@@ -54,8 +56,20 @@ class CommitteeView:
 
 
 def plan_alpha(request: Request) -> bytes:
-    """Return what the committee signs to make the seed of a plan: the finalized request."""
-    return _PLAN_TAG + request.canonical_bytes()
+    """Return what the committee signs to make the seed of a plan, as the Market puts it together.
+
+    abi.encode(tag, executionId, modelId, uint64 snapshotSequence, snapshotRoot): whom a plan can
+    name is fixed by these, and the id by client and nonce. A member signs for one request per id.
+    """
+    return b"".join(
+        (
+            _PLAN_TAG,
+            bytes.fromhex(request.execution_id[2:]),
+            bytes.fromhex(request.model_id[2:]),
+            request.snapshot_sequence.to_bytes(32, "big"),
+            bytes.fromhex(request.snapshot_root[2:]),
+        )
+    )
 
 
 def draw_alpha(execution_id: str, block_hash: str, commitments: Sequence[tuple[str, str]]) -> bytes:

@@ -218,6 +218,7 @@ class Forget:
 @dataclass(frozen=True, slots=True)
 class SubmitSnapshot:
     sequence: int
+    epoch: int
     root: str
     signatures: bytes
 

@@ -280,7 +280,7 @@ class Snapshots:
             return []
         mine.submitted = True
         packed = pack_signatures(mine.signatures.items())
-        return [SubmitSnapshot(snapshot.sequence, snapshot.root(), packed)]
+        return [SubmitSnapshot(snapshot.sequence, snapshot.epoch, snapshot.root(), packed)]
 
     # ---- the others -------------------------------------------------------------------------
 
@@ -334,7 +334,9 @@ class Snapshots:
         return [*commands, Gossip(leader, message)]
 
     def _struct_hash(self, snapshot: Snapshot) -> bytes:
-        return snapshot_struct_hash(snapshot.configuration, snapshot.sequence, snapshot.root())
+        return snapshot_struct_hash(
+            snapshot.configuration, snapshot.sequence, snapshot.epoch, snapshot.root()
+        )
 
     def _compute(self, shares: Sequence[ObservationShare], sequence: int) -> Snapshot:
         return compute_snapshot(

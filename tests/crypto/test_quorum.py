@@ -16,7 +16,7 @@ MEMBERS = sorted(
     key=lambda member: member.address,
 )
 ADDRESSES = [member.address for member in MEMBERS]
-HASH = quorum.snapshot_struct_hash(1, 1, "0x" + "01" * 32)
+HASH = quorum.snapshot_struct_hash(1, 1, 1, "0x" + "01" * 32)
 
 
 def certify(members: list[Identity], struct_hash: bytes = HASH) -> bytes:
@@ -32,10 +32,15 @@ ID, ROOT, SEED = ("0x" + byte * 32 for byte in ("0a", "0b", "0c"))
     ("struct_hash", "kind", "fields", "values"),
     [
         (
-            quorum.snapshot_struct_hash(3, 7, ROOT),
+            quorum.snapshot_struct_hash(3, 7, 5, ROOT),
             "Snapshot",
-            {"configuration": "uint64", "sequence": "uint64", "root": "bytes32"},
-            (3, 7, ROOT),
+            {
+                "configuration": "uint64",
+                "sequence": "uint64",
+                "epoch": "uint64",
+                "root": "bytes32",
+            },
+            (3, 7, 5, ROOT),
         ),
         (
             quorum.plan_struct_hash(ID, ROOT, SEED, 9),

@@ -202,9 +202,14 @@ class NodeMarket:
                 for node in sorted(nodes, key=lambda node: node.identity.address)
             ),
         )
-        digest = snapshot_struct_hash(2, sequence, snapshot.root())
+        digest = snapshot_struct_hash(2, sequence, snapshot.epoch, snapshot.root())
         await self.network.owner.send(
-            "committee", "submitSnapshot", sequence, snapshot.root(), self._sign(digest)
+            "committee",
+            "submitSnapshot",
+            sequence,
+            snapshot.epoch,
+            snapshot.root(),
+            self._sign(digest),
         )
         self.snapshot = snapshot
         return snapshot

@@ -327,7 +327,9 @@ class Simulation:
         domain = self.view.domain
         match command:
             case ev.SubmitSnapshot():
-                struct = quorum.snapshot_struct_hash(1, command.sequence, command.root)
+                struct = quorum.snapshot_struct_hash(
+                    1, command.sequence, command.epoch, command.root
+                )
                 quorum.check_quorum(domain, struct, command.signatures, accounts)
                 if command.sequence != self.chain.sequence + 1:
                     self.chain.rejected["SequenceInvalid"] += 1

@@ -235,7 +235,7 @@ def test_a_validator_that_accuses_falsely_is_slashed_instead() -> None:
     simulation = start(economics=VERIFY_ALL, nodes=6, tasks=2)
     accuser = simulation.nodes[0]
     accuser.false_accuser = True
-    ids = [simulation.request(n) for n in range(1, 9)]
+    ids = [simulation.request(n) for n in range(1, 17)]
     settle(simulation, *ids)
     asked = {order.draw.execution_id for order in simulation.orders}
     assert asked == set(ids)
@@ -348,7 +348,7 @@ def test_a_proposal_with_false_evidence_is_attributed() -> None:
         return message
 
     simulation.tamper[liar] = lie
-    ids = [simulation.request(n) for n in range(1, 9)]
+    ids = [simulation.request(n) for n in range(1, 17)]
     settle(simulation, *ids)
     assert {fault.peer for fault in simulation.faults} <= {liar}
     assert any("false evidence" in fault.message for fault in simulation.faults)

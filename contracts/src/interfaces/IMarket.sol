@@ -68,12 +68,14 @@ struct Request {
 
 /// @notice A plan as the chain takes it.
 /// @param planRoot Root of the plan.
-/// @param seed Randomness that it follows from.
+/// @param seedSignature The group's signature, 128 bytes of EIP-2537, over
+/// abi.encode(keccak256("splitup/plan-seed/v1"), executionId, modelId, snapshotSequence, snapshotRoot); its
+/// keccak256 is the seed that the plan follows from.
 /// @param exposures One word (node << 96 | micro-USDC) per executor, by strictly ascending node: what
 /// lies in all its tasks of this execution would cost it.
 struct Terms {
     bytes32 planRoot;
-    bytes32 seed;
+    bytes seedSignature;
     bytes32[] exposures;
 }
 
@@ -196,7 +198,7 @@ interface IMarket {
     error NonceUsed(address client, uint64 nonce);
     /// @notice The request is not signed by its client.
     error ClientSignatureInvalid(address client);
-    /// @notice The request does not name a recent snapshot.
+    /// @notice The request does not name one of the snapshots that the committee contract remembers.
     error SnapshotUnknown(uint64 sequence, bytes32 root);
     /// @notice What is stated of the execution is not what its record binds.
     error RecordMismatch(bytes32 executionId);
@@ -318,8 +320,9 @@ interface IMarket {
     ) external returns (bytes32 executionId);
 
     /// @notice Fixes the plan, once, with a quorum over
-    /// `Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)`, and locks the
-    /// executors' exposures.
+    /// `Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)` and the group's
+    /// signature under the seed, and locks the executors' exposures.
+    /// @dev All quorums of an execution are of the configuration that was in force at its request.
     function submitCompletePlan(Request calldata request, Terms calldata terms, bytes calldata signatures)
         external;
 
