@@ -47,6 +47,7 @@ contract Market is IMarket, Ownable2Step, EIP712 {
     uint256 internal constant MAX_PAYOUTS = 2_048; // one each for 1024 executors and 1024 validators
     uint256 internal constant MAX_SLASHES = 64; // and as many rewards
     uint256 internal constant MAX_DUES = 64;
+    uint256 internal constant MAX_CREDITS = 384; // of one execution in one call: new accounts cost 22 k gas each
     uint32 internal constant MAX_GRACE_S = 30 days; // an owner cannot keep a client's money for ever
     uint32 internal constant MAX_DEADLINE_S = 30 days;
     uint256 internal constant MAX_FREEZE_S = 30 days; // a slip of the keyboard cannot either
@@ -282,19 +283,7 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         require(count <= MAX_DUES, TooMany(count, MAX_DUES));
         uint256 paid;
         for (uint256 i; i < count; ++i) {
-            Due calldata due = dues[i];
-            bytes32 executionId = due.executionId;
-            Execution storage execution = _executions[executionId];
-            Status status = execution.status;
-            require(status == Status.Settled || status == Status.Refunded, StatusInvalid(executionId, status));
-            require(!execution.distributed, AlreadyDistributed(executionId));
-            bool settled = status == Status.Settled;
-            require(execution.record == recordOf(due, settled), RecordMismatch(executionId));
-
-            execution.distributed = true;
-            if (settled) paid += _creditAll(due.payouts);
-            emit Distributed(executionId);
-            nodes.release(due.exposures);
+            paid += _distribute(dues[i]);
         }
         Books storage books = _books;
         books.balances += uint96(paid);
@@ -488,12 +477,30 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         }
     }
 
-    function _creditAll(bytes32[] calldata payouts) internal returns (uint256 paid) {
-        for (uint256 i; i < payouts.length; ++i) {
-            uint256 amount = amountOf(payouts[i]);
-            _credit(accountOf(payouts[i]), amount);
+    /// @dev Releases the exposures at the first call, credits the next payouts at each. The caller keeps
+    /// the books.
+    function _distribute(Due calldata due) internal returns (uint256 paid) {
+        bytes32 executionId = due.executionId;
+        Execution storage execution = _executions[executionId];
+        Status status = execution.status;
+        require(status == Status.Settled || status == Status.Refunded, StatusInvalid(executionId, status));
+        bool settled = status == Status.Settled;
+        require(execution.record == recordOf(due, settled), RecordMismatch(executionId));
+        uint256 end = settled ? due.payouts.length : 0;
+        uint256 start = execution.distributed;
+        require(!execution.released || start < end, AlreadyDistributed(executionId));
+
+        bool releasing = !execution.released;
+        uint256 stop = end - start > MAX_CREDITS ? start + MAX_CREDITS : end;
+        execution.released = true;
+        execution.distributed = uint16(stop); // at most MAX_PAYOUTS
+        for (uint256 i = start; i < stop; ++i) {
+            uint256 amount = amountOf(due.payouts[i]);
+            _credit(accountOf(due.payouts[i]), amount);
             paid += amount;
         }
+        emit Distributed(executionId, stop - start, end - stop);
+        if (releasing) nodes.release(due.exposures);
     }
 
     function _applySettlement(bytes32 executionId, Execution storage execution, Settlement calldata s) internal {
@@ -633,7 +640,7 @@ contract Market is IMarket, Ownable2Step, EIP712 {
 
         Execution storage execution = _executions[executionId];
         execution.status = Status.Planned;
-        execution.executorCount = uint32(count);
+        execution.executorCount = uint16(count); // at most MAX_EXECUTORS
         execution.record = _planRecord(requestHash, terms.planRoot, seed, exposures);
         emit PlanAccepted(executionId, terms.planRoot, seed, terms.exposures);
         nodes.lock(terms.exposures);

@@ -17,6 +17,7 @@ import {Bls} from "../src/libraries/Bls.sol";
 /// @dev The few cheat codes of forge that the tests use.
 interface Vm {
     function addr(uint256 key) external pure returns (address);
+    function deal(address account, uint256 amount) external;
     function expectRevert(bytes calldata data) external;
     function expectRevert() external;
     function parseJson(string calldata json, string calldata key) external pure returns (bytes memory);

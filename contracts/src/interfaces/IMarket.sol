@@ -89,7 +89,8 @@ struct Terms {
 /// @param committed How many of them are committed.
 /// @param status Where it stands.
 /// @param certified Whether the committee has certified the commitments of executors.
-/// @param distributed Whether payouts are credited and exposures released.
+/// @param released Whether the exposures are released.
+/// @param distributed How many payouts are credited.
 /// @param record Binds all that is said of the execution; what is said is in the events. It begins as the
 /// request hash and becomes, in this order, keccak256(abi.encode(record, planRoot, seed, keccak256 of the
 /// exposures one after another)), keccak256(abi.encode(record, commitments)) with `commitExecution`, and
@@ -100,11 +101,12 @@ struct Execution {
     uint64 deadline;
     uint96 maxPrice;
     uint64 configuration;
-    uint32 executorCount;
+    uint16 executorCount;
     uint32 committed;
     Status status;
     bool certified;
-    bool distributed;
+    bool released;
+    uint16 distributed;
     bytes32 record;
 }
 
@@ -279,8 +281,8 @@ interface IMarket {
         bytes32 evidenceRoot,
         bytes32[] payouts
     );
-    /// @notice The payouts of an execution are credited, its exposures released.
-    event Distributed(bytes32 indexed executionId);
+    /// @notice Exposures of an execution are released and the next payouts credited; `remaining` are left.
+    event Distributed(bytes32 indexed executionId, uint256 credited, uint256 remaining);
     /// @notice The client has its price back.
     event Refunded(bytes32 indexed executionId, address indexed client, uint256 amount);
 
@@ -356,7 +358,8 @@ interface IMarket {
     function settle(bytes32 executionId, Settlement calldata s, bytes calldata signatures) external;
 
     /// @notice Credits the payouts of up to 64 closed executions and releases their exposures; anybody may
-    /// call. A refunded one has no payouts; one that never had a plan has nothing to distribute.
+    /// call. Of one execution 384 payouts are credited in one call, the others by calling again. A
+    /// refunded one has no payouts; one that never had a plan has nothing to distribute.
     function distribute(Due[] calldata dues) external;
 
     /// @notice Gives the client its price back after `refundableAt`; anybody may call.
