@@ -684,6 +684,10 @@ contract MarketTest is MarketBase {
         require(market.treasury() == client);
     }
 
+    function test_the_code_fits_eip170() public view {
+        require(address(market).code.length <= 24_576, "no chain would take it");
+    }
+
     function test_the_market_needs_its_parts() public {
         Parameters memory p = defaultParameters();
         for (uint256 i; i < 4; ++i) {

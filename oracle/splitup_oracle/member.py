@@ -18,6 +18,7 @@ from eth_hash.auto import keccak
 
 from splitup import limits
 from splitup.chain.client import Chain
+from splitup.chain.market import request_to_abi, terms_to_abi
 from splitup.codec import encode_canonical
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
@@ -260,10 +261,8 @@ class Member:
                         f"the plan of {command.execution_id}",
                         "market",
                         "submitCompletePlan",
-                        command.execution_id,
-                        command.plan_root,
-                        command.seed,
-                        command.executor_count,
+                        request_to_abi(command.request),
+                        terms_to_abi(command.plan_root, command.seed_signature, command.exposures),
                         command.signatures,
                     )
                 )

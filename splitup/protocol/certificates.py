@@ -88,8 +88,7 @@ def draw_alpha(execution_id: str, block_hash: str, commitments: Sequence[tuple[s
 
 def compute_plan_hash(plan: Plan) -> bytes:
     """Return the EIP-712 struct hash of a plan that members sign and the contract checks."""
-    executors = len(set(plan.executors()))
-    return plan_struct_hash(plan.request.execution_id, plan.root(), plan.seed, executors)
+    return plan_struct_hash(plan.request.execution_id, plan.root(), plan.seed, plan.exposures())
 
 
 def check_certificate(certificate: PlanCertificate, committee: CommitteeView) -> None:

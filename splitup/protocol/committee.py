@@ -89,7 +89,7 @@ class CommitteeMember:
         self._library = Library(snapshots)
         ledger = Ledger(signed or {})
         self._snapshots = Snapshots(self.seat, ledger, self._library, epoch_blocks)
-        self._plans = Plans(self.seat, ledger, self._library)
+        self._plans = Plans(self.seat, ledger, self._library, economics)
         self._settlements = Settlements(self.seat, ledger, self._library, economics, read_result)
 
     # ---- questions --------------------------------------------------------------------------

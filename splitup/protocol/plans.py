@@ -34,6 +34,7 @@ from splitup.protocol.messages import (
 )
 from splitup.protocol.selection import compute_plan
 from splitup.protocol.shared import Beacon, Ledger, Library, Seat, compute_member_order
+from splitup.protocol.verification import Economics, add_exposures
 from splitup.wire import MemberSignature, Message, Plan, PlanCertificate, Request
 
 
@@ -62,7 +63,8 @@ class _Round:
 class Plans:
     """One member's part in the plan layer."""
 
-    def __init__(self, seat: Seat, ledger: Ledger, library: Library) -> None:
+    def __init__(self, seat: Seat, ledger: Ledger, library: Library, economics: Economics) -> None:
+        self._economics = economics
         self._seat = seat
         self._ledger = ledger
         self._library = library
@@ -286,6 +288,7 @@ class Plans:
             return self._library.ask(request.model_id, request.snapshot_root, now)
         try:
             plan = compute_plan(request, known.beacon.seed, snapshot, manifest)
+            plan = add_exposures(plan, manifest, self._economics)
         except InvalidInput as error:
             known.refusal = str(error)
             return [
@@ -359,9 +362,10 @@ def _make_submission(execution_id: str, certificate: PlanCertificate) -> SubmitP
     plan = certificate.plan
     return SubmitPlan(
         execution_id=execution_id,
+        request=plan.request,
         plan_root=plan.root(),
-        seed=plan.seed,
-        executor_count=len(set(plan.executors())),
+        seed_signature=certificate.seed_signature,
+        exposures=plan.exposures(),
         signatures=pack_signatures(
             (entry.member, bytes.fromhex(entry.signature[2:])) for entry in certificate.signatures
         ),

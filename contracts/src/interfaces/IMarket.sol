@@ -240,7 +240,7 @@ interface IMarket {
     /// @notice New parameters hold for later requests.
     event ParametersSet(Parameters parameters);
     /// @notice The account that receives undistributed slashes changed.
-    event TreasurySet(address treasury);
+    event TreasurySet(address indexed treasury);
     /// @notice New requests are refused, or accepted again.
     event PausedSet(bool paused);
     /// @notice The committee's members shared the fees.

@@ -92,7 +92,7 @@ interface INodeRegistry {
     /// @notice A node lost stake.
     event NodeSlashed(address indexed account, uint96 amount, uint96 stake);
     /// @notice The market that may slash is set.
-    event MarketSet(address market);
+    event MarketSet(address indexed market);
     /// @notice The unbonding period of future requests changed.
     event UnbondingPeriodSet(uint64 period);
 
