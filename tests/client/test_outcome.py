@@ -91,7 +91,8 @@ def test_receipt_of_a_settlement_lists_who_got_what() -> None:
     )
     assert receipt.payments == (Payment(address(1), 5, False), Payment(address(3), 4, True))
     assert receipt.slashes == ((address(2), 70),)
-    assert (receipt.status, receipt.steps, receipt.paid_micro_usdc) == ("settled", 2, 6)
+    assert (receipt.status, receipt.steps, receipt.paid_micro_usdc) == ("settled", 2, 5)
+    assert receipt.fee_micro_usdc == 1
     assert (receipt.refunded_micro_usdc, receipt.evidence_root) == (3, "0x01")
 
 
