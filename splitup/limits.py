@@ -198,6 +198,9 @@ MAX_DEMAND: Final = (
 )
 DOWNLOAD_TIMEOUT_S: Final = 3_600.0  # weights of many GB over a home connection
 COMMIT_WINDOW_S: Final = 0.05  # completions that share one transaction; far below a block's time
+MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
+DISTRIBUTE_PERIOD_S: Final = 60.0  # how often a node looks whether too much of its stake is locked
+DISTRIBUTE_LOCKED_SHARE: Final = 0.5  # above it, it pays for the transaction that releases stake
 MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each
 REPORT_RETRY_S: Final = 0.25  # between tries while the plan's own transaction is not mined yet
 MAX_ORDERS: Final = 64  # verifications that wait; a member with more asks the next validator

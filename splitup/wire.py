@@ -33,6 +33,7 @@ EndpointField = Annotated[
 
 T = TypeVar("T")
 
+ZERO_BYTES32 = "0x" + "00" * 32
 CLIENT = 0xFFFF  # the "task" that produces an execution's graph inputs
 
 
@@ -175,6 +176,8 @@ class Request(Message):
     snapshot_sequence: Count
     snapshot_root: Bytes32Field
     block_hash: Bytes32Field  # of the block that holds the request
+    inputs_digest: Bytes32Field = ZERO_BYTES32  # of inputs that travel off chain
+    nonce: Annotated[int, Field(ge=0, lt=2**64)] = 0
 
 
 class PlanNode(Message):
@@ -183,6 +186,7 @@ class PlanNode(Message):
     node: AddressField
     signing_key: Bytes32Field
     endpoint: EndpointField
+    exposure_micro_usdc: Count = 0  # what lies in all its tasks would cost; the chain locks it
 
 
 class TaskTerms(Message):
@@ -216,6 +220,15 @@ class Plan(Message):
     def executors(self) -> tuple[str, ...]:
         """Return the executor of every task, by task index."""
         return tuple(candidates[0] for candidates in self.tasks)
+
+    def exposures(self) -> tuple[tuple[str, int], ...]:
+        """Return (executor, micro-USDC) sorted by executor, as the chain locks them."""
+        executors = set(self.executors())
+        return tuple(
+            (entry.node, entry.exposure_micro_usdc)
+            for entry in self.nodes
+            if entry.node in executors
+        )
 
     def node_of(self, address: str) -> PlanNode:
         """Return the directory entry of ``address``; raise PeerFault when the plan lacks it."""

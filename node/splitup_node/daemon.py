@@ -135,6 +135,7 @@ class Node:
                 ("specialising", self._specialise()),
                 ("worker", self._watch_worker()),
                 ("reports", self._reporter.run()),
+                ("stake", self._every(limits.DISTRIBUTE_PERIOD_S, self._reporter.release_stake)),
                 ("verification", self._verifier.run()),
             )
         ]

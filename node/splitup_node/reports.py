@@ -16,6 +16,7 @@ from typing import Any
 
 from splitup import limits
 from splitup.chain.client import Chain
+from splitup.chain.market import distribute
 from splitup.errors import ChainRejected, SplitUpError, Unavailable
 from splitup.journal.journal import Journal
 from splitup.net.http import SignedClient
@@ -62,6 +63,7 @@ class Reporter:
         self._get_committee = get_committee
         self._waiting: asyncio.Queue[Report] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._released_to = 0  # every execution requested below this block is closed and released
         self.transactions = 0
 
     async def submit(self, completion: Completion, deadline_s: int) -> None:
@@ -97,6 +99,16 @@ class Reporter:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def release_stake(self) -> None:
+        """Have closed executions credited when they lock too much of the stake."""
+        account = self._chain.address
+        entry = await self._chain.call("nodes", "nodeOf", account)
+        if entry["locked"] <= limits.DISTRIBUTE_LOCKED_SHARE * entry["stake"]:
+            return
+        done = await distribute(self._chain, account, from_block=self._released_to)
+        self._released_to = done.next_block
+        _log.info("had %d executions credited to release stake", done.executions)
 
     async def _commit(self, batch: Sequence[Report]) -> None:
         """Send one transaction for those that the chain is ready for; put off the others."""

@@ -38,6 +38,8 @@ def make_request(event: ChainEvent, deployment: Deployment) -> Request:
         snapshot_sequence=args["snapshotSequence"],
         snapshot_root=args["snapshotRoot"],
         block_hash=event.block_hash,
+        inputs_digest=args["inputsDigest"],
+        nonce=args["nonce"],
     )
 
 

@@ -19,6 +19,8 @@ from eth_hash.auto import keccak
 
 from splitup import limits
 from splitup.chain.client import Chain
+from splitup.chain.committee import report_to_abi
+from splitup.chain.market import request_to_abi, terms_to_abi
 from splitup.codec import encode_canonical
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
@@ -284,10 +286,8 @@ class Member:
                         f"the plan of {command.execution_id}",
                         "market",
                         "submitCompletePlan",
-                        command.execution_id,
-                        command.plan_root,
-                        command.seed,
-                        command.executor_count,
+                        request_to_abi(command.request),
+                        terms_to_abi(command.plan_root, command.seed_signature, command.exposures),
                         command.signatures,
                     )
                 )
@@ -429,8 +429,11 @@ class Member:
             log.info("%s is in block %s (%s gas)", what, receipt.block_number, receipt.gas_used)
 
     async def _report(self, evidence: Equivocation) -> None:
-        """Say loudly that a member broke its one promise; the journal keeps the proof."""
-        log.error("member %s signed two different things: %s", evidence.first.member, evidence)
+        """Say loudly that a member broke its one promise, and take its bond."""
+        member = evidence.first.member
+        log.error("member %s signed two different things: %s", member, evidence)
+        function, first, second = report_to_abi(evidence)
+        await self._submit(f"the report of {member}", "bonds", function, first, second)
 
     async def _confirm_group_key(self, configuration: int, public_key: str) -> None:
         """Vote for the group key until the chain holds one."""

@@ -79,16 +79,18 @@ class Deployment:
 class MarketParameters:
     """The market's economics; see ``Parameters`` in IMarket.sol. Unsafe ones are refused."""
 
-    sampling_bps: int = 800
-    collusion_bps: int = 1_000
+    min_price_micro_usdc: int = 1_000
+    min_deadline_s: int = 5
+    max_deadline_s: int = 86_400
+    settlement_grace_s: int = 3_600
+    fee_bps: int = 100
+    treasury_bps: int = 2_000
     reward_milli: int = 1_200
     slash_milli: int = 100_000
     validation_bonus_milli: int = 0
+    sampling_bps: int = 800
+    collusion_bps: int = 1_000
     tie_breakers: int = 2
-    settlement_grace_s: int = 3_600
-    min_deadline_s: int = 5
-    max_deadline_s: int = 86_400
-    min_price_micro_usdc: int = 1_000
 
     def to_abi(self) -> tuple[int, ...]:
         """Return the struct as the contract takes it."""

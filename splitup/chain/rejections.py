@@ -89,7 +89,15 @@ SENTENCES: Final[Mapping[str, str]] = {
     "NotMarket": "{caller} is not the market",
     "MarketExists": "the market is {market} already",
     "PageTooLong": "{count} nodes are too many for one page; {maximum} are allowed",
-    "PeriodTooLong": "an unbonding period of {period} s is too long; {maximum} s are allowed",
+    "PeriodInvalid": "an unbonding period of {period} s is not within {minimum} s, longer than any "
+    "execution, and {maximum} s",
+    "StakeExposed": "{locked:usdc} USDC of the stake of {account} back executions that are not "
+    "closed; withdraw the earnings, which releases what is settled, or wait for the others",
+    "ExposureTooHigh": "{account} has {free:usdc} USDC of free stake; {required:usdc} would "
+    "have to be locked",
+    "ExposuresNotAscending": "exposures must be sorted by node without repetition; {account} is "
+    "not",
+    "OperatorUnwilling": "{operator} has not allowed node {account} to name it as its operator",
     # ---- models
     "IdMissing": "a model's or task's id is zero",
     "ModelExists": "the model {modelId} is registered already",
@@ -102,6 +110,18 @@ SENTENCES: Final[Mapping[str, str]] = {
     "EdgeInvalid": "edge {index} ({edge:#x}) does not lead from a task to a later one",
     "EdgesNotAscending": "edge {index} is not above the one before",
     # ---- market
+    "TransferShort": "the token delivered {received} of {expected} units; it is not a plain USDC",
+    "Frozen": "the balance of {account} is kept for signed requests until {until:time}",
+    "FreezeInvalid": "a freeze until {until:time} is not between {earliest:time} and {latest:time}",
+    "RequestsPaused": "the market takes no new requests at the moment; what is open goes on",
+    "UnbondingTooShort": "nodes unbond within {unbondingPeriod} s, and an execution may last "
+    "{longestExecutionS} s; set a longer unbonding period first",
+    "ClientSignatureInvalid": "the request is not signed by its client {client}",
+    "SnapshotUnknown": "snapshot {sequence} with root {root} is not one of the latest",
+    "RecordMismatch": "what was stated of execution {executionId} is not what the chain recorded",
+    "PayoutsNotAscending": "payouts must be sorted by account without repetition; {account} is not",
+    "AlreadyDistributed": "the payouts of execution {executionId} are credited already",
+    "SafeCastOverflowedUintDowncast": "the amount {value} does not fit {bits} bits",
     "BalanceTooSmall": "{account} has {balance:usdc} USDC in the market, {required:usdc} are "
     "needed; deposit more",
     "ParameterInvalid": "the parameter {parameter} is out of its range",

@@ -14,7 +14,13 @@ from typing import Final
 from eth_hash.auto import keccak
 
 from splitup.codec import encode_canonical
-from splitup.crypto.quorum import Domain, check_quorum, pack_signatures, plan_struct_hash
+from splitup.crypto.quorum import (
+    Domain,
+    check_quorum,
+    hash_exposures,
+    pack_signatures,
+    plan_struct_hash,
+)
 from splitup.crypto.scheme import REAL, Scheme
 from splitup.errors import BadSignature, PeerFault
 from splitup.wire import Draw, MemberSignature, Plan, PlanCertificate, Request
@@ -88,8 +94,8 @@ def draw_alpha(execution_id: str, block_hash: str, commitments: Sequence[tuple[s
 
 def compute_plan_hash(plan: Plan) -> bytes:
     """Return the EIP-712 struct hash of a plan that members sign and the contract checks."""
-    executors = len(set(plan.executors()))
-    return plan_struct_hash(plan.request.execution_id, plan.root(), plan.seed, executors)
+    exposures_hash = hash_exposures(plan.exposures())
+    return plan_struct_hash(plan.request.execution_id, plan.root(), plan.seed, exposures_hash)
 
 
 def check_certificate(

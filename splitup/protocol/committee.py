@@ -105,7 +105,7 @@ class CommitteeMember:
         ledger = Ledger(signed or {})
         self._witness = Witness(self.seat)
         self._snapshots = Snapshots(self.seat, ledger, self._library, self._witness)
-        self._plans = Plans(self.seat, ledger, self._library, self._witness)
+        self._plans = Plans(self.seat, ledger, self._library, self._witness, economics)
         self._settlements = Settlements(self.seat, ledger, self._library, economics, read_result)
 
     # ---- questions --------------------------------------------------------------------------

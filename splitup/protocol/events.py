@@ -273,9 +273,10 @@ class SubmitSnapshot:
 @dataclass(frozen=True, slots=True)
 class SubmitPlan:
     execution_id: str
+    request: Request
     plan_root: str
-    seed: str
-    executor_count: int
+    seed_signature: str
+    exposures: tuple[tuple[str, int], ...]  # (executor, micro-USDC), sorted
     signatures: bytes
 
 

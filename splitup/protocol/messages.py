@@ -84,7 +84,7 @@ class PlanVote(Message):
     execution_id: Bytes32Field
     root: Bytes32Field
     seed: Bytes32Field
-    executors: Annotated[int, Field(ge=1, le=limits.MAX_TASKS)]  # how many distinct ones
+    exposures_hash: Bytes32Field  # of what the executors stand to lose
     member: AddressField
     signature: QuorumSignatureField
 

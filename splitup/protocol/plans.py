@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from splitup import limits
 from splitup.codec import compute_digest
-from splitup.crypto.quorum import pack_signatures
+from splitup.crypto.quorum import hash_exposures, pack_signatures
 from splitup.errors import InvalidInput, PeerFault
 from splitup.protocol.certificates import check_certificate, plan_alpha
 from splitup.protocol.events import (
@@ -36,6 +36,7 @@ from splitup.protocol.messages import (
 )
 from splitup.protocol.selection import compute_plan
 from splitup.protocol.shared import Beacon, Ledger, Library, Seat
+from splitup.protocol.verification import Economics, add_exposures
 from splitup.wire import MemberSignature, Message, Plan, PlanCertificate, Request
 
 
@@ -63,7 +64,15 @@ class _Round:
 class Plans:
     """One member's part in the plan layer."""
 
-    def __init__(self, seat: Seat, ledger: Ledger, library: Library, witness: Witness) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        ledger: Ledger,
+        library: Library,
+        witness: Witness,
+        economics: Economics,
+    ) -> None:
+        self._economics = economics
         self._seat = seat
         self._witness = witness
         self._ledger = ledger
@@ -308,6 +317,7 @@ class Plans:
             return self._library.ask(request.model_id, request.snapshot_root, now)
         try:
             plan = compute_plan(request, known.beacon.seed, snapshot, manifest)
+            plan = add_exposures(plan, manifest, self._economics)
         except InvalidInput as error:
             known.refusal = str(error)
             return [
@@ -324,7 +334,7 @@ class Plans:
             execution_id=request.execution_id,
             root=root,
             seed=plan.seed,
-            executors=len(set(plan.executors())),
+            exposures_hash=hash_exposures(plan.exposures()),
             member=self._seat.account,
             signature="0x" + "00" * 65,
         )
@@ -392,9 +402,10 @@ def _make_submission(execution_id: str, certificate: PlanCertificate) -> SubmitP
     plan = certificate.plan
     return SubmitPlan(
         execution_id=execution_id,
+        request=plan.request,
         plan_root=plan.root(),
-        seed=plan.seed,
-        executor_count=len(set(plan.executors())),
+        seed_signature=certificate.seed_signature,
+        exposures=plan.exposures(),
         signatures=pack_signatures(
             (entry.member, bytes.fromhex(entry.signature[2:])) for entry in certificate.signatures
         ),

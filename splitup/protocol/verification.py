@@ -69,6 +69,24 @@ class SettlementTerms:
     slashes: tuple[Slash, ...]
 
 
+def compute_penalty(price_micro_usdc: int, economics: Economics) -> int:
+    """Return S for a task that pays this price: what one proven lie costs, in micro-USDC."""
+    return price_micro_usdc * economics.slash_milli // economics.reward_milli
+
+
+def add_exposures(plan: Plan, manifest: Manifest, economics: Economics) -> Plan:
+    """Return the plan with what every executor stands to lose: S for each of its tasks."""
+    exposures: dict[str, int] = {}
+    for task, executor in zip(manifest.tasks, plan.executors(), strict=True):
+        penalty = compute_penalty(task.price_micro_usdc * plan.request.steps, economics)
+        exposures[executor] = exposures.get(executor, 0) + penalty
+    nodes = tuple(
+        entry.model_copy(update={"exposure_micro_usdc": exposures.get(entry.node, 0)})
+        for entry in plan.nodes
+    )
+    return plan.model_copy(update={"nodes": nodes})
+
+
 def is_sampled(seed: str, task: int, sampling_bps: int) -> bool:
     """Return whether the draw picks ``task``: probability ``sampling_bps`` / 10,000 each."""
     data = b"splitup/sample/v1" + bytes.fromhex(seed[2:]) + task.to_bytes(4, "big")
@@ -159,7 +177,7 @@ def compute_settlement(
         if verdict is None:
             continue
         for liar in verdict.liars:
-            penalty = price[index] * economics.slash_milli // economics.reward_milli
+            penalty = compute_penalty(price[index], economics)
             slashed[liar] = slashed.get(liar, 0) + penalty
         pot = from_slash if verdict.liars else earned
         for validator in verdict.validators:

@@ -13,7 +13,12 @@ from eth_hash.auto import keccak
 
 from splitup.chain.client import Chain
 from splitup.crypto import bls
-from splitup.crypto.quorum import plan_struct_hash, sign_quorum, snapshot_struct_hash
+from splitup.crypto.quorum import (
+    hash_exposures,
+    plan_struct_hash,
+    sign_quorum,
+    snapshot_struct_hash,
+)
 from splitup.errors import ChainRejected
 from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
 from splitup.protocol.challenges import Challenge, find_wrong_choice, open_plan, open_task
@@ -40,13 +45,13 @@ class Court:
 
     def vote(self, plan: Plan) -> dict[str, Any]:
         """The member's vote for a plan, as the contract takes it."""
-        executors = len(set(plan.executors()))
+        exposures_hash = hash_exposures(plan.exposures())
         execution_id = plan.request.execution_id
-        struct_hash = plan_struct_hash(execution_id, plan.root(), plan.seed, executors)
+        struct_hash = plan_struct_hash(execution_id, plan.root(), plan.seed, exposures_hash)
         return {
             "executionId": execution_id,
             "planRoot": plan.root(),
-            "tail": bytes.fromhex(plan.seed[2:]) + executors.to_bytes(32),
+            "tail": bytes.fromhex(plan.seed[2:] + exposures_hash[2:]),
             "signature": sign_quorum(self.key, self.network.domain, struct_hash),
         }
 

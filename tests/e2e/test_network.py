@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from splitup.chain.market import distribute
 from splitup.client.connection import SplitUp
-from splitup.client.outcome import Result, compute_percentile, compute_transitions
+from splitup.client.outcome import Receipt, Result, compute_percentile, compute_transitions
 from splitup.devnet.processes import find_program
 from splitup.errors import ExecutionFailed, InvalidInput
 from tests.e2e.conftest import EXAMPLE, MODEL, NODES, Network, wait_for
@@ -60,6 +61,7 @@ async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
         receipt = await result.receipt
         evidence = await net.evidence(receipt)
         after = await net.chain.call("market", "balanceOf", net.address)
+        await check_distribution(net, result, receipt)
     expected = await asyncio.to_thread(compute_reference, tmp_path, inputs)
     assert result.outputs["logits"].tobytes() == expected.tobytes()
     tasks = len(result.manifest.tasks)
@@ -73,7 +75,21 @@ async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
     assert [entry.task for entry in evidence.verdicts] == list(range(tasks))
     assert {entry.outcome for entry in evidence.verdicts} == {"honest"}
     assert receipt.paid_micro_usdc == 2 * result.manifest.price_micro_usdc(12)
+    assert receipt.fee_micro_usdc == receipt.paid_micro_usdc // 100
     assert (before, after) == (0, receipt.refunded_micro_usdc)  # exactly the price was deposited
+
+
+async def check_distribution(net: SplitUp, result: Result, receipt: Receipt) -> None:
+    """Anybody credits what the settlement decided, and the executors' stake is free again."""
+    executor = result.nodes[0]
+    entry = await net.chain.call("nodes", "nodeOf", executor)
+    exposed = dict(result.plan.exposures())[executor]
+    assert entry["locked"] >= exposed > 0
+    earned = await net.chain.call("market", "balanceOf", executor)
+    assert (await distribute(net.chain, executor)).executions >= 1
+    assert (await net.chain.call("nodes", "nodeOf", executor))["locked"] == 0
+    amount = next(p.amount_micro_usdc for p in receipt.payments if p.account == executor)
+    assert await net.chain.call("market", "balanceOf", executor) >= earned + amount
 
 
 def test_command_line_runs_and_tells_the_receipt(network: Network, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from splitup_node.supervisor import WORKER_ARGV
 
 from splitup.chain.anvil import derive_key
 from splitup.chain.client import Chain
+from splitup.chain.market import request_to_abi, terms_to_abi
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
@@ -245,6 +246,8 @@ class NodeMarket:
             snapshot_sequence=self.snapshot.sequence,
             snapshot_root=self.snapshot.root(),
             block_hash=event.block_hash,
+            inputs_digest=event.args["inputsDigest"],
+            nonce=nonce,
         )
         certificate = self.network.committee.certify(
             request,
@@ -265,10 +268,8 @@ class NodeMarket:
         await self.network.owner.send(
             "market",
             "submitCompletePlan",
-            plan.request.execution_id,
-            plan.root(),
-            plan.seed,
-            len(set(plan.executors())),
+            request_to_abi(plan.request),
+            terms_to_abi(plan.root(), certificate.seed_signature, plan.exposures()),
             signatures,
         )
 

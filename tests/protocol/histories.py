@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 
-from splitup.crypto.quorum import SIGNATURE_BYTES, compute_quorum_size
+from splitup.crypto.bls import compute_seed
+from splitup.crypto.quorum import SIGNATURE_BYTES, compute_quorum_size, hash_exposures
 from splitup.crypto.scheme import REAL, Scheme
 from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
@@ -664,8 +665,8 @@ def _get_struct_hash(command: ev.SubmitSnapshot | ev.SubmitPlan) -> bytes:
             PlanVote(
                 execution_id=command.execution_id,
                 root=command.plan_root,
-                seed=command.seed,
-                executors=command.executor_count,
+                seed=compute_seed(command.seed_signature),
+                exposures_hash=hash_exposures(command.exposures),
                 **unsigned,
             )
         )

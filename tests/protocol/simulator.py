@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
-from splitup.crypto import dkg, quorum
+from splitup.crypto import bls, dkg, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, Unavailable
@@ -344,7 +344,10 @@ class Simulation:
                 self.emit(ev.SnapshotAccepted(1, command.sequence, command.root))
             case ev.SubmitPlan():
                 struct = quorum.plan_struct_hash(
-                    command.execution_id, command.plan_root, command.seed, command.executor_count
+                    command.execution_id,
+                    command.plan_root,
+                    bls.compute_seed(command.seed_signature),
+                    quorum.hash_exposures(command.exposures),
                 )
                 quorum.check_quorum(domain, struct, command.signatures, accounts)
                 if command.execution_id in self.chain.plans:
