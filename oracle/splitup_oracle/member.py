@@ -18,8 +18,8 @@ from typing import Any, Final
 from eth_hash.auto import keccak
 
 from splitup import limits
+from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
-from splitup.chain.committee import report_to_abi
 from splitup.chain.market import request_to_abi, terms_to_abi
 from splitup.codec import encode_canonical
 from splitup.crypto import bls
@@ -429,11 +429,11 @@ class Member:
             log.info("%s is in block %s (%s gas)", what, receipt.block_number, receipt.gas_used)
 
     async def _report(self, evidence: Equivocation) -> None:
-        """Say loudly that a member broke its one promise, and take its bond."""
+        """Say loudly that a member broke its one promise, and take its bond if it has one."""
         member = evidence.first.member
         log.error("member %s signed two different things: %s", member, evidence)
-        function, first, second = report_to_abi(evidence)
-        await self._submit(f"the report of {member}", "bonds", function, first, second)
+        function, votes = make_report(evidence)
+        await self._submit(f"the report about {member}", "bonds", function, *votes)
 
     async def _confirm_group_key(self, configuration: int, public_key: str) -> None:
         """Vote for the group key until the chain holds one."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from splitup.chain.client import Chain
 from splitup.crypto.bls import decode_public_key_eip2537
 from splitup.crypto.quorum import Domain
 from splitup.errors import ChainUnavailable
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
-from splitup.protocol.messages import Equivocation, PlanVote, SnapshotVote
 
 _TRIES = 3
 
@@ -45,28 +43,3 @@ async def fetch_committee(chain: Chain) -> CommitteeView:
             chain_id=chain.deployment.chain_id, committee=chain.deployment.committee.lower()
         ),
     )
-
-
-def report_to_abi(evidence: Equivocation) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the function of the Bonds contract that takes this evidence, and its two votes."""
-    first, second = evidence.first, evidence.second
-    function = "reportPlans" if isinstance(first, PlanVote) else "reportSnapshots"
-    return function, _vote_to_abi(first), _vote_to_abi(second)
-
-
-def _vote_to_abi(vote: SnapshotVote | PlanVote) -> dict[str, Any]:
-    signature = bytes.fromhex(vote.signature[2:])
-    if isinstance(vote, PlanVote):
-        return {
-            "executionId": vote.execution_id,
-            "planRoot": vote.root,
-            "tail": bytes.fromhex(vote.seed[2:] + vote.exposures_hash[2:]),
-            "signature": signature,
-        }
-    return {
-        "configuration": vote.configuration,
-        "sequence": vote.sequence,
-        "epoch": vote.epoch,
-        "root": vote.root,
-        "signature": signature,
-    }

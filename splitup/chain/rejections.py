@@ -64,6 +64,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "SignersNotAscending": "signatures must be sorted by signer without repetition; {signer}'s is "
     "not",
     # ---- the members' bonds
+    "PeriodTooLong": "a bond's period of {period} s is too long; {maximum} s are allowed",
     "BondMissing": "{account} has no bond",
     "MemberBonded": "{account} is a member of the committee, or about to be; its bond stays",
     "ReleaseNotRequested": "{account} has not asked for its bond; ask first, then wait",
