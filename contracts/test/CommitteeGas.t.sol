@@ -3,7 +3,8 @@ pragma solidity ^0.8.28;
 
 import {Base} from "./Base.sol";
 
-/// @dev What the committee's checks cost as whole transactions, 21 k included; snapshots/Committee.json.
+/// @dev What the committee costs, in snapshots/Committee.json: writes as whole transactions with their 21 k,
+/// the two checks as calls by another contract, without.
 contract CommitteeGasTest is Base {
     function record(string memory name) internal {
         vm.snapshotGasLastCall("Committee", name);
