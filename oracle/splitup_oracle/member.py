@@ -19,6 +19,7 @@ from eth_hash.auto import keccak
 
 from splitup import limits
 from splitup.chain.client import Chain
+from splitup.chain.committee import make_report
 from splitup.codec import encode_canonical
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
@@ -429,8 +430,10 @@ class Member:
             log.info("%s is in block %s (%s gas)", what, receipt.block_number, receipt.gas_used)
 
     async def _report(self, evidence: Equivocation) -> None:
-        """Say loudly that a member broke its one promise; the journal keeps the proof."""
-        log.error("member %s signed two different things: %s", evidence.first.member, evidence)
+        """Have the member that broke its one promise lose its bond, whoever reports it first."""
+        member = evidence.first.member
+        log.warning("member %s signed two different things: %s", member, evidence)
+        await self._submit(f"evidence against {member}", "bonds", *make_report(evidence))
 
     async def _confirm_group_key(self, configuration: int, public_key: str) -> None:
         """Vote for the group key until the chain holds one."""

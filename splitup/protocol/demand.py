@@ -28,10 +28,10 @@ def compute_demand(
     holders: dict[str, int] = defaultdict(int)
     classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for heartbeat in live:
-        for task in heartbeat.resident:
-            holders[task] += 1
+        for held in heartbeat.resident:
+            holders[held] += 1
             operator = operators.get(heartbeat.node, heartbeat.node)
-            classes[task][heartbeat.determinism].add(operator)
+            classes[held][heartbeat.determinism].add(operator)
     rows: dict[str, dict[str, Any]] = {}
     for manifest in manifests:
         model_id = manifest.model_id

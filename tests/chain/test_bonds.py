@@ -12,11 +12,13 @@ import pytest_asyncio
 from eth_hash.auto import keccak
 
 from splitup.chain.client import Chain
+from splitup.chain.committee import make_report
 from splitup.crypto import bls
 from splitup.crypto.quorum import plan_struct_hash, sign_quorum, snapshot_struct_hash
 from splitup.errors import ChainRejected
 from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
 from splitup.protocol.challenges import Challenge, find_wrong_choice, open_plan, open_task
+from splitup.protocol.messages import Equivocation, PlanVote
 from splitup.protocol.selection import compute_plan
 from splitup.wire import Plan, Snapshot
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
@@ -210,6 +212,25 @@ async def test_a19_two_plans_for_one_execution_cost_the_bond(court: Court) -> No
     other = change_list(plan, 0, plan.tasks[0][::-1])
     await court.expect_refusal("VotesAgree", "reportPlans", court.vote(plan), court.vote(plan))
     await court.report("reportPlans", court.vote(plan), court.vote(other))
+    assert await court.bond() == 0
+
+
+async def test_a19_evidence_of_the_machines_is_what_the_contract_takes(court: Court) -> None:
+    plan, _ = make_market()
+    other = change_list(plan, 0, plan.tasks[0][::-1])
+
+    def vote(signed: Plan) -> PlanVote:
+        raw = court.vote(signed)
+        return PlanVote(
+            execution_id=raw["executionId"],
+            root=raw["planRoot"],
+            seed=signed.seed,
+            executors=len(set(signed.executors())),
+            member=court.member.address,
+            signature="0x" + raw["signature"].hex(),
+        )
+
+    await court.report(*make_report(Equivocation(first=vote(plan), second=vote(other))))
     assert await court.bond() == 0
 
 
