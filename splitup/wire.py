@@ -99,6 +99,8 @@ class Heartbeat(Message):
     resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
     vram_free_bytes: Count
     determinism: str = Field(max_length=200)
+    speed_mflops: Count = 0  # measured over its runs; 0 means not yet
+    bandwidth_kbps: Count = 0  # measured over its downloads; 0 means not yet
 
 
 class NodeView(Message):
@@ -109,6 +111,9 @@ class NodeView(Message):
     queue_ms: Count
     resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
     determinism: str = Field(max_length=200)
+    speed_mflops: Count = 0
+    bandwidth_kbps: Count = 0
+    assigned_micro_usdc: Count = 0  # the price of the work it got since the snapshot before
 
 
 class Observation(Message):

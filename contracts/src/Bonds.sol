@@ -118,7 +118,9 @@ contract Bonds is IBonds, Ownable2Step {
     /// @inheritdoc IBonds
     function reportPlans(PlanVote calldata first, PlanVote calldata second) external {
         require(first.executionId == second.executionId, SlotsDiffer());
-        require(first.planRoot != second.planRoot, VotesAgree());
+        require(
+            first.planRoot != second.planRoot || keccak256(first.tail) != keccak256(second.tail), VotesAgree()
+        );
         address member = _recoverPlan(first);
         address other = _recoverPlan(second);
         require(member == other, VotersDiffer(member, other));

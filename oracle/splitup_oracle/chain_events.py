@@ -107,4 +107,5 @@ def make_node_record(node: Mapping[str, Any]) -> NodeRecord:
         signing_key=node["signingKey"],
         endpoint=node["endpoint"],
         stake_micro_usdc=node["stake"],
+        operator=node.get("operator", ""),
     )

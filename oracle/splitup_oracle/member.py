@@ -18,8 +18,8 @@ from typing import Any, Final
 from eth_hash.auto import keccak
 
 from splitup import limits
+from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
-from splitup.chain.committee import make_report
 from splitup.codec import encode_canonical
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
@@ -430,10 +430,11 @@ class Member:
             log.info("%s is in block %s (%s gas)", what, receipt.block_number, receipt.gas_used)
 
     async def _report(self, evidence: Equivocation) -> None:
-        """Have the member that broke its one promise lose its bond, whoever reports it first."""
+        """Say loudly that a member broke its one promise, and take its bond if it has one."""
         member = evidence.first.member
-        log.warning("member %s signed two different things: %s", member, evidence)
-        await self._submit(f"evidence against {member}", "bonds", *make_report(evidence))
+        log.error("member %s signed two different things: %s", member, evidence)
+        function, votes = make_report(evidence)
+        await self._submit(f"the report about {member}", "bonds", function, *votes)
 
     async def _confirm_group_key(self, configuration: int, public_key: str) -> None:
         """Vote for the group key until the chain holds one."""

@@ -151,7 +151,9 @@ class CommitteeMember:
 
     def compute_demand(self, now: float) -> list[dict[str, Any]]:
         """Return the rows of a heartbeat's reply (``splitup.protocol.demand``)."""
-        return compute_demand(self._library.manifests(), self._snapshots.nodes.get_live(now))
+        nodes = self._snapshots.nodes
+        live, operators = nodes.get_live(now), nodes.get_operators()
+        return compute_demand(self._library.manifests(), live, operators)
 
     def get_status(self, now: float) -> dict[str, Any]:
         return {
@@ -173,6 +175,9 @@ class CommitteeMember:
                 certificate = self._plans.find_certificate(command.execution_id)
                 if certificate is not None:
                     commands += self._settlements.process_certificate(certificate, now)
+                    manifest = self._library.find_manifest(certificate.plan.request.model_id)
+                    if manifest is not None:
+                        self._snapshots.nodes.process_plan(certificate.plan, manifest)
         return commands
 
     def _dispatch(self, event: Event, now: float) -> list[Command]:

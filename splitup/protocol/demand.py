@@ -28,10 +28,10 @@ def compute_demand(
     holders: dict[str, int] = defaultdict(int)
     classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for heartbeat in live:
-        for held in heartbeat.resident:
-            holders[held] += 1
-            operator = operators.get(heartbeat.node, heartbeat.node)
-            classes[held][heartbeat.determinism].add(operator)
+        operator = operators.get(heartbeat.node, heartbeat.node)
+        for task_id in heartbeat.resident:
+            holders[task_id] += 1
+            classes[task_id][heartbeat.determinism].add(operator)
     rows: dict[str, dict[str, Any]] = {}
     for manifest in manifests:
         model_id = manifest.model_id

@@ -43,6 +43,7 @@ class NodeRecord:
     signing_key: str
     endpoint: str
     stake_micro_usdc: int
+    operator: str = ""  # who runs it; "" means its own account
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from splitup import limits
 from splitup.errors import BadSignature, PeerFault
+from splitup.graph.manifest import Manifest
 from splitup.protocol.events import NodeRecord
-from splitup.wire import Heartbeat, NodeView
+from splitup.wire import Heartbeat, NodeView, Plan
 
 
 @dataclass(slots=True)
@@ -21,10 +23,10 @@ class _Node:
     probed: bool = False
 
 
-def quantise_ms(milliseconds: int) -> int:
+def quantise(figure: int) -> int:
     """Round down to three significant bits, so that equal views have equal bytes."""
-    shift = max(0, milliseconds.bit_length() - 3)
-    return milliseconds >> shift << shift
+    shift = max(0, figure.bit_length() - 3)
+    return figure >> shift << shift
 
 
 class Nodes:
@@ -33,6 +35,8 @@ class Nodes:
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
         self.records: Mapping[str, NodeRecord] = {}
+        self._assigned: Counter[str] = Counter()  # micro-USDC since the latest snapshot
+        self._counted: OrderedDict[str, None] = OrderedDict()  # executions
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -62,14 +66,36 @@ class Nodes:
         return tuple(
             NodeView.model_construct(  # from checked parts: ten thousand of them, once a second
                 node=node.record.node,
-                rtt_ms=quantise_ms(node.rtt_ms or 0),
-                queue_ms=quantise_ms(node.heartbeat.queue_ms),
+                rtt_ms=quantise(node.rtt_ms or 0),
+                queue_ms=quantise(node.heartbeat.queue_ms),
                 resident=node.heartbeat.resident,
                 determinism=node.heartbeat.determinism,
+                speed_mflops=quantise(node.heartbeat.speed_mflops),
+                bandwidth_kbps=quantise(node.heartbeat.bandwidth_kbps),
+                assigned_micro_usdc=quantise(self._assigned[node.record.node]),
             )
             for node in self._iter_live(now)
             if node.heartbeat
         )
+
+    def get_operators(self) -> dict[str, str]:
+        """Return who runs each node."""
+        return {name: record.operator or name for name, record in self.records.items()}
+
+    def process_plan(self, plan: Plan, manifest: Manifest) -> None:
+        """Count the work that a certified plan gives out, once."""
+        execution_id = plan.request.execution_id
+        if execution_id in self._counted or len(plan.tasks) != len(manifest.tasks):
+            return
+        self._counted[execution_id] = None
+        while len(self._counted) > limits.MAX_OPEN_EXECUTIONS:
+            self._counted.popitem(last=False)
+        for executor, task in zip(plan.executors(), manifest.tasks, strict=True):
+            self._assigned[executor] += task.price_micro_usdc * plan.request.steps
+
+    def process_snapshot(self) -> None:
+        """Begin to count anew: what was assigned before is in the credits of the snapshot."""
+        self._assigned.clear()
 
     def process_nodes(self, records: Sequence[NodeRecord]) -> None:
         """Take over the registry's active nodes; the others are forgotten."""

@@ -27,6 +27,7 @@ from splitup.protocol.events import (
     SubmitSnapshot,
 )
 from splitup.protocol.evidence import Witness, compute_vote_hash
+from splitup.protocol.fairness import compute_credits
 from splitup.protocol.liveness import Nodes
 from splitup.protocol.messages import (
     OBSERVATION_DOMAIN,
@@ -73,18 +74,22 @@ def compute_snapshot(
 
     A node is in when more than ``tolerated`` observers list it, hence at least one honest one. Load
     and round trip are medians, which keep their ``previous`` value while they are near it; a task
-    is resident when more than ``tolerated`` observers say so.
+    is resident when more than ``tolerated`` observers say so. Credits go on from ``previous`` ones.
     """
     before = {entry.node: entry for entry in previous.entries} if previous else {}
     views: dict[str, list[NodeView]] = {}
     for observation in sorted(observations, key=lambda o: o.member):
         for view in observation.views:
             views.setdefault(view.node, []).append(view)
+    live = sorted(n for n, seen in views.items() if len(seen) > tolerated and n in records)
+    credits = compute_credits(
+        {node: records[node].stake_micro_usdc for node in live},
+        {node: entry.credit_milli for node, entry in before.items()},
+        {node: median_low(view.assigned_micro_usdc for view in views[node]) for node in live},
+    )
     entries = []
-    for node in sorted(views):
-        seen, record, old = views[node], records.get(node), before.get(node)
-        if len(seen) <= tolerated or record is None:
-            continue
+    for node in live:
+        seen, record, old = views[node], records[node], before.get(node)
         held = Counter(task for view in seen for task in view.resident)
         classes = Counter(view.determinism for view in seen)
         rtt_ms = median_low(view.rtt_ms for view in seen)
@@ -99,6 +104,10 @@ def compute_snapshot(
                 queue_ms=_settle(old.queue_ms, queue_ms) if old else queue_ms,
                 resident=tuple(sorted(t for t, count in held.items() if count > tolerated)),
                 determinism=min(classes, key=lambda name: (-classes[name], name)),
+                operator=record.operator,
+                speed_mflops=median_low(view.speed_mflops for view in seen),
+                bandwidth_kbps=median_low(view.bandwidth_kbps for view in seen),
+                credit_milli=credits[node],
             )
         )
     first = observations[0]
@@ -171,6 +180,7 @@ class Snapshots:
         self._accepted.append((configuration, sequence, root))
         del self._accepted[: -limits.MAX_SNAPSHOTS]
         self._accepted_at = now
+        self.nodes.process_snapshot()
         self._pacemaker.note_progress()
         self._reset()
         self._news_wishes = 0

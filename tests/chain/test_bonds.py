@@ -11,14 +11,14 @@ import pytest
 import pytest_asyncio
 from eth_hash.auto import keccak
 
+from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
-from splitup.chain.committee import make_report
 from splitup.crypto import bls
 from splitup.crypto.quorum import plan_struct_hash, sign_quorum, snapshot_struct_hash
 from splitup.errors import ChainRejected
 from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
 from splitup.protocol.challenges import Challenge, find_wrong_choice, open_plan, open_task
-from splitup.protocol.messages import Equivocation, PlanVote
+from splitup.protocol.messages import Equivocation, PlanVote, SnapshotVote
 from splitup.protocol.selection import compute_plan
 from splitup.wire import Plan, Snapshot
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
@@ -215,23 +215,33 @@ async def test_a19_two_plans_for_one_execution_cost_the_bond(court: Court) -> No
     assert await court.bond() == 0
 
 
-async def test_a19_evidence_of_the_machines_is_what_the_contract_takes(court: Court) -> None:
+async def test_a19_what_members_witness_is_what_the_contract_takes(court: Court) -> None:
     plan, _ = make_market()
     other = change_list(plan, 0, plan.tasks[0][::-1])
 
-    def vote(signed: Plan) -> PlanVote:
-        raw = court.vote(signed)
+    def witness(plan: Plan) -> PlanVote:
         return PlanVote(
-            execution_id=raw["executionId"],
-            root=raw["planRoot"],
-            seed=signed.seed,
-            executors=len(set(signed.executors())),
+            execution_id=plan.request.execution_id,
+            root=plan.root(),
+            seed=plan.seed,
+            executors=len(set(plan.executors())),
             member=court.member.address,
-            signature="0x" + raw["signature"].hex(),
+            signature="0x" + court.vote(plan)["signature"].hex(),
         )
 
-    await court.report(*make_report(Equivocation(first=vote(plan), second=vote(other))))
+    function, votes = make_report(Equivocation(first=witness(plan), second=witness(other)))
+    await court.report(function, *votes)
     assert await court.bond() == 0
+    snapshots = [
+        SnapshotVote(
+            member=court.member.address,
+            **{**vote, "signature": "0x" + vote["signature"].hex()},
+        )
+        for vote in (court.snapshot_vote(3, "0x" + byte * 32) for byte in ("01", "02"))
+    ]
+    function, votes = make_report(Equivocation(first=snapshots[0], second=snapshots[1]))
+    with pytest.raises(ChainRejected, match="has no bond"):  # proved, but nothing is left to take
+        await court.report(function, *votes)
 
 
 async def test_an_offence_is_punished_once(court: Court) -> None:

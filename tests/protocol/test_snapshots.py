@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from splitup.errors import BadSignature, PeerFault
 from splitup.protocol.events import NodeRecord
-from splitup.protocol.liveness import Nodes
+from splitup.protocol.liveness import Nodes, quantise
 from splitup.protocol.pacemaker import compute_leader
+from splitup.protocol.selection import compute_plan
 from splitup.protocol.snapshots import compute_snapshot
-from splitup.wire import Heartbeat, NodeView, Observation
-from tests.builders import address
+from splitup.wire import Heartbeat, NodeView, Observation, Snapshot
+from tests.builders import address, make_chain_manifest, make_request, make_snapshot
 from tests.protocol.simulator import make_identity
 
 TASKS = [f"{n:064x}" for n in range(4)]
@@ -140,3 +143,55 @@ class TestHeartbeats:
         layer.process_heartbeat(self.beat(1), self.node.signing_key_hex, 1.0)
         layer.process_nodes(())
         assert layer.list_heard(1.0) == []
+
+
+def test_work_assigned_since_the_last_snapshot_becomes_credit() -> None:
+    """A liar's figure is no median; credit goes on from the snapshot before."""
+    records = {address(n): record(n) for n in (1, 2)}
+
+    def snapshot_after(sequence: int, previous: Snapshot | None, *assigned: int) -> Snapshot:
+        views = [
+            view(n).model_copy(update={"assigned_micro_usdc": sum_})
+            for n, sum_ in enumerate(assigned, start=1)
+        ]
+        lie = [view(n).model_copy(update={"assigned_micro_usdc": 10**15}) for n in (1, 2)]
+        observations = [observe(0, *views), observe(1, *views), observe(2, *lie)]
+        return compute_snapshot(observations, records, previous, sequence=sequence, tolerated=1)
+
+    first = snapshot_after(1, None, 300, 100)
+    assert [entry.credit_milli for entry in first.entries] == [-500, 500]
+    second = snapshot_after(2, first, 0, 0)
+    assert [entry.credit_milli for entry in second.entries] == [-500, 500]
+    third = snapshot_after(3, second, 100, 100)
+    assert [entry.credit_milli for entry in third.entries] == [-438, 438]
+
+
+def test_an_execution_counts_once_and_until_the_next_snapshot() -> None:
+    nodes = Nodes()
+    nodes.process_nodes([record(n) for n in (1, 2, 3)])
+    manifest, live = make_chain_manifest(4), make_snapshot(3, 4)
+    plan = compute_plan(make_request(steps=5), "0x" + "01" * 32, live, manifest)
+    for number in (1, 2, 3):
+        beat = Heartbeat(
+            node=address(number),
+            boot_id="ab" * 32,
+            sequence=1,
+            sent_at_ms=1,
+            block_number=0,
+            queue_ms=0,
+            resident=(),
+            vram_free_bytes=0,
+            determinism="CPU",
+        )
+        nodes.process_heartbeat(beat, f"0x{number:064x}", 0.0)
+        nodes.process_rtt(address(number), 1)
+
+    def count() -> dict[str, int]:
+        return {view.node: view.assigned_micro_usdc for view in nodes.observe(0.0)}
+
+    for _ in range(2):
+        nodes.process_plan(plan, manifest)
+    wins = Counter(plan.executors())
+    assert count() == {address(n): quantise(wins[address(n)] * 10 * 5) for n in (1, 2, 3)}
+    nodes.process_snapshot()
+    assert set(count().values()) == {0}

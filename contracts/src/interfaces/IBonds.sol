@@ -128,7 +128,7 @@ interface IBonds {
     /// @notice A member signed two roots for one snapshot slot: configuration, sequence and epoch.
     function reportSnapshots(SnapshotVote calldata first, SnapshotVote calldata second) external;
 
-    /// @notice A member signed two plan roots for one execution.
+    /// @notice A member signed two plans for one execution: another root, or other words beside it.
     function reportPlans(PlanVote calldata first, PlanVote calldata second) external;
 
     /// @notice A member signed a plan for another seed, snapshot or model than the group's signature is
