@@ -25,9 +25,11 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
     """One network for all: starting it takes as long as a test."""
     directory: Path = tmp_path_factory.mktemp("members")
     async with run_network(directory, sampling_bps=10_000) as network:
-        await network.wait_until(network.is_ready, 90)
-        yield network
-        print(network.read_logs())
+        try:
+            await network.wait_until(network.is_ready, 180)
+            yield network
+        finally:
+            print(network.read_logs())
 
 
 async def finish(network: Network, execution_id: str) -> None:
@@ -62,7 +64,7 @@ async def test_f06_f07_members_killed_and_stopped_at_any_moment(network: Network
             network.signal_member(place, signal.SIGCONT)
         else:
             await network.start_member(place)
-        await network.wait_until(network.is_ready, 90)
+        await network.wait_until(network.is_ready, 180)
 
     network.signal_member(0, signal.SIGSTOP)
     await network.stop_member(1, signal.SIGKILL)
@@ -73,7 +75,7 @@ async def test_f06_f07_members_killed_and_stopped_at_any_moment(network: Network
     network.signal_member(0, signal.SIGCONT)
     await finish(network, execution_id)
     await network.start_member(1)
-    await network.wait_until(network.is_ready, 90)
+    await network.wait_until(network.is_ready, 180)
     await run_execution(network)
     assert "Traceback" not in network.read_logs()
 
