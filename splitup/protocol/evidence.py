@@ -69,7 +69,7 @@ class Witness:
         first = self._votes.setdefault(key, vote)
         while len(self._votes) > limits.MAX_WITNESSED_VOTES:
             self._votes.popitem(last=False)
-        if compute_vote_hash(first) == compute_vote_hash(vote):
+        if first.root == vote.root:
             return []
         return self._report(key, Equivocation(first=first, second=vote), tell=True)
 
@@ -81,8 +81,8 @@ class Witness:
             return []
         if (get_slot(second), second.member) != key:
             raise PeerFault("evidence of equivocation is about two slots or members")
-        if compute_vote_hash(first) == compute_vote_hash(second):
-            raise PeerFault("evidence of equivocation holds the same statement twice")
+        if first.root == second.root:
+            raise PeerFault("evidence of equivocation holds the same root twice")
         self._seat.view.member_of(first.member)
         for vote in (first, second):
             self._seat.check(vote.member, compute_vote_hash(vote), vote.signature)

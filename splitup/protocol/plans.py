@@ -351,7 +351,7 @@ class Plans:
             except PeerFault as error:
                 commands.append(Fault(member, str(error)))
                 continue
-            if (vote.root, vote.seed) != (known.root, plan.seed):
+            if known.own is None or compute_vote_hash(vote) != compute_vote_hash(known.own):
                 # a true signature under a false plan: who holds its other one has evidence
                 commands.append(
                     Fault(member, f"signed another plan for {plan.request.execution_id}")

@@ -335,7 +335,7 @@ class Snapshots:
         previous = self._find_current()
         if previous is None and self._needs_previous():
             return self._ask_current(now)
-        if not self._get_reason(_list_entries(snapshot), self._soon(now)):
+        if not self._get_reason(_list_entries(snapshot), self._grant_age(now)):
             return [Log(f"snapshot {snapshot.sequence} by {sender} is not due; not signed")]
         if self._compute(proposal.observations, previous) != snapshot:
             # honest when the registry changed between two views of the chain
@@ -497,9 +497,14 @@ class Snapshots:
     def _ask_current(self, now: float) -> list[Command]:
         return self._library.ask_snapshot(self._accepted[-1][2], now)
 
-    def _soon(self, now: float) -> float:
-        """Clocks differ by what an acceptance took to be seen: what the leader finds due is."""
-        return now + limits.OBSERVE_PERIOD_S * 2
+    def _grant_age(self, now: float) -> float:
+        """Return the time by which to judge a leader that finds the snapshot old enough.
+
+        Members saw it accepted at different times. One that restarted since does not know when.
+        """
+        if self._accepted_at <= self._started_at:
+            return math.inf
+        return now + limits.SNAPSHOT_REFRESH_S / 2
 
     def _compute(self, shares: Sequence[ObservationShare], previous: Snapshot | None) -> Snapshot:
         return compute_snapshot(

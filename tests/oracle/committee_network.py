@@ -242,7 +242,7 @@ class Network:
 
     async def get_status(self, place: int) -> dict[str, Any]:
         try:
-            return await self.http.get_json(f"{self.endpoints[place]}/v1/status", timeout_s=1)
+            return await self.http.get_json(f"{self.endpoints[place]}/v1/status", timeout_s=5)
         except Unavailable:
             return {}
 

@@ -225,6 +225,7 @@ class History:
         self.block = 1
         self.trace = hashlib.sha256()
         self.notes: list[str] = []
+        self.accused: set[str] = set()
         self.verbose = False
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -417,6 +418,7 @@ class History:
                 self._pending.append(partial(self._execute, command))
             case ev.SubmitEvidence():
                 self.checker.note_accused(command.evidence.first.member)
+                self.accused.add(command.evidence.first.member)
                 self.note(f"{life.place} has evidence")
             case ev.FetchSnapshot():
                 self.after(0.02, partial(self._fetch, life, command.root))
@@ -465,7 +467,10 @@ class History:
             case SnapshotVote() | PlanVote() if message.member == life.account:
                 if rng.random() < 0.5:
                     return message
-                other = message.model_copy(update={"root": f"0x{rng.randrange(3):064x}"})
+                change: dict[str, object] = {"root": f"0x{rng.randrange(3):064x}"}
+                if isinstance(message, PlanVote) and rng.random() < 0.3:
+                    change = {"executors": message.executors + 1}
+                other = message.model_copy(update=change)
                 signature = self.scheme.sign_quorum(
                     self.identities[life.place], self.view.domain, compute_vote_hash(other)
                 )

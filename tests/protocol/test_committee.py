@@ -431,3 +431,14 @@ def test_only_members_can_be_members() -> None:
     make_keys()
     with pytest.raises(InvalidInput, match="use a member's keystore"):
         CommitteeMember(make_identity(5), view, VERIFY_ALL, read_result, grace_s=GRACE_S)
+
+
+def test_members_that_restarted_do_not_hold_up_the_next_snapshot() -> None:
+    """They saw the current one accepted long ago, and cannot know how long."""
+    simulation = start()
+    simulation.run(limits.SNAPSHOT_REFRESH_S - 5)
+    before = simulation.chain.sequence
+    for place in (1, 2):
+        simulation.start_member(place)
+    assert simulation.run(12, lambda: simulation.chain.sequence > before)
+    assert not any("is not due" in line for line in simulation.logs)

@@ -98,6 +98,18 @@ def test_thirty_one_members() -> None:
         assert len(history.plans) == 2
 
 
+def test_a19_equivocating_members_are_found_and_only_they() -> None:
+    """Every one accused is guilty (the checker says); most that sign two things are accused."""
+    accused = 0
+    for seed in range(40):
+        history = History(Scenario(seed, liars=frozenset({seed % 4}), requests=3)).run()
+        accused += len(history.accused)
+        for life in history.lives:
+            kept = [key for kind, key in life.journal if kind == "evidence"]
+            assert not life.machine or len(kept) >= bool(life.machine.list_evidence())
+    assert accused > 20
+
+
 def test_a_history_replays_exactly() -> None:
     for seed in (4, 11, 12):
         first, second = (History(make_scenario(seed)).run() for _ in range(2))
