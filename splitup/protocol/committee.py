@@ -31,11 +31,13 @@ from splitup.protocol.events import (
     NodesSeen,
     PlanAccepted,
     PlanPushed,
+    PromiseReceived,
     RequestSeen,
     ResultReceived,
     RttMeasured,
     SnapshotAccepted,
     SnapshotFetched,
+    TaskRecomputed,
     Tick,
 )
 from splitup.protocol.messages import (
@@ -53,7 +55,7 @@ from splitup.protocol.settlements import ResultReader, Settlements
 from splitup.protocol.shared import Ledger, Library, Seat
 from splitup.protocol.snapshots import Snapshots
 from splitup.protocol.verification import Economics
-from splitup.wire import Evidence, PlanCertificate, Snapshot
+from splitup.wire import Evidence, PlanCertificate, SignedTestimony, Snapshot
 
 _PLAN_MESSAGES = (PlanPartial, PlanSignature, PlanCertified, PlanDelivered, PlanWanted)
 
@@ -100,6 +102,10 @@ class CommitteeMember:
     def find_evidence(self, execution_id: str) -> Evidence | None:
         """Return what the settlement of an execution closed lately rested on."""
         return self._settlements.find_evidence(execution_id)
+
+    def find_testimony(self, execution_id: str) -> SignedTestimony | None:
+        """Return what this member testifies about an execution's verification, or None."""
+        return self._settlements.find_testimony(execution_id)
 
     def find_refusal(self, execution_id: str) -> str:
         """Return why an execution cannot be planned, or ""."""
@@ -174,6 +180,10 @@ class CommitteeMember:
                 return self._settlements.process_completion(
                     event.completion, event.signing_key, now
                 )
+            case PromiseReceived():
+                return self._settlements.process_promise(event.promise, event.signing_key, now)
+            case TaskRecomputed():
+                return self._settlements.process_ruling(event.execution_id, event.ruling, now)
             case ResultReceived():
                 return self._settlements.process_result(
                     event.result, event.signing_key, event.token, now

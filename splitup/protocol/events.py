@@ -19,7 +19,9 @@ from splitup.wire import (
     Message,
     PlanCertificate,
     Request,
+    Ruling,
     Snapshot,
+    VerificationCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -120,6 +122,14 @@ class CompletionReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class PromiseReceived:
+    """A validator's commitment."""
+
+    promise: VerificationCommitment
+    signing_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class ResultReceived:
     result: VerificationResult
     signing_key: str
@@ -156,6 +166,14 @@ class SnapshotFetched:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskRecomputed:
+    """A RecomputeTask was carried out, or cannot be: then the ruling says why."""
+
+    execution_id: str
+    ruling: Ruling
+
+
+@dataclass(frozen=True, slots=True)
 class PlanPushed:
     """A PushPlan was carried out; ``unreached`` nodes did not answer."""
 
@@ -179,7 +197,9 @@ Event = (
     | GossipReceived
     | HeartbeatReceived
     | CompletionReceived
+    | PromiseReceived
     | ResultReceived
+    | TaskRecomputed
     | KeyReady
     | RttMeasured
     | ManifestFetched
@@ -271,6 +291,14 @@ class PushVerification:
 
 
 @dataclass(frozen=True, slots=True)
+class RecomputeTask:
+    """Recompute a disputed task here, in the determinism class given; report TaskRecomputed."""
+
+    order: VerificationOrder
+    determinism: str
+
+
+@dataclass(frozen=True, slots=True)
 class FetchManifest:
     model_id: str
 
@@ -312,6 +340,7 @@ Command = (
     | ConfirmGroupKey
     | PushPlan
     | PushVerification
+    | RecomputeTask
     | FetchManifest
     | FetchSnapshot
     | AnnouncePlan

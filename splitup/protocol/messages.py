@@ -20,6 +20,7 @@ from splitup.wire import (
     Message,
     Observation,
     PlanCertificate,
+    SignedTestimony,
     Snapshot,
 )
 
@@ -94,6 +95,12 @@ class DrawMade(Message):
     draw: Draw
 
 
+class Testified(Message):
+    """What a member knows of a verification; convinces by itself."""
+
+    testimony: SignedTestimony
+
+
 class SettlementProposal(Message):
     """All evidence of an execution; whoever holds it computes the same settlement.
 
@@ -105,7 +112,8 @@ class SettlementProposal(Message):
     round: Annotated[int, Field(ge=0, lt=limits.MAX_SETTLEMENT_ROUNDS)]
     draw: Draw
     completions: tuple[Completion, ...] = Field(max_length=limits.MAX_TASKS)
-    results: tuple[TokenField, ...] = Field(max_length=limits.MAX_TASKS)
+    results: tuple[TokenField, ...] = Field(max_length=limits.MAX_STATEMENTS)
+    testimonies: tuple[SignedTestimony, ...] = Field(max_length=limits.MAX_COMMITTEE)
     settlement_hash: Bytes32Field
 
 
@@ -127,6 +135,7 @@ _KINDS: Final[dict[str, type[Message]]] = {
     "plan-wanted": PlanWanted,
     "draw-partial": DrawPartial,
     "draw-made": DrawMade,
+    "testified": Testified,
     "settlement-proposal": SettlementProposal,
     "settlement-signature": SettlementSignature,
 }

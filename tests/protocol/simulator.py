@@ -30,15 +30,19 @@ from splitup.protocol.certificates import (
 )
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
+from splitup.protocol.testimonies import Testimonies, check_testimony
 from splitup.protocol.verification import Economics
 from splitup.wire import (
+    EMPTY_DIGEST,
     Completion,
     Heartbeat,
     Message,
     PlanCertificate,
     Request,
+    Ruling,
     Snapshot,
     TaskCommitment,
+    VerificationCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -120,6 +124,9 @@ class Node:
     lies: bool = False  # returns wrong outputs
     false_accuser: bool = False  # as a validator
     mute_validator: bool = False
+    corrupts_state: bool = False  # right outputs, another state
+    withholds_completion: bool = False
+    withholds_result: bool = False
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
     verified: set[tuple[str, int]] = field(default_factory=set)
     sequence: int = 0
@@ -127,6 +134,16 @@ class Node:
     @property
     def address(self) -> str:
         return self.identity.address
+
+    @property
+    def is_dishonest(self) -> bool:
+        return (
+            self.lies
+            or self.false_accuser
+            or self.corrupts_state
+            or self.withholds_completion
+            or self.withholds_result
+        )
 
 
 class Simulation:
@@ -164,6 +181,8 @@ class Simulation:
         self.certificates: dict[str, dict[str, PlanCertificate]] = {}
         self.pushes: Counter[str] = Counter()
         self.orders: list[VerificationOrder] = []
+        self.unable: set[str] = set()  # members that cannot recompute
+        self.recomputed: Counter[tuple[str, int]] = Counter()
         self.journals: dict[str, dict[tuple[str, str], object]] = {
             m.address: {} for m in self.identities
         }
@@ -271,6 +290,8 @@ class Simulation:
                 self._push(account, command.certificate)
             case ev.PushVerification():
                 self._order(command)
+            case ev.RecomputeTask():
+                self.after(0.2, partial(self._recompute, account, command.order))
             case ev.SubmitSnapshot() | ev.SubmitPlan() | ev.SubmitSettlement():
                 self._pending.append(partial(self._execute, command))
             case ev.FetchSnapshot():
@@ -432,6 +453,7 @@ class Simulation:
                 task_id=self.manifest.tasks[task].task_id,
                 inputs=(digest("in", execution_id, task),),
                 outputs=(digest("lie" if node.lies else "out", execution_id, task),),
+                state=digest("corrupt" if node.corrupts_state else "state", execution_id, task),
             )
             for task, executor in enumerate(certificate.plan.executors())
             if executor == node.address
@@ -453,12 +475,48 @@ class Simulation:
                     execution_id, node.address, steps, completion.root(), f"0x{self.block:064x}"
                 )
             )
+            if not node.withholds_completion:
+                reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
+                self._when_due(execution_id, None, reveal)
+
+        self.after(0.05, lambda: self._pending.append(commit))
+
+    def _when_due(
+        self, execution_id: str, own: VerificationCommitment | None, event: ev.Event
+    ) -> None:
+        """Ask the members until 2f+1 say that reveals are due, then reveal to all."""
+        testimonies = Testimonies(self.view.quorum)
+
+        def ask() -> None:
+            for account, member in self.members.items():
+                lost = self.random.random() < self.network.loss
+                signed = member.find_testimony(execution_id)
+                if account not in self.down and not lost and signed is not None:
+                    check_testimony(signed, self.view)
+                    testimonies.add(signed)
+            fixed = own is None or testimonies.find_fixed(own.task, own.validator) == own.root
+            if not testimonies.is_due() or not fixed:
+                if execution_id not in self.chain.settlements:
+                    self.after(0.5, ask)
+                return
             for account in self.members:
-                event = ev.CompletionReceived(completion, node.identity.signing_key_hex)
                 for attempt in range(5):
                     self.after(attempt, partial(self._send, partial(self.feed, account, event)))
 
-        self.after(0.05, lambda: self._pending.append(commit))
+        ask()
+
+    def _recompute(self, account: str, order: VerificationOrder) -> None:
+        execution_id, task = order.draw.execution_id, order.task
+        self.recomputed[execution_id, task] += 1
+        able = account not in self.unable
+        ruling = Ruling(
+            task=task,
+            inputs=(digest("in", execution_id, task),) if able else (),
+            outputs=(digest("out", execution_id, task),) if able else (),
+            state=digest("state", execution_id, task) if able else EMPTY_DIGEST,
+            error="" if able else "another determinism class",
+        )
+        self.feed(account, ev.TaskRecomputed(execution_id, ruling))
 
     def _order(self, command: ev.PushVerification) -> None:
         self._send(partial(self._verify, self.by_node[command.node], command.order))
@@ -476,7 +534,12 @@ class Simulation:
             validator=node.address,
             inputs=(digest("in", execution_id, order.task),),
             outputs=(digest("no" if node.false_accuser else "out", execution_id, order.task),),
+            state=digest("state", execution_id, order.task),
+            salt="0x" + digest("salt", execution_id, order.task, node.address),
             error="",
+        )
+        promise = VerificationCommitment(
+            execution_id=execution_id, task=order.task, validator=node.address, root=result.root()
         )
         token = sign_jws(
             node.identity,
@@ -485,10 +548,13 @@ class Simulation:
             body=result.model_dump(mode="json"),
             now_s=int(self.now),
         )
+        key = node.identity.signing_key_hex
         for account in self.members:
-            event = ev.ResultReceived(result, node.identity.signing_key_hex, token)
+            event = ev.PromiseReceived(promise, key)
             for attempt in range(5):
                 self.after(attempt, partial(self._send, partial(self.feed, account, event)))
+        if not node.withholds_result:
+            self._when_due(execution_id, promise, ev.ResultReceived(result, key, token))
 
     # ---- what must hold -----------------------------------------------------------------------
 
@@ -506,7 +572,7 @@ class Simulation:
             plan = next(iter(self.certificates[execution_id].values())).plan
             paid = sum(p.amount_micro_usdc for p in settlement.payments if not p.from_slash)
             assert paid <= plan.request.max_price_micro_usdc
-            liars = {n.address for n in self.nodes if n.lies or n.false_accuser}
+            liars = {n.address for n in self.nodes if n.is_dishonest}
             assert {s.node for s in settlement.slashes} <= liars, "an honest node was slashed"
 
 

@@ -18,7 +18,7 @@ from splitup.protocol.messages import (
     SnapshotProposal,
 )
 from splitup.protocol.verification import Economics
-from splitup.wire import Completion, Message, TaskCommitment
+from splitup.wire import EMPTY_DIGEST, Completion, Message, TaskCommitment
 from tests.builders import make_chain_manifest
 from tests.protocol.simulator import (
     GRACE_S,
@@ -369,6 +369,7 @@ def test_a_completion_must_be_what_was_committed_steps_included() -> None:
             task_id=simulation.manifest.tasks[task].task_id,
             inputs=("1" * 64,),
             outputs=("2" * 64,),
+            state=EMPTY_DIGEST,
         )
         for task, name in enumerate(certificate.plan.executors())
         if name == executor
