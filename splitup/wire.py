@@ -299,7 +299,7 @@ class Ruling(Message):
     error: str = Field(max_length=200)
 
 
-class Testimony(Message):
+class Attestation(Message):
     """What one member knows of an execution's verification. What 2f+1 members say is so.
 
     ``due``: the time to reveal has come, since every drawn task has a validator whose commitment
@@ -314,10 +314,10 @@ class Testimony(Message):
     rulings: tuple[Ruling, ...] = Field(max_length=limits.MAX_TASKS)
 
 
-class SignedTestimony(Message):
-    """A testimony with its member's Ed25519 signature: anybody may pass it on."""
+class SignedAttestation(Message):
+    """An attestation with its member's Ed25519 signature: anybody may pass it on."""
 
-    testimony: Testimony
+    attestation: Attestation
     signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
 
 

@@ -11,11 +11,11 @@ from splitup.codec import compute_digest, encode_canonical
 from splitup.crypto import quorum
 from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
+from splitup.protocol.attestations import Attestations
 from splitup.protocol.checks import Answer, Check
 from splitup.protocol.events import CompletionCommitted
 from splitup.protocol.messages import SettlementProposal
 from splitup.protocol.shared import Beacon
-from splitup.protocol.testimonies import Testimonies
 from splitup.protocol.verification import SettlementTerms, Verdict, check_completion
 from splitup.wire import (
     Completion,
@@ -24,7 +24,7 @@ from splitup.wire import (
     PlanCertificate,
     Request,
     Ruling,
-    SignedTestimony,
+    SignedAttestation,
     Snapshot,
     TaskCommitment,
     TaskVerdict,
@@ -48,7 +48,7 @@ class Case:
     """One execution from its plan to its settlement."""
 
     request: Request
-    testimonies: Testimonies
+    attestations: Attestations
     certificate: PlanCertificate | None = None
     snapshot: Snapshot | None = None
     manifest: Manifest | None = None
@@ -66,8 +66,8 @@ class Case:
     checks: dict[int, Check] | None = None
     due_at: float | None = None  # since when we know that reveals are due
     rulings: dict[int, Ruling] = field(default_factory=dict)  # our own
-    testified: SignedTestimony | None = None  # our own, the latest
-    testify_at: float = 0.0
+    attested: SignedAttestation | None = None  # our own, the latest
+    attest_at: float = 0.0
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     propose_at: float = math.inf
     proposed: Proposed | None = None
@@ -88,7 +88,7 @@ class Case:
     def list_withheld(self) -> set[str]:
         """Return the executors that never revealed what they committed to, as 2f+1 members say."""
         missing = set(self.get_executors()) - self.completions.keys()
-        return {node for node in missing if self.testimonies.is_silent(node, None)}
+        return {node for node in missing if self.attestations.is_silent(node, None)}
 
     def add_answer(self, answer: Answer) -> None:
         """Keep a validator's answer, before the draw for later."""

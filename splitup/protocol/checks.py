@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from splitup import limits
-from splitup.protocol.testimonies import Testimonies
+from splitup.protocol.attestations import Attestations
 from splitup.protocol.verification import count_wanted, find_usable
 from splitup.wire import TaskCommitment, VerificationResult
 
@@ -51,7 +51,7 @@ class Check:
         self.answers[validator] = answer
         return True
 
-    def get_testified(self) -> list[tuple[str, str]]:
+    def get_attested(self) -> list[tuple[str, str]]:
         """Return (validator, root) of those who were asked and committed before we gave up."""
         return [
             (validator, self.held[validator])
@@ -63,7 +63,7 @@ class Check:
 
     def advance(
         self,
-        testimonies: Testimonies,
+        attestations: Attestations,
         commitment: TaskCommitment | None,
         due_at: float | None,
         now: float,
@@ -74,23 +74,23 @@ class Check:
         """
         silence_s = limits.VERIFICATION_SILENCE_S + limits.VERIFICATION_STEP_S * self.steps
         for validator, asked_at in self.asked_at.items():
-            if testimonies.find_fixed(self.task, validator) is None:
+            if attestations.find_fixed(self.task, validator) is None:
                 late = now - asked_at >= silence_s
             else:
                 fixed_at = self.fixed_at.setdefault(validator, now)
                 late = (
                     due_at is not None and now - max(due_at, fixed_at) >= limits.VALIDATOR_REVEAL_S
                 )
-            if late and self._get_answer(testimonies, validator) is None:
+            if late and self._get_answer(attestations, validator) is None:
                 self.given_up.add(validator)
         wanted = 1
         if commitment is not None:
-            wanted = count_wanted(commitment, self.get_usable(testimonies, commitment))
-        missing = wanted - sum(self._is_hopeful(testimonies, v, commitment) for v in self.asked_at)
+            wanted = count_wanted(commitment, self.get_usable(attestations, commitment))
+        missing = wanted - sum(self._is_hopeful(attestations, v, commitment) for v in self.asked_at)
         for validator in self.validators[len(self.asked_at) :][: max(0, missing)]:
             self.asked_at[validator] = now
 
-    def find_orders(self, testimonies: Testimonies, now: float, place: int) -> list[str]:
+    def find_orders(self, attestations: Attestations, now: float, place: int) -> list[str]:
         """Return whom to send the order to now, each at most once; members take turns."""
         due = [
             validator
@@ -98,75 +98,75 @@ class Check:
             if validator not in self.ordered
             and validator not in self.answers
             and now - asked_at >= place * limits.VERIFICATION_STAGE_S
-            and testimonies.find_fixed(self.task, validator) is None
+            and attestations.find_fixed(self.task, validator) is None
         ]
         self.ordered.update(due)
         return due
 
     # ---- where it stands --------------------------------------------------------------------
 
-    def is_covered(self, testimonies: Testimonies) -> bool:
+    def is_covered(self, attestations: Attestations) -> bool:
         """Return whether a commitment is fixed, or nobody is left who could make one."""
-        if any(testimonies.find_fixed(self.task, v) is not None for v in self.asked_at):
+        if any(attestations.find_fixed(self.task, v) is not None for v in self.asked_at):
             return True
-        waiting = any(self._is_hopeful(testimonies, v, None) for v in self.asked_at)
+        waiting = any(self._is_hopeful(attestations, v, None) for v in self.asked_at)
         return not waiting and len(self.asked_at) == len(self.validators)
 
-    def is_heard(self, testimonies: Testimonies, commitment: TaskCommitment) -> bool:
+    def is_heard(self, attestations: Attestations, commitment: TaskCommitment) -> bool:
         """Return whether nobody has to be waited for any more."""
-        usable = self.get_usable(testimonies, commitment)
+        usable = self.get_usable(attestations, commitment)
         enough = len(usable) >= count_wanted(commitment, usable)
         for validator in self.asked_at:
-            if validator in self.given_up or self._get_answer(testimonies, validator) is not None:
+            if validator in self.given_up or self._get_answer(attestations, validator) is not None:
                 continue
-            fixed = testimonies.find_fixed(self.task, validator) is not None
-            if fixed or (not enough and self._is_hopeful(testimonies, validator, commitment)):
+            fixed = attestations.find_fixed(self.task, validator) is not None
+            if fixed or (not enough and self._is_hopeful(attestations, validator, commitment)):
                 return False
         return enough or len(self.asked_at) == len(self.validators)
 
-    def get_heard(self, testimonies: Testimonies) -> list[VerificationResult]:
+    def get_heard(self, attestations: Attestations) -> list[VerificationResult]:
         """Return what counts, in the order of the validators."""
-        found = (self._get_answer(testimonies, validator) for validator in self.asked_at)
+        found = (self._get_answer(attestations, validator) for validator in self.asked_at)
         return [result for result in found if result is not None and not result.error]
 
     def get_usable(
-        self, testimonies: Testimonies, commitment: TaskCommitment
+        self, attestations: Attestations, commitment: TaskCommitment
     ) -> list[VerificationResult]:
         """Return those of the answers that are about the executor's committed inputs."""
-        return find_usable(commitment, self.get_heard(testimonies))
+        return find_usable(commitment, self.get_heard(attestations))
 
-    def get_withheld(self, testimonies: Testimonies) -> tuple[str, ...]:
+    def get_withheld(self, attestations: Attestations) -> tuple[str, ...]:
         """Return the validators that committed and, as 2f+1 members say, never revealed."""
         return tuple(
             validator
             for validator in self.validators
-            if self._get_answer(testimonies, validator) is None
-            and testimonies.is_silent(validator, self.task)
+            if self._get_answer(attestations, validator) is None
+            and attestations.is_silent(validator, self.task)
         )
 
-    def is_overdue(self, testimonies: Testimonies, validator: str) -> bool:
+    def is_overdue(self, attestations: Attestations, validator: str) -> bool:
         """Return whether we gave up on a validator that had committed."""
         return (
             validator in self.given_up
-            and testimonies.find_fixed(self.task, validator) is not None
-            and self._get_answer(testimonies, validator) is None
+            and attestations.find_fixed(self.task, validator) is not None
+            and self._get_answer(attestations, validator) is None
         )
 
-    def _get_answer(self, testimonies: Testimonies, validator: str) -> VerificationResult | None:
+    def _get_answer(self, attestations: Attestations, validator: str) -> VerificationResult | None:
         """Return an answer that its validator committed to, or its excuse if it never committed."""
         answer = self.answers.get(validator)
         if answer is None:
             return None
-        fixed = testimonies.find_fixed(self.task, validator)
+        fixed = attestations.find_fixed(self.task, validator)
         if answer.result.error:  # who has committed may not back out
             return answer.result if fixed is None else None
         return answer.result if fixed == answer.result.root() else None
 
     def _is_hopeful(
-        self, testimonies: Testimonies, validator: str, commitment: TaskCommitment | None
+        self, attestations: Attestations, validator: str, commitment: TaskCommitment | None
     ) -> bool:
         """Return whether the validator's answer is usable, or may be so yet."""
-        result = self._get_answer(testimonies, validator)
+        result = self._get_answer(attestations, validator)
         if result is None:
             return validator not in self.given_up
         return not result.error and (commitment is None or bool(find_usable(commitment, [result])))

@@ -13,6 +13,7 @@ from typing import Any
 
 from splitup.crypto.keys import Identity
 from splitup.errors import InvalidInput, PeerFault
+from splitup.graph.manifest import Manifest
 from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.demand import compute_demand
 from splitup.protocol.events import (
@@ -55,7 +56,7 @@ from splitup.protocol.settlements import ResultReader, Settlements
 from splitup.protocol.shared import Ledger, Library, Seat
 from splitup.protocol.snapshots import Snapshots
 from splitup.protocol.verification import Economics
-from splitup.wire import Evidence, PlanCertificate, SignedTestimony, Snapshot
+from splitup.wire import Evidence, PlanCertificate, SignedAttestation, Snapshot
 
 _PLAN_MESSAGES = (PlanPartial, PlanSignature, PlanCertified, PlanDelivered, PlanWanted)
 
@@ -103,9 +104,13 @@ class CommitteeMember:
         """Return what the settlement of an execution closed lately rested on."""
         return self._settlements.find_evidence(execution_id)
 
-    def find_testimony(self, execution_id: str) -> SignedTestimony | None:
+    def find_attestation(self, execution_id: str) -> SignedAttestation | None:
         """Return what this member testifies about an execution's verification, or None."""
-        return self._settlements.find_testimony(execution_id)
+        return self._settlements.find_attestation(execution_id)
+
+    def is_over(self, execution_id: str) -> bool:
+        """Return whether an execution was settled or refunded lately."""
+        return self._settlements.is_over(execution_id)
 
     def find_refusal(self, execution_id: str) -> str:
         """Return why an execution cannot be planned, or ""."""
@@ -121,6 +126,9 @@ class CommitteeMember:
     def list_heard(self, now: float) -> list[tuple[str, str]]:
         """Return (node, endpoint) of all nodes to be probed."""
         return self._snapshots.list_heard(now)
+
+    def find_manifest(self, model_id: str) -> Manifest | None:
+        return self._library.find_manifest(model_id)
 
     def has_manifest(self, model_id: str) -> bool:
         return self._library.find_manifest(model_id) is not None

@@ -20,7 +20,7 @@ from splitup.wire import (
     Message,
     Observation,
     PlanCertificate,
-    SignedTestimony,
+    SignedAttestation,
     Snapshot,
 )
 
@@ -95,10 +95,10 @@ class DrawMade(Message):
     draw: Draw
 
 
-class Testified(Message):
+class Attested(Message):
     """What a member knows of a verification; convinces by itself."""
 
-    testimony: SignedTestimony
+    attestation: SignedAttestation
 
 
 class SettlementProposal(Message):
@@ -113,7 +113,7 @@ class SettlementProposal(Message):
     draw: Draw
     completions: tuple[Completion, ...] = Field(max_length=limits.MAX_TASKS)
     results: tuple[TokenField, ...] = Field(max_length=limits.MAX_STATEMENTS)
-    testimonies: tuple[SignedTestimony, ...] = Field(max_length=limits.MAX_COMMITTEE)
+    attestations: tuple[SignedAttestation, ...] = Field(max_length=limits.MAX_COMMITTEE)
     settlement_hash: Bytes32Field
 
 
@@ -135,7 +135,7 @@ _KINDS: Final[dict[str, type[Message]]] = {
     "plan-wanted": PlanWanted,
     "draw-partial": DrawPartial,
     "draw-made": DrawMade,
-    "testified": Testified,
+    "attested": Attested,
     "settlement-proposal": SettlementProposal,
     "settlement-signature": SettlementSignature,
 }

@@ -75,7 +75,7 @@ class Proposals:
             draw=draw,
             completions=tuple(completion for _, completion in sorted(case.completions.items())),
             results=tuple(answer.token for answer in case.get_answers()),
-            testimonies=tuple(case.testimonies.get_all()),
+            attestations=tuple(case.attestations.get_all()),
             settlement_hash=settlement_hash,
         )
         commands.append(Gossip(None, message))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from splitup import limits
 from splitup.errors import BadSignature, PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
+from splitup.protocol.attestations import Attestations, check_attestation
 from splitup.protocol.cases import (
     Case,
     check_revealed,
@@ -22,16 +23,15 @@ from splitup.protocol.checks import Answer
 from splitup.protocol.draws import Draws
 from splitup.protocol.events import Command, CompletionCommitted, Fault, Gossip
 from splitup.protocol.messages import (
+    Attested,
     DrawMade,
     DrawPartial,
     PlanWanted,
     SettlementProposal,
     SettlementSignature,
-    Testified,
 )
 from splitup.protocol.proposals import Proposals
 from splitup.protocol.shared import Ledger, Library, Seat
-from splitup.protocol.testimonies import Testimonies, check_testimony
 from splitup.protocol.trials import Trials
 from splitup.protocol.verification import Economics
 from splitup.wire import (
@@ -41,7 +41,7 @@ from splitup.wire import (
     PlanCertificate,
     Request,
     Ruling,
-    SignedTestimony,
+    SignedAttestation,
     VerificationCommitment,
     VerificationResult,
 )
@@ -75,10 +75,14 @@ class Settlements:
         """Return what the settlement of a closed execution rested on, if it was lately."""
         return self._evidence.get(execution_id)
 
-    def find_testimony(self, execution_id: str) -> SignedTestimony | None:
+    def find_attestation(self, execution_id: str) -> SignedAttestation | None:
         """Return what we last said about the verification of an execution."""
         case = self._cases.get(execution_id)
-        return case.testified if case else None
+        return case.attested if case else None
+
+    def is_over(self, execution_id: str) -> bool:
+        """Return whether an execution was settled or refunded lately."""
+        return execution_id in self._ended
 
     def __len__(self) -> int:
         return len(self._cases)
@@ -86,7 +90,7 @@ class Settlements:
     # ---- facts ------------------------------------------------------------------------------
 
     def process_request(self, request: Request) -> list[Command]:
-        case = Case(request, Testimonies(self._seat.view.quorum))
+        case = Case(request, Attestations(self._seat.view.quorum))
         self._cases.setdefault(request.execution_id, case)
         return []
 
@@ -201,8 +205,8 @@ class Settlements:
             case DrawMade():
                 self._draws.adopt(case, message.draw, now)
                 return self._advance(case, now)
-            case Testified():
-                if self._take_testimony(case, message.testimony):
+            case Attested():
+                if self._take_attestation(case, message.attestation):
                     return self._advance(case, now)
             case SettlementProposal():
                 return self._process_proposal(case, sender, message, now)
@@ -210,14 +214,14 @@ class Settlements:
                 return self._proposals.process_signature(case, sender, message)
         return []
 
-    def _take_testimony(self, case: Case, signed: SignedTestimony) -> bool:
-        """Count a testimony; return whether it is news. Raises PeerFault, BadSignature."""
-        if signed.testimony.execution_id != case.request.execution_id:
-            raise PeerFault(f"a testimony is not about {case.request.execution_id}")
-        if case.testimonies.knows(signed):
+    def _take_attestation(self, case: Case, signed: SignedAttestation) -> bool:
+        """Count an attestation; return whether it is news. Raises PeerFault, BadSignature."""
+        if signed.attestation.execution_id != case.request.execution_id:
+            raise PeerFault(f"an attestation is not about {case.request.execution_id}")
+        if case.attestations.knows(signed):
             return False
-        check_testimony(signed, self._seat.view)
-        case.testimonies.add(signed)
+        check_attestation(signed, self._seat.view)
+        case.attestations.add(signed)
         return True
 
     def _process_proposal(
@@ -243,8 +247,8 @@ class Settlements:
         known = {answer.token for answer in case.get_answers()}
         try:
             self._draws.adopt(case, proposal.draw, now)
-            for testimony in proposal.testimonies:
-                self._take_testimony(case, testimony)
+            for attestation in proposal.attestations:
+                self._take_attestation(case, attestation)
             for completion in proposal.completions:
                 node = completion.node
                 if node in case.commitments and node not in case.completions:
@@ -318,8 +322,8 @@ def _get_execution(message: Message) -> str:
     match message:
         case DrawMade():
             return message.draw.execution_id
-        case Testified():
-            return message.testimony.testimony.execution_id
+        case Attested():
+            return message.attestation.attestation.execution_id
         case DrawPartial() | SettlementProposal() | SettlementSignature():
             return message.execution_id
     return ""

@@ -1,8 +1,8 @@
-"""Verification of a drawn execution: commit, testify, reveal, and judge.
+"""Verification of a drawn execution: commit, attest, reveal, and judge.
 
-Validators commit first. When 2f+1 members hold a commitment for every drawn task they testify that
-reveals are due; executors and validators wait for that many testimonies, so that no member alone
-can make them show anything early. What is due and does not come is testified, too, and after a
+Validators commit first. When 2f+1 members hold a commitment for every drawn task they attest that
+reveals are due; executors and validators wait for that many attestations, so that no member alone
+can make them show anything early. What is due and does not come is attested, too, and after a
 mismatch what the member got when it recomputed the task itself.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from splitup import limits
 from splitup.graph.manifest import Manifest
+from splitup.protocol.attestations import sign_attestation
 from splitup.protocol.cases import Case
 from splitup.protocol.checks import Check
 from splitup.protocol.events import Command, Gossip, Log, PushVerification, RecomputeTask
-from splitup.protocol.messages import Testified
+from splitup.protocol.messages import Attested
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.shared import Seat
-from splitup.protocol.testimonies import sign_testimony
 from splitup.protocol.verification import (
     Economics,
     Outcome,
@@ -26,13 +26,13 @@ from splitup.protocol.verification import (
     judge,
 )
 from splitup.wire import (
+    Attestation,
     Draw,
     Held,
     PlanCertificate,
     Ruling,
     Silence,
     Snapshot,
-    Testimony,
     VerificationOrder,
 )
 
@@ -53,17 +53,17 @@ class Trials:
         manifest: Manifest,
         now: float,
     ) -> list[Command]:
-        """Bring every drawn task as far as it gets: ask, testify, judge."""
+        """Bring every drawn task as far as it gets: ask, attest, judge."""
         if case.checks is None:
             case.open_checks(self._make_checks(case, certificate, draw, snapshot, manifest))
         checks = case.checks or {}
         commands: list[Command] = []
-        for _ in range(2):  # our own testimony may be the one that was missing
-            if case.due_at is None and case.testimonies.is_due():
+        for _ in range(2):  # our own attestation may be the one that was missing
+            if case.due_at is None and case.attestations.is_due():
                 case.due_at = now
             for task, check in checks.items():
-                check.advance(case.testimonies, case.find_commitment(task), case.due_at, now)
-            commands += self._testify(case, checks, now)
+                check.advance(case.attestations, case.find_commitment(task), case.due_at, now)
+            commands += self._attest(case, checks, now)
         for task, check in checks.items():
             order = VerificationOrder(
                 certificate=certificate,
@@ -75,13 +75,13 @@ class Trials:
             commands += self._judge(case, check, order, now)
             if task not in case.verdicts:
                 entries = {entry.node: entry for entry in snapshot.entries}
-                for validator in check.find_orders(case.testimonies, now, case.place):
+                for validator in check.find_orders(case.attestations, now, case.place):
                     entry = entries[validator]
                     commands.append(PushVerification(entry.node, entry.endpoint, order))
         return commands
 
     def process_ruling(self, case: Case, ruling: Ruling) -> None:
-        """Keep what we recomputed ourselves; it is testified at the next step."""
+        """Keep what we recomputed ourselves; it is attested at the next step."""
         if ruling.task in (case.checks or {}):
             case.rulings.setdefault(ruling.task, ruling)
 
@@ -106,20 +106,20 @@ class Trials:
 
     # ---- what we say ------------------------------------------------------------------------
 
-    def _testify(self, case: Case, checks: dict[int, Check], now: float) -> list[Command]:
+    def _attest(self, case: Case, checks: dict[int, Check], now: float) -> list[Command]:
         """Say what we know when it is news, and again while the execution is open."""
-        testimony = self._make_testimony(case, checks, now)
-        signed = case.testified
-        if signed is None or signed.testimony != testimony:
-            signed = case.testified = sign_testimony(self._seat.identity, testimony)
-            case.testimonies.add(signed)
-        elif now < case.testify_at:
+        attestation = self._make_attestation(case, checks, now)
+        signed = case.attested
+        if signed is None or signed.attestation != attestation:
+            signed = case.attested = sign_attestation(self._seat.identity, attestation)
+            case.attestations.add(signed)
+        elif now < case.attest_at:
             return []
-        case.testify_at = now + limits.GOSSIP_RETRY_S
-        return [Gossip(None, Testified(testimony=signed))]
+        case.attest_at = now + limits.GOSSIP_RETRY_S
+        return [Gossip(None, Attested(attestation=signed))]
 
-    def _make_testimony(self, case: Case, checks: dict[int, Check], now: float) -> Testimony:
-        covered = all(check.is_covered(case.testimonies) for check in checks.values())
+    def _make_attestation(self, case: Case, checks: dict[int, Check], now: float) -> Attestation:
+        covered = all(check.is_covered(case.attestations) for check in checks.values())
         silent: list[Silence] = []
         if case.due_at is not None:
             silent += [
@@ -131,16 +131,16 @@ class Trials:
                 Silence(node=validator, task=task)
                 for task, check in sorted(checks.items())
                 for validator in check.asked_at
-                if check.is_overdue(case.testimonies, validator)
+                if check.is_overdue(case.attestations, validator)
             ]
-        return Testimony(
+        return Attestation(
             execution_id=case.request.execution_id,
             member=self._seat.account,
             due=covered or case.due_at is not None,
             held=tuple(
                 Held(task=task, validator=validator, root=root)
                 for task, check in sorted(checks.items())
-                for validator, root in check.get_testified()
+                for validator, root in check.get_attested()
             ),
             silent=tuple(silent),
             rulings=tuple(ruling for _, ruling in sorted(case.rulings.items())),
@@ -158,22 +158,22 @@ class Trials:
         if commitment is None:
             if executor not in case.list_withheld():
                 return []
-            heard = check.get_heard(case.testimonies)
+            heard = check.get_heard(case.attestations)
             verdict = Verdict(
                 check.task, Outcome.WITHHELD, tuple(r.validator for r in heard[:1]), ()
             )
         else:
-            if not check.is_heard(case.testimonies, commitment):
+            if not check.is_heard(case.attestations, commitment):
                 return []
-            usable = check.get_usable(case.testimonies, commitment)
+            usable = check.get_usable(case.attestations, commitment)
             ruling = None
             if is_disputed(commitment, usable):
                 commands += self._ask_for_ruling(case, check, order, executor, now)
-                ruling = case.testimonies.find_ruling(check.task)
+                ruling = case.attestations.find_ruling(check.task)
                 if ruling is None and not self._is_undecidable(case, check, now):
                     return commands
             verdict = judge(commitment, executor, usable, ruling)
-        withheld = check.get_withheld(case.testimonies)
+        withheld = check.get_withheld(case.attestations)
         verdict = Verdict(
             verdict.task, verdict.outcome, verdict.validators, verdict.liars, withheld
         )
@@ -198,7 +198,7 @@ class Trials:
     def _is_undecidable(self, case: Case, check: Check, now: float) -> bool:
         """Return whether too few members can recompute the task, or they took too long."""
         members = len(self._seat.view.members)
-        if case.testimonies.count_unable(check.task) > members - self._seat.view.quorum:
+        if case.attestations.count_unable(check.task) > members - self._seat.view.quorum:
             return True
         patience_s = limits.RULING_S + limits.RULING_STEP_S * check.steps
         return check.disputed_at is not None and now - check.disputed_at >= patience_s

@@ -19,6 +19,7 @@ from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.protocol import events as ev
+from splitup.protocol.attestations import Attestations, check_attestation
 from splitup.protocol.certificates import (
     CommitteeMember as Seat,
 )
@@ -30,7 +31,6 @@ from splitup.protocol.certificates import (
 )
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
-from splitup.protocol.testimonies import Testimonies, check_testimony
 from splitup.protocol.verification import Economics
 from splitup.wire import (
     EMPTY_DIGEST,
@@ -485,17 +485,17 @@ class Simulation:
         self, execution_id: str, own: VerificationCommitment | None, event: ev.Event
     ) -> None:
         """Ask the members until 2f+1 say that reveals are due, then reveal to all."""
-        testimonies = Testimonies(self.view.quorum)
+        attestations = Attestations(self.view.quorum)
 
         def ask() -> None:
             for account, member in self.members.items():
                 lost = self.random.random() < self.network.loss
-                signed = member.find_testimony(execution_id)
+                signed = member.find_attestation(execution_id)
                 if account not in self.down and not lost and signed is not None:
-                    check_testimony(signed, self.view)
-                    testimonies.add(signed)
-            fixed = own is None or testimonies.find_fixed(own.task, own.validator) == own.root
-            if not testimonies.is_due() or not fixed:
+                    check_attestation(signed, self.view)
+                    attestations.add(signed)
+            fixed = own is None or attestations.find_fixed(own.task, own.validator) == own.root
+            if not attestations.is_due() or not fixed:
                 if execution_id not in self.chain.settlements:
                     self.after(0.5, ask)
                 return

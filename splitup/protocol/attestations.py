@@ -1,7 +1,7 @@
-"""What members testify about a verification, and when enough of them do.
+"""What members attest about a verification, and when enough of them do.
 
 A statement (a commitment that is held, a silence, a ruling, that reveals are due) counts once 2f+1
-members made it: then an honest majority of any other 2f+1 made it too. Members collect testimonies
+members made it: then an honest majority of any other 2f+1 made it too. Members collect attestations
 to judge; executors and validators collect them to know when revealing is safe.
 """
 
@@ -14,33 +14,33 @@ from typing import Final
 from splitup import limits
 from splitup.crypto.keys import Identity, verify
 from splitup.protocol.certificates import CommitteeView
-from splitup.wire import Held, Ruling, SignedTestimony, Silence, Testimony
+from splitup.wire import Attestation, Held, Ruling, SignedAttestation, Silence
 
-TESTIMONY_DOMAIN: Final = b"splitup/testimony/v1"
-
-
-def sign_testimony(identity: Identity, testimony: Testimony) -> SignedTestimony:
-    signature = identity.sign(TESTIMONY_DOMAIN, testimony.canonical_bytes())
-    return SignedTestimony(testimony=testimony, signature="0x" + signature.hex())
+ATTESTATION_DOMAIN: Final = b"splitup/attestation/v1"
 
 
-def check_testimony(signed: SignedTestimony, committee: CommitteeView) -> None:
-    """Raise PeerFault for a stranger's testimony, BadSignature for one it did not sign."""
-    member = committee.member_of(signed.testimony.member)
+def sign_attestation(identity: Identity, attestation: Attestation) -> SignedAttestation:
+    signature = identity.sign(ATTESTATION_DOMAIN, attestation.canonical_bytes())
+    return SignedAttestation(attestation=attestation, signature="0x" + signature.hex())
+
+
+def check_attestation(signed: SignedAttestation, committee: CommitteeView) -> None:
+    """Raise PeerFault for a stranger's attestation, BadSignature for one it did not sign."""
+    member = committee.member_of(signed.attestation.member)
     verify(
         member.signing_key,
-        TESTIMONY_DOMAIN,
-        signed.testimony.canonical_bytes(),
+        ATTESTATION_DOMAIN,
+        signed.attestation.canonical_bytes(),
         bytes.fromhex(signed.signature[2:]),
     )
 
 
-class Testimonies:
-    """Checked testimonies about one execution. Statements only add up: none is taken back."""
+class Attestations:
+    """Checked attestations about one execution. Statements only add up: none is taken back."""
 
     def __init__(self, quorum: int) -> None:
         self._quorum = quorum
-        self._latest: dict[str, SignedTestimony] = {}
+        self._latest: dict[str, SignedAttestation] = {}
         self._statements: dict[Held | Silence | Ruling, set[str]] = {}
         self._made: Counter[str] = Counter()  # bounds what one member can make us keep
         self._due: set[str] = set()
@@ -49,24 +49,24 @@ class Testimonies:
         self._silent: set[Silence] = set()
         self._rulings: dict[int, Ruling] = {}
 
-    def add(self, signed: SignedTestimony) -> bool:
-        """Take a checked testimony; return whether it is news."""
-        testimony = signed.testimony
-        known = self._latest.get(testimony.member)
+    def add(self, signed: SignedAttestation) -> bool:
+        """Take a checked attestation; return whether it is news."""
+        attestation = signed.attestation
+        known = self._latest.get(attestation.member)
         if known == signed:
             return False
-        if known is None or _count_statements(testimony) >= _count_statements(known.testimony):
-            self._latest[testimony.member] = signed  # one that was restarted says less
-        if testimony.due:
-            self._due.add(testimony.member)
-        statements: list[Held | Silence | Ruling] = [*testimony.held, *testimony.silent]
-        for statement in [*statements, *testimony.rulings]:
-            self._count(statement, testimony.member)
+        if known is None or _count_statements(attestation) >= _count_statements(known.attestation):
+            self._latest[attestation.member] = signed  # one that was restarted says less
+        if attestation.due:
+            self._due.add(attestation.member)
+        statements: list[Held | Silence | Ruling] = [*attestation.held, *attestation.silent]
+        for statement in [*statements, *attestation.rulings]:
+            self._count(statement, attestation.member)
         return True
 
-    def knows(self, signed: SignedTestimony) -> bool:
+    def knows(self, signed: SignedAttestation) -> bool:
         """Return whether this is the member's latest that we have, so that it needs no check."""
-        return self._latest.get(signed.testimony.member) == signed
+        return self._latest.get(signed.attestation.member) == signed
 
     def _count(self, statement: Held | Silence | Ruling, member: str) -> None:
         if isinstance(statement, Ruling) and statement.error:
@@ -87,7 +87,7 @@ class Testimonies:
             case Ruling(task=task):
                 self._rulings.setdefault(task, statement)
 
-    def get_all(self) -> Sequence[SignedTestimony]:
+    def get_all(self) -> Sequence[SignedAttestation]:
         """Return every member's fullest, by account."""
         return [signed for _, signed in sorted(self._latest.items())]
 
@@ -111,5 +111,10 @@ class Testimonies:
         return len(self._unable.get(task, ()))
 
 
-def _count_statements(testimony: Testimony) -> int:
-    return len(testimony.held) + len(testimony.silent) + len(testimony.rulings) + int(testimony.due)
+def _count_statements(attestation: Attestation) -> int:
+    return (
+        len(attestation.held)
+        + len(attestation.silent)
+        + len(attestation.rulings)
+        + int(attestation.due)
+    )
