@@ -17,7 +17,7 @@ from splitup.crypto import dkg, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, Unavailable
-from splitup.graph.manifest import Manifest
+from splitup.graph.manifest import Manifest, TaskSource
 from splitup.protocol import events as ev
 from splitup.protocol.attestations import Attestations, check_attestation
 from splitup.protocol.certificates import (
@@ -37,6 +37,7 @@ from splitup.wire import (
     Completion,
     Heartbeat,
     Message,
+    Plan,
     PlanCertificate,
     Request,
     Ruling,
@@ -159,6 +160,7 @@ class Simulation:
         network: Network | None = None,
         economics: Economics | None = None,
         epoch_blocks: int = 2,
+        manifest: Manifest | None = None,
     ) -> None:
         self.random = random.Random(seed)
         self.now = 100.0
@@ -167,7 +169,7 @@ class Simulation:
         self.economics = economics or Economics(800, 1200, 100_000)
         self.chain = Chain()
         self.block = 10
-        self.manifest: Manifest = make_chain_manifest(tasks)
+        self.manifest: Manifest = manifest or make_chain_manifest(tasks)
         self.identities, self.view = make_committee(size)
         self.group, self.shares = make_keys(size)
         self.full_view = CommitteeView(
@@ -181,6 +183,9 @@ class Simulation:
         self.certificates: dict[str, dict[str, PlanCertificate]] = {}
         self.pushes: Counter[str] = Counter()
         self.orders: list[VerificationOrder] = []
+        self.ordered: list[tuple[str, str]] = []  # execution, validator
+        self.lies_at: set[tuple[str, int]] | None = None  # where liars lie: everywhere
+        self.paused: dict[str, float] = {}  # node -> until when it says nothing
         self.unable: set[str] = set()  # members that cannot recompute
         self.recomputed: Counter[tuple[str, int]] = Counter()
         self.journals: dict[str, dict[tuple[str, str], object]] = {
@@ -451,8 +456,8 @@ class Simulation:
             TaskCommitment(
                 task=task,
                 task_id=self.manifest.tasks[task].task_id,
-                inputs=(digest("in", execution_id, task),),
-                outputs=(digest("lie" if node.lies else "out", execution_id, task),),
+                inputs=self._read_inputs(execution_id, certificate.plan, task),
+                outputs=self._claim(execution_id, certificate.plan, task),
                 state=digest("corrupt" if node.corrupts_state else "state", execution_id, task),
             )
             for task, executor in enumerate(certificate.plan.executors())
@@ -477,12 +482,48 @@ class Simulation:
             )
             if not node.withholds_completion:
                 reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
-                self._when_due(execution_id, None, reveal)
+                self._when_due(node, execution_id, None, reveal)
 
         self.after(0.05, lambda: self._pending.append(commit))
 
+    def _read_inputs(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
+        """Return the digests of what a task is given: what its producers say they computed."""
+        return tuple(
+            self._claim(execution_id, plan, entry.source.task)[0]
+            if isinstance(entry.source, TaskSource)
+            else digest("in", execution_id)
+            for entry in self.manifest.tasks[task].inputs
+        )
+
+    def _compute(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
+        """Return the right output for what a task is given."""
+        return (digest("out", task, self._read_inputs(execution_id, plan, task)),)
+
+    def _claim(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
+        """Return what its executor says that a task gave."""
+        lies = self.by_node[plan.executors()[task]].lies
+        if lies and (self.lies_at is None or (execution_id, task) in self.lies_at):
+            return (digest("lie", execution_id, task),)
+        return self._compute(execution_id, plan, task)
+
+    def pause(self, node: str, seconds: float) -> None:
+        """Let a node say nothing for a while, as one that crashed and is started again."""
+        self.paused[node] = self.now + seconds
+
+    def find_outcomes(self, execution_id: str) -> dict[int, str]:
+        """Return how the verification of every drawn task ended."""
+        for member in self.members.values():
+            evidence = member.find_evidence(execution_id)
+            if evidence is not None:
+                return {verdict.task: verdict.outcome for verdict in evidence.verdicts}
+        raise AssertionError("no member has seen it settled")
+
     def _when_due(
-        self, execution_id: str, own: VerificationCommitment | None, event: ev.Event
+        self,
+        node: Node,
+        execution_id: str,
+        own: VerificationCommitment | None,
+        event: ev.Event,
     ) -> None:
         """Ask the members until 2f+1 say that reveals are due, then reveal to all."""
         attestations = Attestations(self.view.quorum)
@@ -494,8 +535,9 @@ class Simulation:
                 if account not in self.down and not lost and signed is not None:
                     check_attestation(signed, self.view)
                     attestations.add(signed)
+            awake = self.now >= self.paused.get(node.address, 0.0)
             fixed = own is None or attestations.find_fixed(own.task, own.validator) == own.root
-            if not attestations.is_due() or not fixed:
+            if not attestations.is_due() or not fixed or not awake:
                 if execution_id not in self.chain.settlements:
                     self.after(0.5, ask)
                 return
@@ -508,17 +550,18 @@ class Simulation:
     def _recompute(self, account: str, order: VerificationOrder) -> None:
         execution_id, task = order.draw.execution_id, order.task
         self.recomputed[execution_id, task] += 1
-        able = account not in self.unable
+        plan, able = order.certificate.plan, account not in self.unable
         ruling = Ruling(
             task=task,
-            inputs=(digest("in", execution_id, task),) if able else (),
-            outputs=(digest("out", execution_id, task),) if able else (),
+            inputs=self._read_inputs(execution_id, plan, task) if able else (),
+            outputs=self._compute(execution_id, plan, task) if able else (),
             state=digest("state", execution_id, task) if able else EMPTY_DIGEST,
             error="" if able else "another determinism class",
         )
         self.feed(account, ev.TaskRecomputed(execution_id, ruling))
 
     def _order(self, command: ev.PushVerification) -> None:
+        self.ordered.append((command.order.draw.execution_id, command.node))
         self._send(partial(self._verify, self.by_node[command.node], command.order))
 
     def _verify(self, node: Node, order: VerificationOrder) -> None:
@@ -528,12 +571,13 @@ class Simulation:
         check_draw(order.draw, self.full_view)
         node.verified.add((execution_id, order.task))
         self.orders.append(order)
+        plan, right = order.certificate.plan, not node.false_accuser
         result = VerificationResult(
             execution_id=execution_id,
             task=order.task,
             validator=node.address,
-            inputs=(digest("in", execution_id, order.task),),
-            outputs=(digest("no" if node.false_accuser else "out", execution_id, order.task),),
+            inputs=self._read_inputs(execution_id, plan, order.task),
+            outputs=self._compute(execution_id, plan, order.task) if right else ("0" * 64,),
             state=digest("state", execution_id, order.task),
             salt="0x" + digest("salt", execution_id, order.task, node.address),
             error="",
@@ -554,7 +598,7 @@ class Simulation:
             for attempt in range(5):
                 self.after(attempt, partial(self._send, partial(self.feed, account, event)))
         if not node.withholds_result:
-            self._when_due(execution_id, promise, ev.ResultReceived(result, key, token))
+            self._when_due(node, execution_id, promise, ev.ResultReceived(result, key, token))
 
     # ---- what must hold -----------------------------------------------------------------------
 
