@@ -191,7 +191,7 @@ def compute_settlement(
     for all of them when they never revealed their completion (``withheld``). Validators earn the
     price of the task they recomputed. A liar pays S for each lie; who withholds a completion pays
     less for each of its drawn tasks (``Economics.silence_milli``), and a validator that withholds
-    its result the price that it would have earned. Out of it the validators of that task are paid,
+    its result twice the price that it would have earned. Out of it the validators of that task are paid,
     as far as it reaches, then the client gets back the price of the whole execution, as far as it
     reaches; the rest is the treasury's, so that slashing oneself does not pay.
     """
@@ -239,5 +239,5 @@ def _compute_penalties(
     if verdict.outcome is Outcome.WITHHELD:
         penalties[executor] += price * economics.silence_milli // economics.reward_milli
     for validator in verdict.silent:
-        penalties[validator] += price
+        penalties[validator] += 2 * price
     return penalties

@@ -217,7 +217,7 @@ def test_a_validator_that_withholds_its_result_pays_the_one_that_is_heard_instea
     verdict = Verdict(1, Outcome.HONEST, (V2,), (), silent=(V1,))
     terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
     price = PRICE_MICRO_USDC * STEPS
-    assert terms.slashes == (Slash(V1, price),)
+    assert terms.slashes == (Slash(V1, 2 * price),)
     assert [p for p in terms.payments if p.from_slash] == [Payment(V2, price, True)]
 
 

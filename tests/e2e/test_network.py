@@ -179,7 +179,7 @@ def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network)
     name: str = network.victim  # type: ignore[attr-defined]
     with (network.directory / "logs" / "liar.log").open("ab") as log:
         liar = subprocess.Popen(
-            [sys.executable, LYING_NODE, network.directory / name / "node.toml"],
+            [sys.executable, LYING_NODE, network.directory / name / "node.toml", "always"],
             stdout=log,
             stderr=log,
         )

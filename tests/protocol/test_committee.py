@@ -290,7 +290,7 @@ def test_a_validator_that_withholds_its_result_loses_its_fee_to_the_next() -> No
         node.withholds_result = node.address in {o for _, o in simulation.ordered}
     settle(simulation, execution_id, within_s=120)
     ((withholder, amount),) = get_slashes(simulation, execution_id).items()
-    assert amount == 10 * 4
+    assert amount == 2 * 10 * 4
     assert simulation.by_node[withholder].withholds_result
     paid = [p for p in simulation.chain.settlements[execution_id].payments if p.from_slash]
     assert [p.amount_micro_usdc for p in paid] == [10 * 4]
@@ -338,6 +338,24 @@ def test_a_corrupted_state_is_a_lie_although_the_outputs_are_right(unable: int) 
     assert simulation.recomputed[execution_id, 0] == 4
     asked = {node for _, node in simulation.ordered}
     assert len(asked) == MAX_JUDGES, "five nodes in all were heard before the committee"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_f10_verdicts_survive_loss_delay_and_a_member_that_forgets(seed: int) -> None:
+    network = Network(loss=0.3, repeat=0.1, delay_ms=(1, 1000))
+    simulation = Simulation(seed, network=network, economics=VERIFY_ALL, epoch_blocks=10)
+    assert simulation.run(600, lambda: simulation.chain.sequence >= 1)
+    simulation.nodes[0].lies = True
+    simulation.nodes[1].false_accuser = True
+    execution_id = simulation.request()
+    assert simulation.run(100, lambda: bool(simulation.ordered))
+    simulation.start_member(seed)  # it lost what it held and had attested
+    settle(simulation, execution_id, within_s=250)
+    assert simulation.faults == []
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    lied = {t for t, n in enumerate(plan.executors()) if n == simulation.nodes[0].address}
+    outcomes = simulation.find_outcomes(execution_id)
+    assert lied == {task for task, outcome in outcomes.items() if outcome == "lied"}
 
 
 def test_two_colluding_validators_cannot_convict() -> None:
