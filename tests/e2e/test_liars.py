@@ -70,7 +70,7 @@ def replace_nodes(
             started[name].terminate()
             started[name].wait(20)
             config = network.directory / name / "node.toml"
-            command = [*find_program("splitup-node"), "run", "--config", config]
+            command = [find_program("splitup-node"), "run", "--config", config]
             started[name] = start_node(network, name, command)
 
 
