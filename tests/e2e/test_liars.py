@@ -95,17 +95,23 @@ def test_a21_who_lies_once_in_ten_or_in_a_hundred_tasks_is_found_and_only_he(
     expected = compute_reference(tmp_path, make_inputs(STEPS))
 
     async def play(nodes: dict[str, str]) -> tuple[list[Settled], dict[str, int], str]:
-        """Execute until both were caught; return also who lost how much, and the client."""
+        """Execute until both were caught, once also as an executor.
+
+        Returns also who lost how much, and the client.
+        """
         done: list[Settled] = []
         caught: set[str] = set()
+        wrong = False
         async with SplitUp.connect(network.config) as net:
             before = await fetch_stakes(net, nodes)
-            while caught != {"node-0", "node-1"} and len(done) < 30:
+            while not (wrong and caught == {"node-0", "node-1"}) and len(done) < 30:
                 done += await asyncio.gather(*(settle(net) for _ in range(3)))
                 caught = {nodes[slash[0]] for _, receipt, _ in done for slash in receipt.slashes}
+                verdicts = [verdict for *_, evidence in done for verdict in evidence.verdicts]
+                wrong = any(verdict.outcome == "lied" for verdict in verdicts)
             return done, get_losses(before, await fetch_stakes(net, nodes)), net.address
 
-    with replace_nodes(network, started, node_0="every 10 7", node_1="every 100 16") as nodes:
+    with replace_nodes(network, started, node_0="every 10 3", node_1="every 100 11") as nodes:
         done, lost, client = asyncio.run(play(nodes))
     assert lost.keys() == {"node-0", "node-1"}, "each is found, and no honest stake is touched"
     assert sum(lost.values()) == sum(s[1] for _, receipt, _ in done for s in receipt.slashes)
