@@ -1,4 +1,4 @@
-"""``splitup-node run`` of a dishonest operator: ``python lying_node.py NODE.toml HOW …``.
+"""``splitup-node run`` of a dishonest operator: ``python lying_node.py HOW … --config NODE.toml``.
 
 HOW is one of
 
@@ -57,7 +57,7 @@ def corrupt(how: str) -> None:
 
 
 if __name__ == "__main__":
-    config, how, *numbers = sys.argv[1:]
+    how, *numbers, _, config = sys.argv[1:]
     corrupt(how)
     lying = (sys.executable, str(WORKER), *numbers)
     argv = lying if how in ("always", "every") else WORKER_ARGV

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import Receipt, Result
@@ -22,56 +20,23 @@ from tests.e2e.test_network import compute_reference, make_inputs
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
 STEPS = 2
-Process = subprocess.Popen[bytes]
 Settled = tuple[Result, Receipt, Evidence]
 
 
-def start_node(network: Network, name: str, command: Sequence[str | Path]) -> Process:
-    with (network.directory / "logs" / f"{name}.log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
-
-
-def wait_for_all(network: Network) -> None:
-    wait_for(lambda: network.fetch_health().live_nodes == NODES, 60, network.describe)
-    network.wait_for_holders(NODES)
-
-
-@pytest.fixture(scope="module")
-def started(network: Network) -> Iterator[dict[str, Process]]:
-    """The processes that we run in the network's stead, by the node's name."""
-    processes: dict[str, Process] = {}
-    yield processes
-    for process in processes.values():
-        process.terminate()
-        process.wait(20)
-    network.stop()
-    network.start()
-    wait_for_all(network)
-
-
 @contextmanager
-def replace_nodes(
-    network: Network, started: dict[str, Process], **behaviours: str
-) -> Iterator[dict[str, str]]:
+def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str]]:
     """Run dishonest programs with the keys of some nodes; yield all nodes' names by address."""
     names = {place.replace("_", "-"): how for place, how in behaviours.items()}
     for name, how in names.items():
-        network.kill(name)
-        config = network.directory / name / "node.toml"
-        command = [sys.executable, LYING_NODE, config, *how.split()]
-        started[name] = start_node(network, name, command)
+        network.replace(name, sys.executable, LYING_NODE, *how.split())
     try:
         wait_for(lambda: network.fetch_health().live_nodes < NODES, 60, network.describe)
-        wait_for_all(network)
+        network.wait_for_all()
         health = network.fetch_health()
         yield {node.address: network.name_of(node.address) for node in health.nodes}
     finally:
         for name in names:
-            started[name].terminate()
-            started[name].wait(20)
-            config = network.directory / name / "node.toml"
-            command = [find_program("splitup-node"), "run", "--config", config]
-            started[name] = start_node(network, name, command)
+            network.replace(name, find_program("splitup-node"), "run")
 
 
 async def fetch_stakes(net: SplitUp, nodes: dict[str, str]) -> dict[str, int]:
@@ -90,7 +55,7 @@ def get_losses(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 
 
 def test_a21_who_lies_once_in_ten_or_in_a_hundred_tasks_is_found_and_only_he(
-    network: Network, started: dict[str, Process], tmp_path: Path
+    network: Network, tmp_path: Path
 ) -> None:
     expected = compute_reference(tmp_path, make_inputs(STEPS))
 
@@ -111,7 +76,7 @@ def test_a21_who_lies_once_in_ten_or_in_a_hundred_tasks_is_found_and_only_he(
                 wrong = any(verdict.outcome == "lied" for verdict in verdicts)
             return done, get_losses(before, await fetch_stakes(net, nodes)), net.address
 
-    with replace_nodes(network, started, node_0="every 10 3", node_1="every 100 11") as nodes:
+    with replace_nodes(network, node_0="every 10 3", node_1="every 100 11") as nodes:
         done, lost, client = asyncio.run(play(nodes))
     assert lost.keys() == {"node-0", "node-1"}, "each is found, and no honest stake is touched"
     assert sum(lost.values()) == sum(s[1] for _, receipt, _ in done for s in receipt.slashes)
@@ -129,7 +94,7 @@ def test_a21_who_lies_once_in_ten_or_in_a_hundred_tasks_is_found_and_only_he(
 
 
 def test_a21_who_guesses_instead_of_verifying_is_slashed_and_the_executor_is_not(
-    network: Network, started: dict[str, Process]
+    network: Network,
 ) -> None:
     async def play(nodes: dict[str, str]) -> tuple[Settled, dict[str, int]]:
         async with SplitUp.connect(network.config) as net:
@@ -140,14 +105,14 @@ def test_a21_who_guesses_instead_of_verifying_is_slashed_and_the_executor_is_not
                     break
             return settled, get_losses(before, await fetch_stakes(net, nodes))
 
-    with replace_nodes(network, started, node_2="guess") as nodes:
+    with replace_nodes(network, node_2="guess") as nodes:
         (_, receipt, evidence), lost = asyncio.run(play(nodes))
     assert {verdict.outcome for verdict in evidence.verdicts} == {"honest"}
     assert {nodes[node] for node, _ in receipt.slashes} == lost.keys() == {"node-2"}
 
 
 def test_who_commits_and_withholds_is_penalised_and_the_client_has_his_money_back(
-    network: Network, started: dict[str, Process]
+    network: Network,
 ) -> None:
     async def play(nodes: dict[str, str]) -> tuple[Settled, dict[str, int], str]:
         async with SplitUp.connect(network.config) as net:
@@ -161,7 +126,7 @@ def test_who_commits_and_withholds_is_penalised_and_the_client_has_his_money_bac
             lost = get_losses(before, await fetch_stakes(net, nodes))
             return (result, receipt, evidence), lost, net.address
 
-    with replace_nodes(network, started, node_3="withhold") as nodes:
+    with replace_nodes(network, node_3="withhold") as nodes:
         (result, receipt, evidence), lost, client = asyncio.run(play(nodes))
     own = {task for task, node in enumerate(result.nodes) if nodes[node] == "node-3"}
     outcomes = {verdict.task: verdict.outcome for verdict in evidence.verdicts}
@@ -172,7 +137,7 @@ def test_who_commits_and_withholds_is_penalised_and_the_client_has_his_money_bac
 
 
 def test_who_takes_a_task_and_does_nothing_costs_nobody_anything(
-    network: Network, started: dict[str, Process], tmp_path: Path
+    network: Network, tmp_path: Path
 ) -> None:
     """Another node goes on in its place, or the money comes back."""
     expected = compute_reference(tmp_path, make_inputs(STEPS))
@@ -188,6 +153,6 @@ def test_who_takes_a_task_and_does_nothing_costs_nobody_anything(
                 assert np.array_equal(result.outputs["logits"], expected)
             return True, get_losses(before, await fetch_stakes(net, nodes))
 
-    with replace_nodes(network, started, node_4="mute") as nodes:
+    with replace_nodes(network, node_4="mute") as nodes:
         ended_well, lost = asyncio.run(play(nodes))
     assert ended_well and not lost

@@ -177,12 +177,7 @@ async def test_money_comes_back_when_a_node_dies_in_the_middle(network: Network)
 
 def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network) -> None:
     name: str = network.victim  # type: ignore[attr-defined]
-    with (network.directory / "logs" / "liar.log").open("ab") as log:
-        liar = subprocess.Popen(
-            [sys.executable, LYING_NODE, network.directory / name / "node.toml", "always"],
-            stdout=log,
-            stderr=log,
-        )
+    network.replace(name, sys.executable, LYING_NODE, "always")
     try:
         wait_for(lambda: network.fetch_health().live_nodes == NODES, 60, network.describe)
         network.wait_for_holders(NODES)
@@ -193,8 +188,7 @@ def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network)
         )
         asyncio.run(_execute_until_slashed(network, address))
     finally:
-        liar.terminate()
-        liar.wait(20)
+        network.replace(name, find_program("splitup-node"), "run")
 
 
 async def _execute_until_slashed(network: Network, liar: str) -> None:
