@@ -91,6 +91,11 @@ class Network:
                 [*command, "--config", config], stdout=log, stderr=log
             )
 
+    def is_replaced(self, name: str) -> bool:
+        """Return whether the new program has written its first status."""
+        values = json.loads((self.directory / name / "status.json").read_text())
+        return bool(values["pid"] == self.replacements[name].pid)
+
     def wait_for_all(self) -> None:
         """Wait until every node is live and holds every task of the model."""
         wait_for(lambda: self.fetch_health().live_nodes == NODES, 90, self.describe)

@@ -15,7 +15,7 @@ from splitup.client.outcome import Receipt, Result
 from splitup.devnet.processes import find_program
 from splitup.errors import ExecutionFailed
 from splitup.wire import Evidence
-from tests.e2e.conftest import MODEL, NODES, Network, wait_for
+from tests.e2e.conftest import MODEL, Network, wait_for
 from tests.e2e.test_network import compute_reference, make_inputs
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
@@ -30,7 +30,7 @@ def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str
     for name, how in names.items():
         network.replace(name, sys.executable, LYING_NODE, *how.split())
     try:
-        wait_for(lambda: network.fetch_health().live_nodes < NODES, 60, network.describe)
+        wait_for(lambda: all(map(network.is_replaced, names)), 120, network.describe)
         network.wait_for_all()
         health = network.fetch_health()
         yield {node.address: network.name_of(node.address) for node in health.nodes}

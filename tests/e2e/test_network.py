@@ -16,7 +16,7 @@ from splitup.client.connection import SplitUp
 from splitup.client.outcome import Result, compute_percentile, compute_transitions
 from splitup.devnet.processes import find_program
 from splitup.errors import ExecutionFailed, InvalidInput
-from tests.e2e.conftest import EXAMPLE, MODEL, NODES, Network, wait_for
+from tests.e2e.conftest import EXAMPLE, MODEL, Network, wait_for
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
 PROMPT = "library for"
@@ -179,8 +179,8 @@ def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network)
     name: str = network.victim  # type: ignore[attr-defined]
     network.replace(name, sys.executable, LYING_NODE, "always")
     try:
-        wait_for(lambda: network.fetch_health().live_nodes == NODES, 60, network.describe)
-        network.wait_for_holders(NODES)
+        wait_for(lambda: network.is_replaced(name), 120, network.describe)
+        network.wait_for_all()
         address = next(
             node.address
             for node in network.fetch_health().nodes
