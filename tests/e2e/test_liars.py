@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.e2e.test_network import compute_reference, make_inputs
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
 STEPS = 2
+SPARE_MICRO_USDC = 1_000_000_000  # more than a node of the devnet has at stake in a test
 Settled = tuple[Result, Receipt, Evidence]
 
 
@@ -36,7 +38,25 @@ def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str
         yield {node.address: network.name_of(node.address) for node in health.nodes}
     finally:
         for name in names:
-            network.replace(name, find_program("splitup-node"), "run")
+            network.replacements[name].terminate()
+            network.replacements[name].wait(20)
+        asyncio.run(fill_up(network, names))
+
+
+async def fill_up(network: Network, names: Iterable[str]) -> None:
+    """Make slashed stakes whole, without which no node may serve, and start honest programs."""
+    program = find_program("splitup-node")
+    async with SplitUp.connect(network.config) as net:
+        for name in names:
+            keystore = json.loads((network.directory / name / "keystore.json").read_text())
+            address = "0x" + keystore["address"].lower().removeprefix("0x")
+            await net.chain.send("usdc", "mint", address, SPARE_MICRO_USDC)
+            config = network.directory / name / "node.toml"
+            stake = await asyncio.create_subprocess_exec(
+                program, "stake", "--config", config, stdout=asyncio.subprocess.DEVNULL
+            )
+            assert await stake.wait() == 0
+            network.replace(name, program, "run")
 
 
 async def fetch_stakes(net: SplitUp, nodes: dict[str, str]) -> dict[str, int]:
