@@ -191,9 +191,9 @@ def compute_settlement(
     for all of them when they never revealed their completion (``withheld``). Validators earn the
     price of the task they recomputed. A liar pays S for each lie; who withholds a completion pays
     less for each of its drawn tasks (``Economics.silence_milli``), and a validator that withholds
-    its result twice the price that it would have earned. Out of it the validators of that task are paid,
-    as far as it reaches, then the client gets back the price of the whole execution, as far as it
-    reaches; the rest is the treasury's, so that slashing oneself does not pay.
+    its result twice the price that it would have earned. Out of it the validators of that task are
+    paid, as far as it reaches, then the client gets back the price of the whole execution, as far
+    as it reaches; the rest is the treasury's, so that slashing oneself does not pay.
     """
     by_task = {verdict.task: verdict for verdict in verdicts}
     price = [task.price_micro_usdc * steps for task in manifest.tasks]
