@@ -34,6 +34,9 @@ EndpointField = Annotated[
 T = TypeVar("T")
 
 ZERO_BYTES32 = "0x" + "00" * 32
+TaskField = Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+
+EMPTY_DIGEST = hashlib.sha256().hexdigest()  # of the state of a task that keeps none
 CLIENT = 0xFFFF  # the "task" that produces an execution's graph inputs
 
 
@@ -259,13 +262,15 @@ class PlanCertificate(Message):
 class TaskCommitment(Message):
     """What an executor says it consumed and produced for one task over all steps.
 
-    Digests are SHA-256 of the port's tensors of all steps, concatenated in step order.
+    Digests are SHA-256 of the port's tensors of all steps, concatenated in step order; ``state`` is
+    that of the state tensors after the last step, concatenated: EMPTY_DIGEST without state.
     """
 
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    task: TaskField
     task_id: DigestField
     inputs: tuple[DigestField, ...]
     outputs: tuple[DigestField, ...]
+    state: DigestField
 
 
 class Completion(Message):
@@ -297,28 +302,90 @@ class VerificationOrder(Message):
     certificate: PlanCertificate
     draw: Draw
     snapshot: Snapshot
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    task: TaskField
     steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+
+
+class VerificationCommitment(Message):
+    """A validator's salted promise of its result, given before anybody reveals anything (JWS)."""
+
+    execution_id: Bytes32Field
+    task: TaskField
+    validator: AddressField
+    root: Bytes32Field  # of the VerificationResult to come
 
 
 class VerificationResult(Message):
     """What a validator fetched and recomputed for one task, signed by it (JWS)."""
 
     execution_id: Bytes32Field
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    task: TaskField
     validator: AddressField
     inputs: tuple[DigestField, ...]
     outputs: tuple[DigestField, ...]
+    state: DigestField
+    salt: Bytes32Field
     error: str = Field(max_length=500)  # "" when the recomputation succeeded
+
+    def root(self) -> str:
+        return self.digest("splitup/verification/v1")
+
+
+class Held(Message):
+    """A member holds this commitment of a validator; 2f+1 members make it fixed."""
+
+    task: TaskField
+    validator: AddressField
+    root: Bytes32Field
+
+
+class Silence(Message):
+    """A node that committed did not reveal in time: its completion, or its result for a task."""
+
+    node: AddressField
+    task: TaskField | None  # None: its completion
+
+
+class Ruling(Message):
+    """What a member got when it recomputed a disputed task itself; ``error`` if it could not."""
+
+    task: TaskField
+    inputs: tuple[DigestField, ...]
+    outputs: tuple[DigestField, ...]
+    state: DigestField
+    error: str = Field(max_length=200)
+
+
+class Attestation(Message):
+    """What one member knows of an execution's verification. What 2f+1 members say is so.
+
+    ``due``: the time to reveal has come, since every drawn task has a validator whose commitment
+    is fixed, or nobody who could have one.
+    """
+
+    execution_id: Bytes32Field
+    member: AddressField
+    due: bool
+    held: tuple[Held, ...] = Field(max_length=limits.MAX_STATEMENTS)
+    silent: tuple[Silence, ...] = Field(max_length=limits.MAX_STATEMENTS)
+    rulings: tuple[Ruling, ...] = Field(max_length=limits.MAX_TASKS)
+
+
+class SignedAttestation(Message):
+    """An attestation with its member's Ed25519 signature: anybody may pass it on."""
+
+    attestation: Attestation
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
 
 
 class TaskVerdict(Message):
     """How the verification of one drawn task ended."""
 
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
-    outcome: Literal["honest", "lied", "unresolved"]
+    task: TaskField
+    outcome: Literal["honest", "lied", "withheld", "outvoted", "unresolved"]
     validators: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     liars: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
+    silent: tuple[AddressField, ...] = Field(max_length=limits.MAX_NODES)
 
 
 class Evidence(Message):
@@ -335,7 +402,7 @@ class Span(Message):
     ``sent`` is when the outputs were handed to the network.
     """
 
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    task: TaskField
     step: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
     received_ns: str = Field(pattern=r"^[0-9]{1,20}$")
     started_ns: str = Field(pattern=r"^[0-9]{1,20}$")
@@ -354,7 +421,7 @@ class Trace(Message):
 class TaskFailure(Message):
     """Why a task did not produce its output; sent to the client in an ERROR frame."""
 
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    task: TaskField
     step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
     node: AddressField
     reason: str = Field(max_length=500)

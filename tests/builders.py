@@ -35,19 +35,25 @@ def task_id(index: int) -> str:
 
 def make_chain_manifest(count: int) -> Manifest:
     """A model of n tasks in a row, each passing one float on."""
+    return make_manifest([[]] + [[index] for index in range(count - 1)])
+
+
+def make_diamond_manifest() -> Manifest:
+    """A model of four tasks: 0 feeds 1 and 2, which feed 3."""
+    return make_manifest([[], [0], [0], [1, 2]])
+
+
+def make_manifest(sources: list[list[int]]) -> Manifest:
+    """A model of tasks that pass one float on; ``sources`` are the tasks that each one reads."""
     tasks = tuple(
         Task(
             task_id=task_id(index),
             label=f"task {index}",
-            inputs=(
-                TaskInput(
-                    name="x",
-                    dtype="float32",
-                    shape=(1,),
-                    source=InputSource(input="x")
-                    if index == 0
-                    else TaskSource(task=index - 1, port=0),
-                ),
+            inputs=tuple(
+                TaskInput(name=f"x{place}", dtype="float32", shape=(1,), source=source)
+                for place, source in enumerate(
+                    [TaskSource(task=task, port=0) for task in read] or [InputSource(input="x")]
+                )
             ),
             outputs=(Port(name="y", dtype="float32", shape=(1,)),),
             weights_digest="",
@@ -58,13 +64,13 @@ def make_chain_manifest(count: int) -> Manifest:
             flops=1,
             price_micro_usdc=PRICE_MICRO_USDC,
         )
-        for index in range(count)
+        for index, read in enumerate(sources)
     )
     return Manifest(
         version=1,
         kind="function",
         inputs=(Port(name="x", dtype="float32", shape=(1,)),),
-        outputs=(OutputPort(name="y", dtype="float32", shape=(1,), task=count - 1, port=0),),
+        outputs=(OutputPort(name="y", dtype="float32", shape=(1,), task=len(sources) - 1, port=0),),
         tasks=tasks,
         text=None,
         tinygrad="0.14.0",

@@ -40,6 +40,7 @@ from splitup_node.cache import Cache
 from splitup_node.config import NodeConfig
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
+from splitup_node.heralds import Herald
 from splitup_node.logs import Uploader
 from splitup_node.reports import Reporter
 from splitup_node.residents import Residents
@@ -105,7 +106,8 @@ class Node:
             self,
             allow_loopback=self._config.allow_loopback,
         )
-        self._reporter = Reporter(self._journal, self._chain, self._http, lambda: self._committee)
+        herald = Herald(self._http, lambda: self._committee)
+        self._reporter = Reporter(self._journal, self._chain, herald)
         self._verifier = Verifier(
             Tools(
                 identity=self._identity,
@@ -113,7 +115,7 @@ class Node:
                 supervisor=self._supervisor,
                 residents=self._residents,
                 cache=self._cache,
-                http=self._http,
+                herald=herald,
                 ask_grants=self._gateway.verification_grants,
                 get_object=self._get,
                 get_committee=lambda: self._committee,

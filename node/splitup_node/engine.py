@@ -476,6 +476,12 @@ class Engine:
         task.add_done_callback(self._finishing.discard)
 
     async def _finish(self, execution: Execution) -> None:
+        try:
+            await self._digest_states(execution)
+        except SplitUpError as error:
+            task, steps = get_first_task(execution), execution.steps or 0
+            self.fail(execution.id, task, steps, f"its final state cannot be read: {error}")
+            return
         for remaining, trace in execution.make_traces(self._identity.address):
             task = get_first_task(execution)
             frame = make_message_frame(FrameKind.TRACE, execution.id, task, remaining, trace)
@@ -496,6 +502,12 @@ class Engine:
         execution.finished = True
         self._release(execution)
         self._listener.on_finished(execution)
+
+    async def _digest_states(self, execution: Execution) -> None:
+        """Note what the states are at the end: they are committed to like the outputs."""
+        for task, session in execution.sessions.items():
+            if execution.manifest.tasks[task].state_bytes and execution.steps:
+                execution.states[task] = await self._supervisor.digest_state(session)
 
     def _release(self, execution: Execution) -> None:
         self._queue.drop(execution.id)

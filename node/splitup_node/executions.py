@@ -14,6 +14,7 @@ from splitup.protocol.queue import PortId, Run, Tensor
 from splitup.protocol.routes import Routes, compute_routes
 from splitup.wire import (
     CLIENT,
+    EMPTY_DIGEST,
     Completion,
     Grants,
     PlanCertificate,
@@ -40,6 +41,7 @@ class Execution:
     uploads: set[asyncio.Task[None]] = field(default_factory=set)
     upload_error: Exception | None = None
     recorded_runs: int = 0
+    states: dict[int, str] = field(default_factory=dict)  # task -> digest of its final state
     spans: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
     outbox: deque[bytes] = field(default_factory=deque)  # what the client may have to get again
     outbox_bytes: int = 0
@@ -110,6 +112,7 @@ class Execution:
                     task_id=self.manifest.tasks[task].task_id,
                     inputs=self.digests[task].inputs,
                     outputs=self.digests[task].outputs,
+                    state=self.states.get(task, EMPTY_DIGEST),
                 )
                 for task in sorted(self.sessions)
             ),

@@ -1,4 +1,4 @@
-"""From a finished execution to its payment: commit on chain, in batches, then reveal it.
+"""From a finished execution to its payment: commit on chain, in batches, reveal when it is due.
 
 The completion with its salt is in the journal before anything is sent, so a node that dies in
 between commits and reveals the same bytes after its restart, or finds that it had.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -19,9 +19,8 @@ from splitup.chain.client import Chain
 from splitup.chain.market import distribute
 from splitup.errors import ChainRejected, SplitUpError, Unavailable
 from splitup.journal.journal import Journal
-from splitup.net.http import SignedClient
-from splitup.protocol.certificates import CommitteeView
 from splitup.wire import Completion
+from splitup_node.heralds import Herald
 
 COMPLETION_TYP = "splitup-completion"
 
@@ -54,13 +53,11 @@ class Reporter:
         self,
         journal: Journal,
         chain: Chain,
-        http: SignedClient,
-        get_committee: Callable[[], CommitteeView],
+        herald: Herald,
     ) -> None:
         self._journal = journal
         self._chain = chain
-        self._http = http
-        self._get_committee = get_committee
+        self._herald = herald
         self._waiting: asyncio.Queue[Report] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._released_to = 0  # every execution requested below this block is closed and released
@@ -163,33 +160,13 @@ class Reporter:
         return Status(execution["status"]), commitment != _ZERO
 
     async def _reveal(self, report: Report) -> None:
-        """Show the completion to the members until a quorum has it, and a while to the others."""
-        done: set[str] = set()
-        late_tries = 0
-        pause_s = limits.REPORT_RETRY_S
-        while time.time() < report.give_up_s:
-            committee = self._get_committee()
-            token = self._http.sign(COMPLETION_TYP, committee.domain.committee, report.completion)
-            missing = [m for m in committee.members if m.account not in done]
-            answers = await asyncio.gather(
-                *(self._http.post_token(f"{m.endpoint}/v1/completion", token) for m in missing),
-                return_exceptions=True,
-            )
-            for member, answer in zip(missing, answers, strict=True):
-                if not isinstance(answer, BaseException):
-                    done.add(member.account)
-                elif isinstance(answer, SplitUpError):
-                    _log.info("member %s: %s", member.account, answer)
-                else:
-                    raise answer
-            if len(done) >= committee.quorum:
-                if not late_tries:
-                    await self._mark(report, "revealed", {})
-                late_tries += 1
-            if len(done) == len(committee.members) or late_tries > limits.RPC_TRIES:
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
+        """Wait for the time to reveal, then show the completion to the members."""
+        completion = report.completion
+        due = await self._herald.wait_until_due(completion.execution_id, None, report.give_up_s)
+        if not due or await self._herald.spread(
+            "/v1/completion", COMPLETION_TYP, completion, report.give_up_s
+        ):
+            await self._mark(report, "revealed", {})
 
     def _put_off(self, reports: Sequence[Report], reason: str) -> None:
         for report in reports:

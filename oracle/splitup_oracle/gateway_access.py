@@ -114,11 +114,17 @@ def compute_execution_rights(plan: Plan, manifest: Manifest, requester: str) -> 
 
 
 def compute_verification_rights(
-    order: VerificationOrder, manifest: Manifest, requester: str, sampling_bps: int
+    order: VerificationOrder,
+    manifest: Manifest,
+    requester: str,
+    sampling_bps: int,
+    *,
+    is_member: bool = False,
 ) -> list[Right]:
     """Return what a drawn validator may read: the task's inputs, graph and weights.
 
-    Never the claimed output: a validator that could see it would not have to compute it.
+    Committee members may, too: they recompute what is disputed. Never the claimed output: a
+    validator that could see it would not have to compute it.
     """
     plan = order.certificate.plan
     _check_plan_fits(plan, manifest)
@@ -133,7 +139,7 @@ def compute_verification_rights(
         raise _refuse(f"task {order.task} of execution {execution} was not drawn")
     ranking = rank_validators(order.draw.seed, order.task, plan, order.snapshot, manifest)
     nodes = {entry.node for entry in order.snapshot.entries if entry.signing_key == requester}
-    if nodes.isdisjoint(ranking):
+    if not is_member and nodes.isdisjoint(ranking):
         raise _refuse(
             f"the key {requester} is not a validator of task {order.task} of execution {execution}"
         )

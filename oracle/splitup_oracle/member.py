@@ -61,12 +61,14 @@ from splitup.protocol.events import (
     PostDealing,
     PushPlan,
     PushVerification,
+    RecomputeTask,
     RttMeasured,
     SnapshotFetched,
     SubmitEvidence,
     SubmitPlan,
     SubmitSettlement,
     SubmitSnapshot,
+    TaskRecomputed,
 )
 from splitup.protocol.membership import Membership
 from splitup.protocol.messages import (
@@ -78,10 +80,12 @@ from splitup.protocol.messages import (
 from splitup.protocol.shared import SIGNED, SNAPSHOT
 from splitup.protocol.verification import Economics
 from splitup.wire import PlanCertificate, Snapshot, VerificationResult
+from splitup_oracle.rulings import Rulings
 
 HEARTBEAT_TYP: Final = "splitup-heartbeat"
 GOSSIP_TYP: Final = "splitup-gossip"
 COMPLETION_TYP: Final = "splitup-completion"
+PROMISE_TYP: Final = "splitup-verification-commitment"
 RESULT_TYP: Final = "splitup-verification-result"
 
 _GOSSIP_TIMEOUT_S: Final = 3.0
@@ -134,6 +138,7 @@ class Member:
         self.http = http
         self._gateway = gateway
         self._manifests = data_dir / "manifests"
+        self._rulings = Rulings(http, gateway, data_dir / "replays")
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: dict[str, _Waiters] = {}
         self._peers: dict[str, _Peer] = {}
@@ -268,6 +273,8 @@ class Member:
                 self._spawn(self._push_plan(command.certificate))
             case PushVerification():
                 self._spawn(self._push_verification(command))
+            case RecomputeTask():
+                self._spawn(self._recompute(command))
             case SubmitSnapshot():
                 self._spawn(
                     self._submit(
@@ -393,6 +400,13 @@ class Member:
             "node %s is to verify task %d of %s", command.node, command.order.task, execution_id
         )
         await self._post(f"{command.endpoint}/v1/verify", data, limits.HTTP_TIMEOUT_S)
+
+    async def _recompute(self, command: RecomputeTask) -> None:
+        request = command.order.certificate.plan.request
+        manifest = self.machine.find_manifest(request.model_id)
+        if manifest is not None:  # there was an order, so there is
+            ruling = await self._rulings.recompute(command, manifest)
+            self.feed(TaskRecomputed(request.execution_id, ruling))
 
     async def _post(self, url: str, data: dict[str, Any], timeout_s: float) -> bool:
         try:

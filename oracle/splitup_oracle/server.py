@@ -14,14 +14,16 @@ from splitup.protocol.events import (
     CompletionReceived,
     GossipReceived,
     HeartbeatReceived,
+    PromiseReceived,
     ResultReceived,
 )
 from splitup.protocol.messages import parse_gossip
-from splitup.wire import Completion, Heartbeat
+from splitup.wire import Completion, Heartbeat, VerificationCommitment
 from splitup_oracle.member import (
     COMPLETION_TYP,
     GOSSIP_TYP,
     HEARTBEAT_TYP,
+    PROMISE_TYP,
     RESULT_TYP,
     Member,
 )
@@ -49,7 +51,9 @@ class MemberServer:
                 web.post("/v1/heartbeat", self._heartbeat),
                 web.post("/v1/gossip", self._gossip),
                 web.post("/v1/completion", self._completion),
+                web.post("/v1/promise", self._promise),
                 web.post("/v1/verification", self._verification),
+                web.get("/v1/attestation/{execution_id}", self._attestation),
             ]
         )
         return app
@@ -110,6 +114,21 @@ class MemberServer:
         completion = Completion.from_value(claims.body)
         self._member.feed_peer(CompletionReceived(completion, claims.issuer))
         return web.json_response({})
+
+    async def _promise(self, request: web.Request) -> web.Response:
+        claims = await read_signed(request, typ=PROMISE_TYP, audience=self._member.audience)
+        promise = VerificationCommitment.from_value(claims.body)
+        self._member.feed_peer(PromiseReceived(promise, claims.issuer))
+        return web.json_response({})
+
+    async def _attestation(self, request: web.Request) -> web.Response:
+        execution_id = request.match_info["execution_id"]
+        attestation = self._member.machine.find_attestation(execution_id)
+        if attestation is not None:
+            return _json(attestation.canonical_bytes())
+        if self._member.machine.is_over(execution_id):
+            return error_reply(410, f"execution {execution_id} is over")
+        return error_reply(404, f"there is no draw for execution {execution_id} here so far")
 
     async def _verification(self, request: web.Request) -> web.Response:
         await read_signed(request, typ=RESULT_TYP, audience=self._member.audience)

@@ -11,6 +11,7 @@ from splitup.codec import compute_digest, encode_canonical
 from splitup.crypto import quorum
 from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
+from splitup.protocol.attestations import Attestations
 from splitup.protocol.checks import Answer, Check
 from splitup.protocol.events import CompletionCommitted
 from splitup.protocol.messages import SettlementProposal
@@ -22,8 +23,12 @@ from splitup.wire import (
     Evidence,
     PlanCertificate,
     Request,
+    Ruling,
+    SignedAttestation,
     Snapshot,
+    TaskCommitment,
     TaskVerdict,
+    VerificationCommitment,
     VerificationResult,
 )
 
@@ -43,6 +48,7 @@ class Case:
     """One execution from its plan to its settlement."""
 
     request: Request
+    attestations: Attestations
     certificate: PlanCertificate | None = None
     snapshot: Snapshot | None = None
     manifest: Manifest | None = None
@@ -56,12 +62,33 @@ class Case:
     unchecked: dict[str, Completion] = field(default_factory=dict)  # commitment not seen yet
     completions: dict[str, Completion] = field(default_factory=dict)
     results: dict[tuple[int, str], Answer] = field(default_factory=dict)  # before the draw is known
+    promises: dict[tuple[int, str], str] = field(default_factory=dict)  # roots, likewise
     checks: dict[int, Check] | None = None
+    due_at: float | None = None  # since when we know that reveals are due
+    rulings: dict[int, Ruling] = field(default_factory=dict)  # our own
+    attested: SignedAttestation | None = None  # our own, the latest
+    attest_at: float = 0.0
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     propose_at: float = math.inf
     proposed: Proposed | None = None
     rounds: int = 0
     proposals: dict[str, SettlementProposal] = field(default_factory=dict)  # not signed yet
+
+    def get_executors(self) -> tuple[str, ...]:
+        """Return who answers for each task; none before the plan is known."""
+        return self.certificate.plan.executors() if self.certificate else ()
+
+    def find_commitment(self, task: int) -> TaskCommitment | None:
+        """Return what the executor of a task revealed that it had committed to."""
+        completion = self.completions.get(self.get_executors()[task])
+        if completion is None:
+            return None
+        return next(entry for entry in completion.tasks if entry.task == task)
+
+    def list_withheld(self) -> set[str]:
+        """Return the executors that never revealed what they committed to, as 2f+1 members say."""
+        missing = set(self.get_executors()) - self.completions.keys()
+        return {node for node in missing if self.attestations.is_silent(node, None)}
 
     def add_answer(self, answer: Answer) -> None:
         """Keep a validator's answer, before the draw for later."""
@@ -72,6 +99,26 @@ class Case:
                 check.add(answer)
         elif len(self.results) < limits.MAX_TASKS:
             self.results.setdefault((result.task, result.validator), answer)
+
+    def add_promise(self, promise: VerificationCommitment) -> None:
+        """Keep a validator's commitment, before the draw for later."""
+        if self.checks is not None:
+            check = self.checks.get(promise.task)
+            if check is not None:
+                check.hold(promise.validator, promise.root)
+        elif len(self.promises) < limits.MAX_TASKS:
+            self.promises.setdefault((promise.task, promise.validator), promise.root)
+
+    def open_checks(self, checks: dict[int, Check]) -> None:
+        """Begin the verification of the drawn tasks with what was said before we knew of them."""
+        self.checks = checks
+        for (task, validator), root in self.promises.items():
+            if task in checks:
+                checks[task].hold(validator, root)
+        for answer in self.results.values():
+            self.add_answer(answer)
+        self.promises.clear()
+        self.results.clear()
 
     def get_answers(self) -> list[Answer]:
         """Return all answers, by task and rank."""
@@ -84,13 +131,15 @@ class Case:
         """Return what the draw is over, once every executor has committed: block hash and roots."""
         if self.certificate is None:
             return None
-        executors = set(self.certificate.plan.executors())
+        executors = set(self.get_executors())
         if not executors <= self.commitments.keys():
             return None
         events = [event for node, event in self.commitments.items() if node in executors]
         return events[-1].block_hash, tuple(sorted((e.node, e.root) for e in events))
 
-    def check_validator(self, result: VerificationResult, signing_key: str) -> None:
+    def check_validator(
+        self, result: VerificationResult | VerificationCommitment, signing_key: str
+    ) -> None:
         """Raise PeerFault unless ``signing_key`` is the validator's in the plan's snapshot."""
         if self.snapshot is None:
             raise Unavailable(f"execution {result.execution_id} is not planned here yet; try again")
@@ -124,13 +173,14 @@ def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:
             {
                 "liars": list(verdict.liars),
                 "outcome": verdict.outcome.value,
+                "silent": list(verdict.silent),
                 "task": verdict.task,
                 "validators": list(verdict.validators),
             }
             for verdict in verdicts
         ],
     }
-    return "0x" + compute_digest(b"splitup/evidence/v1\0" + encode_canonical(value))
+    return "0x" + compute_digest(b"splitup/evidence/v2\0" + encode_canonical(value))
 
 
 def make_evidence(draw: Draw, verdicts: Mapping[int, Verdict]) -> Evidence:
@@ -143,6 +193,7 @@ def make_evidence(draw: Draw, verdicts: Mapping[int, Verdict]) -> Evidence:
                 outcome=verdict.outcome.value,
                 validators=verdict.validators,
                 liars=verdict.liars,
+                silent=verdict.silent,
             )
             for _, verdict in sorted(verdicts.items())
         ),

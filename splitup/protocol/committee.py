@@ -34,11 +34,13 @@ from splitup.protocol.events import (
     NodesSeen,
     PlanAccepted,
     PlanPushed,
+    PromiseReceived,
     RequestSeen,
     ResultReceived,
     RttMeasured,
     SnapshotAccepted,
     SnapshotFetched,
+    TaskRecomputed,
     Tick,
     Undone,
 )
@@ -61,7 +63,7 @@ from splitup.protocol.settlements import ResultReader, Settlements
 from splitup.protocol.shared import Ledger, Library, Seat
 from splitup.protocol.snapshots import Snapshots
 from splitup.protocol.verification import Economics
-from splitup.wire import Evidence, PlanCertificate, Snapshot
+from splitup.wire import Evidence, PlanCertificate, SignedAttestation, Snapshot
 
 _SNAPSHOT_MESSAGES = (
     EpochWish,
@@ -117,6 +119,14 @@ class CommitteeMember:
         """Return what the settlement of an execution closed lately rested on."""
         return self._settlements.find_evidence(execution_id)
 
+    def find_attestation(self, execution_id: str) -> SignedAttestation | None:
+        """Return what this member testifies about an execution's verification, or None."""
+        return self._settlements.find_attestation(execution_id)
+
+    def is_over(self, execution_id: str) -> bool:
+        """Return whether an execution was settled or refunded lately."""
+        return self._settlements.is_over(execution_id)
+
     def find_refusal(self, execution_id: str) -> str:
         """Return why an execution cannot be planned, or ""."""
         return self._plans.find_refusal(execution_id)
@@ -135,6 +145,9 @@ class CommitteeMember:
     def list_heard(self, now: float) -> list[tuple[str, str]]:
         """Return (node, endpoint) of all nodes to be probed."""
         return self._snapshots.nodes.list_heard(now)
+
+    def find_manifest(self, model_id: str) -> Manifest | None:
+        return self._library.find_manifest(model_id)
 
     def has_manifest(self, model_id: str) -> bool:
         return self._library.find_manifest(model_id) is not None
@@ -206,6 +219,10 @@ class CommitteeMember:
                 return self._settlements.process_completion(
                     event.completion, event.signing_key, now
                 )
+            case PromiseReceived():
+                return self._settlements.process_promise(event.promise, event.signing_key, now)
+            case TaskRecomputed():
+                return self._settlements.process_ruling(event.execution_id, event.ruling, now)
             case ResultReceived():
                 return self._settlements.process_result(
                     event.result, event.signing_key, event.token, now

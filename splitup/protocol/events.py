@@ -21,7 +21,9 @@ from splitup.wire import (
     Message,
     PlanCertificate,
     Request,
+    Ruling,
     Snapshot,
+    VerificationCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -153,6 +155,14 @@ class CompletionReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class PromiseReceived:
+    """A validator's commitment."""
+
+    promise: VerificationCommitment
+    signing_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class ResultReceived:
     result: VerificationResult
     signing_key: str
@@ -186,6 +196,14 @@ class ManifestFetched:
 @dataclass(frozen=True, slots=True)
 class SnapshotFetched:
     snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecomputed:
+    """A RecomputeTask was carried out, or cannot be: then the ruling says why."""
+
+    execution_id: str
+    ruling: Ruling
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +242,9 @@ Event = (
     | GossipReceived
     | HeartbeatReceived
     | CompletionReceived
+    | PromiseReceived
     | ResultReceived
+    | TaskRecomputed
     | KeyReady
     | RttMeasured
     | ManifestFetched
@@ -328,6 +348,14 @@ class PushVerification:
 
 
 @dataclass(frozen=True, slots=True)
+class RecomputeTask:
+    """Recompute a disputed task here, in the determinism class given; report TaskRecomputed."""
+
+    order: VerificationOrder
+    determinism: str
+
+
+@dataclass(frozen=True, slots=True)
 class FetchManifest:
     model_id: str
 
@@ -370,6 +398,7 @@ Command = (
     | ConfirmGroupKey
     | PushPlan
     | PushVerification
+    | RecomputeTask
     | FetchManifest
     | FetchSnapshot
     | AnnouncePlan

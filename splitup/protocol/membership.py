@@ -15,6 +15,7 @@ from splitup import limits
 from splitup.crypto import quorum
 from splitup.crypto.keys import Identity, derive_key
 from splitup.errors import PeerFault, SplitUpError, Unavailable
+from splitup.graph.manifest import Manifest
 from splitup.protocol.certificates import CommitteeMember as MemberView
 from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.committee import CommitteeMember
@@ -38,7 +39,7 @@ from splitup.protocol.events import (
     SnapshotAccepted,
 )
 from splitup.protocol.keygen import KeyGeneration, Predecessor
-from splitup.wire import Evidence, PlanCertificate, Snapshot
+from splitup.wire import Evidence, PlanCertificate, SignedAttestation, Snapshot
 
 T = TypeVar("T")
 
@@ -83,6 +84,12 @@ class Membership:
     def find_evidence(self, execution_id: str) -> Evidence | None:
         return self._find(lambda m: m.find_evidence(execution_id))
 
+    def find_attestation(self, execution_id: str) -> SignedAttestation | None:
+        return self._find(lambda m: m.find_attestation(execution_id))
+
+    def is_over(self, execution_id: str) -> bool:
+        return bool(self._find(lambda m: m.is_over(execution_id)))
+
     def find_refusal(self, execution_id: str) -> str:
         return self._find(lambda m: m.find_refusal(execution_id)) or ""
 
@@ -114,6 +121,9 @@ class Membership:
 
     def list_heard(self, now: float) -> list[tuple[str, str]]:
         return self._find(lambda m: m.list_heard(now)) or []
+
+    def find_manifest(self, model_id: str) -> Manifest | None:
+        return self._find(lambda m: m.find_manifest(model_id))
 
     def has_manifest(self, model_id: str) -> bool:
         return all(m.has_manifest(model_id) for m in self._machines.values())

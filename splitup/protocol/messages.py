@@ -21,6 +21,7 @@ from splitup.wire import (
     Message,
     Observation,
     PlanCertificate,
+    SignedAttestation,
     Snapshot,
 )
 
@@ -125,6 +126,12 @@ class DrawMade(Message):
     draw: Draw
 
 
+class Attested(Message):
+    """What a member knows of a verification; convinces by itself."""
+
+    attestation: SignedAttestation
+
+
 class SettlementProposal(Message):
     """All evidence of an execution; whoever holds it computes the same settlement.
 
@@ -136,7 +143,8 @@ class SettlementProposal(Message):
     round: Annotated[int, Field(ge=0, lt=limits.MAX_SETTLEMENT_ROUNDS)]
     draw: Draw
     completions: tuple[Completion, ...] = Field(max_length=limits.MAX_TASKS)
-    results: tuple[TokenField, ...] = Field(max_length=limits.MAX_TASKS)
+    results: tuple[TokenField, ...] = Field(max_length=limits.MAX_STATEMENTS)
+    attestations: tuple[SignedAttestation, ...] = Field(max_length=limits.MAX_COMMITTEE)
     settlement_hash: Bytes32Field
 
 
@@ -161,6 +169,7 @@ _KINDS: Final[dict[str, type[Message]]] = {
     "equivocation": Equivocation,
     "draw-partial": DrawPartial,
     "draw-made": DrawMade,
+    "attested": Attested,
     "settlement-proposal": SettlementProposal,
     "settlement-signature": SettlementSignature,
 }

@@ -17,7 +17,7 @@ from splitup.client.connection import SplitUp
 from splitup.client.outcome import Receipt, Result, compute_percentile, compute_transitions
 from splitup.devnet.processes import find_program
 from splitup.errors import ExecutionFailed, InvalidInput
-from tests.e2e.conftest import EXAMPLE, MODEL, NODES, Network, wait_for
+from tests.e2e.conftest import EXAMPLE, MODEL, Network, wait_for
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
 PROMPT = "library for"
@@ -193,15 +193,10 @@ async def test_money_comes_back_when_a_node_dies_in_the_middle(network: Network)
 
 def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network) -> None:
     name: str = network.victim  # type: ignore[attr-defined]
-    with (network.directory / "logs" / "liar.log").open("ab") as log:
-        liar = subprocess.Popen(
-            [sys.executable, LYING_NODE, network.directory / name / "node.toml"],
-            stdout=log,
-            stderr=log,
-        )
+    network.replace(name, sys.executable, LYING_NODE, "always")
     try:
-        wait_for(lambda: network.fetch_health().live_nodes == NODES, 60, network.describe)
-        network.wait_for_holders(NODES)
+        wait_for(lambda: network.is_replaced(name), 120, network.describe)
+        network.wait_for_all()
         address = next(
             node.address
             for node in network.fetch_health().nodes
@@ -209,8 +204,7 @@ def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network)
         )
         asyncio.run(_execute_until_slashed(network, address))
     finally:
-        liar.terminate()
-        liar.wait(20)
+        network.replace(name, find_program("splitup-node"), "run")
 
 
 async def _execute_until_slashed(network: Network, liar: str) -> None:

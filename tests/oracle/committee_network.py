@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from splitup_node.heralds import Herald
 
 from splitup.chain.anvil import derive_key, start_anvil
 from splitup.chain.client import Chain
@@ -26,10 +28,12 @@ from splitup.errors import PeerFault, Unavailable
 from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
 from splitup.protocol.certificates import check_certificate, check_draw
 from splitup.wire import (
+    EMPTY_DIGEST,
     Completion,
     Heartbeat,
     PlanCertificate,
     TaskCommitment,
+    VerificationCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -152,6 +156,7 @@ class Node:
                 task_id=MANIFEST.tasks[task].task_id,
                 inputs=(digest("in", execution_id, task),),
                 outputs=(digest("lie" if self.lies else "out", execution_id, task),),
+                state=EMPTY_DIGEST,
             )
             for task, executor in enumerate(certificate.plan.executors())
             if executor == self.identity.address
@@ -173,7 +178,13 @@ class Node:
         await self.chain.send(
             "market", "commitCompletions", [(execution_id, completion.steps, completion.root())]
         )
-        await self._tell("completion", "splitup-completion", completion)
+        herald = await self._open_herald()
+        assert await herald.wait_until_due(execution_id, None, math.inf)
+        await herald.spread("/v1/completion", "splitup-completion", completion, math.inf)
+
+    async def _open_herald(self) -> Herald:
+        view = await fetch_committee(self.chain)
+        return Herald(self.http, lambda: view)
 
     async def _verify(self, request: web.Request) -> web.Response:
         order = VerificationOrder.from_value(await read_json(request))
@@ -186,10 +197,23 @@ class Node:
             validator=self.identity.address,
             inputs=(digest("in", execution_id, order.task),),
             outputs=(digest("out", execution_id, order.task),),
+            state=EMPTY_DIGEST,
+            salt="0x" + digest("salt", self.identity.address),
             error="",
         )
-        self.spawn(self._tell("verification", "splitup-verification-result", result))
+        self.spawn(self._report(result))
         return web.json_response({})
+
+    async def _report(self, result: VerificationResult) -> None:
+        promise = VerificationCommitment(
+            execution_id=result.execution_id,
+            task=result.task,
+            validator=result.validator,
+            root=result.root(),
+        )
+        herald = await self._open_herald()
+        if await herald.wait_until_due(result.execution_id, promise, math.inf):
+            await herald.spread("/v1/verification", "splitup-verification-result", result, math.inf)
 
 
 @dataclass
