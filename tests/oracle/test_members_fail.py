@@ -135,7 +135,7 @@ async def test_f15_members_stop_at_a_deeper_reorganisation(network: Network) -> 
             return all(status.get("block", 0) >= head for status in statuses)
 
         await network.wait_until(have_seen, 60)
-        await rpc.request("anvil_reorg", limits.REORG_BLOCKS + 30, [])
+        await rpc.request("anvil_reorg", limits.REORG_BLOCKS + 48, [])
         await rpc.request("anvil_mine", "0x2")
     for place in list(network.processes):
         process = network.processes.pop(place)
