@@ -2,8 +2,8 @@
 
     python -m splitup_deploy.replay MODEL STEPS.npz OUTPUTS.npz
 
-``STEPS.npz`` holds every input with a leading step axis; ``OUTPUTS.npz`` gets every output
-likewise. On stdout: a JSON object with ``load_s``, ``compute_s`` (all steps) and
+``STEPS.npz`` holds every input of every step as "STEP/NAME", steps counted from 0; ``OUTPUTS.npz``
+gets every output likewise. On stdout: a JSON object with ``load_s``, ``compute_s`` (all steps) and
 ``determinism_class``. It is what a distributed execution is compared with and measured against.
 """
 
@@ -28,19 +28,19 @@ def replay(model: str, steps_path: Path, outputs_path: Path) -> dict[str, float 
     program = load_reference(model)
     loaded = time.perf_counter()
     with np.load(steps_path, allow_pickle=False) as steps:
-        arrays = {spec.name: steps[spec.name] for spec in program.inputs}
-    count = len(next(iter(arrays.values())))
-    rows = [
-        [array_to_bytes(spec, arrays[spec.name][step]) for spec in program.inputs]
-        for step in range(count)
-    ]
+        count = len(steps.files) // len(program.inputs)
+        rows = [
+            [array_to_bytes(spec, steps[f"{step}/{spec.name}"]) for spec in program.inputs]
+            for step in range(count)
+        ]
     state = program.new_state()
     begun = time.perf_counter()
     results = [program.run(state, row) for row in rows]
     ended = time.perf_counter()
     outputs = {
-        spec.name: np.stack([bytes_to_array(spec, result[port]) for result in results])
-        for port, spec in enumerate(program.outputs)
+        f"{step}/{spec.name}": bytes_to_array(spec, data)
+        for step, result in enumerate(results)
+        for spec, data in zip(program.outputs, result, strict=True)
     }
     np.savez(outputs_path, **outputs)  # type: ignore[arg-type]
     return {
