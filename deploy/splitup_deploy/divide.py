@@ -23,15 +23,20 @@ from functools import partial
 from typing import Final
 
 from splitup import limits
-from splitup.graph.cost import compute_roles, find_loads, is_materialised, is_pick, round_up
+from splitup.graph.cost import (
+    compute_roles,
+    find_loads,
+    is_materialised,
+    is_pick,
+    measure_buffer,
+)
 from splitup.graph.ir import Dim, Graph, Node, Output, Update, Weight, encode_float
 from splitup.graph.rules import Value, check_graph
-from splitup.tensors import ITEM_BYTES
+from splitup.tensors import TensorSpec
 from splitup_deploy.partition import Region, find_regions
 from splitup_deploy.slices import (
     Box,
     Indivisible,
-    count_elements,
     find_operands,
     is_full,
     make_full_box,
@@ -154,11 +159,13 @@ class _Scope:
 
     def measure(self, cone: _Cone) -> int:
         """Return the memory of a task that is this cone."""
-        total = sum(round_up(self.values[read].nbytes) for read in cone.reads)
+        total = sum(measure_buffer(self.values[read]) for read in cone.reads)
         for index, box in cone.boxes:
             node = self.graph.nodes[index]
             if node.op == "WEIGHT" or (is_materialised(node.op) and index not in self.loads):
-                total += round_up(count_elements(box) * ITEM_BYTES[self.values[index].dtype])
+                shape = tuple(size for _, size in box)
+                value = self.values[index]
+                total += measure_buffer(TensorSpec("", value.dtype, shape, value.rows))
         return total
 
     def plan_region(self, region: Region, target_bytes: int) -> _Plan | None:

@@ -35,6 +35,7 @@ MODEL: Final = "packages-4m"
 PROMPT: Final = "network monitoring tool that"  # how a package's description may begin
 NODES: Final = 6
 TARGET_VRAM: Final = "1.3MB"  # twelve tasks
+CHUNK: Final = 8  # rows of a step; more of them take more memory than a weight of this model
 NODE_VRAM_BYTES: Final = 10_000_000  # eight or nine of them
 MAX_TOKENS: Final = 32
 _MIN_HOLDERS: Final = 3  # an executor, a validator, and a third to break a tie
@@ -187,7 +188,7 @@ async def compare(directory: Path, example: Path, generation: Generation) -> Com
     }
     np.savez(steps, **arrays)  # type: ignore[arg-type]
     report = await _run_program(
-        [sys.executable, "-m", "splitup_deploy.replay", example, steps, outputs]
+        [sys.executable, "-m", "splitup_deploy.replay", example, steps, outputs, str(CHUNK)]
     )
     with np.load(outputs, allow_pickle=False) as reference:
         count = len(generation.steps)
@@ -225,6 +226,7 @@ async def register(directory: Path, example: Path) -> None:
         [
             *(find_program("splitup-deploy"), "register", "--json"),
             *("--model", example, "--name", MODEL, "--target-vram", TARGET_VRAM),
+            *("--chunk", str(CHUNK)),
             *("--config", directory),
         ]
     )

@@ -17,7 +17,7 @@ from splitup.client.outcome import Result, compute_percentile, compute_transitio
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.devnet.processes import find_program
 from splitup.errors import ExecutionFailed, InvalidInput
-from tests.e2e.conftest import EXAMPLE, MODEL, NODES, Network, wait_for
+from tests.e2e.conftest import CHUNK, EXAMPLE, MODEL, NODES, Network, wait_for
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
 PROMPT = "library for"
@@ -26,7 +26,7 @@ PROMPT = "library for"
 def make_inputs(steps: int) -> dict[str, np.ndarray[Any, Any]]:
     """Return steps of one token each, with a leading step axis."""
     tokens = np.random.default_rng(7).integers(3, 2048, steps)
-    rows = [make_arrays(make_causal_step([int(t)], place), 64) for place, t in enumerate(tokens)]
+    rows = [make_arrays(make_causal_step([int(t)], place), CHUNK) for place, t in enumerate(tokens)]
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -36,7 +36,7 @@ def compute_reference(directory: Path, inputs: dict[str, Any]) -> np.ndarray[Any
     count = len(inputs["tokens"])
     np.savez(steps, **{f"{i}/{name}": inputs[name][i] for i in range(count) for name in inputs})
     subprocess.run(
-        [sys.executable, "-m", "splitup_deploy.replay", EXAMPLE, steps, outputs],
+        [sys.executable, "-m", "splitup_deploy.replay", EXAMPLE, steps, outputs, str(CHUNK)],
         check=True,
         capture_output=True,
     )

@@ -131,8 +131,8 @@ def trace_decoder(
             x, update = step.attention(x, layer)
             updates[f"layers.{layer}.kv"] = update
             x = step.mlp(x, layer, feed_forward or compute_dense_mlp)
-        x = tracer.mark(tracer.lookup(x, outputs), "final norm: rows")
         x = step.norm(x, "model.norm.weight", "final norm")
+        x = tracer.mark(tracer.lookup(x, outputs), "head: rows")
         if not config.tied:
             table = weights.get("lm_head.weight", config.vocab, config.hidden)
         logits = step.matmul(x, table, config.vocab, config.hidden, wanted)
