@@ -36,7 +36,7 @@ def is_full(box: Box, shape: Sequence[int]) -> bool:
 def name_sizes(box: Box, dims: Dims) -> tuple[tuple[int, Dim], ...]:
     """Return a box with a symbol's name as the size of every whole symbolic axis.
 
-    A single row of such an axis is a fixed size; where a symbol is at most 1 the two are one.
+    A single row of such an axis is a fixed size.
     """
     return tuple(
         (start, dim if isinstance(dim, str) and size > 1 else size)

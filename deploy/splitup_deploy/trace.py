@@ -148,11 +148,8 @@ class Tracer:
         """Return [*index.shape, *table.shape[1:]]: the table's rows, zeros where outside."""
         names = {variable: name for name, variable in self._variables.items()}
         dims = tuple(names.get(size, size) for size in (*index.shape, *table.shape[1:]))
-        view = self._make_view(dims, get_dtype_name(table.dtype))
-        self._placeholders[view.uop] = Placeholder(
-            "LOOKUP", 0, get_dtype_name(table.dtype), dims, (table.uop, index.uop)
-        )
-        return view
+        dtype = get_dtype_name(table.dtype)
+        return self._make_view("LOOKUP", 0, dtype, dims, (table.uop, index.uop))
 
     def mark_bank(
         self, root: Tensor, chosen: Tensor, gates: Tensor, inputs: Sequence[Tensor], experts: int
@@ -189,14 +186,20 @@ class Tracer:
 
     def _place(self, op: str, index: int, spec: TensorSpec) -> Tensor:
         dims: Dims = (spec.rows, *spec.shape[1:]) if spec.rows else spec.shape
-        view = self._make_view(dims, spec.dtype)
-        self._placeholders[view.uop] = Placeholder(op, index, spec.dtype, dims)
-        return view
+        return self._make_view(op, index, spec.dtype, dims)
 
-    def _make_view(self, dims: Dims, dtype: str) -> Tensor:
+    def _make_view(
+        self, op: str, index: int, dtype: str, dims: Dims, operands: tuple[UOp, ...] = ()
+    ) -> Tensor:
         """Return a tensor of its own buffer, of which nothing but the shape is used."""
         shape = tuple(self._symbols[d].maximum if isinstance(d, str) else d for d in dims)
         buffer = UOp.new_buffer(TRACE_DEVICE, math.prod(shape), get_tinygrad_dtype(dtype))
-        bound = [self._variables[d] if isinstance(d, str) else d for d in dims]
         view = Tensor(buffer).reshape(shape)
-        return view if bound == list(shape) else view.shrink(tuple((0, size) for size in bound))
+        placeholder = Placeholder(op, index, dtype, dims, operands)
+        if not any(isinstance(d, str) for d in dims):
+            self._placeholders[buffer] = placeholder  # tinygrad may drop the reshape again
+            return view
+        bound = [self._variables[d] if isinstance(d, str) else d for d in dims]
+        view = view.shrink(tuple((0, size) for size in bound))
+        self._placeholders[view.uop] = placeholder
+        return view

@@ -53,9 +53,9 @@ def get_text_info(manifest: Manifest, model: str) -> TextInfo:
 def get_chunk(manifest: Manifest) -> int:
     """Return the largest number of rows of one step; raise InvalidInput for a model without."""
     for port in manifest.inputs:
-        if port.name == "tokens" and port.rows:
+        if port.name == "tokens":
             return port.shape[0]
-    raise InvalidInput("the model has no input 'tokens' with rows; it cannot generate text")
+    raise InvalidInput("the model has no input 'tokens'; it cannot generate text")
 
 
 def load_tokenizer(data: bytes) -> Tokenizer:

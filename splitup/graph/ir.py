@@ -76,7 +76,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A dimension that every step binds to 1 … ``maximum``."""
+    """A dimension that every step binds to 1 … ``maximum``, which is 2 or more."""
 
     name: str
     maximum: int

@@ -206,7 +206,7 @@ def _check_symbols(graph: Graph) -> None:
     _ports(len(maxima) == len(graph.symbols), "a symbol's name occurs twice")
     for name, maximum in maxima.items():
         _ports(bool(_SYMBOL.fullmatch(name)), "a symbol has an illegal name")
-        _ports(1 <= maximum <= limits.MAX_DIMENSION, f"symbol '{name}' has an impossible maximum")
+        _ports(2 <= maximum <= limits.MAX_DIMENSION, f"symbol '{name}' has an impossible maximum")
     bound = {spec.rows for spec in graph.inputs if spec.rows}
     _ports(bound == set(maxima), "the symbols are not those that inputs bind")
     for spec in graph.inputs:

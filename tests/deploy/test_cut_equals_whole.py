@@ -41,7 +41,7 @@ def test_the_example_is_cut_into_balanced_tasks(cut: CutModel) -> None:
     assert cut.manifest.edges() == [(i, i + 1) for i in range(len(tasks) - 1)]
     labels = [task.label for task in tasks]
     assert labels[0] == "embed" and labels[3] == "block 1 attention" and labels[-1] == "head"
-    assert sum(port.nbytes for task in tasks for port in task.outputs) < 24 * 1024
+    assert sum(port.spec.row_bytes for task in tasks for port in task.outputs) < 24 * 1024
     for task, program in zip(tasks, cut.programs, strict=True):
         assert program.allocated_bytes <= program.vram_bytes == task.vram_bytes
         assert program.state_bytes == task.state_bytes

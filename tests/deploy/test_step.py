@@ -84,6 +84,14 @@ def test_chunks_of_every_size_give_the_same_bytes(program: TaskProgram) -> None:
     assert program.allocated_bytes <= program.vram_bytes
 
 
+def test_a_chunk_of_one_row_needs_no_symbols(path: Path, program: TaskProgram) -> None:
+    single = load_reference(str(path), Sizes(chunk=1))
+    assert not any(spec.rows for spec in (*single.inputs, *single.outputs))
+    tokens = draw_tokens(program)[:6]
+    given, wanted = feed(single, tokens), feed(program, tokens)
+    assert relative_error(given, wanted) <= 1e-5  # other kernels: not bit for bit
+
+
 def test_only_the_wanted_rows_come_back_in_any_order(program: TaskProgram) -> None:
     tokens = draw_tokens(program)
     wanted = feed(program, tokens, rows=1)

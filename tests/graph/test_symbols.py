@@ -107,6 +107,7 @@ WIDE = TensorSpec("x", "float32", (MOST + 1, 4, 6), "T")
         replace(LEGAL, symbols=(*LEGAL.symbols, Symbol("U", 3))),  # no input binds it
         replace(LEGAL, symbols=(*LEGAL.symbols, Symbol("T", 3))),
         replace(LEGAL, symbols=(Symbol("T", 0), LEGAL.symbols[1])),
+        replace(one("NEG", "v"), symbols=(Symbol("T", 1), LEGAL.symbols[1])),
         replace(LEGAL, symbols=(Symbol("T", 2**31), LEGAL.symbols[1])),
         replace(LEGAL, symbols=(Symbol("T", 8), LEGAL.symbols[1])),
         replace(LEGAL, symbols=tuple(Symbol("ABCDE"[i] * 2, 2) for i in range(5))),

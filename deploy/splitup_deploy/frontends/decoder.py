@@ -116,10 +116,12 @@ def trace_decoder(
     chunk = chunk or min(CHUNK, config.context)
     with tracing():
         tracer = Tracer()
-        rows, wanted = tracer.symbol("T", chunk), tracer.symbol("R", chunk)
-        tokens = tracer.input(TensorSpec("tokens", "int32", (chunk,), "T"))
-        layout = tracer.input(TensorSpec("layout", "int32", (chunk, 2 + 2 * chunk), "T"))
-        outputs = tracer.input(TensorSpec("outputs", "int32", (chunk,), "R"))
+        rows = tracer.symbol("T", chunk) if chunk > 1 else 1
+        wanted = tracer.symbol("R", chunk) if chunk > 1 else 1
+        names = ("T", "R") if chunk > 1 else ("", "")
+        tokens = tracer.input(TensorSpec("tokens", "int32", (chunk,), names[0]))
+        layout = tracer.input(TensorSpec("layout", "int32", (chunk, 2 + 2 * chunk), names[0]))
+        outputs = tracer.input(TensorSpec("outputs", "int32", (chunk,), names[1]))
         step = Step(config, weights, tracer, Layout(tracer, layout, rows, chunk), rows)
         table = weights.get("model.embed_tokens.weight", config.vocab, config.hidden)
         x = step.select(tokens, config.vocab, step.tensor(table))
@@ -145,7 +147,7 @@ def trace_decoder(
 class Layout:
     """What a step says about its rows: ``layout`` int32 [rows, 2 + 2 chunk], column by column."""
 
-    def __init__(self, tracer: Tracer, layout: Tensor, rows: UOp, chunk: int) -> None:
+    def __init__(self, tracer: Tracer, layout: Tensor, rows: UOp | int, chunk: int) -> None:
         self._tracer, self._chunk, self._rows = tracer, chunk, rows
         self._layout = layout
 
@@ -192,7 +194,12 @@ class Step:
     """One step while it is traced: the model's parts, for ``trace_decoder`` and feed-forwards."""
 
     def __init__(
-        self, config: DecoderConfig, weights: Weights, tracer: Tracer, layout: Layout, rows: UOp
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        tracer: Tracer,
+        layout: Layout,
+        rows: UOp | int,
     ) -> None:
         self.config, self.weights, self.tracer = config, weights, tracer
         self.layout, self.rows = layout, rows
@@ -219,7 +226,7 @@ class Step:
         return hit.where(table.reshape(1, length, *rest), 0.0).sum(1)
 
     def matmul(
-        self, x: Tensor, source: WeightSource, out: int, inner: int, rows: UOp | None = None
+        self, x: Tensor, source: WeightSource, out: int, inner: int, rows: UOp | int | None = None
     ) -> Tensor:
         """Return x [rows, inner] times the transpose of a weight [out, inner]."""
         weight = self.tensor(source)
