@@ -6,7 +6,8 @@ A step feeds the last certain token and, beside it,
                of its last level extend every column, by Jacobi iteration, to an n-gram;
     guesses    n-grams seen before that begin with the last certain token, as a tree.
 
-The n-grams that appear, and those of the certain text, go into a pool from which guesses are taken.
+The n-grams that appear, and those of the certain text, go into pools from which guesses are taken,
+the text's own first: what was said once is likelier to come again than what was never said.
 Tokens are drawn exactly as the sequential decoder draws them, one after another from the logits
 of the row that stands at their place, for as long as the tree holds a row for the token drawn.
 A row's logits are the same bytes as in a step of its own, so the text is the same too, at every
@@ -107,8 +108,9 @@ class LookaheadDecoder:
         self._steps = 0
         self._remaining = request.most_tokens
         self._finished = False
-        self._pool = NgramPool(self._options.guesses)
-        self._pooled = 0  # beginnings of n-grams of the text that the pool holds
+        self._said = NgramPool(self._options.guesses)  # n-grams of the certain text
+        self._pooled = 0  # how many of them
+        self._thought = NgramPool(self._options.guesses)  # those that the window gave
         self._window = self._start_window()
         self._trial: deque[int] = deque(maxlen=TRIAL_STEPS)
         self._pause = 0  # single tokens to go until the next trial
@@ -194,7 +196,7 @@ class LookaheadDecoder:
         self._text += tokens
         length = self._options.length
         while self._pooled + length <= len(self._text):
-            self._pool.add(tuple(self._text[self._pooled : self._pooled + length]))
+            self._said.add(tuple(self._text[self._pooled : self._pooled + length]))
             self._pooled += 1
         return tokens
 
@@ -225,7 +227,9 @@ class LookaheadDecoder:
         if space >= window and self._options.columns + depths < self._request.context - self._fed:
             self._add_window(rows)
             space -= window
-        for guess in self._pool.get_guesses(self._text[-1]):
+        token = self._text[-1]
+        guesses = [*self._said.get_guesses(token), *self._thought.get_guesses(token)]
+        for guess in list(dict.fromkeys(guesses))[: self._options.guesses]:
             space -= self._add_guess(rows, guess[: self._remaining - 1], space)
         return rows
 
@@ -280,7 +284,7 @@ class LookaheadDecoder:
         fresh = []
         for column, logits in enumerate(tips):
             fresh.append(self._choose(logits, self._fed + 1 + column + levels - 1))
-            self._pool.add((*(level[column] for level in self._window), fresh[-1]))
+            self._thought.add((*(level[column] for level in self._window), fresh[-1]))
         self._window = [*self._window[1:], fresh]
         drop = min(moved - 1, self._options.columns)
         for level in self._window:
