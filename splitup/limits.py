@@ -61,6 +61,7 @@ MAX_KERNEL_DEPTH: Final = (
 )
 MAX_PORTS: Final = 256  # inputs, outputs or states of one task
 MAX_WEIGHTS: Final = 65_536  # tensors of one task, or of one safetensors file
+MAX_SYMBOLS: Final = 4  # of one task: rows that come in, rows that go out, and room for two more
 MAX_RANK: Final = 16  # a KV cache of a multi-head model has 4; tinygrad's own views reach 8
 MAX_DIMENSION: Final = 2**31 - 1  # index arithmetic of every renderer is safe in 32 bits
 MAX_ELEMENTS: Final = 2**40  # of a value that is never written to memory (a one-hot product)
@@ -77,6 +78,11 @@ MIN_ROPE_THETA: Final = 10.0  # models use 10,000 to 10^7; exact powers of tiny 
 MAX_ROPE_THETA: Final = 1e12
 MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
+
+# ---- decoding ----------------------------------------------------------------------------------
+
+MAX_STOP_STRINGS: Final = 16  # chat formats use two or three
+MAX_STOP_CHARS: Final = 256  # so much text may have to wait before it is shown
 
 # ---- pickled state files -----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -34,6 +34,7 @@ from splitup.graph.manifest import Manifest, load_manifest
 from splitup.net.gateway import GatewayClient
 from splitup_deploy.build import CompiledModel, build, parse_dims, parse_sizes
 from splitup_deploy.drawing import draw_mermaid, draw_svg
+from splitup_deploy.frontends import Sizes
 from splitup_deploy.inspect import (
     describe_model,
     format_usdc,
@@ -88,6 +89,9 @@ MaxTasksFlag = Annotated[
 ContextFlag = Annotated[
     int | None, typer.Option("--context", min=1, help="Tokens a sequence may have.")
 ]
+ChunkFlag = Annotated[
+    int | None, typer.Option("--chunk", min=1, help="The most tokens of one step (default: 64).")
+]
 DimsFlag = Annotated[
     list[str] | None,
     typer.Option("--dim", help="Size of an ONNX file's symbolic dimension, NAME=SIZE; repeatable."),
@@ -123,6 +127,7 @@ def register_command(
     name: Annotated[str, typer.Option("--name", help="Name under which users find it.")],
     target_vram: Annotated[str, typer.Option("--target-vram", help=_TARGET_HELP)],
     context: ContextFlag = None,
+    chunk: ChunkFlag = None,
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
@@ -142,9 +147,8 @@ def register_command(
 
     def run() -> None:
         check_name(name)
-        cutting = Cutting(
-            parse_sizes(target_vram), context, balance, max_tasks, parse_dims(dims or [])
-        )
+        sizes = Sizes(context, chunk, parse_dims(dims or []))
+        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
         if dry_run:
             compiled = _compile(output, model, cutting)
             _show_model(output, _profile(compiled, cutting), name, compiled.is_complete)
@@ -188,6 +192,7 @@ def inspect_command(
     ],
     target_vram: TargetFlag = None,
     context: ContextFlag = None,
+    chunk: ChunkFlag = None,
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
@@ -221,9 +226,8 @@ def inspect_command(
                 raise InvalidInput(
                     f"to compile {model}, say how much memory a task may need: --target-vram 12GB"
                 )
-            cutting = Cutting(
-                parse_sizes(target_vram), context, balance, max_tasks, parse_dims(dims or [])
-            )
+            sizes = Sizes(context, chunk, parse_dims(dims or []))
+            cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
             compiled = _compile(output, model, cutting)
             show(_profile(compiled, cutting), None, compiled.is_complete)
             return
@@ -300,10 +304,9 @@ class Cutting:
     """How a model is to be cut; the largest of the targets bounds every task."""
 
     targets_bytes: tuple[int, ...]
-    context: int | None
+    sizes: Sizes
     balance: Balance
     max_tasks: int | None
-    dims: Mapping[str, int]
 
 
 def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
@@ -311,8 +314,7 @@ def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
         return build(
             model,
             max(cutting.targets_bytes),
-            context=cutting.context,
-            dims=cutting.dims,
+            sizes=cutting.sizes,
             balance=cutting.balance,
             max_tasks=cutting.max_tasks,
         )

@@ -28,7 +28,7 @@ from splitup.net.frames import (
     verify_frame,
 )
 from splitup.net.links import Link, LinkAcceptor, LinkPool
-from splitup.protocol.keys import Segment, iter_segments
+from splitup.protocol.keys import Segment, encode_record, iter_segments
 from splitup.protocol.queue import EarlyFrames, PortId, Run, TaskQueue, Tensor
 from splitup.wire import (
     CLIENT,
@@ -444,7 +444,9 @@ class Engine:
         execution.record_run(run, outputs, times)
         for port, tensor in enumerate(outputs):
             if len(tensor.data) <= limits.INLINE_TENSOR_BYTES:  # a larger one is its own segment
-                full = execution.logs[run.task, port].append(tensor.data)
+                spec = execution.manifest.tasks[run.task].outputs[port].spec
+                record = encode_record(tensor.data, spec)
+                full = execution.logs[run.task, port].append(record)
                 if full is not None:
                     self._upload(execution, *full)
         execution.recorded_runs += 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from splitup import limits
 from splitup.errors import PeerFault
 from splitup.graph.manifest import Manifest
+from splitup.protocol.keys import measure_record
 from splitup.protocol.queue import PortId, Run, Tensor
 from splitup.protocol.routes import Routes, compute_routes
 from splitup.wire import (
@@ -78,10 +79,10 @@ class Execution:
             raise PeerFault(
                 f"nobody may send port {port[1]} of task {port[0]} of {self.id} to this node"
             )
-        if length_bytes != expected:
+        if not expected.accepts(length_bytes):
             raise PeerFault(
-                f"port {port[1]} of task {port[0]} of {self.id} has {expected} bytes a step, "
-                f"not {length_bytes}"
+                f"port {port[1]} of task {port[0]} of {self.id} is {expected}, "
+                f"not {length_bytes} bytes"
             )
 
     def record_run(self, run: Run, outputs: Sequence[Tensor], times: tuple[int, int, int]) -> None:
@@ -167,7 +168,11 @@ def make_execution(
         },
         logs={
             (index, port): PortLog(
-                plan.request.execution_id, index, port, output.nbytes, plan.request.steps
+                plan.request.execution_id,
+                index,
+                port,
+                measure_record(output.spec),
+                plan.request.steps,
             )
             for index in mine
             for port, output in enumerate(manifest.tasks[index].outputs)

@@ -16,10 +16,11 @@ from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.protocol.certificates import CommitteeView, check_certificate, check_draw
-from splitup.protocol.keys import Segment, iter_segments
+from splitup.protocol.keys import Segment, decode_record, iter_segments, measure_record
 from splitup.protocol.routes import get_sources
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import is_sampled
+from splitup.tensors import TensorSpec
 from splitup.wire import (
     CLIENT,
     EMPTY_DIGEST,
@@ -140,7 +141,7 @@ class Verifier:
         program = await tools.residents.ensure(model_id, order.task)
         grants = await tools.ask_grants(order)
         streams = [
-            self._read_steps(order, source, port.nbytes, grants)
+            self._read_steps(order, source, port.spec, grants)
             for source, port in zip(get_sources(manifest, order.task), task.inputs, strict=True)
         ]
         digests = Digests(len(task.inputs), len(task.outputs))
@@ -163,15 +164,17 @@ class Verifier:
         return digests.inputs, digests.outputs, state
 
     async def _read_steps(
-        self, order: VerificationOrder, source: tuple[int, int], tensor_bytes: int, grants: Grants
+        self, order: VerificationOrder, source: tuple[int, int], spec: TensorSpec, grants: Grants
     ) -> AsyncGenerator[memoryview, None]:
         """Yield one port's tensors step by step, one segment in memory at a time."""
         request = order.certificate.plan.request
         task, port = source
+        tensor_bytes = measure_record(spec)
         for segment in iter_segments(request.execution_id, task, port, tensor_bytes, request.steps):
             data = memoryview(await self._fetch(segment, grants))
             for step in range(segment.steps):
-                yield data[step * tensor_bytes : (step + 1) * tensor_bytes]
+                record = data[step * tensor_bytes : (step + 1) * tensor_bytes]
+                yield decode_record(record, spec)
 
     async def _fetch(self, segment: Segment, grants: Grants) -> bytes:
         data = await self._tools.get_object(

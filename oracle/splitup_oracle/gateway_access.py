@@ -24,7 +24,7 @@ from splitup.graph.manifest import (
     get_weights_key,
 )
 from splitup.net.gateway import UploadObject
-from splitup.protocol.keys import Segment, iter_segments
+from splitup.protocol.keys import Segment, iter_segments, measure_record
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import is_sampled
 from splitup.wire import CLIENT, Plan, VerificationOrder
@@ -101,14 +101,14 @@ def compute_execution_rights(plan: Plan, manifest: Manifest, requester: str) -> 
     for index in sorted(own):
         task = manifest.tasks[index]
         for port, output in enumerate(task.outputs):
-            rights += _segment_rights("PUT", plan, index, port, output.nbytes)
+            rights += _segment_rights("PUT", plan, index, port, measure_record(output.spec))
         rights += _input_rights(plan, manifest, index, plan.request.steps)
     if is_client:
         for port, graph_input in enumerate(manifest.inputs):
-            rights += _segment_rights("PUT", plan, CLIENT, port, graph_input.nbytes)
+            rights += _segment_rights("PUT", plan, CLIENT, port, measure_record(graph_input.spec))
         for graph_output in manifest.outputs:
             rights += _segment_rights(
-                "GET", plan, graph_output.task, graph_output.port, graph_output.nbytes
+                "GET", plan, graph_output.task, graph_output.port, measure_record(graph_output.spec)
             )
     return _unique(rights)
 
@@ -159,7 +159,7 @@ def _input_rights(plan: Plan, manifest: Manifest, task: int, steps: int) -> list
     rights: list[Right] = []
     for entry in manifest.tasks[task].inputs:
         producer, port = _get_producer(manifest, entry)
-        rights += _segment_rights("GET", plan, producer, port, entry.nbytes, steps)
+        rights += _segment_rights("GET", plan, producer, port, measure_record(entry.spec), steps)
     return rights
 
 

@@ -94,17 +94,17 @@ class OutputCollector:
         return self._complete(need.step)
 
     def _receive_tensor(self, frame: Frame, signature: bytes) -> list[Fact]:
-        ports = {(port.task, port.port): port.nbytes for port in self.manifest.outputs}
-        nbytes = ports.get((frame.task, frame.port))
-        if nbytes is None or frame.step >= self.plan.request.steps:
+        ports = {(port.task, port.port): port.spec for port in self.manifest.outputs}
+        spec = ports.get((frame.task, frame.port))
+        if spec is None or frame.step >= self.plan.request.steps:
             raise PeerFault(
                 f"a node sent task {frame.task} port {frame.port} step {frame.step}, "
                 "which is no output of this execution"
             )
         executor = self.plan.executors()[frame.task]
-        if frame.length != nbytes:
+        if not spec.accepts(frame.length):
             raise PeerFault(
-                f"node {executor} sent {frame.length} bytes for an output of {nbytes}",
+                f"node {executor} sent {frame.length} bytes for an output of {spec}",
                 peer=executor,
             )
         self._verify(executor, frame, signature)

@@ -37,7 +37,7 @@ from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.links import Link, LinkPool
 from splitup.net.objects import get_object, put_object
-from splitup.protocol.keys import Segment, iter_segments
+from splitup.protocol.keys import Segment, encode_record, iter_segments, measure_record
 from splitup.tensors import bytes_to_array, check_inputs
 from splitup.wire import (
     CLIENT,
@@ -182,7 +182,7 @@ class Session:
         puts = []
         for port, spec in enumerate(self._specs):
             for segment in iter_segments(
-                self.execution_id, CLIENT, port, spec.nbytes, self.plan.request.steps
+                self.execution_id, CLIENT, port, measure_record(spec), self.plan.request.steps
             ):
                 if spec.nbytes <= limits.INLINE_TENSOR_BYTES and segment.first_step < self._steps:
                     puts.append(self._put(grants, segment, self._join(port, segment)))
@@ -252,6 +252,7 @@ class Session:
 
     def _join(self, port: int, segment: Segment) -> bytes:
         rows = self._sent[port][segment.first_step : segment.first_step + segment.steps]
+        rows = [bytes(encode_record(row, self._specs[port])) for row in rows]
         return b"".join(rows).ljust(segment.length, b"\0")
 
     # ---- receiving -----------------------------------------------------------------------------

@@ -23,6 +23,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=limits.MAX_NAME_CHARS)]
 Label = Annotated[str, Field(pattern=r"^[ -~]+$", max_length=limits.MAX_NAME_CHARS)]
 Size = Annotated[int, Field(ge=0, le=MAX_SAFE_INTEGER)]
+Rows = Annotated[str, Field(pattern=r"^[A-Z]{0,8}$")]
 Length = Annotated[int, Field(ge=1, le=limits.MAX_DIMENSION)]
 _MODEL_ID = re.compile(r"0x[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -33,20 +34,21 @@ class _Record(BaseModel):
 
 
 class Port(_Record):
-    """A tensor that goes into or comes out of a task or a model."""
+    """A tensor that goes into or comes out of a task or a model; ``shape`` is the largest one."""
 
     name: Name
     dtype: Literal[tuple(ITEM_BYTES)]  # type: ignore[valid-type]
     shape: Annotated[tuple[Length, ...], Field(max_length=limits.MAX_RANK)]
+    rows: Rows = ""  # the symbol that the leading dimension is, or ""
 
     @property
     def spec(self) -> TensorSpec:
-        """Return name, dtype and shape."""
-        return TensorSpec(self.name, self.dtype, self.shape)
+        """Return name, dtype, shape and rows."""
+        return TensorSpec(self.name, self.dtype, self.shape, self.rows)
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size in bytes, the largest one where rows vary."""
         return self.spec.nbytes
 
 
@@ -190,6 +192,7 @@ def check_manifest(manifest: Manifest) -> None:
     for output in manifest.outputs:
         source = _find(manifest, output.task, output.port, len(manifest.tasks))
         _check_same(f"output '{output.name}'", output, source)
+    _check_rows(manifest)
     if unread := set(inputs) - used:
         raise InvalidModel(f"the manifest is invalid: no task reads input '{min(unread)}'")
     for index, task in enumerate(manifest.tasks):
@@ -241,6 +244,27 @@ def _check_task(name: str, task: Task) -> None:
             )
 
 
+def _check_rows(manifest: Manifest) -> None:
+    """Check that a symbol has one maximum in the whole model, and that inputs bind all of them.
+
+    A task's own graph has to bind what it uses; so here only the model's inputs are looked at.
+    """
+    maxima: dict[str, int] = {}
+    ports: list[Port] = [*manifest.inputs, *manifest.outputs]
+    for task in manifest.tasks:
+        ports += [*task.inputs, *task.outputs]
+    for port in ports:
+        if port.rows and (
+            not port.shape or maxima.setdefault(port.rows, port.shape[0]) != port.shape[0]
+        ):
+            raise InvalidModel(
+                f"the manifest is invalid: port '{port.name}' has other rows than its symbol "
+                f"'{port.rows}'"
+            )
+    if unbound := set(maxima) - {port.rows for port in manifest.inputs}:
+        raise InvalidModel(f"the manifest is invalid: no input binds symbol '{min(unbound)}'")
+
+
 def _find(manifest: Manifest, task: int, port: int, before: int) -> Port | None:
     if task >= before or task >= len(manifest.tasks):
         return None
@@ -251,7 +275,7 @@ def _find(manifest: Manifest, task: int, port: int, before: int) -> Port | None:
 def _check_same(what: str, port: Port, source: Port | None) -> None:
     if source is None:
         raise InvalidModel(f"the manifest is invalid: {what} has no earlier source")
-    if (port.dtype, port.shape) != (source.dtype, source.shape):
+    if (port.dtype, port.shape, port.rows) != (source.dtype, source.shape, source.rows):
         raise InvalidModel(
             f"the manifest is invalid: {what} is {port.spec}; its source gives {source.spec}"
         )

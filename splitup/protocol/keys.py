@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from splitup import limits
+from splitup.tensors import TensorSpec
 from splitup.wire import CLIENT
 
 
@@ -55,3 +56,17 @@ def iter_segments(
             steps=min(per_segment, steps - first),
             tensor_bytes=tensor_bytes,
         )
+
+
+def measure_record(spec: TensorSpec) -> int:
+    return spec.nbytes + 8 if spec.rows else spec.nbytes
+
+
+def encode_record(data: bytes | memoryview, spec: TensorSpec) -> bytes | memoryview:
+    if not spec.rows:
+        return data
+    return len(data).to_bytes(8, "little") + bytes(data).ljust(spec.nbytes, b"\0")
+
+
+def decode_record(record: memoryview, spec: TensorSpec) -> memoryview:
+    return record[8 : 8 + int.from_bytes(record[:8], "little")] if spec.rows else record

@@ -8,6 +8,7 @@ from splitup import limits
 from splitup.errors import PeerFault
 from splitup.graph.manifest import InputSource, Manifest
 from splitup.protocol.queue import LocalTask, PortId
+from splitup.tensors import TensorSpec
 from splitup.wire import CLIENT, Plan, PlanNode
 
 
@@ -19,7 +20,7 @@ class Routes:
     targets: dict[PortId, tuple[str, ...]]  # other nodes that read an output of ours
     to_client: frozenset[PortId]  # our outputs that are the execution's outputs
     successors: dict[str, PlanNode]  # the nodes in ``targets``, by address
-    sources: dict[PortId, int]  # what our tasks read -> bytes of one step
+    sources: dict[PortId, TensorSpec]  # what our tasks read
     keys: dict[int, str]  # producer task or CLIENT -> Ed25519 key its frames are signed with
 
 
@@ -53,13 +54,13 @@ def compute_routes(plan: Plan, manifest: Manifest, node: str) -> Routes:
     mine = [index for index, executor in enumerate(executors) if executor == node]
     path = compute_path_flops(manifest)
     longest = max(path)
-    sources: dict[PortId, int] = {}
+    sources: dict[PortId, TensorSpec] = {}
     targets: dict[PortId, tuple[str, ...]] = {}
     tasks = []
     for index in mine:
         task = manifest.tasks[index]
         inputs = get_sources(manifest, index)
-        sources.update(zip(inputs, (port.nbytes for port in task.inputs), strict=True))
+        sources.update(zip(inputs, (port.spec for port in task.inputs), strict=True))
         head_start = limits.QUEUE_HEAD_START * path[index] // longest
         tasks.append(LocalTask(index, inputs, len(task.outputs), head_start))
         for port in range(len(task.outputs)):

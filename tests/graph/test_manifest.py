@@ -19,8 +19,8 @@ from splitup.graph.manifest import (
 )
 from tests.builders import HANG_S
 
-X = {"name": "x", "dtype": "float32", "shape": [1, 4]}
-Y = {"name": "y", "dtype": "float32", "shape": [1, 8]}
+X = {"name": "x", "dtype": "float32", "shape": [1, 4], "rows": ""}
+Y = {"name": "y", "dtype": "float32", "shape": [1, 8], "rows": ""}
 
 
 def make_task(index: int, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
