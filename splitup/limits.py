@@ -76,6 +76,18 @@ MAX_ROPE_THETA: Final = 1e12
 MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
 
+# ---- comparison, reference, dispute ------------------------------------------------------------
+
+MAX_TOLERANCE: Final = 10**12  # in 10^-9: a difference 1,000 times the value tells nobody anything
+COMPARED_LARGEST: Final = 128  # elements of an output whose exponents and mantissas are compared
+MAX_REFERENCE_ELEMENTS: Final = 2**26  # of one value in the interpreter: 0.5 GB in float64
+MAX_TRACE_LEAVES: Final = 2**32  # 65,536 steps of 65,536 values
+DISPUTE_ROUND_S: Final = 60.0  # for one answer; a party may have to compute a window again
+MAX_VECTOR_STEPS: Final = 16  # of a reference vector; a fault of a device shows in the first ones
+VECTOR_STEPS: Final = 3  # zero state, a state of one step, a state of two
+VECTOR_ELEMENTS: Final = 1_024  # kept of every output port and step, evenly spread
+MAX_VECTORS_BYTES: Final = 8 * MIB  # 256 ports, or 16 steps of few ports
+
 # ---- pickled state files -----------------------------------------------------------------------
 
 MAX_PICKLE_OPCODES: Final = 4_000_000  # 65,536 tensors take 45 each; at 100 bytes each, 400 MB
