@@ -148,7 +148,7 @@ def compare_tensors(
     bound = None if tolerance is None else tolerance.relative_l2_ppb
     metrics = compute_metrics(spec.dtype, claimed, recomputed, width, bound)
     if tolerance is None or spec.dtype not in FLOATS:
-        broken = ("bytes",) if tolerance is None or metrics.hamming else ()
+        broken: tuple[str, ...] = ("bytes",) if tolerance is None or metrics.hamming else ()
         return Comparison(Relation.DIFFERENT if broken else Relation.WITHIN, metrics, broken)
     if tolerance.dtype != spec.dtype or not tolerance.list_bounds():
         raise InvalidInput(f"the tolerance for '{spec.name}' bounds nothing of {spec.dtype}")
