@@ -26,7 +26,7 @@ import numpy as np
 from splitup import limits
 from splitup.errors import InvalidInput
 from splitup.graph.ir import Graph, Node, decode_float
-from splitup.graph.rules import FLOATS, INTEGERS, PARAMS
+from splitup.graph.rules import FLOATS, INTEGERS, PARAMS, Value
 from splitup.tensors import TensorSpec, get_numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -73,6 +73,18 @@ def list_operands(graph: Graph, region: Iterable[int]) -> list[int]:
     """Return the values in memory that a region reads, ascending."""
     nodes = set(region)
     return sorted({src for index in nodes for src in graph.nodes[index].srcs} - nodes)
+
+
+def is_computable(graph: Graph, nodes: Iterable[int], values: Sequence[Value]) -> bool:
+    """Return whether ``compute_nodes`` will take these nodes; ``values`` are check_graph's."""
+    for index in nodes:
+        node = graph.nodes[index]
+        shape = np.broadcast_shapes(*(values[src].shape for src in node.srcs))
+        if node.op in ("RESHAPE", "PAD"):
+            shape = values[index].shape
+        if math.prod(shape) > limits.MAX_REFERENCE_ELEMENTS:
+            return False
+    return True
 
 
 def is_in_memory(node: Node) -> bool:
