@@ -34,6 +34,7 @@ from splitup.graph.manifest import Manifest, load_manifest
 from splitup.net.gateway import GatewayClient
 from splitup_deploy.build import CompiledModel, build, parse_dims, parse_sizes
 from splitup_deploy.drawing import draw_mermaid, draw_svg
+from splitup_deploy.honesty import attach_tolerances, attach_vectors, load_tolerances
 from splitup_deploy.inspect import (
     describe_model,
     format_usdc,
@@ -126,6 +127,14 @@ def register_command(
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    tolerance: Annotated[
+        Path | None,
+        typer.Option("--tolerance", help="What 'splitup-deploy calibrate' found for this cut."),
+    ] = None,
+    reference: Annotated[
+        bool,
+        typer.Option(help="Run every task here once, so that nodes can try themselves against it."),
+    ] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Compile and show, store and register nothing.")
     ] = False,
@@ -170,6 +179,12 @@ def register_command(
                 f"'{model}' has no weights, so it cannot be registered: put them beside "
                 "config.json, or look at the cut with --dry-run"
             )
+
+        if tolerance is not None:
+            compiled = attach_tolerances(compiled, load_tolerances(tolerance))
+        if reference:
+            with output.log.status("computing reference vectors"):
+                compiled = attach_vectors(compiled)
 
         async def publish(chain: Chain, client: GatewayClient) -> Registration:
             with _UploadBar(output.log) as progress:

@@ -1,4 +1,4 @@
-"""Reference vectors: what a task gives for seeded inputs, so that a machine can be tried beforehand.
+"""Reference vectors: what a task gives for seeded inputs, to try a machine before it serves.
 
 Registration computes a task on seeded inputs and stores the digests of what came out, together with
 some elements of it, for the determinism class that it ran on. A node computes the same before it
@@ -61,7 +61,7 @@ class PortVector(_Record):
 class ClassVectors(_Record):
     """What one determinism class gives: per step, per output port."""
 
-    determinism: Annotated[str, Field(min_length=1, max_length=200)]
+    determinism: Annotated[str, Field(min_length=1, max_length=limits.MAX_DETERMINISM_CHARS)]
     steps: Annotated[
         tuple[
             Annotated[tuple[PortVector, ...], Field(min_length=1, max_length=limits.MAX_PORTS)], ...
@@ -238,8 +238,8 @@ def _compare_sample(
     try:
         sample = base64.b64decode(vector.sample, validate=True)
         found = compare_tensors(port, take_sample(port.dtype, data), sample, tolerance)
-    except ValueError as error:
-        raise InvalidModel(f"the sample of '{port.name}' is no base64: {error}") from None
+    except (ValueError, InvalidInput) as error:
+        raise InvalidModel(f"the sample of '{port.name}' is none: {error}") from None
     return found, verdict
 
 
