@@ -39,7 +39,7 @@ from splitup.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
 Array = np.ndarray[Any, Any]
 FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
 PPB: Final = 10**9
-_MANTISSA_BITS: Final = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+MANTISSA_BITS: Final = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 _EXPONENT_BITS: Final = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}
 _Bound = Annotated[int, Field(ge=0, le=limits.MAX_TOLERANCE)] | None
 
@@ -246,7 +246,7 @@ def _compare_largest(dtype: str, a: Array, r: Array, values: Array) -> tuple[flo
     if not len(values):
         return 0.0, 0.0
     order = np.argsort(-np.abs(values), kind="stable")[: limits.COMPARED_LARGEST]
-    bits = _MANTISSA_BITS[dtype]
+    bits = MANTISSA_BITS[dtype]
     a, r = a[order].astype(np.uint64), r[order].astype(np.uint64)
     top = (a >> np.uint64(bits)) == (r >> np.uint64(bits))  # sign and exponent
     mask = np.uint64(2**bits - 1)
@@ -259,7 +259,7 @@ def _find_max_ulp(dtype: str, a: Array, r: Array) -> int:
     """Return the largest distance in representable numbers; -0 and +0 are one number."""
     if not len(a):
         return 0
-    width = 1 + _EXPONENT_BITS[dtype] + _MANTISSA_BITS[dtype]
+    width = 1 + _EXPONENT_BITS[dtype] + MANTISSA_BITS[dtype]
     sign = np.uint64(2 ** (width - 1))
     parts = []
     for bits in (a.astype(np.uint64), r.astype(np.uint64)):

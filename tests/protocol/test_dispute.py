@@ -29,6 +29,7 @@ from splitup.graph.optrace import (
 from splitup.graph.recording import record_trace
 from splitup.graph.reference import (
     compute_graph,
+    compute_nodes,
     decode_array,
     encode_array,
     list_operands,
