@@ -194,16 +194,19 @@ def make_steps(
     manifest: Manifest, steps: int, tokens: Sequence[int], seed: int
 ) -> list[list[bytes]]:
     """Return the bytes of the model's inputs, step by step: of a text model, one text's tokens."""
-    rows = [make_inputs([port.spec for port in manifest.inputs], seed, s) for s in range(steps)]
-    if manifest.text is None:
+    ports, text_info = [port.spec for port in manifest.inputs], manifest.text
+    width = 0
+    if text_info is not None:
+        width = next(port.shape[0] for port in ports if port.name == "tokens")
+        if steps * width > text_info.context:
+            raise InvalidInput(
+                f"{steps} steps of {width} tokens are more than the model's context of "
+                f"{text_info.context}; lower --steps"
+            )
+    rows = [make_inputs(ports, seed, step) for step in range(steps)]
+    if text_info is None:
         return rows
-    width = next(port.shape[0] for port in manifest.inputs if port.name == "tokens")
-    if steps * width > manifest.text.context:
-        raise InvalidInput(
-            f"{steps} steps of {width} tokens are more than the model's context of "
-            f"{manifest.text.context}; lower --steps"
-        )
-    drawn = np.random.default_rng(seed).integers(0, manifest.text.vocab, steps * width)
+    drawn = np.random.default_rng(seed).integers(0, text_info.vocab, steps * width)
     text = np.array([*tokens, *drawn[len(tokens) :]][: steps * width], np.int32)
     places = {port.name: place for place, port in enumerate(manifest.inputs)}
     for step, row in enumerate(rows):

@@ -27,7 +27,10 @@ USDC = 10**6
 async def market(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeMarket]:
     root = tmp_path_factory.mktemp("market")
     manifest, graphs = make_manifest(4)
-    async with run_network(root) as network, open_market(network, root, manifest, graphs) as opened:
+    async with (
+        run_network(root, open_models=True) as network,
+        open_market(network, root, manifest, graphs) as opened,
+    ):
         yield opened
 
 
@@ -80,7 +83,7 @@ async def test_audit_before_and_after_staking(market: NodeMarket) -> None:
     path = market.root / "auditor" / "node.toml"
     result = await call("audit", "-c", path, "--dry-run", "--json")
     report = json.loads(result.stdout)
-    assert result.exit_code == 0 and report["may_serve"]
+    assert result.exit_code == 0 and report["may_serve"], report
     assert {row["verdict"] for row in report["tasks"]} == {"equal"}
     assert len(report["tasks"]) == 2  # accumulators are one task, however often they occur
     assert report["determinism_class"].startswith("tinygrad")
