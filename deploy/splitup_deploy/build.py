@@ -84,7 +84,7 @@ class CompiledModel:
     @property
     def manifest_blob(self) -> Blob:
         """Return the manifest as an object to store."""
-        return _make_blob(get_manifest_key(self.model_id), self.manifest_bytes)
+        return make_blob(get_manifest_key(self.model_id), self.manifest_bytes)
 
 
 def parse_size(text: str) -> int:
@@ -188,7 +188,8 @@ def _make_port(spec: TensorSpec) -> Port:
     return Port(name=spec.name, dtype=spec.dtype, shape=spec.shape, rows=spec.rows)
 
 
-def _make_blob(key: str, data: bytes) -> Blob:
+def make_blob(key: str, data: bytes) -> Blob:
+    """Return an object whose bytes are at hand."""
     return Blob(key, len(data), compute_digest(data), lambda: iter((data,)))
 
 
@@ -196,7 +197,7 @@ def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) ->
     values = check_graph(task.graph)
     data = task.graph.to_bytes()
     task_id = compute_digest(data)
-    blobs[task_id] = _make_blob(get_task_key(task_id), data)
+    blobs[task_id] = make_blob(get_task_key(task_id), data)
     weights = _describe_weights(model, task.graph)
     if weights is not None:
         blobs[weights.digest] = weights
@@ -250,7 +251,7 @@ def _describe_weights(model: TracedModel, graph: Graph) -> Blob | None:
 def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:
     if isinstance(text.tokenizer, bytes):
         name = compute_digest(text.tokenizer)
-        blob = _make_blob(get_blob_key(name), text.tokenizer)
+        blob = make_blob(get_blob_key(name), text.tokenizer)
     else:
         source = FileSlice(text.tokenizer, 0, text.tokenizer.stat().st_size)
         digest = hashlib.sha256()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +34,10 @@ from splitup.errors import InvalidInput, SplitUpError
 from splitup.graph.manifest import Manifest, load_manifest
 from splitup.net.gateway import GatewayClient
 from splitup_deploy.build import CompiledModel, build, parse_dims, parse_sizes
+from splitup_deploy.calibrate import calibrate_model, encode_prompt, render_report
 from splitup_deploy.drawing import draw_mermaid, draw_svg
 from splitup_deploy.frontends import Sizes
+from splitup_deploy.honesty import attach_tolerances, attach_vectors, load_tolerances
 from splitup_deploy.inspect import (
     describe_model,
     format_usdc,
@@ -131,6 +134,14 @@ def register_command(
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    tolerance: Annotated[
+        Path | None,
+        typer.Option("--tolerance", help="What 'splitup-deploy calibrate' found for this cut."),
+    ] = None,
+    reference: Annotated[
+        bool,
+        typer.Option(help="Run every task here once, so that nodes can try themselves against it."),
+    ] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Compile and show, store and register nothing.")
     ] = False,
@@ -174,6 +185,12 @@ def register_command(
                 f"'{model}' has no weights, so it cannot be registered: put them beside "
                 "config.json, or look at the cut with --dry-run"
             )
+
+        if tolerance is not None:
+            compiled = attach_tolerances(compiled, load_tolerances(tolerance))
+        if reference:
+            with output.log.status("computing reference vectors"):
+                compiled = attach_vectors(compiled)
 
         async def publish(chain: Chain, client: GatewayClient) -> Registration:
             with _UploadBar(output.log) as progress:
@@ -250,6 +267,57 @@ def inspect_command(
         manifest, found_name = asyncio.run(_with_network(network, None, fetch))
         targets = () if target_vram is None else parse_sizes(target_vram)
         show(compute_profile(manifest, targets_bytes=targets), found_name)
+
+    _run(output, run)
+
+
+@app.command("calibrate")
+def calibrate_command(
+    model: Annotated[str, typer.Argument(help="A model, as for 'register --model'.")],
+    target_vram: Annotated[str, typer.Option("--target-vram", help=_TARGET_HELP)],
+    context: ContextFlag = None,
+    dims: DimsFlag = None,
+    balance: BalanceFlag = "latency",
+    max_tasks: MaxTasksFlag = None,
+    steps: Annotated[int, typer.Option("--steps", min=2, max=4096, help="Steps to compute.")] = 24,
+    prompt: Annotated[
+        str, typer.Option("--prompt", help="Text to compute; random tokens follow it.")
+    ] = "",
+    file: Annotated[
+        Path | None, typer.Option("--output", help="File for 'register --tolerance'.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure how far honest machines are apart and how near the smallest cheats come.
+
+    Computes every task with all code generators of this machine, then with lower precision,
+    coarser weights, a skipped layer and a shorter context. Where a line can be drawn between them,
+    it becomes the task's tolerance; elsewhere only equal bytes count. Takes minutes.
+    """
+    output = Output.open(as_json)
+
+    def run() -> None:
+        cutting = Cutting(
+            parse_sizes(target_vram), context, balance, max_tasks, parse_dims(dims or [])
+        )
+        compiled = _compile(output, model, cutting)
+        with output.log.status("calibrating") as status, tempfile.TemporaryDirectory() as folder:
+            report = calibrate_model(
+                compiled,
+                Path(folder),
+                steps,
+                tokens=encode_prompt(compiled, prompt),
+                say=status.update,
+            )
+        if file is not None:
+            write_file(file, json.dumps(report.make_file(), indent=1) + "\n")
+        if output.as_json:
+            output.print_json(report.to_dict())
+            return
+        output.out.print(render_report(report))
+        for variant in report.variants:
+            how = f"not used: {variant.problem}" if variant.problem else variant.determinism
+            output.log.print(f"{variant.name}: {how}", markup=False, soft_wrap=True)
 
     _run(output, run)
 
@@ -331,6 +399,11 @@ def _write_picture(profile: Profile, name: str | None, picture: Picture, file: P
     if file is None:
         sys.stdout.write(text)
         return
+    write_file(file, text)
+
+
+def write_file(file: Path, text: str) -> None:
+    """Write a file the user has named; raises InvalidInput."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from splitup import limits
 from splitup.codec import MAX_SAFE_INTEGER, compute_digest, decode_canonical, encode_canonical
 from splitup.errors import InvalidInput, InvalidModel
+from splitup.graph.compare import FLOATS, Tolerance
 from splitup.tensors import ITEM_BYTES, TensorSpec
 
 VERSION: Final = 1
@@ -79,7 +80,12 @@ class OutputPort(Port):
 
 
 class Task(_Record):
-    """One task; ``flops`` and ``price_micro_usdc`` are per step, ``vram_bytes`` with one state."""
+    """One task; ``flops`` and ``price_micro_usdc`` are per step, ``vram_bytes`` with one state.
+
+    ``tolerances`` say how far honest outputs of another determinism class may be, at most one per
+    dtype, ascending; for a dtype without one, and within a class, only equal bytes count.
+    ``reference_digest`` names the task's reference vectors (``splitup.graph.vectors``).
+    """
 
     task_id: Digest
     label: Label
@@ -92,6 +98,9 @@ class Task(_Record):
     vram_bytes: Size
     flops: Size
     price_micro_usdc: Annotated[int, Field(ge=1, le=MAX_SAFE_INTEGER)]
+    tolerances: Annotated[tuple[Tolerance, ...], Field(max_length=len(FLOATS))] = ()
+    reference_digest: Digest | Literal[""] = ""  # "" without reference vectors
+    reference_bytes: Annotated[int, Field(ge=0, le=limits.MAX_VECTORS_BYTES)] = 0
 
 
 class TextInfo(_Record):
@@ -234,6 +243,13 @@ def _check_unique(owner: str, names: list[str]) -> None:
 def _check_task(name: str, task: Task) -> None:
     if (task.weights_digest == "") != (task.weights_bytes == 0):
         raise InvalidModel(f"the manifest is invalid: {name} has weights without a digest")
+    if (task.reference_digest == "") != (task.reference_bytes == 0):
+        raise InvalidModel(f"the manifest is invalid: {name} has a reference without a digest")
+    dtypes = [tolerance.dtype for tolerance in task.tolerances]
+    if dtypes != sorted(set(dtypes)):
+        raise InvalidModel(f"the manifest is invalid: {name} has two tolerances for one dtype")
+    if not all(tolerance.list_bounds() for tolerance in task.tolerances):
+        raise InvalidModel(f"the manifest is invalid: {name} has a tolerance that bounds nothing")
     if task.state_bytes > task.vram_bytes:
         raise InvalidModel(f"the manifest is invalid: {name} has more state than memory")
     for port in (*task.inputs, *task.outputs):
