@@ -276,6 +276,7 @@ def calibrate_command(
     model: Annotated[str, typer.Argument(help="A model, as for 'register --model'.")],
     target_vram: Annotated[str, typer.Option("--target-vram", help=_TARGET_HELP)],
     context: ContextFlag = None,
+    chunk: ChunkFlag = None,
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
@@ -297,9 +298,8 @@ def calibrate_command(
     output = Output.open(as_json)
 
     def run() -> None:
-        cutting = Cutting(
-            parse_sizes(target_vram), context, balance, max_tasks, parse_dims(dims or [])
-        )
+        sizes = Sizes(context, chunk, parse_dims(dims or []))
+        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
         compiled = _compile(output, model, cutting)
         with output.log.status("calibrating") as status, tempfile.TemporaryDirectory() as folder:
             report = calibrate_model(
