@@ -1,0 +1,176 @@
+"""Predicted against real: memory and time of every task of a cut model, and what cutting costs.
+
+    python -m splitup_deploy.costbench MODEL [--target-vram SIZE] [--chunk N] [--rounds N]
+
+Talk goes to stderr, a JSON object to stdout. Tasks and the uncut model run in turn, round after
+round, with all rows of the chunk, in one process on this process's device. Exit code 1 when a
+task's memory is not within 10 % of what was predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from splitup.errors import SplitUpError
+from splitup.graph.manifest import get_task_key, get_weights_key
+from splitup.graph.runtime import State, TaskProgram
+from splitup.tensors import TensorSpec
+from splitup_deploy.build import CompiledModel, build, parse_size
+from splitup_deploy.frontends.model import Sizes
+from splitup_deploy.reference import load_reference
+
+MEMORY_BAR: Final = 0.1
+ROUNDS: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One task, or the uncut model: predicted and real memory, and seconds per step."""
+
+    label: str
+    predicted_bytes: int
+    allocated_bytes: int
+    predicted_ps: int
+    seconds: tuple[float, ...]
+
+    @property
+    def excess(self) -> float:
+        """Return how much more memory was predicted than is allocated: 0.1 is 10 %."""
+        return self.predicted_bytes / self.allocated_bytes - 1
+
+
+def load_tasks(compiled: CompiledModel) -> list[TaskProgram]:
+    """Compile every task of a cut model."""
+    blobs = {blob.key: blob for blob in compiled.blobs}
+
+    def read(key: str) -> bytes:
+        return b"".join(blobs[key].open())
+
+    return [
+        TaskProgram(
+            read(get_task_key(task.task_id)),
+            read(get_weights_key(task.weights_digest)) if task.weights_digest else None,
+        )
+        for task in compiled.manifest.tasks
+    ]
+
+
+def make_inputs(specs: Sequence[TensorSpec]) -> list[bytes]:
+    """Return a step's inputs: small numbers, any of which is a token, a position or a gate."""
+    return [np.ones(spec.shape, np.uint8).astype(_get_dtype(spec)).tobytes() for spec in specs]
+
+
+def _get_dtype(spec: TensorSpec) -> str:
+    if spec.dtype == "bfloat16":  # the upper half of a float32; the lower one is a small number
+        return "uint16"
+    return spec.dtype
+
+
+def measure(
+    programs: Sequence[TaskProgram], labels: Sequence[str], times_ps: Sequence[int], rounds: int
+) -> list[Measured]:
+    """Run the programs in turn, ``rounds`` times after one for warming up."""
+    jobs: list[tuple[TaskProgram, State, list[bytes]]] = [
+        (program, program.new_state(), make_inputs(program.inputs)) for program in programs
+    ]
+    seconds: list[list[float]] = [[] for _ in programs]
+    for number in range(rounds + 1):
+        for (program, state, inputs), row in zip(jobs, seconds, strict=True):
+            begun = time.perf_counter()
+            program.run(state, inputs)
+            if number:
+                row.append(time.perf_counter() - begun)
+    return [
+        Measured(label, program.vram_bytes, program.allocated_bytes, predicted, tuple(row))
+        for program, label, predicted, row in zip(programs, labels, times_ps, seconds, strict=True)
+    ]
+
+
+def rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    """Return Spearman's rank correlation; equal numbers share their mean rank. 1.0 for constants."""
+    ranks = [_rank(numbers) for numbers in (predicted, measured)]
+    if min(float(row.std()) for row in ranks) == 0:
+        return 1.0
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _rank(numbers: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    means: np.ndarray[Any, np.dtype[np.float64]] = np.cumsum(counts) - (counts - 1) / 2
+    return means[places]
+
+
+def compute_overhead(tasks: Sequence[Measured], whole: Measured) -> float:
+    """Return how much longer all tasks take than the uncut model: the median over rounds."""
+    rounds = zip(*(task.seconds for task in tasks), strict=True)
+    sums = [sum(row) for row in rounds]
+    return statistics.median(a / b for a, b in zip(sums, whole.seconds, strict=True)) - 1
+
+
+def run_bench(model: str, target_bytes: int, chunk: int, rounds: int) -> dict[str, Any]:
+    """Compile, run, compare."""
+    compiled = build(model, target_bytes, sizes=Sizes(chunk=chunk))
+    manifest = compiled.manifest
+    say(f"{len(manifest.tasks)} tasks of {model} at {target_bytes} bytes, chunk {chunk}")
+    programs = [*load_tasks(compiled), load_reference(model, Sizes(chunk=chunk))]
+    labels = [*(task.label for task in manifest.tasks), "uncut"]
+    times_ps = [*compiled.times_ps, sum(compiled.times_ps)]
+    *tasks, whole = measure(programs, labels, times_ps, rounds)
+    for row in (*tasks, whole):
+        say(_describe(row))
+    medians = [statistics.median(task.seconds) for task in tasks]
+    return {
+        "model": model,
+        "target_bytes": target_bytes,
+        "chunk": chunk,
+        "tasks": len(tasks),
+        "memory_excess": {
+            "min": round(min(row.excess for row in (*tasks, whole)), 4),
+            "max": round(max(row.excess for row in (*tasks, whole)), 4),
+        },
+        "time_rank_correlation": round(rank_correlation(compiled.times_ps, medians), 3),
+        "cutting_overhead": round(compute_overhead(tasks, whole), 4),
+    }
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _describe(row: Measured) -> str:
+    return (
+        f"{row.label:40.40} predicted {row.predicted_bytes:12,} allocated {row.allocated_bytes:12,}"
+        f" {100 * row.excess:+6.2f} %  predicted {row.predicted_ps / 1e6:10.1f} us"
+        f" measured {1e6 * statistics.median(row.seconds):10.1f} us"
+    )
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m splitup_deploy.costbench")
+    parser.add_argument("model")
+    parser.add_argument("--target-vram", default="12GB")
+    parser.add_argument("--chunk", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    try:
+        target = parse_size(options.target_vram)
+        report = run_bench(options.model, target, options.chunk, options.rounds)
+    except SplitUpError as error:
+        raise SystemExit(f"error: {error}") from None
+    print(json.dumps(report, indent=2))
+    if max(map(abs, report["memory_excess"].values())) > MEMORY_BAR:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
