@@ -28,7 +28,7 @@ from splitup.graph.cost import (
     is_pick,
 )
 from splitup.graph.ir import Dim, Graph, Node, Output, Update, Weight, encode_float
-from splitup.graph.memory import find_temporaries, find_users, measure_buffer
+from splitup.graph.memory import find_temporaries, measure_buffer
 from splitup.graph.rules import Value, check_graph
 from splitup.tensors import TensorSpec
 from splitup_deploy.partition import Region, find_regions
@@ -103,7 +103,7 @@ class _Scope:
     def __init__(self, model: TracedModel, values: Sequence[Value]) -> None:
         self.model, self.graph, self.values = model, model.graph, values
         self.roles = compute_roles(model.graph)
-        self.temporaries = find_temporaries(model.graph, find_users(model.graph))
+        self.temporaries = find_temporaries(model.graph, values)
         self.updates = {update.node for update in model.graph.updates}
 
     def find_cluster(self, bank: Bank) -> frozenset[int]:

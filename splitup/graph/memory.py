@@ -6,8 +6,8 @@ have buffers of their own. All other values share an arena:
 
 *   Values in memory are computed in the graph's order. The n-th lives from time n to the last
     time that it is read, outputs to the end; what updates a state is written to the state.
-*   A reduction that is read more often than it has elements is a **temporary**: tinygrad writes it
-    to memory too. It lives while the values are computed that it is needed for.
+*   **Temporaries** are what tinygrad writes to memory besides, such as a reduction whose elements
+    are read again and again. They live while the values are computed that they are needed for.
 *   At every time the largest comes first, and each takes the lowest gap that it fits into.
 
 Where a value comes to lie depends on earlier ones alone. So the memory of a growing task never
@@ -102,24 +102,24 @@ def place_tenants(tenants: Sequence[Tenant]) -> tuple[list[int], int]:
 def find_tenants(graph: Graph, values: Sequence[Value]) -> dict[int, Tenant]:
     """Return what shares the arena, by node in the graph's order: values in memory, temporaries."""
     users = find_users(graph)
-    roots = list_roots(graph, users)
-    places = {root: place for place, root in enumerate(roots)}
-    lasts = find_lasts(graph, users, places)
-    temporaries = find_temporaries(graph, users)
+    places = {root: place for place, root in enumerate(list_roots(graph, users))}
+    spans = _find_spans(graph, users, places)
     updated = {update.node for update in graph.updates}
-    firsts: dict[int, int] = {}
-    tenants: dict[int, Tenant] = {}
-    for index in range(len(graph.nodes) - 1, -1, -1):
-        if index in places:
-            if index not in updated:
-                space = measure_buffer(values[index])
-                tenants[index] = Tenant(places[index], lasts[index], space)
-        elif users[index]:
-            firsts[index] = min(places.get(user, firsts.get(user, 0)) for user in users[index])
-            if index in temporaries:
-                space = round_up(values[index].nbytes)
-                tenants[index] = Tenant(firsts[index], lasts[index], space)
+    tenants = {
+        index: Tenant(place, spans[index][1], measure_buffer(values[index]))
+        for index, place in places.items()
+        if index not in updated
+    }
+    for index in _find_temporaries(graph, values, users, spans):
+        tenants[index] = Tenant(*spans[index], round_up(values[index].nbytes))
     return dict(sorted(tenants.items()))
+
+
+def find_temporaries(graph: Graph, values: Sequence[Value]) -> frozenset[int]:
+    """Return the nodes that tinygrad writes to memory though the graph does not ask for it."""
+    users = find_users(graph)
+    places = {root: place for place, root in enumerate(list_roots(graph, users))}
+    return _find_temporaries(graph, values, users, _find_spans(graph, users, places))
 
 
 def find_users(graph: Graph) -> list[list[int]]:
@@ -143,44 +143,63 @@ def list_roots(graph: Graph, users: Sequence[Sequence[int]]) -> list[int]:
     ]
 
 
-def find_lasts(
+def _find_spans(
     graph: Graph, users: Sequence[Sequence[int]], places: dict[int, int]
-) -> dict[int, int]:
-    """Return when every needed node is read last: a time, or that after all for an output."""
-    lasts: dict[int, int] = {}
+) -> dict[int, tuple[int, int]]:
+    """Return when every needed node is read first and last; an output last after all else."""
+    spans: dict[int, tuple[int, int]] = {}
     wanted = {output.node for output in graph.outputs}
     for index in range(len(graph.nodes) - 1, -1, -1):
-        if index in wanted:
-            lasts[index] = len(places)
-        elif users[index] or index in places:
-            lasts[index] = max(
-                (places.get(user, lasts.get(user, 0)) for user in users[index]),
-                default=places.get(index, 0),
-            )
-    return lasts
+        if users[index] or index in places:
+            read = [
+                (places[user], places[user]) if user in places else spans[user]
+                for user in users[index]
+            ]
+            first = places.get(index, min(read)[0] if read else 0)
+            last = max((end for _, end in read), default=first)
+            spans[index] = first, len(places) if index in wanted else last
+    return spans
 
 
-def find_temporaries(graph: Graph, users: Sequence[Sequence[int]]) -> frozenset[int]:
-    """Return the reductions that tinygrad writes to memory though the graph does not ask for it.
+def _find_temporaries(
+    graph: Graph,
+    values: Sequence[Value],
+    users: Sequence[Sequence[int]],
+    spans: dict[int, tuple[int, int]],
+) -> frozenset[int]:
+    """Return the temporaries.
 
-    A reduction is computed within the kernel that reads it, unless an EXPAND lies between, or
-    several readers want different elements of it.
+    A reduction is computed within the kernel that reads it, unless that reads it again and again,
+    or several readers want different elements of it. So is what is computed from reductions, unless
+    several values in memory are computed from it.
     """
-    spread = [False] * len(graph.nodes)
-    found = []
+    elements = [math.prod(value.shape) for value in values]
+    spread, shared = [False] * len(graph.nodes), [False] * len(graph.nodes)
     for index in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[index]
         ops = [graph.nodes[user].op for user in users[index]]
-        spread[index] = (
-            any(op in ("EXPAND", "LOOKUP") for op in ops)
-            or (len(ops) > 1 and any(op in MOVEMENT and op != "RESHAPE" for op in ops))
-            or any(
-                spread[user] and op not in ("CONTIGUOUS", "REDUCE")
+        shared[index] = 1 < len(
+            {
+                spans[user][:1] if op == "CONTIGUOUS" else spans[user]
                 for user, op in zip(users[index], ops, strict=True)
-            )
+            }
         )
-        if spread[index] and node.op in ("REDUCE", "LOOKUP"):
-            found.append(index)
+        spread[index] = (
+            len(ops) > 1 and any(op in MOVEMENT and op != "RESHAPE" for op in ops)
+        ) or any(
+            op == "LOOKUP"
+            or (spread[user] and op not in ("CONTIGUOUS", "REDUCE"))
+            or (elements[user] > elements[index] and op not in ("PAD", "STACK"))
+            for user, op in zip(users[index], ops, strict=True)
+        )
+    found, folds = set(), [False] * len(graph.nodes)
+    for index, node in enumerate(graph.nodes):
+        is_fold = node.op in ("REDUCE", "LOOKUP")
+        folds[index] = is_fold or any(folds[src] for src in node.srcs)
+        if node.op == "CONTIGUOUS":
+            folds[index] = False
+        elif index in spans and ((is_fold and spread[index]) or (folds[index] and shared[index])):
+            found.add(index)
+            folds[index] = False
     return frozenset(found)
 
 

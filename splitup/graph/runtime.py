@@ -207,7 +207,7 @@ class TaskProgram:
 
     def _compile(self, lowered: Lowered) -> tuple[list[_Call], tuple[UOp, ...]]:
         """Schedule and compile; returns the kernels in order, and where the outputs are."""
-        with Context(BEAM=0, TRACK_MATCH_STATS=0):
+        with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
             call, _ = transform_to_call(UOp.sink(*lowered.roots))
             linear, variables = create_linear_with_vars(call)
             linear, outputs = plan_memory(linear, lowered)
