@@ -96,32 +96,35 @@ def measure(
 
 
 def rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """Return Spearman's rank correlation; equal numbers share their mean rank. 1.0 for constants."""
+    """Return Spearman's rank correlation; equal numbers share their mean rank."""
     ranks = [_rank(numbers) for numbers in (predicted, measured)]
     if min(float(row.std()) for row in ranks) == 0:
         return 1.0
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _rank(numbers: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
     _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    means: np.ndarray[Any, np.dtype[np.float64]] = np.cumsum(counts) - (counts - 1) / 2
-    return means[places]
+    means = np.cumsum(counts) - (counts - 1) / 2
+    return np.asarray(means[places], np.float64)
 
 
 def compute_overhead(tasks: Sequence[Measured], whole: Measured) -> float:
     """Return how much longer all tasks take than the uncut model: the median over rounds."""
-    rounds = zip(*(task.seconds for task in tasks), strict=True)
-    sums = [sum(row) for row in rounds]
-    return statistics.median(a / b for a, b in zip(sums, whole.seconds, strict=True)) - 1
+    sums = [sum(row) for row in zip(*(task.seconds for task in tasks), strict=True)]
+    ratios = [a / b for a, b in zip(sums, whole.seconds, strict=True)]
+    return float(statistics.median(ratios) - 1)
 
 
-def run_bench(model: str, target_bytes: int, chunk: int, rounds: int) -> dict[str, Any]:
+def run_bench(
+    model: str, target_bytes: int, chunk: int | None = None, rounds: int = ROUNDS
+) -> dict[str, Any]:
     """Compile, run, compare."""
-    compiled = build(model, target_bytes, sizes=Sizes(chunk=chunk))
+    sizes = Sizes() if chunk is None else Sizes(chunk=chunk)
+    compiled = build(model, target_bytes, sizes=sizes)
     manifest = compiled.manifest
-    say(f"{len(manifest.tasks)} tasks of {model} at {target_bytes} bytes, chunk {chunk}")
-    programs = [*load_tasks(compiled), load_reference(model, Sizes(chunk=chunk))]
+    say(f"{len(manifest.tasks)} tasks of {model} at {target_bytes} bytes")
+    programs = [*load_tasks(compiled), load_reference(model, sizes)]
     labels = [*(task.label for task in manifest.tasks), "uncut"]
     times_ps = [*compiled.times_ps, sum(compiled.times_ps)]
     *tasks, whole = measure(programs, labels, times_ps, rounds)
@@ -159,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m splitup_deploy.costbench")
     parser.add_argument("model")
     parser.add_argument("--target-vram", default="12GB")
-    parser.add_argument("--chunk", type=int, default=64)
+    parser.add_argument("--chunk", type=int, help="rows of a step")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     try:

@@ -12,7 +12,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import Ops, UOp
 
 from splitup.graph.bridge import Lowered
-from splitup.graph.memory import Tenant, place_tenants
+from splitup.graph.memory import Tenant, place_tenants, round_up
 
 
 def plan_memory(linear: UOp, lowered: Lowered) -> tuple[UOp, tuple[UOp, ...]]:
@@ -39,7 +39,7 @@ def plan_memory(linear: UOp, lowered: Lowered) -> tuple[UOp, tuple[UOp, ...]]:
     end = len(lowered.values)
     outputs = set(lowered.outputs)
     tenants = [
-        Tenant(first, end if buffer in outputs else last, int(buffer.nbytes()))
+        Tenant(first, end if buffer in outputs else last, round_up(int(buffer.nbytes())))
         for buffer, (first, last) in spans.items()
     ]
     offsets, size = place_tenants(tenants)

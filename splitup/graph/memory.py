@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from splitup.graph.ir import Graph
+from splitup.graph.ir import Graph, Node
 from splitup.graph.rules import MOVEMENT, Value
 from splitup.tensors import ITEM_BYTES, TensorSpec
 
@@ -193,7 +193,7 @@ def _find_temporaries(
         )
     found, folds = set(), [False] * len(graph.nodes)
     for index, node in enumerate(graph.nodes):
-        is_fold = node.op in ("REDUCE", "LOOKUP")
+        is_fold = _is_fold(node, values)
         folds[index] = is_fold or any(folds[src] for src in node.srcs)
         if node.op == "CONTIGUOUS":
             folds[index] = False
@@ -201,6 +201,16 @@ def _find_temporaries(
             found.add(index)
             folds[index] = False
     return frozenset(found)
+
+
+def _is_fold(node: Node, values: Sequence[Value]) -> bool:
+    """Say whether a node is a reduction for tinygrad; over axes of one element it is none."""
+    if node.op == "LOOKUP":
+        return values[node.srcs[0]].dims[0] != 1
+    if node.op != "REDUCE":
+        return False
+    assert isinstance(node.arg, tuple) and isinstance(node.arg[1], int)  # as check_graph has seen
+    return any(size != 1 for size in values[node.srcs[0]].dims[: node.arg[1]])
 
 
 def measure_arena(tenants: Iterable[Tenant]) -> int:
