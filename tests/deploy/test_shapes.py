@@ -123,7 +123,7 @@ def test_lists_of_sizes() -> None:
 
 
 def test_inspect_draws_and_sorts_into_classes(tmp_path: Path) -> None:
-    target = ("--target-vram", "1.15MB,1.3MB", "--chunk", "8")
+    target = ("--target-vram", "1.06MB,1.15MB", "--chunk", "8")
     code, text = invoke("inspect", str(EXAMPLE), *target)
     assert code == 0 and "cards    1.15 MB: 6 tasks, 1.3 MB: 6 tasks" in text
     code, text = invoke("inspect", str(EXAMPLE), *target, "--json")
