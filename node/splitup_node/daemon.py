@@ -27,20 +27,19 @@ from splitup.errors import (
     PeerFault,
     Refused,
     SplitUpError,
-    Unavailable,
 )
+from splitup.graph.manifest import Manifest
 from splitup.journal.journal import Journal
-from splitup.net.gateway import GatewayClient
+from splitup.net.gateway import GatewayClient, LogRead, LogWrite
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH
-from splitup.net.objects import get_object, put_object
+from splitup.net.logs import GrantedLogs, has_large_tensors, open_logs
 from splitup.protocol.certificates import CommitteeView, check_certificate
-from splitup.wire import Grant, Grants, Heartbeat, PlanCertificate, VerificationOrder
+from splitup.wire import Grants, Heartbeat, PlanCertificate, VerificationOrder
 from splitup_node.cache import Cache
 from splitup_node.config import NodeConfig
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
-from splitup_node.logs import Uploader
 from splitup_node.reports import Reporter
 from splitup_node.residents import Residents
 from splitup_node.specialise import DemandEntry, choose_task, merge_demand, parse_demand
@@ -93,17 +92,14 @@ class Node:
         self._gateway = GatewayClient(self._config.gateway_url, self._identity, http=self._http)
         self._cache = Cache(self._config.data_dir / "cache", self._gateway, self._http.session)
         self._residents = Residents(self._supervisor, self._cache, int(self._config.vram))
-        uploader = Uploader(self._put, self._config.data_dir / "spool")
-        uploader.clear()
         self.engine = Engine(
             self._identity,
             self._supervisor,
             self._residents.programs,
-            uploader,
-            self._get,
-            self._ask_grants,
+            self._open_store,
             self,
             allow_loopback=self._config.allow_loopback,
+            get_state_limit=lambda: self._residents.state_limit_bytes,
         )
         self._reporter = Reporter(self._journal, self._chain, self._http, lambda: self._committee)
         self._verifier = Verifier(
@@ -114,8 +110,7 @@ class Node:
                 residents=self._residents,
                 cache=self._cache,
                 http=self._http,
-                ask_grants=self._gateway.verification_grants,
-                get_object=self._get,
+                open_store=self._open_verification_store,
                 get_committee=lambda: self._committee,
             ),
             sampling_bps,
@@ -130,6 +125,7 @@ class Node:
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
                 ("heartbeats", self._beat()),
+                ("logs", self._every(limits.FLUSH_PERIOD_S, self._flush_logs)),
                 ("housekeeping", self._every(limits.HEARTBEAT_PERIOD_S, self._keep_house)),
                 ("committee", self._every(limits.COMMITTEE_CACHE_S, self._refresh_committee)),
                 ("specialising", self._specialise()),
@@ -208,8 +204,7 @@ class Node:
             raise PeerFault(f"the plan of {execution_id} is for another market")
         if plan.request.deadline <= time.time():
             raise PeerFault(f"the deadline of {execution_id} has passed")
-        if self._identity.address not in plan.executors():
-            return  # a fallback has nothing to do yet
+        plan.node_of(self._identity.address)
         await self._check_certificate(certificate)
         manifest = await self._cache.fetch_manifest(plan.request.model_id)
         try:
@@ -221,8 +216,6 @@ class Node:
         except SplitUpError as error:
             self.engine.refuse(certificate, str(error))
             raise
-        value = {"certificate": certificate.model_dump(mode="json")}
-        await asyncio.to_thread(self._journal.put, "assignment", execution_id, value)
 
     async def _check_certificate(self, certificate: PlanCertificate) -> None:
         try:
@@ -238,12 +231,23 @@ class Node:
         await self._verifier.accept(order)
         return web.json_response({})
 
+    def on_begun(self, execution: Execution) -> None:
+        """Note an assignment, so that it is missed after a crash (called by the engine)."""
+        value = {"certificate": execution.certificate.model_dump(mode="json")}
+        self._spawn(self._note(execution, value))
+
+    async def _note(self, execution: Execution, value: dict[str, Any]) -> None:
+        try:
+            await asyncio.to_thread(self._journal.put, "assignment", execution.id, value)
+        except SplitUpError as error:
+            self.engine.fail(execution.id, 0, 0, f"the node's journal cannot be written: {error}")
+
     def on_finished(self, execution: Execution) -> None:
         """Report a finished execution (called by the engine)."""
         submission = None
         if execution.steps:  # nothing computed, nothing paid
             salt = secrets.token_bytes(32)
-            completion = execution.make_completion(self._identity.address, salt)
+            completion = execution.make_completion(salt)
             submission = self._reporter.submit(completion, execution.deadline_s)
         self._spawn(self._report(execution, submission))
 
@@ -316,6 +320,9 @@ class Node:
         self._demand = merge_demand(demands)
         self._demand_changed.set()
 
+    async def _flush_logs(self) -> None:
+        self.engine.flush()
+
     async def _keep_house(self) -> None:
         self.engine.sweep(time.time())
         self._write_status(running=True)
@@ -367,25 +374,24 @@ class Node:
 
     # ---- the rest ------------------------------------------------------------------------------
 
-    async def _ask_grants(self, certificate: PlanCertificate) -> Grants:
-        """Ask the gateway until the deadline: an execution is worth more than one answer."""
-        pause_s = limits.LINK_RETRY_MIN_S
-        while True:
-            try:
-                return await self._gateway.execution_grants(certificate)
-            except Unavailable as error:
-                if time.time() + pause_s > certificate.plan.request.deadline:
-                    raise
-                _log.warning("grants wait: %s", error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, limits.LINK_RETRY_MAX_S)
+    def _open_store(self, certificate: PlanCertificate, manifest: Manifest) -> GrantedLogs:
+        return open_logs(
+            self._gateway,
+            lambda: self._http.session,
+            certificate,
+            has_large_tensors=has_large_tensors(manifest),
+        )
 
-    async def _put(self, grant: Grant, data: bytes, existing: Grant | None) -> None:
-        await put_object(self._http.session, grant, data, existing=existing)
+    def _open_verification_store(self, order: VerificationOrder) -> GrantedLogs:
+        async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
+            return await self._gateway.verification_grants(order, reads)
 
-    async def _get(self, grant: Grant, length_bytes: int, digest: str | None) -> bytes:
-        return await get_object(
-            self._http.session, grant, max_bytes=length_bytes, expected_digest=digest
+        request = order.certificate.plan.request
+        return GrantedLogs(
+            request.execution_id,
+            lambda: self._http.session,
+            ask,
+            deadline_s=request.deadline + limits.GRANT_GRACE_S,
         )
 
     def _write_status(self, *, running: bool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import time
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from splitup import limits
@@ -12,15 +13,18 @@ from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.net.http import SignedClient
+from splitup.net.logs import LogStore, iter_log, read_tensor
 from splitup.protocol.certificates import CommitteeView, check_certificate, check_draw
-from splitup.protocol.keys import Segment, iter_segments
+from splitup.protocol.logs import LogReader
+from splitup.protocol.queue import PortId
 from splitup.protocol.routes import get_sources
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import is_sampled
-from splitup.wire import CLIENT, Grant, Grants, VerificationOrder, VerificationResult
+from splitup.tensors import TensorSpec
+from splitup.wire import CLIENT, VerificationOrder, VerificationResult
 from splitup_node.cache import Cache
+from splitup_node.digests import Digests
 from splitup_node.engine import Engine
-from splitup_node.logs import Digests
 from splitup_node.residents import Residents
 from splitup_node.supervisor import Supervisor, WorkerLost
 
@@ -39,8 +43,7 @@ class Tools:
     residents: Residents
     cache: Cache
     http: SignedClient
-    ask_grants: Callable[[VerificationOrder], Awaitable[Grants]]
-    get_object: Callable[[Grant, int, str | None], Awaitable[bytes]]
+    open_store: Callable[[VerificationOrder], LogStore]
     get_committee: Callable[[], CommitteeView]
 
 
@@ -115,9 +118,9 @@ class Verifier:
         manifest = await tools.cache.fetch_manifest(model_id)
         task = manifest.tasks[order.task]
         program = await tools.residents.ensure(model_id, order.task)
-        grants = await tools.ask_grants(order)
+        store = tools.open_store(order)
         streams = [
-            self._read_steps(order, source, port.nbytes, grants)
+            _read_steps(store, order, source, port.spec)
             for source, port in zip(get_sources(manifest, order.task), task.inputs, strict=True)
         ]
         digests = Digests(len(task.inputs), len(task.outputs))
@@ -135,26 +138,6 @@ class Verifier:
             for stream in streams:
                 await stream.aclose()
         return digests.inputs, digests.outputs
-
-    async def _read_steps(
-        self, order: VerificationOrder, source: tuple[int, int], tensor_bytes: int, grants: Grants
-    ) -> AsyncGenerator[memoryview, None]:
-        """Yield one port's tensors step by step, one segment in memory at a time."""
-        request = order.certificate.plan.request
-        task, port = source
-        for segment in iter_segments(request.execution_id, task, port, tensor_bytes, request.steps):
-            data = memoryview(await self._fetch(segment, grants))
-            for step in range(segment.steps):
-                yield data[step * tensor_bytes : (step + 1) * tensor_bytes]
-
-    async def _fetch(self, segment: Segment, grants: Grants) -> bytes:
-        data = await self._tools.get_object(
-            grants.find("GET", segment.key), segment.length, None
-        )  # what the digest has to be, the committee compares
-        if len(data) != segment.length:
-            who = "the client" if segment.task == CLIENT else f"task {segment.task}"
-            raise PeerFault(f"the log of {who} at {segment.key} has {len(data)} bytes")
-        return data
 
     async def _report(self, result: VerificationResult) -> None:
         committee = self._tools.get_committee()
@@ -180,6 +163,25 @@ class Verifier:
             await asyncio.sleep(limits.REPORT_RETRY_S * 2**attempt)
 
 
+async def _read_steps(
+    store: LogStore, order: VerificationOrder, source: PortId, spec: TensorSpec
+) -> AsyncGenerator[bytes | memoryview, None]:
+    """Yield one port's tensors step by step, one segment in memory at a time.
+
+    What their digest has to be, the committee compares.
+    """
+    request = order.certificate.plan.request
+    executors = order.executors or order.certificate.plan.executors()
+    author = request.client if source[0] == CLIENT else executors[source[0]]
+    reader = LogReader(request.execution_id, *source, author, spec.accepts)
+    ends_s = time.monotonic() + limits.LOG_LATE_S
+    async for entries in iter_log(store, reader, wait=lambda: time.monotonic() < ends_s):
+        for entry in entries:
+            yield await read_tensor(store, reader.name, entry)
+    who = "the client" if source[0] == CLIENT else f"task {source[0]}"
+    raise PeerFault(f"the log of {who} ends before step {order.steps}; it has {reader.next_step}")
+
+
 def check_order(
     order: VerificationOrder,
     manifest: Manifest,
@@ -199,9 +201,14 @@ def check_order(
         raise PeerFault(f"{where}: {order.steps} steps are more than were paid for")
     if order.snapshot.root() != request.snapshot_root:
         raise PeerFault(f"{where}: the snapshot is not the one on chain")
+    if order.executors and len(order.executors) != len(plan.tasks):
+        raise PeerFault(f"{where}: it does not name an executor of every task")
     if not is_sampled(draw.seed, order.task, sampling_bps):
         raise PeerFault(f"{where}: the draw does not pick this task")
-    if node not in rank_validators(draw.seed, order.task, plan, order.snapshot, manifest):
+    ranking = rank_validators(
+        draw.seed, order.task, plan, order.snapshot, manifest, order.executors
+    )
+    if node not in ranking:
         raise PeerFault(f"{where}: {node} is not among its validators")
     check_certificate(order.certificate, committee)
     check_draw(draw, committee)

@@ -98,18 +98,57 @@ def test_buffers_are_empty_when_everything_has_run() -> None:
     assert queue.buffered_bytes == 0
 
 
-def test_duplicate_is_ignored_and_a_different_tensor_is_a_fault_even_after_its_use() -> None:
+def test_duplicate_is_ignored_and_a_different_tensor_is_a_fault_while_the_first_waits() -> None:
     queue = TaskQueue()
     queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 4)
     tensor, other = make_tensor((CLIENT, 0), 0), make_tensor((CLIENT, 0), 1)
     assert queue.offer(FIRST, (CLIENT, 0), 0, tensor)
-    for _ in range(2):
-        assert not queue.offer(FIRST, (CLIENT, 0), 0, tensor)
-        with pytest.raises(PeerFault, match="two different tensors for step 0"):
-            queue.offer(FIRST, (CLIENT, 0), 0, other)
-        if run := queue.next():
-            queue.finish(run, [])
+    assert not queue.offer(FIRST, (CLIENT, 0), 0, tensor)
+    with pytest.raises(PeerFault, match="two different tensors for step 0"):
+        queue.offer(FIRST, (CLIENT, 0), 0, other)
+    run = queue.next()
+    assert run is not None and queue.finish(run, [])
+    for late in (tensor, other):
+        assert not queue.offer(FIRST, (CLIENT, 0), 0, late)
     assert queue.get_progress(FIRST) == {0: 1}
+
+
+def test_f04_another_producer_replaces_what_was_not_used_and_nothing_else() -> None:
+    queue = TaskQueue()
+    queue.assign(FIRST, [LocalTask(1, ((0, 0),), 1, 0)], 4)
+    queue.offer(FIRST, (0, 0), 0, make_tensor((0, 0), 0))
+    queue.offer(FIRST, (0, 0), 1, make_tensor((0, 0), 1))
+    run = queue.next()
+    assert run is not None and queue.finish(run, [])
+    queue.renew(FIRST, 0)
+    truth = make_tensor((0, 0), 3)
+    assert not queue.offer(FIRST, (0, 0), 0, truth)
+    assert queue.offer(FIRST, (0, 0), 1, truth)
+    run = queue.next()
+    assert run is not None and run.inputs == (truth,)
+    assert queue.finish(run, []) and queue.buffered_bytes == 0
+
+
+def test_f04_task_taken_away_or_added_in_the_middle_leaves_the_others_alone() -> None:
+    queue = TaskQueue()
+    tasks = [LocalTask(index, ((CLIENT, 0),), 1, 0) for index in range(3)]
+    queue.assign(FIRST, tasks[:2], 4)
+    for step in range(2):
+        queue.offer(FIRST, (CLIENT, 0), step, make_tensor((CLIENT, 0), step))
+    run = queue.next()
+    assert run is not None and run.task == 0
+    queue.drop_task(FIRST, 0)
+    assert not queue.finish(run, [])
+    queue.assign(FIRST, tasks[2:], 4)
+    for step in range(2):  # replayed to the new task alone
+        queue.offer(FIRST, (CLIENT, 0), step, make_tensor((CLIENT, 0), step), task=2)
+    while (run := queue.next()) is not None:
+        assert queue.finish(run, [])
+    assert queue.get_progress(FIRST) == {1: 2, 2: 2} and queue.buffered_bytes == 0
+    queue.drop_task(FIRST, 1)
+    queue.drop_task(FIRST, 2)
+    queue.assign(SECOND, tasks, 4)
+    assert not queue.get_progress(FIRST)
 
 
 def test_strangers_and_steps_beyond_the_paid_ones_are_faults() -> None:
