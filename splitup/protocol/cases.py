@@ -15,6 +15,7 @@ from splitup.protocol.checks import Answer, Check
 from splitup.protocol.events import CompletionCommitted
 from splitup.protocol.messages import SettlementProposal
 from splitup.protocol.shared import Beacon
+from splitup.protocol.takeovers import compute_executors
 from splitup.protocol.verification import SettlementTerms, Verdict, check_completion
 from splitup.wire import (
     Completion,
@@ -81,14 +82,27 @@ class Case:
         return answers
 
     def get_basis(self) -> tuple[str, tuple[tuple[str, str], ...]] | None:
-        """Return what the draw is over, once every executor has committed: block hash and roots."""
-        if self.certificate is None:
-            return None
-        executors = set(self.certificate.plan.executors())
-        if not executors <= self.commitments.keys():
-            return None
+        """Return what the draw is over: the block of the last commitment, and their roots.
+
+        None until every task is covered by a completion that is committed and revealed.
+        """
+        executors = self.get_executors()
         events = [event for node, event in self.commitments.items() if node in executors]
+        if not events:
+            return None
         return events[-1].block_hash, tuple(sorted((e.node, e.root) for e in events))
+
+    def get_executors(self) -> tuple[str, ...]:
+        """Return who ran every task in the end; () until that is known. The draw fixes it."""
+        if self.certificate is None:
+            return ()
+        drawn = None if self.draw is None else {node for node, _ in self.draw.commitments}
+        completions = {
+            node: completion
+            for node, completion in self.completions.items()
+            if drawn is None or node in drawn
+        }
+        return compute_executors(self.certificate.plan, completions) or ()
 
     def check_validator(self, result: VerificationResult, signing_key: str) -> None:
         """Raise PeerFault unless ``signing_key`` is the validator's in the plan's snapshot."""

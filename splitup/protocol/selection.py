@@ -110,16 +110,23 @@ def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Mani
 
 
 def rank_validators(
-    seed: str, task: int, plan: Plan, snapshot: Snapshot, manifest: Manifest
+    seed: str,
+    task: int,
+    plan: Plan,
+    snapshot: Snapshot,
+    manifest: Manifest,
+    executors: Sequence[str] = (),
 ) -> list[str]:
     """Return who may recompute ``task``, best first.
+
+    ``executors`` ran the tasks in the end; by default the plan's first candidates.
 
     Never its executor, and only nodes of its determinism class: bytes are compared, and a node of
     another class computes other ones without lying. Executors of neighbouring tasks come last:
     they gain from hiding a lie next to their own work, and are drawn only when nobody else holds
     the task.
     """
-    executors = plan.executors()
+    executors = executors or plan.executors()
     neighbours = {
         executors[other]
         for source, target in manifest.edges()

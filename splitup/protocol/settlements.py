@@ -155,8 +155,6 @@ class Settlements:
             )
         if case.certificate.plan.node_of(node).signing_key != signing_key:
             raise BadSignature(f"a completion of {node} is signed by another key", peer=node)
-        if node not in case.certificate.plan.executors():
-            raise PeerFault(f"node {node} is no executor of {completion.execution_id}", peer=node)
         if node in case.completions:
             return []
         if case.manifest and node in case.commitments:
@@ -243,12 +241,12 @@ class Settlements:
             return commands
         known = {answer.token for answer in case.get_answers()}
         try:
-            commands += self._adopt_draw(case, proposal.draw, now)
             for completion in proposal.completions:
                 node = completion.node
                 if node in case.commitments and node not in case.completions:
                     check_revealed(completion, certificate, manifest, case.commitments[node])
                     case.completions[node] = completion
+            commands += self._adopt_draw(case, proposal.draw, now)
             for token in proposal.results:
                 if token not in known:
                     result, signing_key = self._read_result(token)
@@ -372,19 +370,22 @@ class Settlements:
     ) -> list[Command]:
         """Open a check for every sampled task, and send orders when it is our turn."""
         plan = certificate.plan
+        executors = case.get_executors()
+        if not executors:
+            return []  # the draw came before the completions it is over
         if case.checks is None:
             case.checks = {}
             sampled = get_sampled_tasks(draw, len(manifest.tasks), self._economics.sampling_bps)
             for task in sampled:
-                validators = rank_validators(draw.seed, task, plan, snapshot, manifest)
-                steps = case.commitments[plan.executors()[task]].steps
+                validators = rank_validators(draw.seed, task, plan, snapshot, manifest, executors)
+                steps = case.commitments[executors[task]].steps
                 case.checks[task] = Check(task, tuple(validators), steps, now)
             for answer in case.results.values():
                 case.add_answer(answer)
             case.results.clear()
         commands: list[Command] = []
         for task, check in case.checks.items():
-            executor = plan.executors()[task]
+            executor = executors[task]
             completion = case.completions.get(executor)
             if completion is not None:
                 commitment = next(entry for entry in completion.tasks if entry.task == task)
@@ -403,6 +404,7 @@ class Settlements:
                     snapshot=snapshot,
                     task=task,
                     steps=check.steps,
+                    executors=() if executors == plan.executors() else executors,
                 )
                 commands.append(PushVerification(entry.node, entry.endpoint, order))
         return commands
@@ -412,8 +414,7 @@ class Settlements:
             return []
         if case.checks is None or len(case.verdicts) < len(case.checks):
             return []
-        executors = set(case.certificate.plan.executors())
-        if not executors <= case.completions.keys():
+        if not case.get_executors():
             return []
         if case.propose_at == math.inf:
             case.propose_at = now + case.place * limits.SETTLEMENT_STAGE_S
@@ -489,8 +490,10 @@ class Settlements:
         self, case: Case, certificate: PlanCertificate, manifest: Manifest, draw: Draw
     ) -> quorum.Settlement:
         verdicts = [case.verdicts[task] for task in sorted(case.verdicts)]
+        executors = case.get_executors()
+        completions = {node: case.completions[node] for node in executors}
         terms = compute_settlement(
-            certificate.plan, manifest, case.completions, verdicts, self._economics
+            certificate.plan, manifest, completions, verdicts, self._economics, executors
         )
         return make_settlement(terms, compute_evidence_root(draw, verdicts))
 

@@ -14,6 +14,7 @@ from enum import Enum
 
 from splitup.errors import PeerFault
 from splitup.graph.manifest import Manifest
+from splitup.protocol.takeovers import get_candidate
 from splitup.wire import Completion, Draw, Plan, TaskCommitment, VerificationResult
 
 
@@ -93,10 +94,11 @@ def check_completion(completion: Completion, plan: Plan, manifest: Manifest, roo
         raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
     if completion.steps > plan.request.steps:
         raise PeerFault(f"completion of {node} claims more steps than were paid for", peer=node)
-    expected = [t for t, executor in enumerate(plan.executors()) if executor == node]
-    if [entry.task for entry in completion.tasks] != expected:
-        raise PeerFault(f"completion of {node} does not cover exactly its tasks", peer=node)
+    covered = [entry.task for entry in completion.tasks]
+    if not covered or covered != sorted(set(covered)) or covered[-1] >= len(plan.tasks):
+        raise PeerFault(f"completion of {node} does not list tasks in order", peer=node)
     for entry in completion.tasks:
+        get_candidate(completion, plan, entry.task)
         task = manifest.tasks[entry.task]
         if (
             entry.task_id != task.task_id
@@ -137,8 +139,11 @@ def compute_settlement(
     completions: Mapping[str, Completion],
     verdicts: Sequence[Verdict],
     economics: Economics,
+    executors: Sequence[str] | None = None,
 ) -> SettlementTerms:
     """Return who is paid and who is slashed for an execution that every executor completed.
+
+    ``executors`` ran the tasks in the end; by default the plan's first candidates.
 
     Executors earn the price of their tasks for every step, except for tasks they lied about;
     validators earn the price of the task they recomputed. A liar pays S for each lie: out of it the
@@ -151,7 +156,7 @@ def compute_settlement(
     earned: dict[str, int] = {}
     from_slash: dict[str, int] = {}
     slashed: dict[str, int] = {}
-    for index, executor in enumerate(plan.executors()):
+    for index, executor in enumerate(executors or plan.executors()):
         verdict = by_task.get(index)
         lied = verdict is not None and verdict.outcome is Outcome.LIED
         if not lied:
