@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Network:
 
     directory: Path
     process: subprocess.Popen[bytes] | None = None
+    others: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # started again
 
     @property
     def config(self) -> Path:
@@ -66,15 +67,33 @@ class Network:
 
     def stop(self) -> int:
         """Ask it to stop; return its exit code."""
+        for other in self.others.values():
+            other.terminate()
+        for other in self.others.values():
+            other.wait(30)
+        self.others.clear()
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
     def pid_of(self, name: str) -> int:
+        if name in self.others:
+            return self.others[name].pid
         return next(p.pid for p in read_runtime(self.directory).processes if p.name == name)
 
     def kill(self, name: str) -> None:
+        """Kill a party, whichever process it lives in by now."""
         os.kill(self.pid_of(name), signal.SIGKILL)
+
+    def start_again(self, *names: str) -> None:
+        """Start nodes that were killed, and wait until they hold everything again."""
+        for name in names:
+            with (self.directory / "logs" / f"{name}-again.log").open("ab") as log:
+                config = self.directory / name / "node.toml"
+                program = find_program("splitup-node")
+                command = [program, "run", "--config", config]
+                self.others[name] = subprocess.Popen(command, stdout=log, stderr=log)
+        self.wait_for_holders(NODES)
 
     def name_of(self, address: str) -> str:
         """Return the party's name for an account: the keystore in its directory says it."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,8 +16,8 @@ from splitup.crypto.quorum import compute_commitment
 from splitup.errors import ConfigurationError, Refused
 from splitup.journal.journal import Journal
 from splitup.net.http import SignedClient
-from splitup.net.objects import put_object
-from splitup.protocol.keys import iter_segments
+from splitup.net.logs import LogWriter, open_logs
+from splitup.protocol.logs import LogEntry
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import check_completion, is_sampled
 from splitup.wire import CLIENT, Completion, PlanCertificate, VerificationOrder, VerificationResult
@@ -82,11 +83,13 @@ async def store_inputs(
 ) -> None:
     request = certificate.plan.request
     async with market.network.open(market.client_identity) as gateway, SignedClient() as http:
-        grants = await gateway.execution_grants(certificate)
-        data = b"".join(x.tobytes() for x in xs)
-        (segment,) = iter_segments(request.execution_id, CLIENT, 0, 4 * SIZE, request.steps)
-        padded = data + bytes(segment.length - len(data))
-        await put_object(http.session, grants.find("PUT", segment.key), padded)
+        store = open_logs(gateway, lambda: http.session, certificate, has_large_tensors=False)
+        writer = LogWriter(request.execution_id, request.client, store)
+        for step, x in enumerate(xs):
+            data = x.tobytes()
+            entry = LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
+            writer.append(CLIENT, 0, entry)
+        await writer.finish()
 
 
 async def wait_for_completions(
