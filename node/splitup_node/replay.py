@@ -15,6 +15,7 @@ from functools import partial
 from splitup import limits
 from splitup.errors import SplitUpError
 from splitup.net.logs import iter_log, read_tensor
+from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry, LogReader
 from splitup.protocol.queue import PortId, TaskQueue, Tensor
 from splitup.protocol.routes import get_sources
@@ -61,13 +62,17 @@ class Replay:
 
     async def _feed(self, execution: Execution, part: Part, source: PortId) -> None:
         """Read one port until the queue has what would come next."""
+        if source[0] in execution.parts:  # made here: nobody will send what is not stored yet
+            name = LogName(*source, execution.node, 0)
+            for entry in execution.writer.get_unstored(*source):
+                await self._offer_entry(execution, part, name, entry)
         while True:
             author = execution.roster.get_author(source[0])
             spec = execution.routes.specs[source]
             reader = LogReader(execution.id, *source, author, spec.accepts)
             wait = partial(self._is_expected, execution, part, reader)
             async for entries in iter_log(execution.store, reader, wait=wait):
-                await self._offer(execution, part, source, reader, entries)
+                await self._offer(execution, part, reader, entries)
                 if not self._is_missing(execution, part, source, reader.next_step):
                     return
             if not self._is_missing(execution, part, source, reader.next_step):
@@ -89,7 +94,6 @@ class Replay:
         self,
         execution: Execution,
         part: Part,
-        source: PortId,
         reader: LogReader,
         entries: list[LogEntry],
     ) -> None:
@@ -106,10 +110,17 @@ class Replay:
                 return
             if entry.step < self._get_step(execution, part):
                 continue
-            data = await read_tensor(execution.store, reader.name, entry)
-            tensor = Tensor(entry.digest, data, time.time_ns())
-            self._queue.offer(execution.id, source, entry.step, tensor, task=part.task)
+            await self._offer_entry(execution, part, reader.name, entry)
         self._pump()
+
+    async def _offer_entry(
+        self, execution: Execution, part: Part, name: LogName, entry: LogEntry
+    ) -> None:
+        data = await read_tensor(execution.store, name, entry)
+        if self._is_current(execution, part):
+            tensor = Tensor(entry.digest, data, time.time_ns())
+            source = name.task, name.port
+            self._queue.offer(execution.id, source, entry.step, tensor, task=part.task)
 
     def _get_step(self, execution: Execution, part: Part) -> int:
         return self._queue.get_progress(execution.id).get(part.task, 0)

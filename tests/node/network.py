@@ -38,6 +38,7 @@ from splitup.net.logs import LogObject, iter_log, read_tensor
 from splitup.net.objects import NotStored
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogReader
+from splitup.protocol.takeovers import sign_takeover
 from splitup.wire import (
     CLIENT,
     Frame,
@@ -47,6 +48,7 @@ from splitup.wire import (
     PlanNode,
     Progress,
     Request,
+    Takeover,
     TaskFailure,
     Trace,
     decode_frame,
@@ -331,13 +333,34 @@ class TestClient:
             if link.peer in nodes:
                 link.send(seal_frame(self.identity, frame))
 
-    def end(self, certificate: PlanCertificate, steps: int) -> None:
-        """Say how many steps there were."""
+    def take_over(
+        self, certificate: PlanCertificate, task: int, candidate: int, first_step: int
+    ) -> None:
+        """Tell every node that another one runs a task from now on."""
         execution_id = certificate.plan.request.execution_id
-        frame = make_message_frame(FrameKind.END, execution_id, CLIENT, steps, None)
+        signed = sign_takeover(
+            self.identity,
+            Takeover(
+                execution_id=execution_id, task=task, candidate=candidate, first_step=first_step
+            ),
+        )
+        self.tell(make_message_frame(FrameKind.TAKEOVER, execution_id, CLIENT, 0, signed))
+
+    def probe(self, certificate: PlanCertificate) -> None:
+        """Ask every node how far it is."""
+        execution_id = certificate.plan.request.execution_id
+        self.tell(make_message_frame(FrameKind.PROBE, execution_id, CLIENT, 0, None))
+
+    def tell(self, frame: Frame) -> None:
+        """Send a frame of the client's own to every node."""
         sealed = seal_frame(self.identity, frame)
         for link in self.links:
             link.send(sealed)
+
+    def end(self, certificate: PlanCertificate, steps: int) -> None:
+        """Say how many steps there were."""
+        execution_id = certificate.plan.request.execution_id
+        self.tell(make_message_frame(FrameKind.END, execution_id, CLIENT, steps, None))
 
 
 def _digest(graph: Graph) -> str:
