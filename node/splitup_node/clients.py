@@ -48,7 +48,8 @@ class Clients:
         while len(self._refused) > limits.MAX_FINISHED:
             self._refused.popitem(last=False)
         for link in self._links.get(plan.request.client_key, ()):
-            link.send(sealed)
+            if link.execution_id in ("", execution_id):
+                link.send(sealed)
         return True
 
     def tell_failure(self, execution: Execution, task: int, step: int) -> None:
@@ -82,8 +83,8 @@ class Clients:
             if execution.client_key == link.peer and link.execution_id in ("", execution.id):
                 for sealed in execution.outbox:
                     link.send(sealed)
-        for client_key, sealed in self._refused.values():
-            if client_key == link.peer:
+        for execution_id, (client_key, sealed) in self._refused.items():
+            if client_key == link.peer and link.execution_id in ("", execution_id):
                 link.send(sealed)
 
     def on_closed(self, link: Link) -> None:

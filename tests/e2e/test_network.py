@@ -153,30 +153,24 @@ async def test_one_committee_member_may_die(network: Network, tmp_path: Path) ->
         assert (await net.receipt(result.execution_id)).status == "settled"
 
 
-async def test_money_comes_back_when_a_node_dies_in_the_middle(network: Network) -> None:
-    inputs = make_inputs(64)
+async def test_money_comes_back_when_the_deadline_passes(network: Network) -> None:
+    step = {name: array[0] for name, array in make_inputs(1).items()}
     async with SplitUp.connect(network.config) as net:
-        with pytest.raises(
-            ExecutionFailed, match=r"failed at task .* on node .* came back"
-        ) as caught:
-            async with net.session(MODEL, steps=64, deadline_s=8) as session:
-                step = {name: array[0] for name, array in inputs.items()}
+        with pytest.raises(ExecutionFailed, match=r"deadline passed .* came back") as caught:
+            async with net.session(MODEL, steps=64, deadline_s=4) as session:
                 await session.step(step)
-                victim = session.plan.executors()[-1]
-                network.kill(network.name_of(victim))
-                while True:
-                    await session.step(step)
+                while session.failure is None:
+                    await asyncio.sleep(0.1)
         error = caught.value
-        assert error.node == victim
         locked = await net.chain.call("market", "executionOf", error.execution_id)
         assert error.refunded_micro_usdc == locked["maxPrice"] > 0
         receipt = await net.receipt(error.execution_id)
     assert receipt.status == "refunded"
-    network.victim = network.name_of(victim)  # type: ignore[attr-defined]
 
 
 def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network) -> None:
-    name: str = network.victim  # type: ignore[attr-defined]
+    name = "node-1"
+    network.kill(name)
     with (network.directory / "logs" / "liar.log").open("ab") as log:
         liar = subprocess.Popen(
             [sys.executable, LYING_NODE, network.directory / name / "node.toml"],

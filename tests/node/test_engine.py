@@ -284,6 +284,15 @@ async def test_refused_execution_is_explained_to_the_client_when_it_comes(pair: 
     async with asyncio.timeout(5):
         failure = await pair.client.failures.get()
     assert "restarted" in failure.reason
+    other = TestClient(pair.client.identity)  # of the same client, for another execution
+    another = pair.plan(0, 0, 0, 0)
+    pair.nodes[0].engine.start(another, MANIFEST)
+    await other.connect(another)
+    other.probe(another)
+    async with asyncio.timeout(5):
+        await other.progress.get()
+    assert other.failures.empty()
+    await other.pool.close()
 
 
 async def test_plan_with_a_task_that_is_not_loaded_is_refused(pair: Pair) -> None:
