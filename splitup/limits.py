@@ -161,7 +161,7 @@ MAX_TRANSACTION_GAS: Final = 2**24  # EIP-7825, Osaka
 
 QUEUE_EXECUTIONS: Final = 256  # at once on one node; each holds buffers, logs and device state
 QUEUE_BYTES: Final = 1024 * MIB  # tensors that wait for a run, over all executions of a node
-QUEUE_HEAD_START: Final = 64  # runs that the longest critical path may overtake
+QUEUE_HEAD_START: Final = 64  # of the longest critical path; the others' are in proportion
 MAX_EARLY_EXECUTIONS: Final = 32  # executions whose frames may precede their plan, 8 MiB each
 
 # ---- committee ---------------------------------------------------------------------------------
@@ -196,7 +196,8 @@ WORKER_STOP_S: Final = 5.0  # what a worker gets to finish its run when the daem
 REPLAY_AHEAD_STEPS: Final = 512  # a task that catches up reads at most this far ahead of itself
 SESSION_IDLE_S: Final = 600.0  # without a step for this long the client has gone away
 SESSION_SPARE_S: Final = 5.0  # a state used this lately is not dropped for another's
-LEAVE_S: Final = 60.0  # what running executions get to end when a node leaves
+LEAVE_S: Final = 5.0  # what running executions get to end when a node leaves; then others go on
+LEAVE_POLL_S: Final = 0.05
 MAX_STANDBY: Final = 1_024  # plans that name this node as a fallback only; ≈ 50 KB each
 OUTBOX_BYTES: Final = 4 * MIB  # outputs of one execution kept for a client that reconnects
 MAX_SPANS: Final = 65_536  # of one execution on one node; a trace of more helps nobody

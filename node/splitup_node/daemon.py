@@ -141,6 +141,8 @@ class Node:
                 task.result()
         finally:
             stopping.cancel()
+            if all(not task.done() for task in loops):  # asked to stop, not broken
+                await self.engine.leave()
             await self.engine.close()
             if self._background:  # completions on their way into the journal
                 await asyncio.wait(self._background, timeout=limits.WORKER_STOP_S)

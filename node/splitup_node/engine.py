@@ -234,15 +234,17 @@ class Engine:
         self._next_session += 1
         return self._next_session - 1
 
-    async def drain(self, timeout_s: float) -> None:
-        """Take no new work, and wait for the executions that run here to end."""
+    async def leave(self) -> None:
+        """Take no new work, let what runs end, and send away whose client takes longer."""
         self._leaving = True
-        ends_s = time.monotonic() + timeout_s
-        while any(e.parts and not e.is_over for e in self._executions.values()):
+        ends_s = time.monotonic() + limits.LEAVE_S
+        while running := [e for e in self._executions.values() if e.parts and not e.is_over]:
             if time.monotonic() > ends_s:
-                _log.warning("leaving although executions still run")
+                for execution in running:
+                    self._fail_slowest(execution, "the node is leaving")
+                await asyncio.sleep(0)  # what was said goes out before the connections close
                 return
-            await asyncio.sleep(limits.REPORT_RETRY_S)
+            await asyncio.sleep(limits.LEAVE_POLL_S)
 
     async def close(self) -> None:
         """Stop taking runs, let what is running or being stored end, and close every connection."""

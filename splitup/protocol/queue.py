@@ -2,9 +2,11 @@
 
 Every task of an execution runs its steps strictly in order (its state demands it); tasks and
 executions interleave. A tensor may come early, late, twice or never; the same slot with other bytes
-is a fault of the sender while the first waits, and ignored once that was used. Ready runs are
-ordered by arrival, minus a head start for long critical paths: a run is overtaken by a bounded
-number of later ones only, so nothing starves.
+is a fault of the sender while the first waits, and ignored once that was used.
+
+Executions share the node fairly, step by step (start-time fair queueing, Goyal et al. 1996): a run
+is due at the later of now and the end of its execution's last one, on a clock that a whole step
+of any execution moves equally far. Among runs due together long critical paths go first.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from splitup import limits
 from splitup.errors import PeerFault, Unavailable
 
 PortId = tuple[int, int]  # (producer task or CLIENT, port)
+
+_STEP: Final = 2**20  # what one step of all local tasks of an execution takes on the queue's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class _Execution:
     renewed: set[PortId] = field(default_factory=set)  # another node produces them now
     end: int | None = None
     buffered_bytes: int = 0
+    due: int = 0  # when its next run is due, see _STEP
 
 
 class TaskQueue:
@@ -75,9 +81,10 @@ class TaskQueue:
         self._max_bytes = max_bytes
         self._buffered_bytes = 0
         self._executions: dict[str, _Execution] = {}
-        # order, sequence, execution, task, step
-        self._ready: list[tuple[int, int, str, int, int]] = []
+        # due, minus head start, sequence, execution, task, step
+        self._ready: list[tuple[int, int, int, str, int, int]] = []
         self._sequence = 0
+        self._now = 0  # when the last run was due
 
     def __len__(self) -> int:
         """Return how many runs are ready."""
@@ -155,10 +162,11 @@ class TaskQueue:
     def next(self) -> Run | None:
         """Return the run to start now, None when nothing is ready."""
         while self._ready:
-            _, _, execution_id, task, step = heapq.heappop(self._ready)
+            due, _, _, execution_id, task, step = heapq.heappop(self._ready)
             lane = self._find(execution_id, task)
             if lane is None or lane.next_step != step:
                 continue  # dropped meanwhile
+            self._now = max(self._now, due)
             inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
             return Run(execution_id, task, step, inputs)
         return None
@@ -215,7 +223,7 @@ class TaskQueue:
         execution = self._executions.pop(execution_id, None)
         if execution is not None:
             self._buffered_bytes -= execution.buffered_bytes
-            self._ready = [entry for entry in self._ready if entry[2] != execution_id]
+            self._ready = [entry for entry in self._ready if entry[3] != execution_id]
             heapq.heapify(self._ready)
 
     def drop_task(self, execution_id: str, task: int) -> None:
@@ -288,8 +296,13 @@ class TaskQueue:
             return
         lane.busy = True
         self._sequence += 1
-        order = self._sequence - lane.task.head_start
-        heapq.heappush(self._ready, (order, self._sequence, execution_id, lane.task.index, step))
+        due = max(self._now, execution.due)
+        execution.due = due + _STEP // len(execution.lanes)
+        head_start = lane.task.head_start
+        heapq.heappush(
+            self._ready,
+            (due, -head_start, self._sequence, execution_id, lane.task.index, step),
+        )
 
 
 @dataclass(slots=True)

@@ -159,8 +159,7 @@ async def test_money_comes_back_when_the_deadline_passes(network: Network) -> No
         with pytest.raises(ExecutionFailed, match=r"deadline passed .* came back") as caught:
             async with net.session(MODEL, steps=64, deadline_s=4) as session:
                 await session.step(step)
-                while session.failure is None:
-                    await asyncio.sleep(0.1)
+                await asyncio.to_thread(wait_for, lambda: session.failure is not None, 30)
         error = caught.value
         locked = await net.chain.call("market", "executionOf", error.execution_id)
         assert error.refunded_micro_usdc == locked["maxPrice"] > 0

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from splitup import limits
+from splitup.errors import Unavailable
 from splitup.net.frames import make_tensor_frame, seal_frame
 from splitup.protocol.verification import check_completion
 from splitup.wire import PlanCertificate
@@ -276,6 +277,36 @@ async def test_least_recently_used_session_makes_room(scene: Scene, nodes: list[
         node.state_limit_bytes = 10**9
         await other.pool.close()
     assert "make room" in failure.reason and held.failure
+
+
+async def test_node_that_leaves_lets_its_executions_end_or_sends_them_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LEAVE_S", 0.3)
+    async with open_nodes(tmp_path, 1) as (node,):
+        client = TestClient()
+        key, x = client.identity.signing_key_hex, np.ones(SIZE, np.float32)
+        ending, lasting = (
+            make_certificate(MANIFEST, [node.entry] * TASKS, key, steps=2, tag=tag)
+            for tag in ("ending", "lasting")
+        )
+        for certificate in (ending, lasting):
+            node.engine.start(certificate, MANIFEST)
+            await client.connect(certificate)
+            client.send(certificate, 0, x, {node.identity.address})
+            async with asyncio.timeout(HANG_S):
+                await client.outputs.get()
+        leaving = asyncio.create_task(node.engine.leave())
+        client.end(ending, 1)
+        async with asyncio.timeout(HANG_S):
+            assert (await node.finished.get()).id == ending.plan.request.execution_id
+            failure = await client.failures.get()
+            await leaving
+        assert "leaving" in failure.reason
+        late = make_certificate(MANIFEST, [node.entry] * TASKS, key, steps=2, tag="late")
+        with pytest.raises(Unavailable, match="leaving"):
+            node.engine.start(late, MANIFEST)
+        await client.pool.close()
 
 
 async def test_session_left_alone_is_dropped_with_a_reason(scene: Scene) -> None:

@@ -200,19 +200,53 @@ def test_task_without_inputs_waits_for_the_number_of_steps() -> None:
     assert queue.next() is None and queue.is_complete(FIRST)
 
 
-def test_critical_path_goes_first_and_overtakes_a_bounded_number() -> None:
+def test_critical_path_goes_first_and_overtakes_every_session_once() -> None:
     queue = TaskQueue()
     short = [LocalTask(0, ((CLIENT, 0),), 1, 0)]
-    for number in range(limits.QUEUE_HEAD_START + 2):
-        execution = f"0x{number:064x}"
-        queue.assign(execution, short, 1)
-        queue.offer(execution, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
-    queue.assign(SECOND, [LocalTask(0, ((CLIENT, 0),), 1, limits.QUEUE_HEAD_START)], 1)
-    queue.offer(SECOND, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
+    sessions = [f"0x{number:064x}" for number in range(4)]
+    for session in sessions:
+        queue.assign(session, short, 4)
+    queue.assign(SECOND, [LocalTask(0, ((CLIENT, 0),), 1, limits.QUEUE_HEAD_START)], 4)
+    for session in (*sessions, SECOND):
+        queue.offer(session, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
     order = []
-    while (run := queue.next()) is not None:
-        order.append(run.execution_id)
-    assert order.index(SECOND) == 3  # behind those that came too long before it, ahead of the rest
+    for step in range(3):
+        for _ in range(5):
+            run = queue.next()
+            assert run is not None
+            order.append(run.execution_id)
+            queue.finish(run, [])
+            queue.offer(run.execution_id, (CLIENT, 0), step + 1, make_tensor((CLIENT, 0), step + 1))
+    assert [place for place, name in enumerate(order) if name == SECOND] == [0, 5, 10]
+
+
+def test_32_sessions_share_a_node_and_none_falls_behind() -> None:
+    """Every session sends its next step when the last is done; some tasks have a head start."""
+    sessions = [f"0x{number:064x}" for number in range(32)]
+    queue = TaskQueue()
+    for number, session in enumerate(sessions):
+        head_starts = (0, limits.QUEUE_HEAD_START * (number % 2))
+        tasks = [
+            LocalTask(index, ((CLIENT, 0) if index == 0 else (0, 0),), 1, head_start)
+            for index, head_start in enumerate(head_starts)
+        ]
+        queue.assign(session, tasks, 1_000)
+        queue.offer(session, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0, session))
+    done = dict.fromkeys(sessions, 0)
+    spread = 0
+    for _ in range(20_000):
+        run = queue.next()
+        assert run is not None
+        output = make_tensor((run.task, 0), run.step, run.execution_id)
+        assert queue.finish(run, [output])
+        if run.task == 1:
+            session = run.execution_id
+            done[session] += 1
+            step = done[session]
+            queue.offer(session, (CLIENT, 0), step, make_tensor((CLIENT, 0), step, session))
+            spread = max(spread, max(done.values()) - min(done.values()))
+    assert min(done.values()) > 300 and spread <= 2
+    assert queue.buffered_bytes < 32 * 200
 
 
 def test_dropped_execution_runs_no_more_and_frees_its_buffers() -> None:
