@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -39,11 +39,12 @@ from splitup.wire import (
 from splitup_node.clients import Clients
 from splitup_node.crash import crash_point
 from splitup_node.executions import Execution, OpenStore, get_first_task, make_execution
-from splitup_node.ipc import RunAnswer, RunRequest
+from splitup_node.ipc import RunAnswer
 from splitup_node.outputs import Outputs
 from splitup_node.replay import Replay
+from splitup_node.runs import Runs
 from splitup_node.sessions import choose_idle, find_stale
-from splitup_node.supervisor import Supervisor, WorkerLost
+from splitup_node.supervisor import Supervisor
 
 _log = logging.getLogger("splitup.node.engine")
 
@@ -86,16 +87,13 @@ class Engine:
         self._executions: OrderedDict[str, Execution] = OrderedDict()
         self._over: OrderedDict[str, None] = OrderedDict()
         self._clients = Clients(identity, self._executions)
-        self._background: deque[tuple[RunRequest, asyncio.Future[RunAnswer]]] = deque()
-        self._busy = False
-        self._paused = False
         self._leaving = False
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._next_session = 1
         self._tasks: set[asyncio.Task[None]] = set()
         self._finishing: set[asyncio.Task[None]] = set()
-        self.run_ns = 0  # moving average of one run
+        self.runs = Runs(
+            supervisor, self._queue, programs, self._executions, self._on_start, self._on_run
+        )
         self.pool = LinkPool(identity, _refuse_frame, allow_loopback=allow_loopback)
         self.acceptor = LinkAcceptor(
             identity.address,
@@ -104,7 +102,7 @@ class Engine:
             on_closed=self._clients.on_closed,
         )
         self._outputs = Outputs(identity, self.pool, self._clients, self.fail, self._spawn)
-        self._replay = Replay(self._queue, self._pump, self.fail, self._spawn)
+        self._replay = Replay(self._queue, self.runs.pump, self.fail, self._spawn)
 
     # ---- assignments ---------------------------------------------------------------------------
 
@@ -112,11 +110,6 @@ class Engine:
     def executions(self) -> Mapping[str, Execution]:
         """Return the executions that are not forgotten yet, by id."""
         return self._executions
-
-    @property
-    def queue_ms(self) -> int:
-        """Return the estimated work that waits, in milliseconds."""
-        return (len(self._queue) + len(self._background)) * self.run_ns // 1_000_000
 
     def is_known(self, execution_id: str) -> bool:
         """Return whether this execution was assigned before, running or over."""
@@ -159,7 +152,7 @@ class Engine:
                 self._take(execution, *decode_frame(data), data)
             except PeerFault as fault:
                 _log.warning("early frame of %s from %s ignored: %s", execution.id, sender, fault)
-        self._pump()
+        self.runs.pump()
         return execution
 
     def fail(self, execution_id: str, task: int, step: int, reason: str) -> None:
@@ -199,35 +192,20 @@ class Engine:
 
     def on_worker_lost(self, reason: str) -> None:
         """Fail the executions whose state was in the worker that is gone."""
-        self._busy, self._paused = False, True
-        self._idle.set()
+        self.runs.on_worker_lost(reason)
         for execution in list(self._executions.values()):
             progress = self._queue.get_progress(execution.id)
             for task, step in progress.items():
                 if step and execution.manifest.tasks[task].state_bytes:
                     self.fail(execution.id, task, step, f"its state was lost: {reason}")
-        waiting, self._background = self._background, deque()
-        for _, future in waiting:
-            if not future.done():
-                future.set_exception(WorkerLost(reason))
 
     def resume(self) -> None:
         """Go on after a new worker has loaded the tasks; fail what needs one it could not load."""
-        self._paused = False
         for execution in list(self._executions.values()):
             for task in list(execution.parts):
                 if execution.manifest.tasks[task].task_id not in self._programs:
                     self.fail(execution.id, task, 0, "its task could not be loaded again")
-        self._pump()
-
-    async def run_background(
-        self, session: int, program: int, inputs: Sequence[bytes | memoryview]
-    ) -> RunAnswer:
-        """Run one step when no live run is ready. Raises TaskFailed or WorkerLost."""
-        future: asyncio.Future[RunAnswer] = asyncio.get_running_loop().create_future()
-        self._background.append((RunRequest(session, program, inputs), future))
-        self._pump()
-        return await future
+        self.runs.resume()
 
     def new_session(self) -> int:
         """Return a session that no execution uses."""
@@ -248,10 +226,10 @@ class Engine:
 
     async def close(self) -> None:
         """Stop taking runs, let what is running or being stored end, and close every connection."""
-        self._paused = True
+        self.runs.pause()
         try:
             async with asyncio.timeout(limits.WORKER_STOP_S):
-                await self._idle.wait()
+                await self.runs.wait_idle()
                 await asyncio.sleep(0)  # what the last run led to
                 await asyncio.gather(*self._finishing)
         except TimeoutError:
@@ -272,7 +250,7 @@ class Engine:
         execution = self._executions.get(frame.execution_id)
         if execution is not None:
             self._take(execution, frame, signature, data)
-            self._pump()
+            self.runs.pump()
         elif not self.is_known(frame.execution_id):
             try:
                 self._early.add(frame.execution_id, link.peer, data)
@@ -336,7 +314,7 @@ class Engine:
             for task in [t.index for t in execution.routes.tasks if port in t.inputs]:
                 reason = f"its input cannot be fetched: {error}"
                 self.fail(execution.id, task, frame.step, reason)
-        self._pump()
+        self.runs.pump()
 
     def _end(self, execution: Execution, steps: int) -> None:
         if not execution.parts:
@@ -424,31 +402,14 @@ class Engine:
 
     # ---- runs ----------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
-        if self._busy or self._paused or not self._supervisor.is_running:
-            return
-        run = self._queue.next()
-        if run is None:
-            self._pump_background()
-            return
-        execution = self._executions[run.execution_id]
-        self._make_room(execution, run)
-        program = self._programs[execution.manifest.tasks[run.task].task_id]
-        self._busy = True
-        self._idle.clear()
-        session = execution.parts[run.task].session
-        request = RunRequest(session, program, [t.data for t in run.inputs])
-        crash_point("run")
-        self._supervisor.run(request, partial(self._on_run, execution, run))
-
-    def _make_room(self, execution: Execution, run: Run) -> None:
+    def _on_start(self, execution: Execution, run: Run) -> None:
         """Drop idle sessions for a state that is about to begin and does not fit."""
         part = execution.parts[run.task]
+        execution.used_at_s = time.time()
         if run.step or part.state_bytes:
             return
         needed = execution.manifest.tasks[run.task].state_bytes
         limit = self._get_state_limit()
-        execution.used_at_s = time.time()
         while (
             idle := choose_idle(self._executions.values(), limit, execution, needed)
         ) is not None:
@@ -456,37 +417,11 @@ class Engine:
             self._fail_slowest(idle, reason)
         part.state_bytes = needed
 
-    def _pump_background(self) -> None:
-        while self._background:
-            request, future = self._background.popleft()
-            if future.done():
-                continue
-            self._busy = True
-            self._idle.clear()
-            self._supervisor.run(request, partial(self._on_background, future))
-            return
-
-    def _on_background(
-        self, future: asyncio.Future[RunAnswer], answer: RunAnswer | SplitUpError
-    ) -> None:
-        self._busy = False
-        self._idle.set()
-        if not future.done():
-            if isinstance(answer, SplitUpError):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-        self._pump()
-
     def _on_run(self, execution: Execution, run: Run, answer: RunAnswer | SplitUpError) -> None:
-        self._busy = False
-        self._idle.set()
         if execution.is_over or run.task not in execution.parts:
-            self._pump()  # its session was dropped right behind the run
-            return
+            return  # its session was dropped right behind the run
         if isinstance(answer, SplitUpError):
             self.fail(run.execution_id, run.task, run.step, str(answer))
-            self._pump()
             return
         on_done = partial(self._check_complete, execution)
         outputs = [
@@ -499,9 +434,6 @@ class Engine:
             self._queue.finish(run, outputs)
         except Unavailable as error:
             self.fail(run.execution_id, run.task, run.step, str(error))
-        self._pump()
-        duration_ns = answer.ended_ns - answer.started_ns
-        self.run_ns = (7 * self.run_ns + duration_ns) // 8 if self.run_ns else duration_ns
         times = (answer.started_ns, answer.ended_ns, sent_ns)
         loop = asyncio.get_running_loop()
         loop.call_soon(self._record, execution, run, outputs, times)

@@ -130,7 +130,7 @@ class Verifier:
                 inputs = [await anext(stream) for stream in streams]
                 if tools.supervisor.restarts != worker:  # zero state now would accuse the honest
                     raise WorkerLost("the worker was lost during a verification")
-                answer = await tools.engine.run_background(session, program, inputs)
+                answer = await tools.engine.runs.run_background(session, program, inputs)
                 digests.add_inputs(list(inputs))
                 digests.add_outputs(list(answer.outputs))
         finally:
