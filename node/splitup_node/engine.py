@@ -344,6 +344,7 @@ class Engine:
         before = execution.roster.get_author(task)
         if not execution.roster.apply(signed):
             return
+        execution.takeovers[task] = sealed
         after = execution.roster.get_author(task)
         _log.info("task %d of %s goes from %s to %s", task, execution.id, before, after)
         self._queue.renew(execution.id, task)
@@ -351,7 +352,7 @@ class Engine:
             self._give_up_part(execution, task)
         execution.reroute()
         if after == execution.node:
-            self._begin_part(execution, task, signed.takeover.first_step, sealed)
+            self._begin_part(execution, task, signed.takeover.first_step)
             return
         for source in dict.fromkeys(get_sources(execution.manifest, task)):
             if source[0] in execution.parts:
@@ -368,7 +369,7 @@ class Engine:
         else:
             asyncio.get_running_loop().call_soon(self._check_complete, execution)
 
-    def _begin_part(self, execution: Execution, task: int, first_step: int, sealed: bytes) -> None:
+    def _begin_part(self, execution: Execution, task: int, first_step: int) -> None:
         """Run a task from its first step on, out of its inputs' logs."""
         had_parts = bool(execution.parts)
         try:
@@ -389,7 +390,8 @@ class Engine:
         self._open_links(execution)
         targets = execution.routes.targets
         readers = {node for port in targets if port[0] == task for node in targets[port]}
-        self._outputs.send(execution, sorted(readers), sealed)
+        for sealed in execution.takeovers.values():  # before any tensor that follows from them
+            self._outputs.send(execution, sorted(readers), sealed)
         self._replay.start(execution, task)
 
     def _open_links(self, execution: Execution) -> None:

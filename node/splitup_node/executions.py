@@ -50,6 +50,7 @@ class Execution:
     parts: dict[int, Part] = field(default_factory=dict)  # by task
     # readers that took a task over and may lack steps that everybody else has
     new_readers: dict[PortId, tuple[str, ...]] = field(default_factory=dict)
+    takeovers: dict[int, bytes] = field(default_factory=dict)  # the client's frames, by task
     steps: int | None = None  # as the client's END says
     publishing: int = 0  # large tensors on their way to the store
     spans: bytearray = field(default_factory=bytearray)

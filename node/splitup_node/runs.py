@@ -1,4 +1,4 @@
-"""One run after the other on the worker: the queue says which; what can wait runs when it is empty."""
+"""One run after the other on the worker: the queue says which; what can wait runs in between."""
 
 from __future__ import annotations
 

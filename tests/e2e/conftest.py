@@ -84,6 +84,8 @@ class Network:
     def kill(self, name: str) -> None:
         """Kill a party, whichever process it lives in by now."""
         os.kill(self.pid_of(name), signal.SIGKILL)
+        if name in self.others:
+            self.others[name].wait(30)
 
     def start_again(self, *names: str) -> None:
         """Start nodes that were killed, and wait until they hold everything again."""

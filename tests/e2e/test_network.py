@@ -59,6 +59,7 @@ async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
         result = await net.execute(MODEL, inputs)
         receipt = await result.receipt
         evidence = await net.evidence(receipt)
+        locked = (await net.chain.call("market", "executionOf", result.execution_id))["maxPrice"]
         after = await net.chain.call("market", "balanceOf", net.address)
     expected = await asyncio.to_thread(compute_reference, tmp_path, inputs)
     assert result.outputs["logits"].tobytes() == expected.tobytes()
@@ -73,7 +74,8 @@ async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
     assert [entry.task for entry in evidence.verdicts] == list(range(tasks))
     assert {entry.outcome for entry in evidence.verdicts} == {"honest"}
     assert receipt.paid_micro_usdc == 2 * result.manifest.price_micro_usdc(12)
-    assert (before, after) == (0, receipt.refunded_micro_usdc)  # exactly the price was deposited
+    # what was missing of the price was deposited, and not more
+    assert after == max(before, locked) - locked + receipt.refunded_micro_usdc
 
 
 def test_command_line_runs_and_tells_the_receipt(network: Network, tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ async def test_money_comes_back_when_the_deadline_passes(network: Network) -> No
     step = {name: array[0] for name, array in make_inputs(1).items()}
     async with SplitUp.connect(network.config) as net:
         with pytest.raises(ExecutionFailed, match=r"deadline passed .* came back") as caught:
-            async with net.session(MODEL, steps=64, deadline_s=4) as session:
+            async with net.session(MODEL, steps=64, deadline_s=10) as session:
                 await session.step(step)
                 await asyncio.to_thread(wait_for, lambda: session.failure is not None, 30)
         error = caught.value
@@ -177,7 +179,7 @@ def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network)
             stderr=log,
         )
     try:
-        wait_for(lambda: network.fetch_health().live_nodes == NODES, 60, network.describe)
+        wait_for(lambda: network.fetch_health().live_nodes == NODES, 120, network.describe)
         network.wait_for_holders(NODES)
         address = next(
             node.address
