@@ -40,6 +40,7 @@ from splitup_node.cache import Cache
 from splitup_node.config import NodeConfig
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
+from splitup_node.recovery import Recovery, Unreported, make_end_value, read_unreported
 from splitup_node.reports import Reporter
 from splitup_node.residents import Residents
 from splitup_node.specialise import DemandEntry, choose_task, merge_demand, parse_demand
@@ -102,6 +103,14 @@ class Node:
             get_state_limit=lambda: self._residents.state_limit_bytes,
         )
         self._reporter = Reporter(self._journal, self._chain, self._http, lambda: self._committee)
+        self._recovery = Recovery(
+            self._identity.address,
+            self.engine,
+            self._supervisor,
+            self._residents,
+            self._cache,
+            self._open_store,
+        )
         self._verifier = Verifier(
             Tools(
                 identity=self._identity,
@@ -152,17 +161,25 @@ class Node:
             self._write_status(running=False)
 
     def _resume(self) -> None:
-        """Take up what the journal holds: report what was completed, give up what was not."""
-        completed = {execution_id for execution_id, _ in self._journal.items("completion")}
-        for execution_id, value in self._journal.items("assignment"):
-            if execution_id not in completed:
-                certificate = PlanCertificate.from_value(value["certificate"])
-                if certificate.plan.request.deadline > time.time():
-                    _log.warning("execution %s was lost with the last run", execution_id)
-                    self.engine.refuse(certificate, "the node was restarted and lost its state")
-                    continue
-            self._journal.delete("assignment", execution_id)
+        """Take up what the journal holds: report what was completed, complete what had ended."""
+        for lost in read_unreported(self._journal):
+            execution_id = lost.certificate.plan.request.execution_id
+            _log.warning("execution %s was cut off by the end of the last run", execution_id)
+            self.engine.refuse(lost.certificate, "the node was restarted and lost its state")
+            if lost.steps:
+                self._spawn(self._recover(lost))
+            else:
+                self._journal.delete("assignment", execution_id)
         self._reporter.resume()
+
+    async def _recover(self, lost: Unreported) -> None:
+        try:
+            execution = await self._recovery.run(lost)
+        except SplitUpError as error:
+            execution_id = lost.certificate.plan.request.execution_id
+            _log.error("execution %s cannot be completed: %s", execution_id, error)
+            return
+        self.on_finished(execution)
 
     async def _every(self, period_s: float, action: Any) -> None:
         while True:
@@ -244,6 +261,16 @@ class Node:
         except SplitUpError as error:
             self.engine.fail(execution.id, 0, 0, f"the node's journal cannot be written: {error}")
 
+    def on_ended(self, execution: Execution) -> None:
+        """Note an execution's end, so that no crash loses the work (called by the engine)."""
+        self._spawn(self._note_end(execution, make_end_value(execution)))
+
+    async def _note_end(self, execution: Execution, value: dict[str, Any]) -> None:
+        try:
+            await asyncio.to_thread(self._journal.put, "ended", execution.id, value)
+        except SplitUpError as error:
+            _log.error("the journal cannot note the end of %s: %s", execution.id, error)
+
     def on_finished(self, execution: Execution) -> None:
         """Report a finished execution (called by the engine)."""
         submission = None
@@ -263,7 +290,8 @@ class Node:
         try:
             if submission is not None:
                 await submission
-            await asyncio.to_thread(self._journal.delete, "assignment", execution.id)
+            for kind in ("assignment", "ended"):
+                await asyncio.to_thread(self._journal.delete, kind, execution.id)
         except SplitUpError as error:
             _log.error("execution %s cannot be reported: %s", execution.id, error)
 

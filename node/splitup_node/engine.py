@@ -55,6 +55,9 @@ class Listener(Protocol):
     def on_begun(self, execution: Execution) -> None:
         """This node runs tasks of an execution from now on."""
 
+    def on_ended(self, execution: Execution) -> None:
+        """The client has said how many steps there were."""
+
     def on_finished(self, execution: Execution) -> None:
         """All steps have run and every log segment is stored."""
 
@@ -320,7 +323,9 @@ class Engine:
         if not execution.parts:
             return  # replaced meanwhile
         self._queue.end(execution.id, steps)
-        execution.steps = steps
+        if execution.steps is None:
+            execution.steps = steps
+            self._listener.on_ended(execution)
         asyncio.get_running_loop().call_soon(self._check_complete, execution)
 
     def _tell_progress(self, execution: Execution) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from splitup import limits
@@ -13,20 +12,16 @@ from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.net.http import SignedClient
-from splitup.net.logs import LogStore, iter_log, read_tensor
+from splitup.net.logs import LogStore
 from splitup.protocol.certificates import CommitteeView, check_certificate, check_draw
-from splitup.protocol.logs import LogReader
-from splitup.protocol.queue import PortId
-from splitup.protocol.routes import get_sources
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import is_sampled
-from splitup.tensors import TensorSpec
-from splitup.wire import CLIENT, VerificationOrder, VerificationResult
+from splitup.wire import VerificationOrder, VerificationResult
 from splitup_node.cache import Cache
-from splitup_node.digests import Digests
 from splitup_node.engine import Engine
+from splitup_node.recompute import recompute
 from splitup_node.residents import Residents
-from splitup_node.supervisor import Supervisor, WorkerLost
+from splitup_node.supervisor import Supervisor
 
 RESULT_TYP = "splitup-verification-result"
 
@@ -116,27 +111,19 @@ class Verifier:
         tools = self._tools
         model_id = order.certificate.plan.request.model_id
         manifest = await tools.cache.fetch_manifest(model_id)
-        task = manifest.tasks[order.task]
         program = await tools.residents.ensure(model_id, order.task)
-        store = tools.open_store(order)
-        streams = [
-            _read_steps(store, order, source, port.spec)
-            for source, port in zip(get_sources(manifest, order.task), task.inputs, strict=True)
-        ]
-        digests = Digests(len(task.inputs), len(task.outputs))
-        session, worker = tools.engine.new_session(), tools.supervisor.restarts
-        try:
-            for _ in range(order.steps):
-                inputs = [await anext(stream) for stream in streams]
-                if tools.supervisor.restarts != worker:  # zero state now would accuse the honest
-                    raise WorkerLost("the worker was lost during a verification")
-                answer = await tools.engine.runs.run_background(session, program, inputs)
-                digests.add_inputs(list(inputs))
-                digests.add_outputs(list(answer.outputs))
-        finally:
-            tools.supervisor.drop([session])
-            for stream in streams:
-                await stream.aclose()
+        plan = order.certificate.plan
+        digests = await recompute(
+            tools.engine,
+            tools.supervisor,
+            tools.open_store(order),
+            plan.request,
+            manifest,
+            order.executors or plan.executors(),
+            order.task,
+            program,
+            order.steps,
+        )
         return digests.inputs, digests.outputs
 
     async def _report(self, result: VerificationResult) -> None:
@@ -161,25 +148,6 @@ class Verifier:
             if not missing:
                 return
             await asyncio.sleep(limits.REPORT_RETRY_S * 2**attempt)
-
-
-async def _read_steps(
-    store: LogStore, order: VerificationOrder, source: PortId, spec: TensorSpec
-) -> AsyncGenerator[bytes | memoryview, None]:
-    """Yield one port's tensors step by step, one segment in memory at a time.
-
-    What their digest has to be, the committee compares.
-    """
-    request = order.certificate.plan.request
-    executors = order.executors or order.certificate.plan.executors()
-    author = request.client if source[0] == CLIENT else executors[source[0]]
-    reader = LogReader(request.execution_id, *source, author, spec.accepts)
-    ends_s = time.monotonic() + limits.LOG_LATE_S
-    async for entries in iter_log(store, reader, wait=lambda: time.monotonic() < ends_s):
-        for entry in entries:
-            yield await read_tensor(store, reader.name, entry)
-    who = "the client" if source[0] == CLIENT else f"task {source[0]}"
-    raise PeerFault(f"the log of {who} ends before step {order.steps}; it has {reader.next_step}")
 
 
 def check_order(

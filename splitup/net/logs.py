@@ -255,6 +255,15 @@ class LogWriter:
                 f"the store is too slow: {log.unstored_bytes} bytes of one log wait for it"
             )
 
+    async def resume(self, task: int, port: int) -> int:
+        """Go on behind what an earlier run stored of a port; return the first step it lacks."""
+        reader = LogReader(self._execution_id, task, port, self._node, lambda length: True)
+        async for _ in iter_log(self._store, reader):
+            pass
+        log = self._logs[task, port] = PortLog(task, port, self._node)
+        log.resume(reader)
+        return reader.next_step
+
     def flush(self, *, age_s: float = 0.0) -> None:
         """Begin to store what is ``age_s`` old."""
         before = time.monotonic() - age_s

@@ -78,6 +78,11 @@ class PortLog:
         self.previous = FIRST_PREVIOUS  # digest of the last segment that was encoded
         self.unstored_bytes = 0
 
+    def resume(self, reader: LogReader) -> None:
+        """Go on behind what an earlier run of this producer stored, all of it read."""
+        self._next_index, self.next_step = reader.name.number, reader.next_step
+        self.previous = reader.previous
+
     def append(self, entry: LogEntry, now: float) -> bool:
         """Add the next step; return whether a segment is full. Steps come in order."""
         assert entry.step == self.next_step, f"step {entry.step} after {self.next_step - 1}"
@@ -132,7 +137,7 @@ class LogReader:
     ) -> None:
         self._execution_id = execution_id
         self._accepts = accepts
-        self._previous = FIRST_PREVIOUS
+        self.previous = FIRST_PREVIOUS  # digest of the last segment read
         self.name = LogName(task, port, node, 0)  # of the segment to read next
         self.next_step = 0
 
@@ -150,10 +155,10 @@ class LogReader:
             "is another one than its key says",
         )
         self._check(header.first_step == self.next_step, "leaves out steps")
-        self._check(header.previous == self._previous, "does not follow on the one before")
+        self._check(header.previous == self.previous, "does not follow on the one before")
         self._check(all(map(self._accepts, header.lengths)), "has a tensor of impossible length")
         entries = list(self._split(header, view[start:]))
-        self._previous = hashlib.sha256(view).hexdigest()
+        self.previous = hashlib.sha256(view).hexdigest()
         self.next_step += len(entries)
         self.name = LogName(name.task, name.port, name.node, name.number + 1)
         return entries

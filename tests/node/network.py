@@ -237,6 +237,9 @@ class TestNode:
     def on_begun(self, execution: Execution) -> None:
         self.begun.append(execution.id)
 
+    def on_ended(self, execution: Execution) -> None:
+        pass
+
     def on_finished(self, execution: Execution) -> None:
         self.finished.put_nowait(execution)
 
