@@ -176,9 +176,7 @@ def check_log_size(write: LogWrite, plan: Plan, manifest: Manifest) -> None:
     else:
         inline = min(nbytes, limits.INLINE_TENSOR_BYTES)
         most = min(inline * plan.request.steps, limits.SEGMENT_BYTES + limits.INLINE_TENSOR_BYTES)
-        limit = most + min(
-            limits.LOG_STEP_BYTES * plan.request.steps, limits.SEGMENT_HEADER_BYTES
-        )
+        limit = most + min(limits.LOG_STEP_BYTES * plan.request.steps, limits.SEGMENT_HEADER_BYTES)
     if write.length_bytes > limit:
         raise _refuse(
             f"a log object of {where} has at most {limit} bytes, not {write.length_bytes}"
@@ -205,9 +203,7 @@ class LogQuota:
             self._used.move_to_end(prefix)
             before = used.get(name, 0)
             used[name] = max(before, right.length_bytes)
-            limit = plan.request.steps * (
-                _get_port_bytes(manifest, prefix) + limits.LOG_STEP_BYTES
-            )
+            limit = plan.request.steps * (_get_port_bytes(manifest, prefix) + limits.LOG_STEP_BYTES)
             if sum(used.values()) > limit:
                 used[name] = before
                 raise _refuse(f"the log below {prefix} has its {limit} bytes already")
