@@ -19,9 +19,9 @@ import solcx
 
 ROOT = Path(__file__).resolve().parent
 ARTIFACTS = ROOT.parent / "splitup" / "chain" / "artifacts"
-CONTRACTS = ("Committee", "Market", "ModelRegistry", "NodeRegistry", "TestUSDC")
+CONTRACTS = ("Bonds", "Committee", "Market", "ModelRegistry", "NodeRegistry", "TestUSDC")
 SETTINGS: dict[str, Any] = {  # the same as in foundry.toml, so that forge tests what is shipped
-    "optimizer": {"enabled": True, "runs": 10000},
+    "optimizer": {"enabled": True, "runs": 200},
     "evmVersion": "prague",
     "metadata": {"bytecodeHash": "none", "appendCBOR": False},
     "outputSelection": {

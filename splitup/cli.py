@@ -190,6 +190,7 @@ def receipt_command(
         output.out.print(
             f"{receipt['status']} in block {receipt['block_number']}: "
             f"{format_usdc(receipt['paid_micro_usdc'])} paid, "
+            f"{format_usdc(receipt['fee_micro_usdc'])} fee, "
             f"{format_usdc(receipt['refunded_micro_usdc'])} back"
         )
         for payment in receipt["payments"]:

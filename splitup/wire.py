@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from splitup import limits
+from splitup import limits, roots
 from splitup.codec import decode_canonical, encode_canonical
 from splitup.errors import BadSignature, InvalidInput, PeerFault
 
@@ -25,10 +26,17 @@ Bytes32Field = Annotated[str, Field(pattern=r"^0x[0-9a-f]{64}$")]
 DigestField = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 HexField = Annotated[str, Field(pattern=r"^0x([0-9a-f]{2})*$", max_length=2 * limits.MIB)]
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+Credit = Annotated[int, Field(ge=-limits.MAX_CREDIT_MILLI, le=limits.MAX_CREDIT_MILLI)]
 EndpointField = Annotated[
     str, Field(pattern=r"^https?://[^/?#@\s]+$", max_length=limits.MAX_ENDPOINT_CHARS)
 ]
 
+T = TypeVar("T")
+
+ZERO_BYTES32 = "0x" + "00" * 32
+TaskField = Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+
+EMPTY_DIGEST = hashlib.sha256().hexdigest()  # of the state of a task that keeps none
 CLIENT = 0xFFFF  # the "task" that produces an execution's graph inputs
 
 
@@ -44,6 +52,21 @@ class Message(BaseModel):
     def digest(self, domain: str) -> str:
         """Return SHA-256(domain ‖ 0x00 ‖ canonical bytes) as a bytes32 string."""
         return "0x" + hashlib.sha256(domain.encode() + b"\0" + self.canonical_bytes()).hexdigest()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy; what was computed of the original does not go with it."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in set(copied.__dict__) - set(type(self).model_fields):
+            del copied.__dict__[name]
+        return copied
+
+    def once(self, compute: Callable[[Self], T]) -> T:
+        """Return what a pure function makes of us; large messages are hashed and indexed once."""
+        name = f"{compute.__module__}.{compute.__qualname__}"
+        if name not in self.__dict__:
+            self.__dict__[name] = compute(self)
+        value: T = self.__dict__[name]
+        return value
 
     @classmethod
     def parse(cls, data: bytes, *, max_bytes: int = limits.MAX_MESSAGE_BYTES) -> Self:
@@ -80,6 +103,8 @@ class Heartbeat(Message):
     resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
     vram_free_bytes: Count
     determinism: str = Field(max_length=200)
+    speed_mflops: Count = 0  # measured over its runs; 0 means not yet
+    bandwidth_kbps: Count = 0  # measured over its downloads; 0 means not yet
 
 
 class NodeView(Message):
@@ -90,6 +115,9 @@ class NodeView(Message):
     queue_ms: Count
     resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
     determinism: str = Field(max_length=200)
+    speed_mflops: Count = 0
+    bandwidth_kbps: Count = 0
+    assigned_micro_usdc: Count = 0  # the price of the work it got since the snapshot before
 
 
 class Observation(Message):
@@ -97,6 +125,7 @@ class Observation(Message):
 
     configuration: Count
     epoch: Count
+    sequence: Count  # of the snapshot it is for: it says nothing about a later one
     member: AddressField
     views: tuple[NodeView, ...]
 
@@ -112,6 +141,11 @@ class SnapshotEntry(Message):
     queue_ms: Count
     resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
     determinism: str = Field(max_length=200)
+    operator: AddressField | Literal[""] = ""  # who runs the node; "" means its own account
+    speed_mflops: Count = 0  # measured, in 10^6 operations a second; 0 means unmeasured
+    bandwidth_kbps: Count = 0  # measured, in 10^3 bytes a second; 0 means unmeasured
+    vram_free_bytes: Count = 0
+    credit_milli: Credit = 0  # work it is owed (``splitup.protocol.fairness``)
 
 
 class Snapshot(Message):
@@ -123,7 +157,8 @@ class Snapshot(Message):
     entries: tuple[SnapshotEntry, ...]
 
     def root(self) -> str:
-        return self.digest("splitup/snapshot/v1")
+        """Return the Merkle root that members sign (``splitup.roots``); computed once."""
+        return "0x" + self.once(roots.compute_snapshot_root).hex()
 
 
 # ---- executions and plans ----------------------------------------------------------------------
@@ -144,6 +179,8 @@ class Request(Message):
     snapshot_sequence: Count
     snapshot_root: Bytes32Field
     block_hash: Bytes32Field  # of the block that holds the request
+    inputs_digest: Bytes32Field = ZERO_BYTES32  # of inputs that travel off chain
+    nonce: Annotated[int, Field(ge=0, lt=2**64)] = 0
 
 
 class PlanNode(Message):
@@ -152,6 +189,17 @@ class PlanNode(Message):
     node: AddressField
     signing_key: Bytes32Field
     endpoint: EndpointField
+    exposure_micro_usdc: Count = 0  # what lies in all its tasks would cost; the chain locks it
+
+
+class TaskTerms(Message):
+    """What the manifest says of a task, as far as it decides who runs it."""
+
+    task_id: DigestField
+    flops: Count  # of one step
+    weights_bytes: Count
+    input_bytes: Count  # of one step
+    ready_ms: Count  # when its first inputs exist if reference nodes run everything before it
 
 
 class Plan(Message):
@@ -165,13 +213,33 @@ class Plan(Message):
     seed: Bytes32Field
     tasks: tuple[tuple[AddressField, ...], ...] = Field(max_length=limits.MAX_TASKS)
     nodes: tuple[PlanNode, ...]  # sorted by node, exactly those named in ``tasks``
+    terms: tuple[TaskTerms, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # of every task
+    unverifiable: tuple[int, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # too few hold
 
     def root(self) -> str:
-        return self.digest("splitup/plan/v1")
+        """Return the Merkle root that members sign (``splitup.roots``); computed once."""
+        return "0x" + self.once(roots.compute_plan_root).hex()
 
     def executors(self) -> tuple[str, ...]:
         """Return the executor of every task, by task index."""
         return tuple(candidates[0] for candidates in self.tasks)
+
+    def has_candidates(self, executors: Sequence[str]) -> bool:
+        """Return whether ``executors`` is empty or names a candidate for every task."""
+        if not executors:
+            return True
+        return len(executors) == len(self.tasks) and all(
+            node in candidates for node, candidates in zip(executors, self.tasks, strict=True)
+        )
+
+    def exposures(self) -> tuple[tuple[str, int], ...]:
+        """Return (executor, micro-USDC) sorted by executor, as the chain locks them."""
+        executors = set(self.executors())
+        return tuple(
+            (entry.node, entry.exposure_micro_usdc)
+            for entry in self.nodes
+            if entry.node in executors
+        )
 
     def node_of(self, address: str) -> PlanNode:
         """Return the directory entry of ``address``; raise PeerFault when the plan lacks it."""
@@ -202,13 +270,15 @@ class PlanCertificate(Message):
 class TaskCommitment(Message):
     """What an executor says it consumed and produced for one task over all steps.
 
-    Digests are SHA-256 of the port's tensors of all steps, concatenated in step order.
+    Digests are SHA-256 of the port's tensors of all steps, concatenated in step order; ``state`` is
+    that of the state tensors after the last step, concatenated: EMPTY_DIGEST without state.
     """
 
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    task: TaskField
     task_id: DigestField
     inputs: tuple[DigestField, ...]
     outputs: tuple[DigestField, ...]
+    state: DigestField
 
 
 class Takeover(Message):
@@ -248,48 +318,126 @@ class Completion(Message):
         return self.digest("splitup/completion/v1")
 
 
+class Takeovers(Message):
+    """What made ``node`` the executor of tasks that the plan gives to another, for the members.
+
+    They have to know it before the draw, when completions are still secret.
+    """
+
+    execution_id: Bytes32Field
+    node: AddressField
+    takeovers: tuple[SignedTakeover, ...] = Field(min_length=1, max_length=limits.MAX_TASKS)
+
+
 class Draw(Message):
-    """Randomness that did not exist when outputs were committed: what is verified, by whom."""
+    """Randomness that did not exist when outputs were committed: what is verified, by whom.
+
+    ``executors`` answer for the tasks, by task; empty when they are the plan's.
+    """
 
     execution_id: Bytes32Field
     block_hash: Bytes32Field  # of the block with the last commitment
     commitments: tuple[tuple[AddressField, Bytes32Field], ...]  # (node, root), sorted by node
+    executors: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_TASKS)
     signature: HexField  # threshold BLS signature over the above
     seed: Bytes32Field
 
 
 class VerificationOrder(Message):
-    """Tells a node that it was drawn to recompute a task; checkable from draw and plan alone.
-
-    ``executors`` ran the tasks in the end: their logs are read. Empty when nobody was replaced.
-    """
+    """Tells a node that it was drawn to recompute a task; checkable from draw and plan alone."""
 
     certificate: PlanCertificate
     draw: Draw
     snapshot: Snapshot
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    task: TaskField
     steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
-    executors: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_TASKS)
+
+    @property
+    def executors(self) -> tuple[str, ...]:
+        """Return who answers for every task: their logs are read."""
+        return self.draw.executors or self.certificate.plan.executors()
+
+
+class VerificationCommitment(Message):
+    """A validator's salted promise of its result, given before anybody reveals anything (JWS)."""
+
+    execution_id: Bytes32Field
+    task: TaskField
+    validator: AddressField
+    root: Bytes32Field  # of the VerificationResult to come
 
 
 class VerificationResult(Message):
     """What a validator fetched and recomputed for one task, signed by it (JWS)."""
 
     execution_id: Bytes32Field
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    task: TaskField
     validator: AddressField
     inputs: tuple[DigestField, ...]
     outputs: tuple[DigestField, ...]
+    state: DigestField
+    salt: Bytes32Field
     error: str = Field(max_length=500)  # "" when the recomputation succeeded
+
+    def root(self) -> str:
+        return self.digest("splitup/verification/v1")
+
+
+class Held(Message):
+    """A member holds this commitment of a validator; 2f+1 members make it fixed."""
+
+    task: TaskField
+    validator: AddressField
+    root: Bytes32Field
+
+
+class Silence(Message):
+    """A node that committed did not reveal in time: its completion, or its result for a task."""
+
+    node: AddressField
+    task: TaskField | None  # None: its completion
+
+
+class Ruling(Message):
+    """What a member got when it recomputed a disputed task itself; ``error`` if it could not."""
+
+    task: TaskField
+    inputs: tuple[DigestField, ...]
+    outputs: tuple[DigestField, ...]
+    state: DigestField
+    error: str = Field(max_length=200)
+
+
+class Attestation(Message):
+    """What one member knows of an execution's verification. What 2f+1 members say is so.
+
+    ``due``: the time to reveal has come, since every drawn task has a validator whose commitment
+    is fixed, or nobody who could have one.
+    """
+
+    execution_id: Bytes32Field
+    member: AddressField
+    due: bool
+    held: tuple[Held, ...] = Field(max_length=limits.MAX_STATEMENTS)
+    silent: tuple[Silence, ...] = Field(max_length=limits.MAX_STATEMENTS)
+    rulings: tuple[Ruling, ...] = Field(max_length=limits.MAX_TASKS)
+
+
+class SignedAttestation(Message):
+    """An attestation with its member's Ed25519 signature: anybody may pass it on."""
+
+    attestation: Attestation
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
 
 
 class TaskVerdict(Message):
     """How the verification of one drawn task ended."""
 
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
-    outcome: Literal["honest", "lied", "unresolved"]
+    task: TaskField
+    outcome: Literal["honest", "lied", "withheld", "outvoted", "unresolved"]
     validators: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     liars: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
+    silent: tuple[AddressField, ...] = Field(max_length=limits.MAX_NODES)
 
 
 class Evidence(Message):
@@ -306,7 +454,7 @@ class Span(Message):
     ``sent`` is when the outputs were handed to the network.
     """
 
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    task: TaskField
     step: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
     received_ns: str = Field(pattern=r"^[0-9]{1,20}$")
     started_ns: str = Field(pattern=r"^[0-9]{1,20}$")
@@ -325,7 +473,7 @@ class Trace(Message):
 class TaskFailure(Message):
     """Why a task did not produce its output; sent to the client in an ERROR frame."""
 
-    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    task: TaskField
     step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
     node: AddressField
     reason: str = Field(max_length=500)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
+
 from splitup.graph.manifest import (
     InputSource,
     Manifest,
@@ -13,7 +15,8 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
 )
-from splitup.wire import Request, Snapshot, SnapshotEntry
+from splitup.protocol.selection import Contest, Index, rank
+from splitup.wire import Request, Snapshot, SnapshotEntry, TaskTerms
 
 PRICE_MICRO_USDC = 10
 
@@ -32,19 +35,25 @@ def task_id(index: int) -> str:
 
 def make_chain_manifest(count: int) -> Manifest:
     """A model of n tasks in a row, each passing one float on."""
+    return make_manifest([[]] + [[index] for index in range(count - 1)])
+
+
+def make_diamond_manifest() -> Manifest:
+    """A model of four tasks: 0 feeds 1 and 2, which feed 3."""
+    return make_manifest([[], [0], [0], [1, 2]])
+
+
+def make_manifest(sources: list[list[int]]) -> Manifest:
+    """A model of tasks that pass one float on; ``sources`` are the tasks that each one reads."""
     tasks = tuple(
         Task(
             task_id=task_id(index),
             label=f"task {index}",
-            inputs=(
-                TaskInput(
-                    name="x",
-                    dtype="float32",
-                    shape=(1,),
-                    source=InputSource(input="x")
-                    if index == 0
-                    else TaskSource(task=index - 1, port=0),
-                ),
+            inputs=tuple(
+                TaskInput(name=f"x{place}", dtype="float32", shape=(1,), source=source)
+                for place, source in enumerate(
+                    [TaskSource(task=task, port=0) for task in read] or [InputSource(input="x")]
+                )
             ),
             outputs=(Port(name="y", dtype="float32", shape=(1,)),),
             weights_digest="",
@@ -55,13 +64,13 @@ def make_chain_manifest(count: int) -> Manifest:
             flops=1,
             price_micro_usdc=PRICE_MICRO_USDC,
         )
-        for index in range(count)
+        for index, read in enumerate(sources)
     )
     return Manifest(
         version=1,
         kind="function",
         inputs=(Port(name="x", dtype="float32", shape=(1,)),),
-        outputs=(OutputPort(name="y", dtype="float32", shape=(1,), task=count - 1, port=0),),
+        outputs=(OutputPort(name="y", dtype="float32", shape=(1,), task=len(sources) - 1, port=0),),
         tasks=tasks,
         text=None,
         tinygrad="0.14.0",
@@ -76,6 +85,8 @@ def make_snapshot(
     rtts: dict[int, int] | None = None,
     resident: dict[int, list[int]] | None = None,
     classes: dict[int, str] | None = None,
+    operators: dict[int, int] | None = None,
+    figures: dict[int, dict[str, int]] | None = None,
 ) -> Snapshot:
     """Nodes 1 … n; every node holds every task unless ``resident`` says otherwise."""
     return Snapshot(
@@ -92,10 +103,22 @@ def make_snapshot(
                 queue_ms=0,
                 resident=tuple(sorted(map(task_id, (resident or {}).get(n, range(tasks))))),
                 determinism=(classes or {}).get(n, "CPU:X86"),
+                operator=address(operators[n]) if operators and n in operators else "",
+                **(figures or {}).get(n, {}),
             )
             for n in range(1, nodes + 1)
         ),
     )
+
+
+NO_TERMS = TaskTerms(task_id=task_id(0), flops=0, weights_bytes=0, input_bytes=0, ready_ms=0)
+
+
+def rank_all(seed: str, task: int, role: int, snapshot: Snapshot) -> list[str]:
+    """Every node of a snapshot by its clock, for a task that costs nothing."""
+    index = snapshot.once(Index)
+    contest = Contest(task, NO_TERMS, np.arange(len(snapshot.entries)))
+    return [snapshot.entries[row].node for row in rank(seed, role, [contest], index)[0]]
 
 
 def make_request(steps: int = 4) -> Request:

@@ -6,6 +6,7 @@ import {Ownable2Step} from "@openzeppelin/contracts/access/Ownable2Step.sol";
 import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
 import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
 import {ICommittee, Member} from "./interfaces/ICommittee.sol";
+import {Bls} from "./libraries/Bls.sol";
 
 /// @title The committee
 /// @notice See {ICommittee}.
@@ -16,22 +17,34 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
     uint256 internal constant MAX_MEMBERS = 31; // a quorum check then stays near 150 k gas
     uint256 internal constant MAX_ENDPOINT_BYTES = 256;
     uint256 internal constant MAX_BLOB_BYTES = 65536; // a dealing for 31 members is below 8 KiB
-    uint256 internal constant MAX_GROUP_KEY_BYTES = 256; // a BLS12-381 point, compressed or not
+    uint256 internal constant RECENT_SNAPSHOTS = 64; // half an hour of them; a request names one
     uint256 internal constant SIGNATURE_BYTES = 65;
 
     bytes32 internal constant SNAPSHOT_TYPEHASH =
-        keccak256("Snapshot(uint64 configuration,uint64 sequence,bytes32 root)");
+        keccak256("Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)");
+    /// @dev Of every threshold signature, with its length before it: no two (domain, message) agree.
+    bytes internal constant RANDOMNESS_DOMAIN = "\x15splitup/randomness/v1";
 
     // ------------------------------------------------------------------------------ storage
 
+    /// @dev `keyHolder` is a contract whose code is a zero byte and the key: read for 3 k gas, not 19 k.
+    struct Seats {
+        address keyHolder;
+        uint16 count;
+    }
+
     /// @inheritdoc ICommittee
     uint64 public configuration;
+    /// @inheritdoc ICommittee
+    uint64 public nextConfiguration;
+    uint64 internal _lastConfiguration; // the highest number given so far
     uint64 internal _sequence;
-    bytes32 internal _root;
-    bytes internal _groupKey;
-    Member[] internal _members;
+    mapping(uint256 place => bytes32 root) internal _recentRoots;
 
-    // Keyed by configuration, so that a new one starts empty without a loop that clears the old.
+    // Keyed by configuration, so that a new one starts empty without a loop that clears the old, and
+    // the old ones' certificates stay checkable.
+    mapping(uint64 configuration => Seats) internal _seats;
+    mapping(uint64 configuration => Member[]) internal _members;
     mapping(uint64 configuration => mapping(address account => bool)) internal _isMember;
     mapping(uint64 configuration => mapping(address dealer => bool)) internal _hasDealt;
     mapping(uint64 configuration => mapping(address member => bool)) internal _hasVoted;
@@ -39,103 +52,133 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
 
     constructor(address owner_) Ownable(owner_) EIP712("SplitUp", "1") {}
 
-    modifier onlyMember() {
-        require(_isMember[configuration][msg.sender], NotMember(msg.sender));
-        _;
-    }
-
-    // ------------------------------------------------------------------------- owner's verb
+    // ------------------------------------------------------------------------ owner's verbs
 
     /// @inheritdoc ICommittee
     function setMembers(Member[] calldata members_) external onlyOwner {
-        uint256 count = members_.length;
-        require(count >= MIN_MEMBERS && count <= MAX_MEMBERS && count % 3 == 1, MemberCountInvalid(count));
-
-        uint64 current = ++configuration;
-        delete _members;
-        delete _groupKey;
-        address previous;
-        for (uint256 i; i < count; ++i) {
-            Member calldata member = members_[i];
-            require(member.account > previous, MembersNotAscending(previous, member.account));
-            require(member.signingKey != 0, MemberKeyMissing(member.account));
-            uint256 length = bytes(member.endpoint).length;
-            require(length <= MAX_ENDPOINT_BYTES, EndpointTooLong(member.account, length));
-            previous = member.account;
-            _isMember[current][previous] = true;
-            _members.push(member);
+        uint64 added = _addConfiguration(members_);
+        if (_seats[configuration].keyHolder == address(0)) {
+            _activate(added);
+        } else {
+            nextConfiguration = added;
+            emit HandoverBegun(added, members_);
         }
-        emit MembersSet(current, members_);
+    }
+
+    /// @inheritdoc ICommittee
+    function resetMembers(Member[] calldata members_) external onlyOwner {
+        _activate(_addConfiguration(members_));
     }
 
     // ----------------------------------------------------------------------- members' verbs
 
     /// @inheritdoc ICommittee
-    function postDealing(bytes calldata dealing) external onlyMember {
+    function postDealing(bytes calldata dealing) external {
+        _checkMember(configuration, msg.sender);
         _checkLength(dealing.length, MAX_BLOB_BYTES);
-        uint64 current = configuration;
-        require(_groupKey.length == 0, GroupKeyExists(current));
-        require(!_hasDealt[current][msg.sender], DealingExists(current, msg.sender));
-        _hasDealt[current][msg.sender] = true;
-        emit DealingPosted(current, msg.sender, dealing);
+        uint64 target = _openTarget();
+        require(!_hasDealt[target][msg.sender], DealingExists(target, msg.sender));
+        _hasDealt[target][msg.sender] = true;
+        emit DealingPosted(target, msg.sender, dealing);
     }
 
     /// @inheritdoc ICommittee
-    function postComplaint(address dealer, bytes calldata evidence) external onlyMember {
+    function postComplaint(address dealer, bytes calldata evidence) external {
         _checkLength(evidence.length, MAX_BLOB_BYTES);
-        uint64 current = configuration;
-        require(_isMember[current][dealer], NotMember(dealer));
-        require(_groupKey.length == 0, GroupKeyExists(current));
-        emit ComplaintPosted(current, dealer, msg.sender, evidence);
+        uint64 target = _openTarget();
+        _checkMember(target, msg.sender);
+        _checkMember(configuration, dealer);
+        emit ComplaintPosted(target, dealer, msg.sender, evidence);
     }
 
     /// @inheritdoc ICommittee
-    function confirmGroupKey(bytes32 groupKeyHash, bytes calldata groupKey_) external onlyMember {
-        _checkLength(groupKey_.length, MAX_GROUP_KEY_BYTES);
+    function confirmGroupKey(bytes32 groupKeyHash, bytes calldata groupKey_) external {
+        require(groupKey_.length == Bls.KEY_BYTES, GroupKeyInvalid());
         bytes32 actual = keccak256(groupKey_);
         require(actual == groupKeyHash, GroupKeyHashMismatch(groupKeyHash, actual));
-        uint64 current = configuration;
-        require(_groupKey.length == 0, GroupKeyExists(current));
-        require(!_hasVoted[current][msg.sender], VoteExists(current, msg.sender));
-
-        _hasVoted[current][msg.sender] = true;
-        uint256 votes = ++_votes[current][groupKeyHash];
-        emit GroupKeyVoted(current, msg.sender, groupKeyHash);
-        if (votes >= quorum()) {
-            _groupKey = groupKey_;
-            emit GroupKeySet(current, groupKey_);
+        uint64 target = _openTarget();
+        _checkMember(target, msg.sender);
+        require(!_hasVoted[target][msg.sender], VoteExists(target, msg.sender));
+        if (target != configuration) {
+            require(actual == keccak256(groupKeyOf(configuration)), GroupKeyChanged(target));
         }
+
+        _hasVoted[target][msg.sender] = true;
+        uint256 votes = ++_votes[target][groupKeyHash];
+        emit GroupKeyVoted(target, msg.sender, groupKeyHash);
+        if (votes < quorumOf(target)) return;
+        require(Bls.isKey(groupKey_), GroupKeyInvalid());
+        _seats[target].keyHolder = _write(groupKey_);
+        if (target != configuration) _activate(target);
+        emit GroupKeySet(target, groupKey_);
     }
 
     // --------------------------------------------------------------------- anybody's verbs
 
     /// @inheritdoc ICommittee
-    function submitSnapshot(uint64 sequence, bytes32 root, bytes calldata signatures) external {
+    function submitSnapshot(uint64 sequence, uint64 epoch, bytes32 root, bytes calldata signatures) external {
         require(sequence == _sequence + 1, SequenceInvalid(sequence, _sequence + 1));
         require(root != 0, RootMissing());
         uint64 current = configuration;
-        _requireQuorum(keccak256(abi.encode(SNAPSHOT_TYPEHASH, current, sequence, root)), signatures);
+        _requireQuorum(current, keccak256(abi.encode(SNAPSHOT_TYPEHASH, current, sequence, epoch, root)), signatures);
 
         _sequence = sequence;
-        _root = root;
+        _recentRoots[sequence % RECENT_SNAPSHOTS] = root;
         emit SnapshotAccepted(current, sequence, root);
+    }
+
+    // ------------------------------------------------------------------------------- checks
+
+    /// @inheritdoc ICommittee
+    function requireQuorum(bytes32 structHash, bytes calldata signatures) external view {
+        _requireQuorum(configuration, structHash, signatures);
+    }
+
+    /// @inheritdoc ICommittee
+    function requireQuorumOf(uint64 configuration_, bytes32 structHash, bytes calldata signatures) external view {
+        _requireActivated(configuration_);
+        _requireQuorum(configuration_, structHash, signatures);
+    }
+
+    /// @inheritdoc ICommittee
+    function verifyRandomness(bytes calldata message, bytes calldata signature) external view returns (bytes32) {
+        return verifyRandomnessOf(configuration, message, signature);
+    }
+
+    /// @inheritdoc ICommittee
+    function verifyRandomnessOf(uint64 configuration_, bytes calldata message, bytes calldata signature)
+        public
+        view
+        returns (bytes32 seed)
+    {
+        bytes memory key = groupKeyOf(configuration_);
+        require(key.length != 0, GroupKeyMissing(configuration_));
+        require(
+            Bls.isSignature(key, bytes.concat(RANDOMNESS_DOMAIN, message), signature), RandomnessInvalid(configuration_)
+        );
+        return keccak256(signature);
     }
 
     // ------------------------------------------------------------------------------- views
 
     /// @inheritdoc ICommittee
-    function requireQuorum(bytes32 structHash, bytes calldata signatures) external view {
-        _requireQuorum(structHash, signatures);
-    }
-
-    /// @inheritdoc ICommittee
     function members() external view returns (Member[] memory) {
-        return _members;
+        return _members[configuration];
     }
 
     /// @inheritdoc ICommittee
-    function quorum() public view returns (uint256) {
-        return 2 * (_members.length / 3) + 1; // n = 3f+1, hence n / 3 = f
+    function membersOf(uint64 configuration_) external view returns (Member[] memory) {
+        return _members[configuration_];
+    }
+
+    /// @inheritdoc ICommittee
+    function quorum() external view returns (uint256) {
+        return quorumOf(configuration);
+    }
+
+    /// @inheritdoc ICommittee
+    function quorumOf(uint64 configuration_) public view returns (uint256) {
+        return 2 * (_seats[configuration_].count / 3) + 1; // n = 3f+1, hence n / 3 = f
     }
 
     /// @inheritdoc ICommittee
@@ -144,34 +187,100 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
     }
 
     /// @inheritdoc ICommittee
+    function isMemberOf(uint64 configuration_, address account) external view returns (bool) {
+        return _isMember[configuration_][account];
+    }
+
+    /// @inheritdoc ICommittee
     function groupKey() external view returns (bytes memory) {
-        return _groupKey;
+        return groupKeyOf(configuration);
+    }
+
+    /// @inheritdoc ICommittee
+    function groupKeyOf(uint64 configuration_) public view returns (bytes memory) {
+        return _read(_seats[configuration_].keyHolder);
     }
 
     /// @inheritdoc ICommittee
     function latestSnapshot() external view returns (uint64 sequence, bytes32 root) {
-        return (_sequence, _root);
+        return (_sequence, snapshotRootOf(_sequence));
     }
 
-    // ----------------------------------------------------------------------------- internal
+    /// @inheritdoc ICommittee
+    function snapshotRootOf(uint64 sequence) public view returns (bytes32) {
+        bool kept = sequence != 0 && sequence <= _sequence && _sequence - sequence < RECENT_SNAPSHOTS;
+        return kept ? _recentRoots[sequence % RECENT_SNAPSHOTS] : bytes32(0);
+    }
+
+    /// @inheritdoc ICommittee
+    function domainSeparator() external view returns (bytes32) {
+        return _domainSeparatorV4();
+    }
+
+    // ------------------------------------------------------------------- members, internal
+
+    function _addConfiguration(Member[] calldata members_) internal returns (uint64 added) {
+        uint256 count = members_.length;
+        require(count >= MIN_MEMBERS && count <= MAX_MEMBERS && count % 3 == 1, MemberCountInvalid(count));
+
+        added = ++_lastConfiguration;
+        _seats[added].count = uint16(count);
+        address previous;
+        for (uint256 i; i < count; ++i) {
+            Member calldata member = members_[i];
+            require(member.account > previous, MembersNotAscending(previous, member.account));
+            require(member.signingKey != 0, MemberKeyMissing(member.account));
+            uint256 length = bytes(member.endpoint).length;
+            require(length <= MAX_ENDPOINT_BYTES, EndpointTooLong(member.account, length));
+            previous = member.account;
+            _isMember[added][previous] = true;
+            _members[added].push(member);
+        }
+    }
+
+    function _activate(uint64 configuration_) internal {
+        configuration = configuration_;
+        nextConfiguration = 0;
+        emit MembersSet(configuration_, _members[configuration_]);
+    }
+
+    /// @dev The configuration whose key is being made: the next one, or a current one without key.
+    function _openTarget() internal view returns (uint64 target) {
+        target = nextConfiguration == 0 ? configuration : nextConfiguration;
+        require(_seats[target].keyHolder == address(0), GroupKeyExists(target));
+    }
+
+    function _checkMember(uint64 configuration_, address account) internal view {
+        require(_isMember[configuration_][account], NotMember(account));
+    }
+
+    /// @dev A key that is set marks a configuration that came into force; so does being the current.
+    function _requireActivated(uint64 configuration_) internal view {
+        require(
+            configuration_ == configuration || _seats[configuration_].keyHolder != address(0),
+            ConfigurationUnknown(configuration_)
+        );
+    }
 
     function _checkLength(uint256 length, uint256 maximum) internal pure {
         require(length > 0 && length <= maximum, BlobLengthInvalid(length, maximum));
     }
 
+    // ------------------------------------------------------------------- quorum, internal
+
     /// @dev Length, number and order come before recovery: the cheap checks bound the dear ones.
     /// Ascending signers make "distinct" a comparison with the one before.
-    function _requireQuorum(bytes32 structHash, bytes calldata signatures) internal view {
+    function _requireQuorum(uint64 configuration_, bytes32 structHash, bytes calldata signatures) internal view {
         uint256 count = signatures.length / SIGNATURE_BYTES;
         require(
             signatures.length % SIGNATURE_BYTES == 0 && count <= MAX_MEMBERS, SignaturesMalformed(signatures.length)
         );
-        // Before the first members are set, quorum() is 1, and NotMember refuses whoever signs.
-        uint256 required = quorum();
+        // Before the first members are set, the quorum is 1, and NotMember refuses whoever signs.
+        uint256 required = quorumOf(configuration_);
         require(count >= required, QuorumTooSmall(count, required));
 
         bytes32 digest = _hashTypedDataV4(structHash);
-        uint64 current = configuration;
+        mapping(address => bool) storage isSeated = _isMember[configuration_];
         address previous;
         for (uint256 i; i < count; ++i) {
             bytes calldata signature = signatures[i * SIGNATURE_BYTES:(i + 1) * SIGNATURE_BYTES];
@@ -180,8 +289,28 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
             );
             require(failure == ECDSA.RecoverError.NoError, SignatureInvalid(i));
             require(signer > previous, SignersNotAscending(previous, signer));
-            require(_isMember[current][signer], NotMember(signer));
+            require(isSeated[signer], NotMember(signer));
             previous = signer;
+        }
+    }
+
+    // ------------------------------------------------------------- data as code, internal
+
+    /// @dev The init code copies what follows its eleven bytes: a zero byte (STOP) and the data.
+    function _write(bytes memory data) internal returns (address holder) {
+        bytes memory code = bytes.concat(hex"600b5981380380925939f300", data);
+        assembly ("memory-safe") {
+            holder := create(0, add(code, 32), mload(code))
+        }
+        require(holder != address(0), GroupKeyInvalid());
+    }
+
+    function _read(address holder) internal view returns (bytes memory data) {
+        if (holder == address(0)) return data;
+        uint256 length = holder.code.length - 1;
+        data = new bytes(length);
+        assembly ("memory-safe") {
+            extcodecopy(holder, add(data, 32), 1, length)
         }
     }
 }

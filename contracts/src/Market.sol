@@ -6,25 +6,32 @@ import {Ownable2Step} from "@openzeppelin/contracts/access/Ownable2Step.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC20Permit.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
-import {ICommittee} from "./interfaces/ICommittee.sol";
+import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
+import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
+import {accountOf, amountOf, hashWords} from "./Words.sol";
+import {ICommittee, Member} from "./interfaces/ICommittee.sol";
 import {
     Completion,
+    Due,
     Execution,
     IMarket,
     Parameters,
     Payment,
+    Request,
     Settlement,
     Slash,
-    Status
+    Status,
+    Terms
 } from "./interfaces/IMarket.sol";
 import {IModelRegistry} from "./interfaces/IModelRegistry.sol";
 import {INodeRegistry} from "./interfaces/INodeRegistry.sol";
 
 /// @title The market
 /// @notice See {IMarket}.
-/// @dev The token is USDC: no fee on transfer, no callback. Committee, nodes and models are SplitUp's
+/// @dev The token is USDC; one that keeps a fee is refused. Committee, nodes and models are SplitUp's
 /// own contracts, fixed at construction.
-contract Market is IMarket, Ownable2Step {
+contract Market is IMarket, Ownable2Step, EIP712 {
     using SafeERC20 for IERC20;
 
     // ---------------------------------------------------------------------------- constants
@@ -34,18 +41,42 @@ contract Market is IMarket, Ownable2Step {
     uint256 internal constant MICRO = 1_000_000;
     uint256 internal constant MAX_STEPS = 65_536;
     uint256 internal constant MAX_TIE_BREAKERS = 8; // keeps the condition's powers within 256 bits
+    uint256 internal constant MAX_FEE_BPS = 1_000;
     uint256 internal constant MAX_COMPLETIONS = 64;
-    uint256 internal constant MAX_PAYMENTS = 2_048; // one each for 1024 executors and 1024 validators
-    uint256 internal constant MAX_SLASHES = 64;
+    uint256 internal constant MAX_EXECUTORS = 1_024; // as many as a model has tasks
+    uint256 internal constant MAX_PAYOUTS = 2_048; // one each for 1024 executors and 1024 validators
+    uint256 internal constant MAX_SLASHES = 64; // and as many rewards
+    uint256 internal constant MAX_DUES = 64;
+    uint256 internal constant MAX_CREDITS = 384; // of one execution in one call: new accounts cost 22 k gas each
     uint32 internal constant MAX_GRACE_S = 30 days; // an owner cannot keep a client's money for ever
     uint32 internal constant MAX_DEADLINE_S = 30 days;
+    uint256 internal constant MAX_FREEZE_S = 30 days; // a slip of the keyboard cannot either
 
+    bytes32 internal constant REQUEST_TYPEHASH = keccak256(
+        "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot)"
+    );
+    bytes32 internal constant SEED_TAG = keccak256("splitup/plan-seed/v1");
     bytes32 internal constant PLAN_TYPEHASH =
-        keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint16 executorCount)");
+        keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)");
+    bytes32 internal constant COMMITMENTS_TYPEHASH =
+        keccak256("Commitments(bytes32 executionId,bytes32 root,uint32 count)");
     bytes32 internal constant SETTLEMENT_TYPEHASH =
         keccak256("Settlement(bytes32 executionId,bytes32 settlementHash)");
 
     // ------------------------------------------------------------------------------ storage
+
+    struct Account {
+        uint128 balance;
+        uint64 frozenUntil;
+    }
+
+    /// @dev One slot, written by everything that moves money.
+    struct Books {
+        uint96 balances; // sum of all accounts
+        uint96 locked; // open executions, and payouts that are not distributed
+        uint56 fees; // 72 billion USDC
+        bool paused; // here because requests read this slot anyway
+    }
 
     IERC20 public immutable usdc;
     ICommittee public immutable committee;
@@ -54,16 +85,12 @@ contract Market is IMarket, Ownable2Step {
 
     /// @inheritdoc IMarket
     address public treasury;
-    /// @inheritdoc IMarket
-    uint256 public totalBalances;
-    /// @inheritdoc IMarket
-    uint256 public totalLocked;
-    /// @inheritdoc IMarket
-    mapping(address account => uint256) public balanceOf;
+    Books internal _books;
+    Parameters internal _parameters;
+    mapping(address account => Account) internal _accounts;
+    mapping(bytes32 executionId => Execution) internal _executions;
     /// @inheritdoc IMarket
     mapping(bytes32 executionId => mapping(address node => bytes32)) public commitmentOf;
-    Parameters internal _parameters;
-    mapping(bytes32 executionId => Execution) internal _executions;
 
     constructor(
         address owner_,
@@ -72,7 +99,7 @@ contract Market is IMarket, Ownable2Step {
         INodeRegistry nodes_,
         IModelRegistry models_,
         Parameters memory parameters_
-    ) Ownable(owner_) {
+    ) Ownable(owner_) EIP712("SplitUp", "1") {
         require(
             address(usdc_) != address(0) && address(committee_) != address(0) && address(nodes_) != address(0)
                 && address(models_) != address(0),
@@ -105,9 +132,21 @@ contract Market is IMarket, Ownable2Step {
     /// @inheritdoc IMarket
     function withdraw(uint256 amount) external {
         require(amount > 0, AmountMissing());
+        _requireThawed(msg.sender);
         _debit(msg.sender, amount);
+        _books.balances -= uint96(amount); // a balance, so it fits
         emit Withdrawn(msg.sender, amount);
         usdc.safeTransfer(msg.sender, amount);
+    }
+
+    /// @inheritdoc IMarket
+    function freeze(uint64 until) external {
+        Account storage account = _accounts[msg.sender];
+        uint256 earliest = (account.frozenUntil > block.timestamp ? account.frozenUntil : block.timestamp) + 1;
+        uint256 latest = block.timestamp + MAX_FREEZE_S;
+        require(until >= earliest && until <= latest, FreezeInvalid(until, earliest, latest));
+        account.frozenUntil = until;
+        emit BalanceFrozen(msg.sender, until);
     }
 
     // --------------------------------------------------------------------------- executions
@@ -118,59 +157,85 @@ contract Market is IMarket, Ownable2Step {
         uint32 steps,
         bytes32 inputsDigest,
         bytes32 clientKey,
-        uint128 maxPrice,
+        uint96 maxPrice,
         uint64 deadline,
         uint64 nonce
     ) external returns (bytes32 executionId) {
-        _checkRequest(modelId, steps, maxPrice, deadline);
-        executionId = executionIdOf(msg.sender, nonce);
-        Execution storage execution = _executions[executionId];
-        require(execution.status == Status.Unknown, NonceUsed(msg.sender, nonce));
+        _requireThawed(msg.sender);
         (uint64 sequence, bytes32 root) = committee.latestSnapshot();
-
-        _debit(msg.sender, maxPrice);
-        totalLocked += maxPrice;
-        execution.client = msg.sender;
-        execution.steps = steps;
-        execution.deadline = deadline;
-        execution.maxPrice = maxPrice;
-        execution.snapshotSequence = sequence;
-        execution.status = Status.Requested;
-        execution.modelId = modelId;
-        execution.snapshotRoot = root;
-        emit RequestNodeSelections(
-            executionId, modelId, msg.sender, steps, inputsDigest, clientKey, maxPrice, deadline, sequence, root
-        );
-    }
-
-    /// @inheritdoc IMarket
-    function submitCompletePlan(
-        bytes32 executionId,
-        bytes32 planRoot,
-        bytes32 seed,
-        uint16 executorCount,
-        bytes calldata signatures
-    ) external {
+        Request memory request = Request({
+            client: msg.sender,
+            modelId: modelId,
+            steps: steps,
+            inputsDigest: inputsDigest,
+            clientKey: clientKey,
+            maxPrice: maxPrice,
+            deadline: deadline,
+            nonce: nonce,
+            snapshotSequence: sequence,
+            snapshotRoot: root
+        });
+        executionId = _open(request);
         Execution storage execution = _executions[executionId];
-        require(execution.status == Status.Requested, StatusInvalid(executionId, execution.status));
-        require(block.timestamp < execution.deadline, DeadlinePassed(executionId, execution.deadline));
-        require(planRoot != 0, RootMissing(executionId));
-        require(executorCount > 0, ExecutorsMissing(executionId));
-        committee.requireQuorum(
-            keccak256(abi.encode(PLAN_TYPEHASH, executionId, planRoot, seed, executorCount)), signatures
-        );
-
-        execution.status = Status.Planned;
-        execution.executorCount = executorCount;
-        execution.planRoot = planRoot;
-        execution.seed = seed;
-        emit PlanAccepted(executionId, planRoot, seed, executorCount);
+        execution.status = Status.Requested;
+        execution.record = _hashRequest(request);
     }
 
     /// @inheritdoc IMarket
-    /// @dev Whether the caller is in the plan is the committee's to know: the chain stores only the
-    /// plan's root. A stranger's commitment earns nothing and can only lengthen the wait for a refund
-    /// by the grace.
+    function submitCompletePlan(Request calldata request, Terms calldata terms, bytes calldata signatures)
+        external
+    {
+        bytes32 executionId = executionIdOf(request.client, request.nonce);
+        Execution storage execution = _executions[executionId];
+        _requireStatus(executionId, execution.status, Status.Requested);
+        require(block.timestamp < execution.deadline, DeadlinePassed(executionId, execution.deadline));
+        bytes32 requestHash = _hashRequest(request);
+        require(execution.record == requestHash, RecordMismatch(executionId));
+        _acceptPlan(executionId, execution.configuration, request, requestHash, terms, signatures);
+    }
+
+    /// @inheritdoc IMarket
+    function openExecution(
+        Request calldata request,
+        bytes calldata clientSignature,
+        Terms calldata terms,
+        bytes calldata signatures
+    ) external returns (bytes32 executionId) {
+        require(
+            request.snapshotRoot != 0 && request.snapshotRoot == committee.snapshotRootOf(request.snapshotSequence),
+            SnapshotUnknown(request.snapshotSequence, request.snapshotRoot)
+        );
+        bytes32 requestHash = _hashRequest(request);
+        (address signer, ECDSA.RecoverError failure,) =
+            ECDSA.tryRecoverCalldata(_hashTypedDataV4(requestHash), clientSignature);
+        require(
+            failure == ECDSA.RecoverError.NoError && signer == request.client, ClientSignatureInvalid(request.client)
+        );
+        executionId = _open(request);
+        _acceptPlan(executionId, committee.configuration(), request, requestHash, terms, signatures);
+    }
+
+    /// @inheritdoc IMarket
+    function commitExecution(bytes32 executionId, bytes32 root, uint32 count, bytes calldata signatures) external {
+        Execution storage execution = _executions[executionId];
+        _requireStatus(executionId, execution.status, Status.Planned);
+        require(!execution.certified, CommitmentExists(executionId, address(0)));
+        require(root != 0, RootMissing(executionId));
+        require(count > 0 && count <= execution.executorCount, TooMany(count, execution.executorCount));
+        committee.requireQuorumOf(
+            execution.configuration, keccak256(abi.encode(COMMITMENTS_TYPEHASH, executionId, root, count)), signatures
+        );
+
+        execution.certified = true;
+        execution.committed += count;
+        execution.record = keccak256(abi.encode(execution.record, root));
+        emit ExecutionCommitted(executionId, root, count);
+    }
+
+    /// @inheritdoc IMarket
+    /// @dev Whether the caller is in the plan is the committee's to know: the chain stores only a hash of
+    /// the plan. A stranger's commitment earns nothing and can only lengthen the wait for a refund by
+    /// the grace.
     function commitCompletions(Completion[] calldata completions) external {
         uint256 count = completions.length;
         require(count <= MAX_COMPLETIONS, TooMany(count, MAX_COMPLETIONS));
@@ -179,7 +244,7 @@ contract Market is IMarket, Ownable2Step {
             Completion calldata completion = completions[i];
             bytes32 executionId = completion.executionId;
             Execution storage execution = _executions[executionId];
-            require(execution.status == Status.Planned, StatusInvalid(executionId, execution.status));
+            _requireStatus(executionId, execution.status, Status.Planned);
             require(commitmentOf[executionId][msg.sender] == 0, CommitmentExists(executionId, msg.sender));
             require(
                 completion.steps > 0 && completion.steps <= execution.steps,
@@ -196,24 +261,33 @@ contract Market is IMarket, Ownable2Step {
     /// @inheritdoc IMarket
     function settle(bytes32 executionId, Settlement calldata s, bytes calldata signatures) external {
         Execution storage execution = _executions[executionId];
-        require(execution.status == Status.Planned, StatusInvalid(executionId, execution.status));
-        require(s.payments.length <= MAX_PAYMENTS, TooMany(s.payments.length, MAX_PAYMENTS));
+        _requireStatus(executionId, execution.status, Status.Planned);
+        require(s.payouts.length <= MAX_PAYOUTS, TooMany(s.payouts.length, MAX_PAYOUTS));
+        require(s.rewards.length <= MAX_SLASHES, TooMany(s.rewards.length, MAX_SLASHES));
         require(s.slashes.length <= MAX_SLASHES, TooMany(s.slashes.length, MAX_SLASHES));
         require(s.steps <= execution.steps, StepsInvalid(s.steps, execution.steps));
-        committee.requireQuorum(
-            keccak256(abi.encode(SETTLEMENT_TYPEHASH, executionId, keccak256(abi.encode(s)))), signatures
+        committee.requireQuorumOf(
+            execution.configuration,
+            keccak256(abi.encode(SETTLEMENT_TYPEHASH, executionId, keccak256(abi.encode(s)))),
+            signatures
         );
 
         execution.status = Status.Settled; // before any call to the registry or the token
-        uint256 locked = execution.maxPrice;
-        totalLocked -= locked;
-        uint256 slashed = _slash(executionId, s.slashes);
-        (uint256 paid, uint256 paidFromSlash) = _pay(executionId, s.payments);
-        require(paid <= locked, Overpaid(executionId, paid, locked));
-        require(paidFromSlash <= slashed, Overpaid(executionId, paidFromSlash, slashed));
-        _credit(execution.client, locked - paid);
-        _credit(treasury, slashed - paidFromSlash);
-        emit Settled(executionId, s.steps, paid, locked - paid, slashed, s.evidenceRoot);
+        execution.record = keccak256(abi.encode(execution.record, hashWords(s.payouts)));
+        _applySettlement(executionId, execution, s);
+    }
+
+    /// @inheritdoc IMarket
+    function distribute(Due[] calldata dues) external {
+        uint256 count = dues.length;
+        require(count <= MAX_DUES, TooMany(count, MAX_DUES));
+        uint256 paid;
+        for (uint256 i; i < count; ++i) {
+            paid += _distribute(dues[i]);
+        }
+        Books storage books = _books;
+        books.balances += uint96(paid);
+        books.locked -= uint96(paid);
     }
 
     /// @inheritdoc IMarket
@@ -225,10 +299,25 @@ contract Market is IMarket, Ownable2Step {
         require(block.timestamp >= earliest, NotRefundable(executionId, earliest));
 
         execution.status = Status.Refunded;
-        uint256 amount = execution.maxPrice;
-        totalLocked -= amount;
+        uint96 amount = execution.maxPrice;
         _credit(execution.client, amount);
+        Books storage books = _books;
+        books.balances += amount;
+        books.locked -= amount;
         emit Refunded(executionId, execution.client, amount);
+    }
+
+    /// @inheritdoc IMarket
+    function collectFees() external {
+        Member[] memory members = committee.members();
+        uint56 part = uint56(_books.fees / members.length); // at most 31 members; none before the first are set
+        uint56 amount = part * uint56(members.length);
+        for (uint256 i; i < members.length; ++i) {
+            _credit(members[i].account, part);
+        }
+        _books.fees -= amount;
+        _books.balances += amount;
+        emit FeesCollected(amount, members.length);
     }
 
     // ------------------------------------------------------------------------ owner's verbs
@@ -245,16 +334,56 @@ contract Market is IMarket, Ownable2Step {
         emit TreasurySet(treasury_);
     }
 
+    /// @inheritdoc IMarket
+    function setPaused(bool paused_) external onlyOwner {
+        _books.paused = paused_;
+        emit PausedSet(paused_);
+    }
+
     // ------------------------------------------------------------------------------- views
 
     /// @inheritdoc IMarket
+    function balanceOf(address account) external view returns (uint256) {
+        return _accounts[account].balance;
+    }
+
+    /// @inheritdoc IMarket
+    function frozenUntil(address account) external view returns (uint64) {
+        return _accounts[account].frozenUntil;
+    }
+
+    /// @inheritdoc IMarket
     function quote(bytes32 modelId, uint32 steps) public view returns (uint256) {
-        return 2 * models.pricePerStep(modelId) * steps;
+        (uint256 executors, uint256 verification, uint256 fee) = quoteParts(modelId, steps);
+        return executors + verification + fee;
+    }
+
+    /// @inheritdoc IMarket
+    function quoteParts(bytes32 modelId, uint32 steps)
+        public
+        view
+        returns (uint256 executors, uint256 verification, uint256 fee)
+    {
+        executors = models.pricePerStep(modelId) * steps;
+        verification = executors;
+        fee = (executors + verification) * _parameters.feeBps / BPS;
     }
 
     /// @inheritdoc IMarket
     function executionIdOf(address client, uint64 nonce) public view returns (bytes32) {
         return keccak256(abi.encode(block.chainid, address(this), client, nonce));
+    }
+
+    /// @inheritdoc IMarket
+    function requestHashOf(Request calldata request) external pure returns (bytes32) {
+        return _hashRequest(request);
+    }
+
+    /// @inheritdoc IMarket
+    function recordOf(Due calldata due, bool settled) public pure returns (bytes32 record) {
+        record = _planRecord(due.requestHash, due.planRoot, due.seed, hashWords(due.exposures));
+        if (due.commitments != 0) record = keccak256(abi.encode(record, due.commitments));
+        if (settled) record = keccak256(abi.encode(record, hashWords(due.payouts)));
     }
 
     /// @inheritdoc IMarket
@@ -275,40 +404,124 @@ contract Market is IMarket, Ownable2Step {
     }
 
     /// @inheritdoc IMarket
+    function longestExecutionS() external view returns (uint64) {
+        return _longestExecutionS(_parameters);
+    }
+
+    /// @inheritdoc IMarket
+    function paused() external view returns (bool) {
+        return _books.paused;
+    }
+
+    /// @inheritdoc IMarket
+    function totalBalances() external view returns (uint256) {
+        return _books.balances;
+    }
+
+    /// @inheritdoc IMarket
+    function totalLocked() external view returns (uint256) {
+        return _books.locked;
+    }
+
+    /// @inheritdoc IMarket
+    function totalFees() external view returns (uint256) {
+        return _books.fees;
+    }
+
+    /// @inheritdoc IMarket
     /// @dev "At least", because anybody can send the contract tokens that nobody is owed.
     function conserved() external view returns (bool) {
-        return usdc.balanceOf(address(this)) >= totalBalances + totalLocked;
+        Books memory books = _books;
+        return usdc.balanceOf(address(this)) >= uint256(books.balances) + books.locked + books.fees;
     }
 
-    // ----------------------------------------------------------------------------- internal
+    // ----------------------------------------------------------------------- internal: money
 
+    /// @dev Comparing the balance catches a token that keeps a fee, and one that calls back into a second
+    /// deposit.
     function _deposit(uint256 amount) internal {
         require(amount > 0, AmountMissing());
-        _credit(msg.sender, amount);
-        emit Deposited(msg.sender, amount);
+        uint256 before = usdc.balanceOf(address(this));
         usdc.safeTransferFrom(msg.sender, address(this), amount);
+        uint256 received = usdc.balanceOf(address(this)) - before;
+        require(received == amount, TransferShort(received, amount));
+        _credit(msg.sender, amount);
+        _books.balances += SafeCast.toUint96(amount); // every other cast is of a part of this sum
+        emit Deposited(msg.sender, amount);
     }
 
+    /// @dev The caller keeps the books.
     function _credit(address account, uint256 amount) internal {
-        balanceOf[account] += amount;
-        totalBalances += amount;
+        if (amount > 0) _accounts[account].balance += uint128(amount);
     }
 
+    /// @dev The caller keeps the books.
     function _debit(address account, uint256 amount) internal {
-        uint256 balance = balanceOf[account];
+        uint256 balance = _accounts[account].balance;
         require(balance >= amount, BalanceTooSmall(account, balance, amount));
-        balanceOf[account] = balance - amount;
-        totalBalances -= amount;
+        _accounts[account].balance = uint128(balance - amount);
     }
 
-    function _checkRequest(bytes32 modelId, uint32 steps, uint128 maxPrice, uint64 deadline) internal view {
-        require(steps > 0 && steps <= MAX_STEPS, StepsInvalid(steps, MAX_STEPS));
-        uint256 earliest = block.timestamp + _parameters.minDeadlineS;
-        uint256 latest = block.timestamp + _parameters.maxDeadlineS;
-        require(deadline >= earliest && deadline <= latest, DeadlineInvalid(deadline, earliest, latest));
-        uint256 required = quote(modelId, steps);
-        if (required < _parameters.minPrice) required = _parameters.minPrice;
-        require(maxPrice >= required, PriceTooLow(maxPrice, required));
+    function _requireThawed(address account) internal view {
+        uint64 until = _accounts[account].frozenUntil;
+        require(block.timestamp >= until, Frozen(account, until));
+    }
+
+    function _sum(bytes32[] calldata payouts) internal pure returns (uint256 paid) {
+        address previous;
+        for (uint256 i; i < payouts.length; ++i) {
+            address account = accountOf(payouts[i]);
+            require(account > previous, PayoutsNotAscending(previous, account));
+            previous = account;
+            paid += amountOf(payouts[i]);
+        }
+    }
+
+    /// @dev Releases the exposures at the first call, credits the next payouts at each. The caller keeps
+    /// the books.
+    function _distribute(Due calldata due) internal returns (uint256 paid) {
+        bytes32 executionId = due.executionId;
+        Execution storage execution = _executions[executionId];
+        Status status = execution.status;
+        require(status == Status.Settled || status == Status.Refunded, StatusInvalid(executionId, status));
+        bool settled = status == Status.Settled;
+        require(execution.record == recordOf(due, settled), RecordMismatch(executionId));
+        uint256 end = settled ? due.payouts.length : 0;
+        uint256 start = execution.distributed;
+        require(!execution.released || start < end, AlreadyDistributed(executionId));
+
+        bool releasing = !execution.released;
+        uint256 stop = end - start > MAX_CREDITS ? start + MAX_CREDITS : end;
+        execution.released = true;
+        execution.distributed = uint16(stop); // at most MAX_PAYOUTS
+        for (uint256 i = start; i < stop; ++i) {
+            uint256 amount = amountOf(due.payouts[i]);
+            _credit(accountOf(due.payouts[i]), amount);
+            paid += amount;
+        }
+        emit Distributed(executionId, stop - start, end - stop);
+        if (releasing) nodes.release(due.exposures);
+    }
+
+    function _applySettlement(bytes32 executionId, Execution storage execution, Settlement calldata s) internal {
+        uint256 paid = _sum(s.payouts);
+        uint256 left = execution.maxPrice;
+        require(paid <= left, Overpaid(executionId, paid, left));
+        left -= paid;
+        uint256 fee = paid * _parameters.feeBps / BPS;
+        if (fee > left) fee = left;
+        left -= fee;
+        uint256 slashed;
+        if (s.slashes.length > 0) {
+            slashed = _slash(executionId, s.slashes);
+            _reward(executionId, s.rewards, slashed);
+        }
+        _credit(execution.client, left);
+        Books storage books = _books;
+        books.balances += uint96(left + slashed);
+        books.locked -= uint96(left + fee);
+        books.fees += SafeCast.toUint56(fee);
+        emit Settled(executionId, s.steps, paid, fee, left, slashed, s.evidenceRoot, s.payouts);
     }
 
     function _slash(bytes32 executionId, Slash[] calldata slashes) internal returns (uint256 slashed) {
@@ -319,18 +532,135 @@ contract Market is IMarket, Ownable2Step {
         }
     }
 
-    function _pay(bytes32 executionId, Payment[] calldata payments)
-        internal
-        returns (uint256 paid, uint256 paidFromSlash)
-    {
-        for (uint256 i; i < payments.length; ++i) {
-            Payment calldata payment = payments[i];
-            require(payment.to != address(0), AddressMissing());
-            if (payment.fromSlash) paidFromSlash += payment.amount;
-            else paid += payment.amount;
-            _credit(payment.to, payment.amount);
-            emit Paid(executionId, payment.to, payment.amount, payment.fromSlash);
+    /// @dev Scaling instead of refusing: a stake that another settlement emptied must not keep the honest
+    /// from their payouts.
+    function _reward(bytes32 executionId, Payment[] calldata rewards, uint256 slashed) internal {
+        uint256 available = slashed * (BPS - _parameters.treasuryBps) / BPS;
+        uint256 wanted;
+        for (uint256 i; i < rewards.length; ++i) {
+            require(rewards[i].to != address(0), AddressMissing());
+            wanted += rewards[i].amount;
         }
+        uint256 given;
+        for (uint256 i; i < rewards.length; ++i) {
+            uint256 amount = rewards[i].amount;
+            if (wanted > available) amount = amount * available / wanted;
+            _credit(rewards[i].to, amount);
+            given += amount;
+            emit Rewarded(executionId, rewards[i].to, amount);
+        }
+        _credit(treasury, slashed - given);
+    }
+
+    // ------------------------------------------------------------------ internal: executions
+
+    function _requireStatus(bytes32 executionId, Status status, Status required) internal pure {
+        require(status == required, StatusInvalid(executionId, status));
+    }
+
+    function _hashRequest(Request memory request) internal pure returns (bytes32) {
+        return keccak256(abi.encode(REQUEST_TYPEHASH, request));
+    }
+
+    function _planRecord(bytes32 requestHash, bytes32 planRoot, bytes32 seed, bytes32 exposures)
+        internal
+        pure
+        returns (bytes32)
+    {
+        return keccak256(abi.encode(requestHash, planRoot, seed, exposures));
+    }
+
+    /// @dev Checks a request, locks its price and opens it, save for status and record.
+    function _open(Request memory request) internal returns (bytes32 executionId) {
+        Books memory books = _books;
+        require(!books.paused, RequestsPaused());
+        _checkRequest(request);
+        executionId = executionIdOf(request.client, request.nonce);
+        Execution storage execution = _executions[executionId];
+        require(execution.status == Status.Unknown, NonceUsed(request.client, request.nonce));
+
+        _debit(request.client, request.maxPrice);
+        books.balances -= request.maxPrice;
+        books.locked += request.maxPrice;
+        _books = books;
+        execution.client = request.client;
+        execution.steps = request.steps;
+        execution.deadline = request.deadline;
+        execution.maxPrice = request.maxPrice;
+        execution.configuration = committee.configuration();
+        emit RequestNodeSelections(
+            executionId,
+            request.modelId,
+            request.client,
+            request.steps,
+            request.inputsDigest,
+            request.clientKey,
+            request.maxPrice,
+            request.deadline,
+            request.nonce,
+            request.snapshotSequence,
+            request.snapshotRoot
+        );
+    }
+
+    function _checkRequest(Request memory request) internal view {
+        Parameters storage p = _parameters;
+        require(request.steps > 0 && request.steps <= MAX_STEPS, StepsInvalid(request.steps, MAX_STEPS));
+        uint256 earliest = block.timestamp + p.minDeadlineS;
+        uint256 latest = block.timestamp + p.maxDeadlineS;
+        require(
+            request.deadline >= earliest && request.deadline <= latest,
+            DeadlineInvalid(request.deadline, earliest, latest)
+        );
+        uint256 required = quote(request.modelId, request.steps);
+        if (required < p.minPrice) required = p.minPrice;
+        require(request.maxPrice >= required, PriceTooLow(request.maxPrice, required));
+    }
+
+    function _acceptPlan(
+        bytes32 executionId,
+        uint64 configuration,
+        Request calldata request,
+        bytes32 requestHash,
+        Terms calldata terms,
+        bytes calldata signatures
+    ) internal {
+        uint256 count = terms.exposures.length;
+        require(count <= MAX_EXECUTORS, TooMany(count, MAX_EXECUTORS));
+        require(count > 0, ExecutorsMissing(executionId));
+        require(terms.planRoot != 0, RootMissing(executionId));
+        bytes32 seed = keccak256(terms.seedSignature);
+        bytes32 exposures = hashWords(terms.exposures);
+        committee.requireQuorumOf(
+            configuration,
+            keccak256(abi.encode(PLAN_TYPEHASH, executionId, terms.planRoot, seed, exposures)),
+            signatures
+        );
+        _verifySeed(executionId, configuration, request, terms.seedSignature); // the dearest check is the last
+
+        Execution storage execution = _executions[executionId];
+        execution.status = Status.Planned;
+        execution.executorCount = uint16(count); // at most MAX_EXECUTORS
+        execution.record = _planRecord(requestHash, terms.planRoot, seed, exposures);
+        emit PlanAccepted(executionId, terms.planRoot, seed, terms.exposures);
+        nodes.lock(terms.exposures);
+    }
+
+    function _verifySeed(bytes32 executionId, uint64 configuration, Request calldata request, bytes calldata signature)
+        internal
+        view
+    {
+        committee.verifyRandomnessOf(
+            configuration,
+            abi.encode(SEED_TAG, executionId, request.modelId, request.snapshotSequence, request.snapshotRoot),
+            signature
+        );
+    }
+
+    // ------------------------------------------------------------------ internal: parameters
+
+    function _longestExecutionS(Parameters memory p) internal pure returns (uint64) {
+        return uint64(p.maxDeadlineS) + p.settlementGraceS;
     }
 
     /// @dev The condition is p > (C+B) / ((1-r)^k (R+S)); C = 1000 milli. Both sides are multiplied out,
@@ -338,10 +668,13 @@ contract Market is IMarket, Ownable2Step {
     function _setParameters(Parameters memory p) internal {
         require(p.samplingBps > 0 && p.samplingBps <= BPS, ParameterInvalid("samplingBps"));
         require(p.collusionBps < BPS, ParameterInvalid("collusionBps"));
+        require(p.treasuryBps > 0 && p.treasuryBps <= BPS, ParameterInvalid("treasuryBps"));
+        require(p.feeBps <= MAX_FEE_BPS, ParameterInvalid("feeBps"));
         require(p.tieBreakers <= MAX_TIE_BREAKERS, ParameterInvalid("tieBreakers"));
         require(p.settlementGraceS <= MAX_GRACE_S, ParameterInvalid("settlementGraceS"));
         require(p.maxDeadlineS <= MAX_DEADLINE_S, ParameterInvalid("maxDeadlineS"));
         require(p.minDeadlineS > 0 && p.minDeadlineS <= p.maxDeadlineS, ParameterInvalid("minDeadlineS"));
+        require(p.minPrice > 0, ParameterInvalid("minPrice"));
         uint256 loss = p.samplingBps * (BPS - p.collusionBps) ** p.tieBreakers * (uint256(p.rewardMilli) + p.slashMilli);
         uint256 gain = (MILLI + p.validationBonusMilli) * BPS ** (uint256(p.tieBreakers) + 1);
         uint256 scale = MICRO / MILLI;
@@ -351,6 +684,9 @@ contract Market is IMarket, Ownable2Step {
                 loss * scale / BPS ** (uint256(p.tieBreakers) + 1), (MILLI + p.validationBonusMilli) * scale
             )
         );
+        uint256 longest = _longestExecutionS(p);
+        uint256 unbonding = nodes.unbondingPeriod();
+        require(unbonding > longest, UnbondingTooShort(longest, unbonding));
         _parameters = p;
         emit ParametersSet(p);
     }

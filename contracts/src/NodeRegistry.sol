@@ -6,19 +6,23 @@ import {Ownable2Step} from "@openzeppelin/contracts/access/Ownable2Step.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC20Permit.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
+import {accountOf, amountOf} from "./Words.sol";
+import {IMarket} from "./interfaces/IMarket.sol";
 import {INodeRegistry, NodeView} from "./interfaces/INodeRegistry.sol";
 
 /// @title The node registry
 /// @notice See {INodeRegistry}.
-/// @dev The token is USDC: no fee on transfer, no callback. A signing key is not proven to belong to
+/// @dev The token is USDC; one that keeps a fee is refused. A signing key is not proven to belong to
 /// its node here (the chain cannot check Ed25519 cheaply); messages under it are checked off chain.
+/// Whoever registers somebody else's key first has staked for a node that cannot sign anything, and
+/// its victim registers with a fresh key.
 contract NodeRegistry is INodeRegistry, Ownable2Step {
     using SafeERC20 for IERC20;
 
     // ---------------------------------------------------------------------------- constants
 
-    uint128 internal constant BASE_STAKE = 1000e6;
-    uint128 internal constant STAKE_PER_GB = 100e6;
+    uint96 internal constant BASE_STAKE = 1000e6;
+    uint96 internal constant STAKE_PER_GB = 100e6;
     uint256 internal constant MAX_ENDPOINT_BYTES = 256;
     uint256 internal constant MAX_PAGE = 256; // keeps a call within every provider's gas allowance
     uint64 internal constant MAX_UNBONDING_PERIOD = 90 days; // an owner cannot lock stakes for ever
@@ -27,10 +31,12 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     struct Node {
         bytes32 signingKey;
-        uint128 stake;
+        uint96 stake; // the first three share a slot: locking writes one
+        uint96 locked;
         uint64 unbondingAt;
         uint32 vramGb;
         uint32 position; // in _accounts, counted from 1; 0 means unknown
+        address operator;
         string endpoint;
     }
 
@@ -42,11 +48,18 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     address[] internal _accounts;
     mapping(address account => Node) internal _nodes;
     mapping(bytes32 signingKey => address account) internal _keyOwner;
+    /// @inheritdoc INodeRegistry
+    mapping(address operator => mapping(address account => bool)) public isAllowed;
 
     constructor(address owner_, IERC20 usdc_, uint64 unbondingPeriod_) Ownable(owner_) {
         require(address(usdc_) != address(0), AddressMissing());
         usdc = usdc_;
         _setUnbondingPeriod(unbondingPeriod_);
+    }
+
+    modifier onlyMarket() {
+        require(msg.sender == market, NotMarket(msg.sender));
+        _;
     }
 
     // -------------------------------------------------------------------------- nodes' verbs
@@ -83,13 +96,27 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     }
 
     /// @inheritdoc INodeRegistry
-    function topUp(uint128 amount) external {
+    function setOperator(address operator) external {
+        Node storage node = _known(msg.sender);
+        require(operator == msg.sender || isAllowed[operator][msg.sender], OperatorUnwilling(operator, msg.sender));
+        node.operator = operator;
+        emit OperatorChanged(msg.sender, operator);
+    }
+
+    /// @inheritdoc INodeRegistry
+    function allowNode(address account, bool allowed) external {
+        isAllowed[msg.sender][account] = allowed;
+        emit NodeAllowed(msg.sender, account, allowed);
+    }
+
+    /// @inheritdoc INodeRegistry
+    function topUp(uint96 amount) external {
         Node storage node = _known(msg.sender);
         require(amount > 0, AmountMissing());
-        uint128 stake = node.stake + amount;
+        uint96 stake = node.stake + amount;
         node.stake = stake;
         emit StakeAdded(msg.sender, amount, stake);
-        usdc.safeTransferFrom(msg.sender, address(this), amount);
+        _take(amount);
     }
 
     /// @inheritdoc INodeRegistry
@@ -115,8 +142,9 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         uint64 unbondingAt = node.unbondingAt;
         require(unbondingAt != 0, NodeStaying(msg.sender));
         require(block.timestamp >= unbondingAt, StillUnbonding(msg.sender, unbondingAt));
+        require(node.locked == 0, StakeExposed(msg.sender, node.locked));
 
-        uint128 amount = node.stake;
+        uint96 amount = node.stake;
         uint32 position = node.position;
         address last = _accounts[_accounts.length - 1];
         _accounts[position - 1] = last;
@@ -128,18 +156,41 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         usdc.safeTransfer(msg.sender, amount);
     }
 
-    // ------------------------------------------------------------------------- market's verb
+    // ------------------------------------------------------------------------ market's verbs
 
     /// @inheritdoc INodeRegistry
-    function slash(address account, uint256 amount) external returns (uint256 taken) {
-        require(msg.sender == market, NotMarket(msg.sender));
+    function lock(bytes32[] calldata exposures) external onlyMarket {
+        address previous;
+        for (uint256 i; i < exposures.length; ++i) {
+            address account = accountOf(exposures[i]);
+            uint256 amount = amountOf(exposures[i]);
+            require(account > previous, ExposuresNotAscending(previous, account));
+            previous = account;
+            if (amount == 0) continue;
+            Node storage node = _nodes[account];
+            (uint256 stake, uint256 locked) = (node.stake, node.locked);
+            uint256 free = stake > locked ? stake - locked : 0; // a slash may have left less than is locked
+            require(amount <= free, ExposureTooHigh(account, free, amount));
+            node.locked = uint96(locked + amount); // at most the stake, which is a uint96
+        }
+    }
+
+    /// @inheritdoc INodeRegistry
+    function release(bytes32[] calldata exposures) external onlyMarket {
+        for (uint256 i; i < exposures.length; ++i) {
+            _nodes[accountOf(exposures[i])].locked -= amountOf(exposures[i]);
+        }
+    }
+
+    /// @inheritdoc INodeRegistry
+    function slash(address account, uint256 amount) external onlyMarket returns (uint256 taken) {
         Node storage node = _nodes[account];
-        uint128 stake = node.stake;
+        uint96 stake = node.stake;
         taken = amount < stake ? amount : stake;
         if (taken == 0) return 0;
-        stake -= uint128(taken); // taken <= stake, which is a uint128
+        stake -= uint96(taken); // taken <= stake, which is a uint96
         node.stake = stake;
-        emit NodeSlashed(account, uint128(taken), stake);
+        emit NodeSlashed(account, uint96(taken), stake);
         usdc.safeTransfer(msg.sender, taken);
     }
 
@@ -161,7 +212,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     // ------------------------------------------------------------------------------- views
 
     /// @inheritdoc INodeRegistry
-    function minStake(uint32 vramGb) public pure returns (uint128) {
+    function minStake(uint32 vramGb) public pure returns (uint96) {
         return BASE_STAKE + STAKE_PER_GB * vramGb;
     }
 
@@ -173,8 +224,10 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
             signingKey: node.signingKey,
             vramGb: node.vramGb,
             stake: node.stake,
+            locked: node.locked,
             unbondingAt: node.unbondingAt,
             active: isActive(account),
+            operator: node.operator,
             endpoint: node.endpoint
         });
     }
@@ -211,20 +264,33 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         require(vramGb > 0, VramMissing());
         _checkEndpoint(endpoint);
 
-        uint128 stake = minStake(vramGb);
+        uint96 stake = minStake(vramGb);
         _accounts.push(msg.sender);
         _keyOwner[signingKey] = msg.sender;
         node.signingKey = signingKey;
         node.stake = stake;
         node.vramGb = vramGb;
         node.position = uint32(_accounts.length);
+        node.operator = msg.sender;
         node.endpoint = endpoint;
         emit NodeRegistered(msg.sender, signingKey, vramGb, stake, endpoint);
-        usdc.safeTransferFrom(msg.sender, address(this), stake);
+        _take(stake);
+    }
+
+    /// @dev Called last. Comparing the balance catches a token that keeps a fee, and one that calls back
+    /// into a second taking.
+    function _take(uint256 amount) internal {
+        uint256 before = usdc.balanceOf(address(this));
+        usdc.safeTransferFrom(msg.sender, address(this), amount);
+        uint256 received = usdc.balanceOf(address(this)) - before;
+        require(received == amount, TransferShort(received, amount));
     }
 
     function _setUnbondingPeriod(uint64 period) internal {
-        require(period <= MAX_UNBONDING_PERIOD, PeriodTooLong(period, MAX_UNBONDING_PERIOD));
+        uint64 minimum = market == address(0) ? 0 : IMarket(market).longestExecutionS() + 1;
+        require(
+            period >= minimum && period <= MAX_UNBONDING_PERIOD, PeriodInvalid(period, minimum, MAX_UNBONDING_PERIOD)
+        );
         unbondingPeriod = period;
         emit UnbondingPeriodSet(period);
     }

@@ -8,27 +8,35 @@ import {ModelRegistry} from "../src/ModelRegistry.sol";
 import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {TestUSDC} from "../src/TestUSDC.sol";
 import {Member} from "../src/interfaces/ICommittee.sol";
-import {Parameters, Payment, Settlement, Slash} from "../src/interfaces/IMarket.sol";
+import {
+    Due, Parameters, Payment, Request, Settlement, Slash, Status, Terms
+} from "../src/interfaces/IMarket.sol";
 import {Task} from "../src/interfaces/IModelRegistry.sol";
+import {Bls} from "../src/libraries/Bls.sol";
 
 /// @dev The few cheat codes of forge that the tests use.
 interface Vm {
     function addr(uint256 key) external pure returns (address);
+    function deal(address account, uint256 amount) external;
     function expectRevert(bytes calldata data) external;
     function expectRevert() external;
+    function parseJsonBytesArray(string calldata json, string calldata key) external pure returns (bytes[] memory);
     function prank(address sender) external;
+    function readFile(string calldata path) external view returns (string memory);
     function snapshotGasLastCall(string calldata group, string calldata name) external returns (uint256);
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
+    function snapshotValue(string calldata group, string calldata name, uint256 value) external;
     function warp(uint256 time) external;
 }
 
 /// @dev A deployed network: four members, three nodes of 12 GB, one client with 1000 USDC deposited.
 abstract contract Base {
     Vm internal constant vm = Vm(address(uint160(uint256(keccak256("hevm cheat code")))));
-    uint128 internal constant NODE_STAKE = 2200e6;
+    uint96 internal constant NODE_STAKE = 2200e6;
+    uint96 internal constant EXPOSURE = 10e6;
+    uint96 internal constant PRICE = 3e6;
     uint64 internal constant UNBONDING = 7 days;
     bytes32 internal constant MODEL = keccak256("model");
-    bytes32 internal constant SEED = keccak256("seed");
 
     TestUSDC internal usdc;
     Committee internal committee;
@@ -37,7 +45,9 @@ abstract contract Base {
     Market internal market;
     uint256[4] internal memberKeys; // by ascending address
     address[3] internal node = [address(0x1001), address(0x1002), address(0x1003)];
-    address internal client = address(0x2001);
+    uint256 internal constant CLIENT_KEY = 0xC11E;
+    address internal client = vm.addr(CLIENT_KEY);
+    mapping(bytes32 executionId => Request) internal requests;
 
     function setUp() public virtual {
         vm.warp(1_800_000_000);
@@ -48,6 +58,7 @@ abstract contract Base {
         market =
             new Market(address(this), IERC20(address(usdc)), committee, nodes, models, defaultParameters());
         nodes.setMarket(address(market));
+        memberKeys = [uint256(0xA1), 0xA2, 0xA3, 0xA4];
         sortMemberKeys();
         committee.setMembers(makeMembers());
         for (uint256 i; i < node.length; ++i) {
@@ -63,6 +74,8 @@ abstract contract Base {
         return Parameters({
             samplingBps: 800,
             collusionBps: 1000,
+            treasuryBps: 2000,
+            feeBps: 100,
             rewardMilli: 1200,
             slashMilli: 100_000,
             validationBonusMilli: 0,
@@ -74,8 +87,7 @@ abstract contract Base {
         });
     }
 
-    function sortMemberKeys() private {
-        memberKeys = [uint256(0xA1), 0xA2, 0xA3, 0xA4];
+    function sortMemberKeys() internal {
         for (uint256 i = 1; i < 4; ++i) {
             for (uint256 j = i; j > 0 && vm.addr(memberKeys[j - 1]) > vm.addr(memberKeys[j]); --j) {
                 (memberKeys[j - 1], memberKeys[j]) = (memberKeys[j], memberKeys[j - 1]);
@@ -148,13 +160,27 @@ abstract contract Base {
     }
 
     function snapshotHash(uint64 configuration, uint64 sequence, bytes32 root) internal pure returns (bytes32) {
-        bytes32 kind = keccak256("Snapshot(uint64 configuration,uint64 sequence,bytes32 root)");
-        return keccak256(abi.encode(kind, configuration, sequence, root));
+        return snapshotHash(configuration, sequence, 1, root);
     }
 
-    function planHash(bytes32 id, bytes32 root, bytes32 seed, uint16 count) internal pure returns (bytes32) {
-        bytes32 kind = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint16 executorCount)");
-        return keccak256(abi.encode(kind, id, root, seed, count));
+    function snapshotHash(uint64 configuration, uint64 sequence, uint64 epoch, bytes32 root)
+        internal
+        pure
+        returns (bytes32)
+    {
+        bytes32 kind = keccak256("Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)");
+        return keccak256(abi.encode(kind, configuration, sequence, epoch, root));
+    }
+
+    function planHash(bytes32 id, Terms memory terms) internal pure returns (bytes32) {
+        bytes32 kind = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)");
+        bytes32 exposures = keccak256(abi.encodePacked(terms.exposures));
+        return keccak256(abi.encode(kind, id, terms.planRoot, keccak256(terms.seedSignature), exposures));
+    }
+
+    function commitmentsHash(bytes32 id, bytes32 root, uint32 count) internal pure returns (bytes32) {
+        bytes32 kind = keccak256("Commitments(bytes32 executionId,bytes32 root,uint32 count)");
+        return keccak256(abi.encode(kind, id, root, count));
     }
 
     function settlementHash(bytes32 id, Settlement memory s) internal pure returns (bytes32) {
@@ -162,32 +188,139 @@ abstract contract Base {
         return keccak256(abi.encode(kind, id, keccak256(abi.encode(s))));
     }
 
-    // --------------------------------------------------------------------------- executions
-
-    function request(uint64 nonce) internal returns (bytes32) {
-        vm.prank(client);
-        return market.requestExecution(
-            MODEL, 1, keccak256("inputs"), keccak256("key"), 3e6, uint64(block.timestamp + 60), nonce
+    /// @dev The client's signature of a request, in the market's domain.
+    function signRequest(uint256 key, Request memory r) internal view returns (bytes memory) {
+        bytes32 domain = keccak256(
+            abi.encode(
+                keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"),
+                keccak256("SplitUp"),
+                keccak256("1"),
+                block.chainid,
+                address(market)
+            )
         );
+        bytes32 digest = keccak256(abi.encodePacked("\x19\x01", domain, market.requestHashOf(r)));
+        (uint8 v, bytes32 rr, bytes32 ss) = vm.sign(key, digest);
+        return abi.encodePacked(rr, ss, v);
     }
 
-    function submitPlan(bytes32 id, uint16 executors) internal {
-        bytes32 root = keccak256("plan");
-        market.submitCompletePlan(id, root, SEED, executors, certify(3, planHash(id, root, SEED, executors)));
+    // --------------------------------------------------------------------------- randomness
+
+    /// @dev The members' secret, whole: sharing it is tested where it is done, off chain.
+    uint256 internal constant GROUP_SECRET = 0x5317;
+
+    function blsKey(uint256 secret) internal view returns (bytes memory) {
+        bytes memory generator = hex"00000000000000000000000000000000024aa2b2f08f0a91260805272dc51051"
+            hex"c6e47ad4fa403b02b4510b647ae3d1770bac0326a805bbefd48056c8c121bdb8"
+            hex"0000000000000000000000000000000013e02b6052719f607dacd3a088274f65"
+            hex"596bd0d09920b61ab5da61bbdc7f5049334cf11213945d57e5ac7d055d042b7e"
+            hex"000000000000000000000000000000000ce5d527727d6e118cc9cdc6da2e351a"
+            hex"adfd9baa8cbdd3a76d429a695160d12c923ac9cc3baca289e193548608b82801"
+            hex"000000000000000000000000000000000606c4a02ea734cc32acd2b02bc28b99"
+            hex"cb3e287e85a763af267492ab572e99ab3f370d275cec1da1aaa9075ff05f79be";
+        return multiply(address(0x0e), bytes.concat(generator, bytes32(secret)));
+    }
+
+    function blsSign(uint256 secret, bytes memory message) internal view returns (bytes memory) {
+        bytes memory point = Bls.hashToCurve(bytes.concat("\x15splitup/randomness/v1", message));
+        return multiply(address(0x0c), bytes.concat(point, bytes32(secret)));
+    }
+
+    function multiply(address precompile, bytes memory input) private view returns (bytes memory) {
+        (bool success, bytes memory output) = precompile.staticcall(input);
+        require(success, "a multiplication of EIP-2537 failed");
+        return output;
+    }
+
+    function confirmKey(bytes memory key, uint256 votes) internal {
+        for (uint256 i; i < votes; ++i) {
+            vm.prank(vm.addr(memberKeys[i]));
+            committee.confirmGroupKey(keccak256(key), key);
+        }
+    }
+
+    // --------------------------------------------------------------------------- executions
+
+    function makeRequest(uint64 nonce) internal view returns (Request memory r) {
+        (uint64 sequence, bytes32 root) = committee.latestSnapshot();
+        r = Request({
+            client: client,
+            modelId: MODEL,
+            steps: 1,
+            inputsDigest: keccak256("inputs"),
+            clientKey: keccak256("key"),
+            maxPrice: PRICE,
+            deadline: uint64(block.timestamp + 60),
+            nonce: nonce,
+            snapshotSequence: sequence,
+            snapshotRoot: root
+        });
+    }
+
+    function request(uint64 nonce) internal returns (bytes32 id) {
+        Request memory r = makeRequest(nonce);
+        vm.prank(client);
+        id = market.requestExecution(r.modelId, r.steps, r.inputsDigest, r.clientKey, r.maxPrice, r.deadline, nonce);
+        requests[id] = r;
+    }
+
+    function toWord(address account, uint96 amount) internal pure returns (bytes32) {
+        return bytes32(uint256(uint160(account)) << 96 | amount);
+    }
+
+    /// @dev What the group signs to make the seed of a request's plan.
+    function seedMessage(Request memory r) internal view returns (bytes memory) {
+        bytes32 id = market.executionIdOf(r.client, r.nonce);
+        return abi.encode(keccak256("splitup/plan-seed/v1"), id, r.modelId, r.snapshotSequence, r.snapshotRoot);
+    }
+
+    function makeTerms(Request memory r, uint256 executors) internal view returns (Terms memory terms) {
+        terms = Terms(keccak256("plan"), blsSign(GROUP_SECRET, seedMessage(r)), new bytes32[](executors));
+        for (uint256 i; i < executors; ++i) {
+            terms.exposures[i] = toWord(node[i], EXPOSURE);
+        }
+    }
+
+    function submitPlan(bytes32 id, uint256 executors) internal {
+        Terms memory terms = makeTerms(requests[id], executors);
+        market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
     }
 
     function settle(bytes32 id, Settlement memory s) internal {
         market.settle(id, s, certify(3, settlementHash(id, s)));
     }
 
-    function makeSettlement(uint128 pay, uint128 slash, uint128 fromSlash) internal view returns (Settlement memory s) {
+    function makeSettlement(uint96 pay, uint96 slash, uint96 reward) internal view returns (Settlement memory s) {
         s.steps = 1;
         s.evidenceRoot = keccak256("evidence");
-        s.payments = new Payment[](fromSlash > 0 ? 2 : 1);
-        s.payments[0] = Payment(node[0], pay, false);
-        if (fromSlash > 0) s.payments[1] = Payment(node[1], fromSlash, true);
+        s.payouts = new bytes32[](1);
+        s.payouts[0] = toWord(node[0], pay);
+        s.rewards = new Payment[](reward > 0 ? 1 : 0);
+        if (reward > 0) s.rewards[0] = Payment(node[1], reward);
         s.slashes = new Slash[](slash > 0 ? 1 : 0);
         if (slash > 0) s.slashes[0] = Slash(node[2], slash);
+    }
+
+    function makeDue(bytes32 id, Terms memory terms, bytes32 commitments, bytes32[] memory payouts)
+        internal
+        view
+        returns (Due memory)
+    {
+        return Due({
+            executionId: id,
+            requestHash: market.requestHashOf(requests[id]),
+            planRoot: terms.planRoot,
+            seed: keccak256(terms.seedSignature),
+            exposures: terms.exposures,
+            commitments: commitments,
+            payouts: payouts
+        });
+    }
+
+    function distribute(bytes32 id, uint256 executors, bytes32[] memory payouts) internal {
+        Due[] memory dues = new Due[](1);
+        dues[0] = makeDue(id, makeTerms(requests[id], executors), 0, payouts);
+        market.distribute(dues);
     }
 
     // -------------------------------------------------------------------------- assertions
@@ -200,7 +333,9 @@ abstract contract Base {
 
     /// @dev No path creates money, none loses any: exact, because nobody sends tokens past the books.
     function assertConserved() internal view {
-        assertEq(usdc.balanceOf(address(market)), market.totalBalances() + market.totalLocked());
+        assertEq(
+            usdc.balanceOf(address(market)), market.totalBalances() + market.totalLocked() + market.totalFees()
+        );
         require(market.conserved(), "conserved() disagrees");
     }
 }

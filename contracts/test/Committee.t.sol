@@ -4,6 +4,7 @@ pragma solidity ^0.8.28;
 import {Ownable} from "@openzeppelin/contracts/access/Ownable.sol";
 import {Base} from "./Base.sol";
 import {ICommittee, Member} from "../src/interfaces/ICommittee.sol";
+import {Bls} from "../src/libraries/Bls.sol";
 
 contract CommitteeTest is Base {
     bytes32 internal constant ROOT = keccak256("root");
@@ -78,7 +79,7 @@ contract CommitteeTest is Base {
         vm.expectRevert(abi.encodeWithSelector(ICommittee.DealingExists.selector, 1, member(0)));
         vm.prank(member(0));
         committee.postDealing("another");
-        committee.setMembers(makeMembers());
+        committee.resetMembers(makeMembers());
         vm.prank(member(0));
         committee.postDealing("dealing of the next configuration");
     }
@@ -109,54 +110,206 @@ contract CommitteeTest is Base {
     }
 
     function test_group_key_needs_a_quorum_of_equal_votes() public {
-        confirm(0, "key");
-        confirm(1, "key");
-        confirm(2, "other key");
+        bytes memory key = blsKey(GROUP_SECRET);
+        confirm(0, key);
+        confirm(1, key);
+        confirm(2, blsKey(1));
         assertEq(committee.groupKey().length, 0);
-        confirm(3, "key");
-        require(keccak256(committee.groupKey()) == keccak256("key"));
-        committee.setMembers(makeMembers());
-        assertEq(committee.groupKey().length, 0);
+        confirm(3, key);
+        require(keccak256(committee.groupKey()) == keccak256(key));
+        require(keccak256(committee.groupKeyOf(1)) == keccak256(key));
     }
 
     function test_group_key_votes_once_until_set() public {
-        confirm(0, "key");
+        bytes memory key = blsKey(GROUP_SECRET);
+        confirm(0, key);
         vm.expectRevert(abi.encodeWithSelector(ICommittee.VoteExists.selector, 1, member(0)));
-        confirm(0, "key");
-        confirm(1, "key");
-        confirm(2, "key");
+        confirm(0, key);
+        confirm(1, key);
+        confirm(2, key);
         vm.expectRevert(abi.encodeWithSelector(ICommittee.GroupKeyExists.selector, 1));
-        confirm(3, "key");
+        confirm(3, key);
         vm.expectRevert(abi.encodeWithSelector(ICommittee.GroupKeyExists.selector, 1));
         vm.prank(member(3));
         committee.postDealing("late");
     }
 
     function test_group_key_hash_must_match() public {
+        bytes memory key = blsKey(GROUP_SECRET);
         vm.expectRevert(
-            abi.encodeWithSelector(ICommittee.GroupKeyHashMismatch.selector, bytes32(uint256(1)), keccak256("key"))
+            abi.encodeWithSelector(ICommittee.GroupKeyHashMismatch.selector, bytes32(uint256(1)), keccak256(key))
         );
         vm.prank(member(0));
-        committee.confirmGroupKey(bytes32(uint256(1)), "key");
+        committee.confirmGroupKey(bytes32(uint256(1)), key);
+    }
+
+    function test_a17_group_key_must_be_a_point_of_the_subgroup() public {
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.GroupKeyInvalid.selector));
+        confirm(0, "no point");
+        bytes[2] memory bad = [new bytes(256), abi.encodePacked(blsKey(1))];
+        bad[1][255] ^= 0x01; // off the curve
+        for (uint256 k; k < bad.length; ++k) {
+            committee.resetMembers(makeMembers());
+            confirm(0, bad[k]);
+            confirm(1, bad[k]);
+            vm.expectRevert(abi.encodeWithSelector(ICommittee.GroupKeyInvalid.selector));
+            confirm(2, bad[k]);
+        }
+    }
+
+    // ---------------------------------------------------------------------------- handover
+
+    /// @dev Three of the four stay, one is new; memberKeys are the new members' afterwards.
+    function beginHandover() internal returns (uint256 leaver) {
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        leaver = memberKeys[3];
+        memberKeys[3] = 0xA5;
+        sortMemberKeys();
+        committee.setMembers(makeMembers());
+    }
+
+    function test_a_handover_keeps_the_members_until_the_next_confirm_the_key() public {
+        uint256 leaver = beginHandover();
+        bytes memory key = blsKey(GROUP_SECRET);
+        assertEq(committee.configuration(), 1);
+        assertEq(committee.nextConfiguration(), 2);
+        require(committee.isMember(vm.addr(leaver)) && !committee.isMember(vm.addr(0xA5)));
+        require(committee.isMemberOf(2, vm.addr(0xA5)));
+
+        vm.prank(vm.addr(leaver));
+        committee.postDealing("a leaving member deals");
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.NotMember.selector, vm.addr(0xA5)));
+        vm.prank(vm.addr(0xA5));
+        committee.postDealing("a member that has no share yet");
+        vm.prank(vm.addr(0xA5));
+        committee.postComplaint(vm.addr(leaver), "a receiver complains");
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.NotMember.selector, vm.addr(leaver)));
+        vm.prank(vm.addr(leaver));
+        committee.confirmGroupKey(keccak256(key), key);
+
+        confirmKey(key, 3);
+        assertEq(committee.configuration(), 2);
+        assertEq(committee.nextConfiguration(), 0);
+        require(keccak256(committee.groupKey()) == keccak256(key));
+        require(!committee.isMember(vm.addr(leaver)) && committee.isMember(vm.addr(0xA5)));
+        require(committee.verifyRandomness("alpha", blsSign(GROUP_SECRET, "alpha")) != 0);
+    }
+
+    function test_a_handover_cannot_change_the_key() public {
+        beginHandover();
+        bytes memory other = blsKey(1);
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.GroupKeyChanged.selector, 2));
+        confirm(0, other);
+    }
+
+    function test_executions_in_flight_keep_their_configuration() public {
+        uint256[4] memory old = memberKeys;
+        beginHandover();
+        uint256[4] memory next = memberKeys;
+        bytes memory announced = certify(3, ROOT);
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.ConfigurationUnknown.selector, 2));
+        committee.requireQuorumOf(2, ROOT, announced); // not in force yet
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        committee.requireQuorum(ROOT, certify(3, ROOT));
+        memberKeys = old;
+        committee.requireQuorumOf(1, ROOT, certify(4, ROOT));
+        bytes memory signatures = certify(4, ROOT);
+        vm.expectRevert(); // the leaver is a stranger now
+        committee.requireQuorum(ROOT, signatures);
+        memberKeys = next;
+    }
+
+    function test_a_handover_that_hangs_is_replaced_or_reset() public {
+        beginHandover();
+        committee.setMembers(makeMembers());
+        assertEq(committee.configuration(), 1);
+        assertEq(committee.nextConfiguration(), 3);
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        assertEq(committee.configuration(), 3);
+        committee.resetMembers(makeMembers());
+        assertEq(committee.configuration(), 4);
+        assertEq(committee.groupKey().length, 0);
+        require(committee.verifyRandomnessOf(3, "alpha", blsSign(GROUP_SECRET, "alpha")) != 0);
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.ConfigurationUnknown.selector, 2));
+        committee.requireQuorumOf(2, ROOT, "");
+    }
+
+    // -------------------------------------------------------------------------- randomness
+
+    function test_randomness_is_the_hash_of_the_groups_signature() public {
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        bytes memory signature = blsSign(GROUP_SECRET, "alpha");
+        require(committee.verifyRandomness("alpha", signature) == keccak256(signature));
+    }
+
+    function test_randomness_needs_a_group_key() public {
+        bytes memory signature = blsSign(GROUP_SECRET, "alpha");
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.GroupKeyMissing.selector, 1));
+        committee.verifyRandomness("alpha", signature);
+    }
+
+    function refuse(bytes memory message, bytes memory signature) internal {
+        vm.expectRevert(abi.encodeWithSelector(ICommittee.RandomnessInvalid.selector, 1));
+        committee.verifyRandomness(message, signature);
+    }
+
+    function test_a17_forged_randomness_is_refused() public {
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        bytes memory signature = blsSign(GROUP_SECRET, "alpha");
+        refuse("another alpha", signature);
+        refuse("alpha", blsSign(GROUP_SECRET + 1, "alpha"));
+        refuse("alpha", new bytes(128)); // the identity
+        refuse("alpha", "");
+        refuse("alpha", bytes.concat(signature, hex"00"));
+        refuse("alpha", Bls.hashToCurve("a point of the subgroup"));
+        bytes memory off = bytes.concat(signature);
+        off[127] ^= 0x01; // off the curve
+        refuse("alpha", off);
+        bytes memory padded = bytes.concat(signature);
+        padded[0] = 0x01; // not below the modulus
+        refuse("alpha", padded);
+    }
+
+    function testFuzz_a17_randomness_is_bound_to_every_byte(uint256 place, uint8 bit, bytes calldata message) public {
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        bytes memory signature = blsSign(GROUP_SECRET, message);
+        committee.verifyRandomness(message, signature);
+        signature[place % 128] ^= bytes1(uint8(1) << (bit % 8));
+        refuse(message, signature);
     }
 
     // --------------------------------------------------------------------------- snapshots
 
     function test_snapshots_are_accepted_in_sequence() public {
-        committee.submitSnapshot(1, ROOT, certify(3, snapshotHash(1, 1, ROOT)));
+        committee.submitSnapshot(1, 1, ROOT, certify(3, snapshotHash(1, 1, ROOT)));
         (uint64 sequence, bytes32 root) = committee.latestSnapshot();
         require(sequence == 1 && root == ROOT);
         bytes memory again = certify(3, snapshotHash(1, 1, ROOT));
         vm.expectRevert(abi.encodeWithSelector(ICommittee.SequenceInvalid.selector, 1, 2));
-        committee.submitSnapshot(1, ROOT, again);
-        committee.submitSnapshot(2, ROOT, certify(4, snapshotHash(1, 2, ROOT)));
+        committee.submitSnapshot(1, 1, ROOT, again);
+        committee.submitSnapshot(2, 1, ROOT, certify(4, snapshotHash(1, 2, ROOT)));
     }
 
-    function test_snapshot_of_another_configuration_is_refused() public {
+    function test_only_the_latest_64_snapshots_are_kept() public {
+        assertEq(uint256(committee.snapshotRootOf(0)), 0);
+        for (uint64 sequence = 1; sequence <= 65; ++sequence) {
+            bytes32 root = keccak256(abi.encode(sequence));
+            committee.submitSnapshot(sequence, 1, root, certify(3, snapshotHash(1, sequence, root)));
+        }
+        assertEq(uint256(committee.snapshotRootOf(1)), 0);
+        require(committee.snapshotRootOf(2) == keccak256(abi.encode(uint64(2))));
+        require(committee.snapshotRootOf(65) == keccak256(abi.encode(uint64(65))));
+        assertEq(uint256(committee.snapshotRootOf(66)), 0);
+    }
+
+    function test_snapshot_of_another_epoch_or_configuration_is_refused() public {
+        bytes memory stale = certify(3, snapshotHash(1, 1, 2, ROOT));
+        vm.expectRevert();
+        committee.submitSnapshot(1, 1, ROOT, stale);
         committee.setMembers(makeMembers());
         bytes memory signatures = certify(3, snapshotHash(1, 1, ROOT));
         vm.expectRevert(); // the signatures recover to strangers, or to an order that does not ascend
-        committee.submitSnapshot(1, ROOT, signatures);
+        committee.submitSnapshot(1, 1, ROOT, signatures);
     }
 
     // ------------------------------------------------------------------------ quorum check

@@ -1,25 +1,20 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
+import {Ownable} from "@openzeppelin/contracts/access/Ownable.sol";
 import {IERC20Errors} from "@openzeppelin/contracts/interfaces/draft-IERC6093.sol";
-import {Base} from "./Base.sol";
+import {MarketBase} from "./MarketBase.sol";
 import {ICommittee} from "../src/interfaces/ICommittee.sol";
 import {
-    Completion, Execution, IMarket, Parameters, Payment, Settlement, Slash, Status
+    Completion, Due, Execution, IMarket, Parameters, Payment, Request, Settlement, Slash, Status, Terms
 } from "../src/interfaces/IMarket.sol";
+import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
+import {Market} from "../src/Market.sol";
 import {IModelRegistry} from "../src/interfaces/IModelRegistry.sol";
+import {INodeRegistry} from "../src/interfaces/INodeRegistry.sol";
 
-contract MarketTest is Base {
-    function refuse(bytes memory reason) internal {
-        vm.expectRevert(reason);
-    }
-
-    function commit(address account, bytes32 id) internal {
-        Completion[] memory list = new Completion[](1);
-        list[0] = Completion(id, 1, keccak256("outputs"));
-        vm.prank(account);
-        market.commitCompletions(list);
-    }
+contract MarketTest is MarketBase {
+    bytes32 internal constant SALT = keccak256("another root");
 
     // ------------------------------------------------------------------------------- money
 
@@ -71,20 +66,29 @@ contract MarketTest is Base {
 
     // ---------------------------------------------------------------------------- requests
 
-    function test_request_locks_the_price_and_records_the_snapshot() public {
-        committee.submitSnapshot(1, keccak256("snap"), certify(3, snapshotHash(1, 1, keccak256("snap"))));
+    function test_request_locks_the_price_and_binds_its_words() public {
         bytes32 id = request(1);
         require(id == market.executionIdOf(client, 1));
         require(id == keccak256(abi.encode(block.chainid, address(market), client, uint64(1))));
         Execution memory execution = market.executionOf(id);
-        require(execution.client == client && execution.modelId == MODEL && execution.status == Status.Requested);
-        require(execution.snapshotSequence == 1 && execution.snapshotRoot == keccak256("snap"));
+        require(execution.client == client && execution.status == Status.Requested);
+        require(execution.record == market.requestHashOf(requests[id]));
+        assertEq(execution.configuration, 1);
+        assertEq(execution.maxPrice, PRICE);
         assertEq(market.balanceOf(client), 997e6);
         assertEq(market.totalLocked(), 3e6);
         assertConserved();
     }
 
-    function tryRequest(bytes32 model, uint32 steps, uint128 price, uint256 deadline, uint64 nonce) internal {
+    function test_request_hash_is_the_eip712_hash() public view {
+        Request memory r = makeRequest(7);
+        bytes32 kind = keccak256(
+            "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot)"
+        );
+        require(market.requestHashOf(r) == keccak256(abi.encode(kind, r)));
+    }
+
+    function tryRequest(bytes32 model, uint32 steps, uint96 price, uint256 deadline, uint64 nonce) internal {
         vm.prank(client);
         market.requestExecution(model, steps, 0, 0, price, uint64(deadline), nonce);
     }
@@ -97,56 +101,159 @@ contract MarketTest is Base {
         tryRequest(MODEL, 0, 3e6, time + 60, 1);
         refuse(abi.encodeWithSelector(IMarket.StepsInvalid.selector, 65537, 65536));
         tryRequest(MODEL, 65537, 3e6, time + 60, 1);
-        refuse(abi.encodeWithSelector(IMarket.PriceTooLow.selector, 2e6 - 1, 2e6));
-        tryRequest(MODEL, 1, 2e6 - 1, time + 60, 1);
+        refuse(abi.encodeWithSelector(IMarket.PriceTooLow.selector, 2.02e6 - 1, 2.02e6));
+        tryRequest(MODEL, 1, 2.02e6 - 1, time + 60, 1);
         refuse(abi.encodeWithSelector(IMarket.DeadlineInvalid.selector, time + 4, time + 5, time + 1 days));
-        tryRequest(MODEL, 1, 2e6, time + 4, 1);
+        tryRequest(MODEL, 1, 2.02e6, time + 4, 1);
         refuse(abi.encodeWithSelector(IMarket.DeadlineInvalid.selector, time + 1 days + 1, time + 5, time + 1 days));
-        tryRequest(MODEL, 1, 2e6, time + 1 days + 1, 1);
+        tryRequest(MODEL, 1, 2.02e6, time + 1 days + 1, 1);
         refuse(abi.encodeWithSelector(IMarket.BalanceTooSmall.selector, client, 1000e6, 1000e6 + 1));
         tryRequest(MODEL, 1, 1000e6 + 1, time + 60, 1);
-        tryRequest(MODEL, 1, 2e6, time + 60, 1);
+        tryRequest(MODEL, 1, 2.02e6, time + 60, 1);
         refuse(abi.encodeWithSelector(IMarket.NonceUsed.selector, client, 1));
-        tryRequest(MODEL, 1, 2e6, time + 60, 1);
+        tryRequest(MODEL, 1, 2.02e6, time + 60, 1);
     }
 
-    function test_dust_requests_are_refused() public {
+    function test_a24_dust_requests_are_refused() public {
         models.register(keccak256("free"), "free", makeTasks(1, 0), makeChain(1));
         refuse(abi.encodeWithSelector(IMarket.PriceTooLow.selector, 999, 1000));
         tryRequest(keccak256("free"), 1, 999, block.timestamp + 60, 1);
+    }
+
+    function test_the_quote_is_the_sum_of_its_parts() public view {
+        (uint256 executors, uint256 verification, uint256 fee) = market.quoteParts(MODEL, 3);
+        assertEq(executors, 3e6);
+        assertEq(verification, 3e6);
+        assertEq(fee, 0.06e6);
+        assertEq(market.quote(MODEL, 3), 6.06e6);
+    }
+
+    function test_pausing_stops_requests_and_nothing_else() public {
+        bytes32 id = request(1);
+        bytes32 other = request(2);
+        market.setPaused(true);
+        require(market.paused());
+        refuse(abi.encodeWithSelector(IMarket.RequestsPaused.selector));
+        tryRequest(MODEL, 1, PRICE, block.timestamp + 60, 3);
+        submitPlan(id, 1);
+        commit(node[0], id);
+        settle(id, makeSettlement(1e6, 0, 0));
+        distribute(id, 1, makeSettlement(1e6, 0, 0).payouts);
+        vm.warp(block.timestamp + 60);
+        market.refund(other);
+        vm.prank(node[0]);
+        market.withdraw(1e6);
+        market.collectFees();
+        vm.prank(client);
+        market.withdraw(1);
+        assertConserved();
+        market.setPaused(false);
+        request(4);
+        refuse(abi.encodeWithSelector(Ownable.OwnableUnauthorizedAccount.selector, client));
+        vm.prank(client);
+        market.setPaused(true);
     }
 
     // ------------------------------------------------------------------------------- plans
 
     function test_plan_is_accepted_once_with_a_quorum() public {
         bytes32 id = request(1);
-        bytes32 root = keccak256("plan");
-        bytes memory few = certify(2, planHash(id, root, SEED, 3));
+        Request memory r = requests[id];
+        Terms memory terms = makeTerms(r, 3);
+        bytes memory few = certify(2, planHash(id, terms));
         refuse(abi.encodeWithSelector(ICommittee.QuorumTooSmall.selector, 2, 3));
-        market.submitCompletePlan(id, root, SEED, 3, few);
+        market.submitCompletePlan(r, terms, few);
         submitPlan(id, 3);
         Execution memory execution = market.executionOf(id);
-        require(execution.planRoot == root && execution.seed == SEED && execution.executorCount == 3);
-        bytes memory again = certify(3, planHash(id, root, SEED, 3));
+        require(execution.executorCount == 3 && execution.status == Status.Planned);
+        require(execution.record == market.recordOf(makeDue(id, terms, 0, new bytes32[](0)), false));
+        for (uint256 i; i < 3; ++i) {
+            assertEq(nodes.nodeOf(node[i]).locked, EXPOSURE);
+        }
+        bytes memory again = certify(3, planHash(id, terms));
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Planned));
-        market.submitCompletePlan(id, root, SEED, 3, again);
+        market.submitCompletePlan(r, terms, again);
     }
 
-    function test_plan_of_another_execution_is_refused() public {
+    function test_a15_plan_of_another_execution_is_refused() public {
         bytes32 first = request(1);
         bytes32 second = request(2);
-        bytes memory signatures = certify(3, planHash(first, keccak256("plan"), SEED, 3));
+        Terms memory terms = makeTerms(requests[first], 3);
+        Request memory r = requests[second];
+        bytes memory signatures = certify(3, planHash(first, terms));
         vm.expectRevert(); // recovers to strangers
-        market.submitCompletePlan(second, keccak256("plan"), SEED, 3, signatures);
+        market.submitCompletePlan(r, terms, signatures);
+        signatures = certify(3, planHash(second, terms));
+        vm.expectRevert(); // the seed is that of the first
+        market.submitCompletePlan(r, terms, signatures);
+        r = requests[first];
+        r.inputsDigest = 0; // not what the client asked for
+        signatures = certify(3, planHash(first, terms));
+        refuse(abi.encodeWithSelector(IMarket.RecordMismatch.selector, first));
+        market.submitCompletePlan(r, terms, signatures);
     }
 
-    function test_plan_after_the_deadline_is_refused() public {
+    function test_a17_plan_needs_the_groups_signature_under_its_seed() public {
         bytes32 id = request(1);
-        uint64 deadline = uint64(block.timestamp + 60);
-        bytes memory signatures = certify(3, planHash(id, keccak256("plan"), SEED, 3));
-        vm.warp(deadline);
-        refuse(abi.encodeWithSelector(IMarket.DeadlinePassed.selector, id, deadline));
-        market.submitCompletePlan(id, keccak256("plan"), SEED, 3, signatures);
+        Request memory r = requests[id];
+        Terms memory terms = makeTerms(r, 1);
+        terms.seedSignature = blsSign(GROUP_SECRET + 1, seedMessage(r));
+        bytes memory signatures = certify(3, planHash(id, terms));
+        vm.expectRevert();
+        market.submitCompletePlan(r, terms, signatures);
+        terms.seedSignature = "";
+        signatures = certify(3, planHash(id, terms));
+        vm.expectRevert();
+        market.submitCompletePlan(r, terms, signatures);
+    }
+
+    function test_plan_must_fit_its_deadline_and_bounds() public {
+        bytes32 id = request(1);
+        Request memory r = requests[id];
+        Terms memory terms = makeTerms(r, 0);
+        refuse(abi.encodeWithSelector(IMarket.ExecutorsMissing.selector, id));
+        market.submitCompletePlan(r, terms, "");
+        terms.exposures = new bytes32[](1025);
+        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 1025, 1024));
+        market.submitCompletePlan(r, terms, "");
+        terms = makeTerms(r, 1);
+        terms.planRoot = 0;
+        refuse(abi.encodeWithSelector(IMarket.RootMissing.selector, id));
+        market.submitCompletePlan(r, terms, "");
+        vm.warp(r.deadline);
+        refuse(abi.encodeWithSelector(IMarket.DeadlinePassed.selector, id, r.deadline));
+        market.submitCompletePlan(r, terms, "");
+    }
+
+    function test_plan_needs_stake_that_is_free() public {
+        bytes32 id = request(1);
+        Request memory r = requests[id];
+        Terms memory terms = makeTerms(r, 2);
+        terms.exposures[1] = toWord(node[1], NODE_STAKE + 1);
+        bytes memory signatures = certify(3, planHash(id, terms));
+        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[1], NODE_STAKE, NODE_STAKE + 1));
+        market.submitCompletePlan(r, terms, signatures);
+        terms.exposures[1] = toWord(node[1], NODE_STAKE);
+        market.submitCompletePlan(r, terms, certify(3, planHash(id, terms)));
+        id = request(2);
+        r = requests[id];
+        terms = makeTerms(r, 2);
+        signatures = certify(3, planHash(id, terms));
+        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[1], 0, EXPOSURE));
+        market.submitCompletePlan(r, terms, signatures);
+        terms.exposures[1] = terms.exposures[0]; // nobody is listed twice
+        signatures = certify(3, planHash(id, terms));
+        refuse(abi.encodeWithSelector(INodeRegistry.ExposuresNotAscending.selector, node[0], node[0]));
+        market.submitCompletePlan(r, terms, signatures);
+    }
+
+    function test_executions_in_flight_keep_their_quorum() public {
+        bytes32 id = request(1);
+        committee.resetMembers(makeMembers()); // configuration 2
+        submitPlan(id, 1);
+        settle(id, makeSettlement(1e6, 0, 0));
+        assertEq(market.executionOf(id).configuration, 1);
+        assertEq(market.executionOf(request(2)).configuration, 2);
     }
 
     // ------------------------------------------------------------------------- commitments
@@ -175,6 +282,37 @@ contract MarketTest is Base {
         market.commitCompletions(new Completion[](65));
     }
 
+    function test_the_committee_commits_for_all_in_one_call() public {
+        bytes32 id = request(1);
+        refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Requested));
+        market.commitExecution(id, SALT, 1, "");
+        submitPlan(id, 3);
+        refuse(abi.encodeWithSelector(IMarket.RootMissing.selector, id));
+        market.commitExecution(id, 0, 1, "");
+        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 0, 3));
+        market.commitExecution(id, SALT, 0, "");
+        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 4, 3));
+        market.commitExecution(id, SALT, 4, "");
+        bytes memory few = certify(2, commitmentsHash(id, SALT, 2));
+        refuse(abi.encodeWithSelector(ICommittee.QuorumTooSmall.selector, 2, 3));
+        market.commitExecution(id, SALT, 2, few);
+        bytes memory other = certify(3, commitmentsHash(id, SALT, 2));
+        vm.expectRevert();
+        market.commitExecution(id, SALT, 3, other);
+        commitAll(id, 2);
+        refuse(abi.encodeWithSelector(IMarket.CommitmentExists.selector, id, address(0)));
+        market.commitExecution(id, SALT, 2, "");
+        assertEq(market.refundableAt(id), block.timestamp + 60); // one is missing
+        commit(node[2], id); // the one that was left out helps itself
+        assertEq(market.refundableAt(id), block.timestamp + 60 + 1 hours);
+        settle(id, makeSettlement(1e6, 0, 0));
+        Terms memory terms = makeTerms(requests[id], 3);
+        market.distribute(
+            toList(makeDue(id, terms, keccak256("commitments"), makeSettlement(1e6, 0, 0).payouts))
+        );
+        assertEq(market.balanceOf(node[0]), 1e6);
+    }
+
     function test_one_call_commits_many_executions() public {
         Completion[] memory list = new Completion[](64);
         for (uint64 i; i < 64; ++i) {
@@ -189,45 +327,123 @@ contract MarketTest is Base {
 
     // -------------------------------------------------------------------------- settlement
 
-    function test_settle_pays_slashes_and_returns_the_rest() public {
+    function test_settle_decides_and_distribute_credits() public {
         bytes32 id = request(1);
         submitPlan(id, 1);
-        settle(id, makeSettlement(1e6, 100e6, 30e6));
-        assertEq(market.balanceOf(node[0]), 1e6);
-        assertEq(market.balanceOf(node[1]), 30e6);
-        assertEq(market.balanceOf(client), 999e6);
+        Settlement memory s = makeSettlement(1e6, 100e6, 30e6);
+        settle(id, s);
+        assertEq(market.balanceOf(node[0]), 0); // decided, not credited
+        assertEq(market.balanceOf(node[1]), 30e6); // rewards at once
+        assertEq(market.balanceOf(client), 999e6 - 0.01e6); // one per cent is the fee
         assertEq(market.balanceOf(address(this)), 70e6); // the treasury
         assertEq(nodes.nodeOf(node[2]).stake, NODE_STAKE - 100e6);
+        assertEq(market.totalLocked(), 1e6);
+        assertEq(market.totalFees(), 0.01e6);
+        assertConserved();
+        distribute(id, 1, s.payouts);
+        assertEq(market.balanceOf(node[0]), 1e6);
         assertEq(market.totalLocked(), 0);
+        assertEq(nodes.nodeOf(node[0]).locked, 0);
         assertConserved();
         vm.prank(node[1]);
         market.withdraw(30e6);
         assertEq(usdc.balanceOf(node[1]), 30e6);
-        Settlement memory s = makeSettlement(1e6, 0, 0);
         bytes memory signatures = certify(3, settlementHash(id, s));
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Settled));
         market.settle(id, s, signatures);
     }
 
+    function refuseDue(bytes memory reason, Due memory due) internal {
+        Due[] memory dues = toList(due);
+        refuse(reason);
+        market.distribute(dues);
+    }
+
+    function test_distribute_pays_once_and_only_what_was_decided() public {
+        bytes32 id = request(1);
+        bytes32[] memory none = new bytes32[](0);
+        Terms memory terms = makeTerms(requests[id], 2);
+        refuseDue(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Requested), makeDue(id, terms, 0, none));
+        submitPlan(id, 2);
+        Settlement memory s = makeSettlement(1e6, 0, 0);
+        settle(id, s);
+        bytes memory mismatch = abi.encodeWithSelector(IMarket.RecordMismatch.selector, id);
+        refuseDue(mismatch, makeDue(id, terms, 0, none));
+        refuseDue(mismatch, makeDue(id, terms, SALT, s.payouts));
+        terms.exposures[0] = toWord(node[0], EXPOSURE + 1);
+        refuseDue(mismatch, makeDue(id, terms, 0, s.payouts));
+        s.payouts[0] = toWord(node[0], 2e6);
+        terms.exposures[0] = toWord(node[0], EXPOSURE);
+        refuseDue(mismatch, makeDue(id, terms, 0, s.payouts));
+        s.payouts[0] = toWord(node[0], 1e6);
+        market.distribute(toList(makeDue(id, terms, 0, s.payouts)));
+        refuseDue(abi.encodeWithSelector(IMarket.AlreadyDistributed.selector, id), makeDue(id, terms, 0, s.payouts));
+        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 65, 64));
+        market.distribute(new Due[](65));
+    }
+
+    function test_distribute_releases_what_was_refunded() public {
+        bytes32 id = request(1);
+        bytes32 never = request(2); // gets no plan
+        submitPlan(id, 2);
+        commitAll(id, 1);
+        vm.warp(block.timestamp + 60);
+        market.refund(id);
+        market.refund(never);
+        Terms memory terms = makeTerms(requests[id], 2);
+        bytes32[] memory payouts = makeSettlement(3e6, 0, 0).payouts;
+        market.distribute(toList(makeDue(id, terms, keccak256("commitments"), payouts)));
+        assertEq(market.balanceOf(node[0]), 0); // whatever is stated, a refund pays nobody
+        assertEq(nodes.nodeOf(node[0]).locked, 0);
+        assertEq(nodes.nodeOf(node[1]).locked, 0);
+        terms = makeTerms(requests[never], 2);
+        refuseDue(abi.encodeWithSelector(IMarket.RecordMismatch.selector, never), makeDue(never, terms, 0, payouts));
+        assertConserved();
+    }
+
     function test_settle_cannot_pay_more_than_there_is() public {
         bytes32 id = request(1);
         submitPlan(id, 1);
-        Settlement memory s = makeSettlement(3e6 + 1, 0, 0);
+        Settlement memory s = makeSettlement(PRICE + 1, 0, 0);
         bytes memory signatures = certify(3, settlementHash(id, s));
-        refuse(abi.encodeWithSelector(IMarket.Overpaid.selector, id, 3e6 + 1, 3e6));
+        refuse(abi.encodeWithSelector(IMarket.Overpaid.selector, id, PRICE + 1, PRICE));
         market.settle(id, s, signatures);
-        s = makeSettlement(3e6, 10, 11); // from the slash, more than was slashed
-        signatures = certify(3, settlementHash(id, s));
-        refuse(abi.encodeWithSelector(IMarket.Overpaid.selector, id, 11, 10));
-        market.settle(id, s, signatures);
-        assertEq(nodes.nodeOf(node[2]).stake, NODE_STAKE);
+        settle(id, makeSettlement(PRICE, 0, 0)); // leaves nothing for a fee
+        assertEq(market.totalFees(), 0);
         assertConserved();
+    }
+
+    function test_self_slashing_does_not_pay() public {
+        bytes32 id = request(1);
+        submitPlan(id, 1);
+        Settlement memory s = makeSettlement(0, 100e6, 100e6); // the liar is the validator and the client
+        settle(id, s);
+        assertEq(market.balanceOf(node[1]), 80e6);
+        assertEq(market.balanceOf(address(this)), 20e6);
+        assertConserved();
+    }
+
+    function test_rewards_shrink_with_an_emptied_stake() public {
+        vm.prank(address(market));
+        nodes.slash(node[2], NODE_STAKE - 10e6);
+        usdc.mint(client, NODE_STAKE - 10e6); // the treasury's elsewhere; keeps the sums below exact
+        bytes32 id = request(1);
+        submitPlan(id, 1);
+        Settlement memory s = makeSettlement(1e6, 100e6, 30e6);
+        s.rewards = new Payment[](2);
+        s.rewards[0] = Payment(node[1], 30e6);
+        s.rewards[1] = Payment(client, 10e6);
+        settle(id, s);
+        assertEq(market.balanceOf(node[1]), 6e6);
+        assertEq(market.balanceOf(client), 999e6 - 0.01e6 + 2e6);
+        assertEq(market.balanceOf(address(this)), 2e6);
+        require(market.conserved());
     }
 
     function test_settle_takes_what_is_left_of_a_stake() public {
         bytes32 id = request(1);
         submitPlan(id, 1);
-        settle(id, makeSettlement(1e6, type(uint128).max, 0));
+        settle(id, makeSettlement(1e6, type(uint96).max, 0));
         assertEq(nodes.nodeOf(node[2]).stake, 0);
         assertEq(market.balanceOf(address(this)), NODE_STAKE);
         assertConserved();
@@ -240,7 +456,7 @@ contract MarketTest is Base {
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Requested));
         market.settle(id, s, signatures);
         submitPlan(id, 1);
-        s.payments[0].to = client; // another text than the one that was signed
+        s.payouts[0] = toWord(client, 1e6); // another text than the one that was signed
         vm.expectRevert();
         market.settle(id, s, signatures);
         s = makeSettlement(1e6, 0, 0);
@@ -248,19 +464,87 @@ contract MarketTest is Base {
         signatures = certify(3, settlementHash(id, s));
         refuse(abi.encodeWithSelector(IMarket.StepsInvalid.selector, 2, 1));
         market.settle(id, s, signatures);
+        s = makeSettlement(1e6, 0, 0);
+        s.payouts = new bytes32[](2);
+        s.payouts[0] = toWord(node[0], 1);
+        s.payouts[1] = toWord(node[0], 1);
+        signatures = certify(3, settlementHash(id, s));
+        refuse(abi.encodeWithSelector(IMarket.PayoutsNotAscending.selector, node[0], node[0]));
+        market.settle(id, s, signatures);
+        s = makeSettlement(1e6, 1e6, 1e6);
+        s.rewards[0].to = address(0);
+        signatures = certify(3, settlementHash(id, s));
+        refuse(abi.encodeWithSelector(IMarket.AddressMissing.selector));
+        market.settle(id, s, signatures);
     }
 
-    function test_settle_is_bounded() public {
+    function test_a24_settle_is_bounded() public {
         bytes32 id = request(1);
         submitPlan(id, 1);
         Settlement memory s;
-        s.payments = new Payment[](2049);
+        s.payouts = new bytes32[](2049);
         refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 2049, 2048));
         market.settle(id, s, "");
-        s.payments = new Payment[](0);
+        s.payouts = new bytes32[](0);
         s.slashes = new Slash[](65);
         refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 65, 64));
         market.settle(id, s, "");
+        s.slashes = new Slash[](0);
+        s.rewards = new Payment[](65);
+        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 65, 64));
+        market.settle(id, s, "");
+    }
+
+    function test_a24_the_largest_execution_fits_a_transaction() public {
+        uint256 count = 1024;
+        bytes32 id = request(1);
+        Request memory r = requests[id];
+        Terms memory terms = makeTerms(r, 0);
+        terms.exposures = new bytes32[](count);
+        Settlement memory s = makeSettlement(0, 0, 0);
+        s.payouts = new bytes32[](2 * count);
+        for (uint160 i; i < 2 * count; ++i) {
+            address account = address(0x10001 + i);
+            if (i < count) {
+                joinNode(account);
+                terms.exposures[i] = toWord(account, EXPOSURE);
+            }
+            s.payouts[i] = toWord(account, 1000);
+        }
+        bytes memory signatures = certify(3, planHash(id, terms));
+        uint256 before = gasleft();
+        market.submitCompletePlan(r, terms, signatures);
+        require(before - gasleft() < 1 << 24, "plan");
+        signatures = certify(3, settlementHash(id, s));
+        before = gasleft();
+        market.settle(id, s, signatures);
+        require(before - gasleft() < 1 << 24, "settle");
+        Due[] memory dues = toList(makeDue(id, terms, 0, s.payouts));
+        for (uint256 left = 2 * count; left > 0; left -= left < 384 ? left : 384) {
+            before = gasleft();
+            market.distribute(dues);
+            require(before - gasleft() < 1 << 24, "distribute");
+            assertEq(nodes.nodeOf(address(0x10001)).locked, 0);
+        }
+        assertEq(market.balanceOf(address(0x10001)), 1000);
+        assertEq(market.balanceOf(address(0x10800)), 1000);
+        refuse(abi.encodeWithSelector(IMarket.AlreadyDistributed.selector, id));
+        market.distribute(dues);
+        assertEq(market.totalLocked(), 0);
+        assertConserved();
+    }
+
+    function test_fees_are_the_members_in_equal_parts() public {
+        bytes32 id = request(1);
+        submitPlan(id, 1);
+        settle(id, makeSettlement(1e6 + 300, 0, 0));
+        assertEq(market.totalFees(), 10_003);
+        market.collectFees();
+        for (uint256 i; i < 4; ++i) {
+            assertEq(market.balanceOf(vm.addr(memberKeys[i])), 2_500);
+        }
+        assertEq(market.totalFees(), 3); // left for the next time
+        assertConserved();
     }
 
     // ------------------------------------------------------------------------------ refund
@@ -302,11 +586,18 @@ contract MarketTest is Base {
         bytes memory reason = abi.encodeWithSelector(IMarket.StatusInvalid.selector, bytes32(0), Status.Unknown);
         refuse(reason);
         market.refund(0);
-        refuse(reason);
-        market.submitCompletePlan(0, SEED, SEED, 1, "");
+        Request memory r = makeRequest(99);
+        Terms memory terms = makeTerms(r, 1);
+        refuse(
+            abi.encodeWithSelector(
+                IMarket.StatusInvalid.selector, market.executionIdOf(client, 99), Status.Unknown
+            )
+        );
+        market.submitCompletePlan(r, terms, "");
         Settlement memory s;
         refuse(reason);
         market.settle(0, s, "");
+        refuseDue(reason, makeDue(0, terms, 0, s.payouts));
     }
 
     // -------------------------------------------------------------------------- parameters
@@ -333,12 +624,83 @@ contract MarketTest is Base {
         vm.prank(client);
         market.setParameters(p);
         p.samplingBps = 10_001;
-        refuse(abi.encodeWithSelector(IMarket.ParameterInvalid.selector, "samplingBps"));
-        market.setParameters(p);
+        refuseParameters(p, "samplingBps");
+        p.samplingBps = 0;
+        refuseParameters(p, "samplingBps");
         p = defaultParameters();
         p.minDeadlineS = p.maxDeadlineS + 1;
-        refuse(abi.encodeWithSelector(IMarket.ParameterInvalid.selector, "minDeadlineS"));
+        refuseParameters(p, "minDeadlineS");
+        p.minDeadlineS = 0;
+        refuseParameters(p, "minDeadlineS");
+        p = defaultParameters();
+        p.collusionBps = 10_000;
+        refuseParameters(p, "collusionBps");
+        p = defaultParameters();
+        p.treasuryBps = 0; // slashing oneself would cost nothing
+        refuseParameters(p, "treasuryBps");
+        p.treasuryBps = 10_001;
+        refuseParameters(p, "treasuryBps");
+        p = defaultParameters();
+        p.feeBps = 1_001;
+        refuseParameters(p, "feeBps");
+        p = defaultParameters();
+        p.tieBreakers = 9;
+        refuseParameters(p, "tieBreakers");
+        p = defaultParameters();
+        p.settlementGraceS = 30 days + 1;
+        refuseParameters(p, "settlementGraceS");
+        p = defaultParameters();
+        p.maxDeadlineS = 30 days + 1;
+        refuseParameters(p, "maxDeadlineS");
+        p = defaultParameters();
+        p.minPrice = 0;
+        refuseParameters(p, "minPrice");
+    }
+
+    function refuseParameters(Parameters memory p, string memory name) internal {
+        refuse(abi.encodeWithSelector(IMarket.ParameterInvalid.selector, name));
         market.setParameters(p);
+    }
+
+    function test_no_execution_outlasts_the_unbonding_period() public {
+        Parameters memory p = defaultParameters();
+        p.maxDeadlineS = uint32(UNBONDING - 1 hours);
+        refuse(abi.encodeWithSelector(IMarket.UnbondingTooShort.selector, UNBONDING, UNBONDING));
+        market.setParameters(p);
+        p.maxDeadlineS -= 1;
+        market.setParameters(p);
+        assertEq(market.longestExecutionS(), UNBONDING - 1);
+        refuse(abi.encodeWithSelector(INodeRegistry.PeriodInvalid.selector, UNBONDING - 1, UNBONDING, 90 days));
+        nodes.setUnbondingPeriod(UNBONDING - 1);
+    }
+
+    function test_the_treasury_is_the_owners_to_name() public {
+        refuse(abi.encodeWithSelector(IMarket.AddressMissing.selector));
+        market.setTreasury(address(0));
+        refuse(abi.encodeWithSelector(Ownable.OwnableUnauthorizedAccount.selector, client));
+        vm.prank(client);
+        market.setTreasury(client);
+        market.setTreasury(client);
+        require(market.treasury() == client);
+    }
+
+    function test_the_code_fits_eip170() public view {
+        require(address(market).code.length <= 24_576, "no chain would take it");
+    }
+
+    function test_the_market_needs_its_parts() public {
+        Parameters memory p = defaultParameters();
+        for (uint256 i; i < 4; ++i) {
+            refuse(abi.encodeWithSelector(IMarket.AddressMissing.selector));
+            new Market(
+                address(this),
+                IERC20(i == 0 ? address(0) : address(usdc)),
+                ICommittee(i == 1 ? address(0) : address(committee)),
+                INodeRegistry(i == 2 ? address(0) : address(nodes)),
+                IModelRegistry(i == 3 ? address(0) : address(models)),
+                p
+            );
+        }
     }
 
     function testFuzz_parameters_never_overflow(Parameters memory p) public {
@@ -349,15 +711,20 @@ contract MarketTest is Base {
             require(loss > (1000 + uint256(now_.validationBonusMilli)) * 10_000 ** (uint256(now_.tieBreakers) + 1));
         } catch (bytes memory reason) {
             bytes4 kind = bytes4(reason);
-            require(kind == IMarket.ParameterInvalid.selector || kind == IMarket.ParametersUnsafe.selector);
+            require(
+                kind == IMarket.ParameterInvalid.selector || kind == IMarket.ParametersUnsafe.selector
+                    || kind == IMarket.UnbondingTooShort.selector
+            );
         }
     }
 
-    function testFuzz_settlement_conserves(uint128 pay, uint128 slash, uint128 fromSlash) public {
+    function testFuzz_settlement_conserves(uint96 pay, uint96 slash, uint96 reward) public {
         bytes32 id = request(1);
         submitPlan(id, 1);
-        Settlement memory s = makeSettlement(pay % 4e6, slash % 3000e6, fromSlash % 3000e6);
+        Settlement memory s = makeSettlement(pay % 4e6, slash % 3000e6, reward % 3000e6);
         try market.settle(id, s, certify(3, settlementHash(id, s))) {
+            assertEq(market.totalLocked(), pay % 4e6);
+            distribute(id, 1, s.payouts);
             assertEq(market.totalLocked(), 0);
         } catch {
             assertEq(market.totalLocked(), 3e6);

@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-import {Base} from "./Base.sol";
-import {Completion, Execution, Settlement, Status} from "../src/interfaces/IMarket.sol";
+import {MarketBase} from "./MarketBase.sol";
+import {Due, Execution, Request, Settlement, Status, Terms} from "../src/interfaces/IMarket.sol";
 
-/// @dev Everything that moves money, in any order, by forge's choice. Owns the network it acts on.
-contract MarketHandler is Base {
-    uint256 internal constant EXECUTIONS = 8;
+/// @dev Everything that moves money, in any order, by forge's choice. Owns the network it acts on. Nodes
+/// 0 and 1 are honest, node 2 lies: settlements slash only it.
+contract MarketHandler is MarketBase {
+    uint256 internal constant EXECUTIONS = 12;
 
     bytes32[] internal _ids;
+    mapping(bytes32 executionId => uint32) internal _planned; // executors of the plan
+    mapping(bytes32 executionId => bytes32) internal _commitments;
+    mapping(bytes32 executionId => Settlement) internal _settlements;
+    mapping(bytes32 executionId => uint256) internal _distributions; // successful ones
+    uint256 internal _earned; // by node 0, out of prices
+    uint256 internal _withdrawn; // by node 0
 
     function deposit(uint64 amount) external {
         fund(client, uint256(amount) + 1);
@@ -19,6 +26,12 @@ contract MarketHandler is Base {
         uint256 part = amount % (market.balanceOf(account) + 1);
         vm.prank(account);
         market.withdraw(part);
+        if (account == node[0]) _withdrawn += part;
+    }
+
+    function freeze(uint16 later) external {
+        vm.prank(client);
+        market.freeze(uint64(block.timestamp + later % 20));
     }
 
     function ask() external {
@@ -26,41 +39,136 @@ contract MarketHandler is Base {
     }
 
     function plan(uint256 which, uint16 executors) external {
-        submitPlan(_pick(which), executors % 3 + 1);
+        bytes32 id = _pick(which);
+        uint32 count = executors % 3 + 1;
+        submitPlan(id, count);
+        _planned[id] = count;
     }
 
-    function commit(uint256 which, uint256 who) external {
-        Completion[] memory list = new Completion[](1);
-        list[0] = Completion(_pick(which), 1, keccak256("outputs"));
-        vm.prank(node[who % 3]);
-        market.commitCompletions(list);
+    function open(uint16 executors) external {
+        require(_ids.length < EXECUTIONS);
+        Request memory r = makeRequest(uint64(_ids.length));
+        bytes32 id = market.executionIdOf(client, r.nonce);
+        requests[id] = r;
+        uint32 count = executors % 3 + 1;
+        Terms memory terms = makeTerms(r, count);
+        market.openExecution(r, signRequest(CLIENT_KEY, r), terms, certify(3, planHash(id, terms)));
+        _ids.push(id);
+        _planned[id] = count;
     }
 
-    function decide(uint256 which, uint128 pay, uint128 slash, uint128 fromSlash) external {
-        settle(_pick(which), makeSettlement(pay % 3.1e6, slash % 100e6, fromSlash % (slash % 100e6 + 1e6)));
+    function commitOne(uint256 which, uint256 who) external {
+        commit(node[who % 3], _pick(which));
     }
 
-    function refund(uint256 which, uint16 later) external {
-        vm.warp(block.timestamp + later % 30);
+    function commitMany(uint256 which) external {
+        bytes32 id = _pick(which);
+        commitAll(id, _planned[id]);
+        _commitments[id] = keccak256("commitments");
+    }
+
+    function decide(uint256 which, uint96 pay, uint96 slash, uint96 reward) external {
+        bytes32 id = _pick(which);
+        Settlement memory s = makeSettlement(pay % 3.1e6, slash % 100e6, reward % (slash % 100e6 + 1e6));
+        settle(id, s);
+        _settlements[id].payouts = s.payouts;
+    }
+
+    function distributeOne(uint256 which) external {
+        _distribute(_pick(which));
+    }
+
+    function wait(uint16 later) external {
+        vm.warp(block.timestamp + later % 90);
+    }
+
+    function refund(uint256 which) external {
         market.refund(_pick(which));
+    }
+
+    function collect() external {
+        market.collectFees();
     }
 
     function check() external view {
         assertConserved();
-        uint256 open;
+        uint256 open_;
+        uint256[3] memory exposed;
         for (uint256 i; i < _ids.length; ++i) {
-            Execution memory execution = market.executionOf(_ids[i]);
-            if (execution.status == Status.Requested || execution.status == Status.Planned) open += execution.maxPrice;
+            bytes32 id = _ids[i];
+            Execution memory execution = market.executionOf(id);
+            if (execution.status == Status.Requested || execution.status == Status.Planned) open_ += execution.maxPrice;
+            if (execution.status == Status.Settled && !execution.released) open_ += _payout(id);
+            require(_distributions[id] <= 1, "paid twice");
+            for (uint256 k; k < _planned[id] && !execution.released; ++k) {
+                exposed[k] += EXPOSURE;
+            }
         }
-        assertEq(market.totalLocked(), open);
+        assertEq(market.totalLocked(), open_);
         uint256 owed = market.balanceOf(client) + market.balanceOf(address(this));
         uint256 staked;
         for (uint256 i; i < node.length; ++i) {
             owed += market.balanceOf(node[i]);
             staked += nodes.nodeOf(node[i]).stake;
+            assertEq(nodes.nodeOf(node[i]).locked, exposed[i]);
+        }
+        for (uint256 i; i < 4; ++i) {
+            owed += market.balanceOf(vm.addr(memberKeys[i]));
         }
         assertEq(market.totalBalances(), owed);
         assertEq(usdc.balanceOf(address(nodes)), staked);
+        assertEq(market.balanceOf(node[0]) + _withdrawn, _earned); // each payout once, to the micro-USDC
+        assertEq(nodes.nodeOf(node[0]).stake, NODE_STAKE); // no honest stake is touched
+        assertEq(nodes.nodeOf(node[1]).stake, NODE_STAKE);
+    }
+
+    /// @dev Whatever happened before: time closes every execution, and everybody gets out what is theirs.
+    function finish() external {
+        for (uint256 i; i < _ids.length; ++i) {
+            bytes32 id = _ids[i];
+            Status status = market.executionOf(id).status;
+            if (status == Status.Requested || status == Status.Planned) {
+                uint256 due = market.refundableAt(id);
+                if (block.timestamp < due) vm.warp(due);
+                market.refund(id);
+            }
+            if (_planned[id] > 0 && !market.executionOf(id).released) _distribute(id);
+        }
+        assertEq(market.totalLocked(), 0);
+        for (uint256 i; i < node.length; ++i) {
+            assertEq(nodes.nodeOf(node[i]).locked, 0);
+        }
+        uint256 until = market.frozenUntil(client);
+        if (block.timestamp < until) vm.warp(until);
+        market.collectFees();
+        _drain(client);
+        _drain(address(this));
+        for (uint256 i; i < 4; ++i) {
+            if (i < 3) _drain(node[i]);
+            _drain(vm.addr(memberKeys[i]));
+        }
+        assertEq(market.totalBalances(), 0);
+        require(usdc.balanceOf(address(market)) < 4, "more than the rest of a division stayed");
+    }
+
+    function _drain(address account) internal {
+        uint256 balance = market.balanceOf(account);
+        if (balance == 0) return;
+        vm.prank(account);
+        market.withdraw(balance);
+    }
+
+    function _distribute(bytes32 id) internal {
+        Settlement memory s = _settlements[id];
+        Due memory due = makeDue(id, makeTerms(requests[id], _planned[id]), _commitments[id], s.payouts);
+        market.distribute(toList(due));
+        ++_distributions[id];
+        _earned += _payout(id);
+    }
+
+    function _payout(bytes32 id) internal view returns (uint256) {
+        bytes32[] storage payouts = _settlements[id].payouts;
+        return payouts.length == 0 ? 0 : uint96(uint256(payouts[0]));
     }
 
     function _pick(uint256 which) internal view returns (bytes32) {
@@ -89,17 +197,27 @@ contract MarketInvariantTest {
     function targetSelectors() external view returns (FuzzSelector[] memory list) {
         list = new FuzzSelector[](1);
         list[0].addr = address(handler);
-        list[0].selectors = new bytes4[](7);
+        list[0].selectors = new bytes4[](13);
         list[0].selectors[0] = MarketHandler.deposit.selector;
         list[0].selectors[1] = MarketHandler.withdraw.selector;
         list[0].selectors[2] = MarketHandler.ask.selector;
         list[0].selectors[3] = MarketHandler.plan.selector;
-        list[0].selectors[4] = MarketHandler.commit.selector;
+        list[0].selectors[4] = MarketHandler.commitOne.selector;
         list[0].selectors[5] = MarketHandler.decide.selector;
         list[0].selectors[6] = MarketHandler.refund.selector;
+        list[0].selectors[7] = MarketHandler.freeze.selector;
+        list[0].selectors[8] = MarketHandler.open.selector;
+        list[0].selectors[9] = MarketHandler.commitMany.selector;
+        list[0].selectors[10] = MarketHandler.distributeOne.selector;
+        list[0].selectors[11] = MarketHandler.collect.selector;
+        list[0].selectors[12] = MarketHandler.wait.selector;
     }
 
-    function invariant_escrow_is_conserved() external view {
+    function invariant_money_and_stake_are_conserved() external view {
         handler.check();
+    }
+
+    function afterInvariant() external {
+        handler.finish();
     }
 }

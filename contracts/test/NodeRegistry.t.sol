@@ -2,7 +2,9 @@
 pragma solidity ^0.8.28;
 
 import {IERC20Errors} from "@openzeppelin/contracts/interfaces/draft-IERC6093.sol";
+import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {Base} from "./Base.sol";
+import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {INodeRegistry, NodeView} from "../src/interfaces/INodeRegistry.sol";
 
 contract NodeRegistryTest is Base {
@@ -73,7 +75,7 @@ contract NodeRegistryTest is Base {
         require(!nodes.isActive(node[0]));
         uint64 free = uint64(block.timestamp) + UNBONDING;
         assertEq(nodes.nodeOf(node[0]).unbondingAt, free);
-        nodes.setUnbondingPeriod(1); // for later requests only
+        nodes.setUnbondingPeriod(2 days); // for later requests only
         vm.warp(free - 1);
         vm.expectRevert(abi.encodeWithSelector(INodeRegistry.StillUnbonding.selector, node[0], free));
         vm.prank(node[0]);
@@ -164,6 +166,127 @@ contract NodeRegistryTest is Base {
         nodes.setMarket(client);
     }
 
+    function oneExposure(address account, uint96 amount) internal pure returns (bytes32[] memory list) {
+        list = new bytes32[](1);
+        list[0] = toWord(account, amount);
+    }
+
+    function test_a_locked_stake_stays() public {
+        vm.prank(address(market));
+        nodes.lock(oneExposure(node[0], EXPOSURE));
+        assertEq(nodes.nodeOf(node[0]).locked, EXPOSURE);
+        vm.prank(node[0]);
+        nodes.requestUnstake();
+        vm.prank(address(market));
+        nodes.lock(oneExposure(node[0], 1)); // a leaving node cannot stop a plan
+        vm.warp(block.timestamp + UNBONDING);
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.StakeExposed.selector, node[0], EXPOSURE + 1));
+        vm.prank(node[0]);
+        nodes.withdrawStake();
+        vm.prank(address(market));
+        nodes.release(oneExposure(node[0], EXPOSURE + 1));
+        vm.prank(node[0]);
+        nodes.withdrawStake();
+        assertEq(usdc.balanceOf(node[0]), NODE_STAKE);
+    }
+
+    function test_no_more_is_locked_than_is_staked() public {
+        vm.prank(address(market));
+        nodes.lock(oneExposure(node[0], NODE_STAKE - 1));
+        bytes4 kind = INodeRegistry.ExposureTooHigh.selector;
+        vm.expectRevert(abi.encodeWithSelector(kind, node[0], 1, 2));
+        vm.prank(address(market));
+        nodes.lock(oneExposure(node[0], 2));
+        vm.prank(address(market));
+        nodes.slash(node[0], NODE_STAKE / 2); // less is left than is locked
+        vm.expectRevert(abi.encodeWithSelector(kind, node[0], 0, 1));
+        vm.prank(address(market));
+        nodes.lock(oneExposure(node[0], 1));
+        vm.prank(address(market));
+        nodes.lock(oneExposure(node[0], 0)); // nothing needs nothing
+        vm.expectRevert(abi.encodeWithSelector(kind, client, 0, 1));
+        vm.prank(address(market));
+        nodes.lock(oneExposure(client, 1)); // no node, no stake
+        vm.prank(address(market));
+        nodes.release(oneExposure(node[0], NODE_STAKE - 1));
+        assertEq(nodes.nodeOf(node[0]).locked, 0);
+    }
+
+    function test_exposures_are_the_markets() public {
+        bytes32[] memory list = oneExposure(node[0], 1);
+        bytes memory reason = abi.encodeWithSelector(INodeRegistry.NotMarket.selector, address(this));
+        vm.expectRevert(reason);
+        nodes.lock(list);
+        vm.expectRevert(reason);
+        nodes.release(list);
+    }
+
+    function test_an_operator_takes_a_node_for_its_own() public {
+        require(nodes.nodeOf(node[0]).operator == node[0]);
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.OperatorUnwilling.selector, client, node[0]));
+        vm.prank(node[0]);
+        nodes.setOperator(client);
+        vm.prank(client);
+        nodes.allowNode(node[0], true);
+        vm.prank(node[0]);
+        nodes.setOperator(client);
+        require(nodes.nodeOf(node[0]).operator == client && nodes.isAllowed(client, node[0]));
+        vm.prank(client);
+        nodes.allowNode(node[0], false);
+        vm.prank(node[0]);
+        nodes.setOperator(node[0]);
+        require(nodes.nodeOf(node[0]).operator == node[0]);
+    }
+
+    function test_a24_taking_anothers_key_first_gains_nothing() public {
+        bytes32 key = keccak256("the victim's key");
+        usdc.mint(client, NODE_STAKE);
+        vm.prank(client);
+        usdc.approve(address(nodes), NODE_STAKE);
+        vm.prank(client);
+        nodes.register(key, 12, ""); // the thief stakes in full and cannot sign a single message
+        address victim = address(0x4001);
+        usdc.mint(victim, NODE_STAKE);
+        vm.prank(victim);
+        usdc.approve(address(nodes), NODE_STAKE);
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.SigningKeyInvalid.selector, key, client));
+        vm.prank(victim);
+        nodes.register(key, 12, "");
+        vm.prank(victim);
+        nodes.register(keccak256("a fresh key"), 12, "");
+        require(nodes.isActive(victim));
+    }
+
+    function test_owners_verbs_are_the_owners_and_bounded() public {
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.PeriodInvalid.selector, 91 days, 1 days + 1 hours + 1, 90 days));
+        nodes.setUnbondingPeriod(91 days);
+        vm.expectRevert();
+        vm.prank(client);
+        nodes.setUnbondingPeriod(10 days);
+        NodeRegistry fresh = new NodeRegistry(address(this), IERC20(address(usdc)), 1);
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.AddressMissing.selector));
+        fresh.setMarket(address(0));
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.AddressMissing.selector));
+        new NodeRegistry(address(this), IERC20(address(0)), 1);
+    }
+
+    function test_verbs_refuse_what_makes_no_sense() public {
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.AmountMissing.selector));
+        vm.prank(node[0]);
+        nodes.topUp(0);
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.NodeStaying.selector, node[0]));
+        vm.prank(node[0]);
+        nodes.cancelUnstake();
+        vm.prank(node[0]);
+        nodes.requestUnstake();
+        vm.expectRevert(abi.encodeWithSelector(INodeRegistry.NodeLeaving.selector, node[0], block.timestamp + UNBONDING));
+        vm.prank(node[0]);
+        nodes.requestUnstake();
+        vm.prank(node[1]);
+        nodes.setEndpoint("http://moved");
+        require(keccak256(bytes(nodes.nodeOf(node[1]).endpoint)) == keccak256("http://moved"));
+    }
+
     function test_pages() public {
         assertEq(nodes.nodesPage(0, 2).length, 2);
         assertEq(nodes.nodesPage(2, 2).length, 1);
@@ -187,7 +310,7 @@ contract NodeRegistryTest is Base {
 
     function testFuzz_stakes_add_up(uint32 vramGb, uint128 slash) public {
         vramGb = vramGb == 0 ? 1 : vramGb;
-        uint128 stake = nodes.minStake(vramGb);
+        uint96 stake = nodes.minStake(vramGb);
         usdc.mint(client, stake);
         vm.prank(client);
         usdc.approve(address(nodes), stake);

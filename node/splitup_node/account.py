@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
+from splitup.chain.market import distribute
 from splitup.crypto.keys import Identity
 from splitup.errors import ConfigurationError
 from splitup_node.config import NodeConfig
@@ -106,7 +107,11 @@ class Account:
         return {"unbonding_at_s": 0}
 
     async def withdraw(self, stake: bool, balance: bool) -> dict[str, Any]:
-        """Take out the stake (after unbonding) and/or what was earned."""
+        """Take out the stake (after unbonding) and/or what was earned.
+
+        First what settlements decided is credited, and with it the stake released that they held.
+        """
+        await distribute(self._chain, self._identity.address)
         state = await self.fetch()
         taken = {"stake_micro_usdc": 0, "balance_micro_usdc": 0}
         if balance and state["balance_micro_usdc"]:

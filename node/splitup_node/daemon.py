@@ -30,16 +30,22 @@ from splitup.errors import (
 )
 from splitup.graph.manifest import Manifest
 from splitup.journal.journal import Journal
-from splitup.net.gateway import GatewayClient, LogRead, LogWrite
+from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH
-from splitup.net.logs import GrantedLogs, has_large_tensors, open_logs
+from splitup.net.logs import (
+    GrantedLogs,
+    has_large_tensors,
+    open_logs,
+    open_verification_logs,
+)
 from splitup.protocol.certificates import CommitteeView, check_certificate
-from splitup.wire import Grants, Heartbeat, PlanCertificate, VerificationOrder
+from splitup.wire import Heartbeat, PlanCertificate, VerificationOrder
 from splitup_node.cache import Cache
 from splitup_node.config import NodeConfig
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
+from splitup_node.heralds import Herald
 from splitup_node.recovery import Recovery, Unreported, make_end_value, read_unreported
 from splitup_node.reports import Reporter
 from splitup_node.residents import Residents
@@ -102,7 +108,8 @@ class Node:
             allow_loopback=self._config.allow_loopback,
             get_state_limit=lambda: self._residents.state_limit_bytes,
         )
-        self._reporter = Reporter(self._journal, self._chain, self._http, lambda: self._committee)
+        herald = Herald(self._http, lambda: self._committee)
+        self._reporter = Reporter(self._journal, self._chain, herald)
         self._recovery = Recovery(
             self._identity.address,
             self.engine,
@@ -118,8 +125,10 @@ class Node:
                 supervisor=self._supervisor,
                 residents=self._residents,
                 cache=self._cache,
-                http=self._http,
-                open_store=self._open_verification_store,
+                herald=herald,
+                open_store=lambda order: open_verification_logs(
+                    self._gateway, lambda: self._http.session, order
+                ),
                 get_committee=lambda: self._committee,
             ),
             sampling_bps,
@@ -140,6 +149,7 @@ class Node:
                 ("specialising", self._specialise()),
                 ("worker", self._watch_worker()),
                 ("reports", self._reporter.run()),
+                ("stake", self._every(limits.DISTRIBUTE_PERIOD_S, self._reporter.release_stake)),
                 ("verification", self._verifier.run()),
             )
         ]
@@ -410,18 +420,6 @@ class Node:
             lambda: self._http.session,
             certificate,
             has_large_tensors=has_large_tensors(manifest),
-        )
-
-    def _open_verification_store(self, order: VerificationOrder) -> GrantedLogs:
-        async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
-            return await self._gateway.verification_grants(order, reads)
-
-        request = order.certificate.plan.request
-        return GrantedLogs(
-            request.execution_id,
-            lambda: self._http.session,
-            ask,
-            deadline_s=request.deadline + limits.GRANT_GRACE_S,
         )
 
     def _write_status(self, *, running: bool) -> None:

@@ -8,14 +8,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from splitup import limits
+from splitup.wire import EMPTY_DIGEST
 
 Tensors = Sequence[bytes | memoryview]
 
 
 class Digests:
-    """SHA-256 over all steps of every input and output port of one task."""
+    """SHA-256 over all steps of every input and output port of one task.
+
+    ``state`` is that of the task's state after the last step (``Supervisor.digest_state``).
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
+        self.state = EMPTY_DIGEST
         self._inputs = [hashlib.sha256() for _ in range(inputs)]
         self._outputs = [hashlib.sha256() for _ in range(outputs)]
 

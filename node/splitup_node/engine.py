@@ -483,6 +483,12 @@ class Engine:
         task.add_done_callback(self._finishing.discard)
 
     async def _finish(self, execution: Execution) -> None:
+        try:
+            await self._digest_states(execution)
+        except SplitUpError as error:
+            task, steps = get_first_task(execution), execution.steps or 0
+            self.fail(execution.id, task, steps, f"its final state cannot be read: {error}")
+            return
         for remaining, trace in execution.make_traces():
             task = get_first_task(execution)
             frame = make_message_frame(FrameKind.TRACE, execution.id, task, remaining, trace)
@@ -497,6 +503,12 @@ class Engine:
         execution.finished = True
         self._release(execution)
         self._listener.on_finished(execution)
+
+    async def _digest_states(self, execution: Execution) -> None:
+        """Note what the states are at the end: they are committed to like the outputs."""
+        for part in list(execution.parts.values()):
+            if execution.manifest.tasks[part.task].state_bytes and execution.steps:
+                part.digests.state = await self._supervisor.digest_state(part.session)
 
     def _fail_slowest(self, execution: Execution, reason: str) -> None:
         progress = self._queue.get_progress(execution.id) or {get_first_task(execution): 0}

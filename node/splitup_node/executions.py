@@ -161,6 +161,7 @@ class Execution:
                     task_id=self.manifest.tasks[task].task_id,
                     inputs=self.parts[task].digests.inputs,
                     outputs=self.parts[task].digests.outputs,
+                    state=self.parts[task].digests.state,
                 )
                 for task in sorted(self.parts)
             ),

@@ -30,6 +30,7 @@ class Kind(IntEnum):
     RUN = 3
     DROP = 4  # u64 sessions to forget -> nothing
     FAILED = 5  # UTF-8 sentence
+    STATE = 6  # u64 session -> SHA-256 of its state, 32 bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
-from splitup import limits
-from splitup.errors import PeerFault
 from splitup.graph.manifest import Manifest
-from splitup.net.logs import LogStore, iter_log, read_tensor
-from splitup.protocol.logs import LogReader
-from splitup.protocol.queue import PortId
+from splitup.net.logs import LogStore, iter_tensors
 from splitup.protocol.routes import get_sources
-from splitup.tensors import TensorSpec
-from splitup.wire import CLIENT, Request
+from splitup.wire import Request
 from splitup_node.digests import Digests
 from splitup_node.engine import Engine
 from splitup_node.supervisor import Supervisor, WorkerLost
@@ -40,7 +34,7 @@ async def recompute(
     """
     entry = manifest.tasks[task]
     streams = [
-        _read_steps(store, request, source, executors, port.spec, steps)
+        iter_tensors(store, request, source, executors, port.spec, steps)
         for source, port in zip(get_sources(manifest, task), entry.inputs, strict=True)
     ]
     digests = Digests(len(entry.inputs), len(entry.outputs))
@@ -54,30 +48,10 @@ async def recompute(
             digests.add_inputs(inputs)
             digests.add_outputs(answer.outputs)
             on_outputs(step, answer.outputs)
+        if entry.state_bytes and steps:
+            digests.state = await supervisor.digest_state(session)
     finally:
         supervisor.drop([session])
         for stream in streams:
             await stream.aclose()
     return digests
-
-
-async def _read_steps(
-    store: LogStore,
-    request: Request,
-    source: PortId,
-    executors: Sequence[str],
-    spec: TensorSpec,
-    steps: int,
-) -> AsyncGenerator[bytes | memoryview, None]:
-    """Yield one port's tensors step by step, one segment in memory at a time.
-
-    What their digest has to be, the committee compares.
-    """
-    author = request.client if source[0] == CLIENT else executors[source[0]]
-    reader = LogReader(request.execution_id, *source, author, spec.accepts)
-    ends_s = time.monotonic() + limits.LOG_LATE_S
-    async for entries in iter_log(store, reader, wait=lambda: time.monotonic() < ends_s):
-        for entry in entries:
-            yield await read_tensor(store, reader.name, entry)
-    who = "the client" if source[0] == CLIENT else f"task {source[0]}"
-    raise PeerFault(f"the log of {who} ends before step {steps}; it has {reader.next_step}")

@@ -1,4 +1,4 @@
-"""From a finished execution to its payment: commit on chain, in batches, then reveal it.
+"""From a finished execution to its payment: commit on chain, in batches, reveal when it is due.
 
 The completion with its salt is in the journal before anything is sent, so a node that dies in
 between commits and reveals the same bytes after its restart, or finds that it had.
@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from splitup import limits
 from splitup.chain.client import Chain
+from splitup.chain.market import distribute
 from splitup.errors import ChainRejected, SplitUpError, Unavailable
 from splitup.journal.journal import Journal
-from splitup.net.http import SignedClient
-from splitup.protocol.certificates import CommitteeView
-from splitup.wire import Completion
+from splitup.wire import Completion, Takeovers
+from splitup_node.heralds import Herald
 
 COMPLETION_TYP = "splitup-completion"
 
@@ -53,15 +53,14 @@ class Reporter:
         self,
         journal: Journal,
         chain: Chain,
-        http: SignedClient,
-        get_committee: Callable[[], CommitteeView],
+        herald: Herald,
     ) -> None:
         self._journal = journal
         self._chain = chain
-        self._http = http
-        self._get_committee = get_committee
+        self._herald = herald
         self._waiting: asyncio.Queue[Report] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._released_to = 0  # every execution requested below this block is closed and released
         self.transactions = 0
 
     async def submit(self, completion: Completion, deadline_s: int) -> None:
@@ -71,7 +70,10 @@ class Reporter:
         stored = await asyncio.to_thread(
             self._journal.put_once, "completion", completion.execution_id, value
         )
-        self._waiting.put_nowait(_read_report(stored))
+        report = _read_report(stored)
+        if (takeovers := _make_takeovers(report.completion)) is not None:
+            self._spawn(self._herald.say(takeovers, set()))  # before our commitment is on chain
+        self._waiting.put_nowait(report)
 
     def resume(self) -> None:
         """Take up the completions that an earlier run of the node did not bring to an end."""
@@ -97,6 +99,16 @@ class Reporter:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def release_stake(self) -> None:
+        """Have closed executions credited when they lock too much of the stake."""
+        account = self._chain.address
+        entry = await self._chain.call("nodes", "nodeOf", account)
+        if entry["locked"] <= limits.DISTRIBUTE_LOCKED_SHARE * entry["stake"]:
+            return
+        done = await distribute(self._chain, account, from_block=self._released_to)
+        self._released_to = done.next_block
+        _log.info("had %d executions credited to release stake", done.executions)
 
     async def _commit(self, batch: Sequence[Report]) -> None:
         """Send one transaction for those that the chain is ready for; put off the others."""
@@ -151,33 +163,15 @@ class Reporter:
         return Status(execution["status"]), commitment != _ZERO
 
     async def _reveal(self, report: Report) -> None:
-        """Show the completion to the members until a quorum has it, and a while to the others."""
-        done: set[str] = set()
-        late_tries = 0
-        pause_s = limits.REPORT_RETRY_S
-        while time.time() < report.give_up_s:
-            committee = self._get_committee()
-            token = self._http.sign(COMPLETION_TYP, committee.domain.committee, report.completion)
-            missing = [m for m in committee.members if m.account not in done]
-            answers = await asyncio.gather(
-                *(self._http.post_token(f"{m.endpoint}/v1/completion", token) for m in missing),
-                return_exceptions=True,
-            )
-            for member, answer in zip(missing, answers, strict=True):
-                if not isinstance(answer, BaseException):
-                    done.add(member.account)
-                elif isinstance(answer, SplitUpError):
-                    _log.info("member %s: %s", member.account, answer)
-                else:
-                    raise answer
-            if len(done) >= committee.quorum:
-                if not late_tries:
-                    await self._mark(report, "revealed", {})
-                late_tries += 1
-            if len(done) == len(committee.members) or late_tries > limits.RPC_TRIES:
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
+        """Wait for the time to reveal, then show the completion to the members."""
+        completion = report.completion
+        due = await self._herald.wait_until_due(
+            completion.execution_id, _make_takeovers(completion), report.give_up_s
+        )
+        if not due or await self._herald.spread(
+            "/v1/completion", COMPLETION_TYP, completion, report.give_up_s
+        ):
+            await self._mark(report, "revealed", {})
 
     def _put_off(self, reports: Sequence[Report], reason: str) -> None:
         for report in reports:
@@ -204,6 +198,17 @@ class Reporter:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a report failed", exc_info=error)
+
+
+def _make_takeovers(completion: Completion) -> Takeovers | None:
+    """Return what the members have to know of a completion before it is revealed, if anything."""
+    if not completion.takeovers:
+        return None
+    return Takeovers(
+        execution_id=completion.execution_id,
+        node=completion.node,
+        takeovers=completion.takeovers,
+    )
 
 
 def _read_report(value: dict[str, Any]) -> Report:

@@ -24,6 +24,8 @@ class DemandEntry(Message):
     weights_bytes: Count
     price_micro_usdc: Count
     holders: Count  # live nodes that serve it
+    operators: Count = 0  # in the determinism class with most of them
+    verifiable: bool = False  # sold with verification: enough operators hold it in one class
 
 
 def parse_demand(value: object) -> tuple[DemandEntry, ...]:

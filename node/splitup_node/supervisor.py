@@ -168,6 +168,11 @@ class Supervisor:
 
         self._send(Kind.RUN, encode_run(request), self._run_timeout_s, on_answer)
 
+    async def digest_state(self, session: int) -> str:
+        """Return the SHA-256 of a session's state, in hex. Raises TaskFailed or WorkerLost."""
+        answer = await self._ask(Kind.STATE, [struct.pack("<Q", session)], self._run_timeout_s)
+        return bytes(answer).hex()
+
     def drop(self, sessions: Sequence[int]) -> None:
         """Free the states of sessions; nobody waits for it."""
         if self._connection is not None and sessions:

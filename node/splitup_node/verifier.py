@@ -1,9 +1,13 @@
-"""Recomputes tasks that the committee drew, from stored inputs and zero state."""
+"""Recomputes tasks that the committee drew, from stored inputs and zero state.
+
+The result is committed to before anybody reveals anything, and revealed with everybody else's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,14 +15,15 @@ from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
-from splitup.net.http import SignedClient
 from splitup.net.logs import LogStore
 from splitup.protocol.certificates import CommitteeView, check_certificate, check_draw
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import is_sampled
-from splitup.wire import VerificationOrder, VerificationResult
+from splitup.wire import VerificationCommitment, VerificationOrder, VerificationResult
 from splitup_node.cache import Cache
+from splitup_node.digests import Digests
 from splitup_node.engine import Engine
+from splitup_node.heralds import Herald
 from splitup_node.recompute import recompute
 from splitup_node.residents import Residents
 from splitup_node.supervisor import Supervisor
@@ -37,19 +42,20 @@ class Tools:
     supervisor: Supervisor
     residents: Residents
     cache: Cache
-    http: SignedClient
+    herald: Herald
     open_store: Callable[[VerificationOrder], LogStore]
     get_committee: Callable[[], CommitteeView]
 
 
 class Verifier:
-    """Takes orders that prove themselves, one after the other; tells every member the result."""
+    """Takes orders that prove themselves, one after the other."""
 
     def __init__(self, tools: Tools, sampling_bps: int) -> None:
         self._tools = tools
         self._sampling_bps = sampling_bps
         self._orders: asyncio.Queue[VerificationOrder] = asyncio.Queue(limits.MAX_ORDERS)
         self._known: dict[tuple[str, int], None] = {}
+        self._reporting: set[asyncio.Task[None]] = set()
         self.done = 0
 
     async def accept(self, order: VerificationOrder) -> None:
@@ -81,20 +87,24 @@ class Verifier:
             self._known.pop(next(iter(self._known)))
 
     async def run(self) -> None:
-        """Work off orders, for ever."""
-        while True:
-            order = await self._orders.get()
-            result = await self._verify(order)
-            await self._report(result)
-            self.done += 1
+        """Work off orders, for ever. Results wait for their time beside the next order."""
+        try:
+            while True:
+                order = await self._orders.get()
+                result = await self._verify(order)
+                task = asyncio.create_task(self._report(order, result))
+                self._reporting.add(task)
+                task.add_done_callback(self._on_reported)
+        finally:
+            for task in self._reporting:
+                task.cancel()
+            await asyncio.gather(*self._reporting, return_exceptions=True)
 
     async def _verify(self, order: VerificationOrder) -> VerificationResult:
         request = order.certificate.plan.request
-        inputs: tuple[str, ...] = ()
-        outputs: tuple[str, ...] = ()
-        error = ""
+        found, error = Digests(0, 0), ""
         try:
-            inputs, outputs = await self._recompute(order)
+            found = await self._recompute(order)
         except SplitUpError as failure:
             error = str(failure)[:500]
             _log.warning("task %d of %s: %s", order.task, request.execution_id, error)
@@ -102,52 +112,48 @@ class Verifier:
             execution_id=request.execution_id,
             task=order.task,
             validator=self._tools.identity.address,
-            inputs=inputs,
-            outputs=outputs,
+            inputs=found.inputs,
+            outputs=found.outputs,
+            state=found.state,
+            salt="0x" + secrets.token_hex(32),
             error=error,
         )
 
-    async def _recompute(self, order: VerificationOrder) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    async def _recompute(self, order: VerificationOrder) -> Digests:
         tools = self._tools
         model_id = order.certificate.plan.request.model_id
         manifest = await tools.cache.fetch_manifest(model_id)
         program = await tools.residents.ensure(model_id, order.task)
-        plan = order.certificate.plan
-        digests = await recompute(
+        return await recompute(
             tools.engine,
             tools.supervisor,
             tools.open_store(order),
-            plan.request,
+            order.certificate.plan.request,
             manifest,
-            order.executors or plan.executors(),
+            order.executors,
             order.task,
             program,
             order.steps,
         )
-        return digests.inputs, digests.outputs
 
-    async def _report(self, result: VerificationResult) -> None:
-        committee = self._tools.get_committee()
-        token = self._tools.http.sign(RESULT_TYP, committee.domain.committee, result)
-        missing = list(committee.members)
-        for attempt in range(limits.RPC_TRIES):
-            answers = await asyncio.gather(
-                *(
-                    self._tools.http.post_token(f"{m.endpoint}/v1/verification", token)
-                    for m in missing
-                ),
-                return_exceptions=True,
-            )
-            pairs = list(zip(missing, answers, strict=True))
-            for member, answer in pairs:
-                if isinstance(answer, SplitUpError):
-                    _log.info("member %s and a verification result: %s", member.account, answer)
-                elif isinstance(answer, BaseException):
-                    raise answer
-            missing = [member for member, answer in pairs if isinstance(answer, SplitUpError)]
-            if not missing:
-                return
-            await asyncio.sleep(limits.REPORT_RETRY_S * 2**attempt)
+    async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
+        """Commit to a result, and show it when it is due; a failure is told at once."""
+        herald = self._tools.herald
+        give_up_s = order.certificate.plan.request.deadline + limits.GRANT_GRACE_S
+        promise = VerificationCommitment(
+            execution_id=result.execution_id,
+            task=result.task,
+            validator=result.validator,
+            root=result.root(),
+        )
+        if result.error or await herald.wait_until_due(result.execution_id, promise, give_up_s):
+            await herald.spread("/v1/verification", RESULT_TYP, result, give_up_s)
+            self.done += 1
+
+    def _on_reported(self, task: asyncio.Task[None]) -> None:
+        self._reporting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a verification could not be reported", exc_info=error)
 
 
 def check_order(
@@ -169,8 +175,8 @@ def check_order(
         raise PeerFault(f"{where}: {order.steps} steps are more than were paid for")
     if order.snapshot.root() != request.snapshot_root:
         raise PeerFault(f"{where}: the snapshot is not the one on chain")
-    if order.executors and len(order.executors) != len(plan.tasks):
-        raise PeerFault(f"{where}: it does not name an executor of every task")
+    if not plan.has_candidates(draw.executors):
+        raise PeerFault(f"{where}: the draw does not name a candidate for every task")
     if not is_sampled(draw.seed, order.task, sampling_bps):
         raise PeerFault(f"{where}: the draw does not pick this task")
     ranking = rank_validators(

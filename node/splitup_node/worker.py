@@ -79,6 +79,13 @@ class Worker:
         outputs: Sequence[bytes] = program.run(state, inputs)
         return outputs
 
+    def digest_state(self, session: int) -> bytes:
+        """Return the SHA-256 of a session's state tensors as they are now."""
+        known = self._states.get(session)
+        if known is None:
+            raise InvalidInput(f"session {session} holds no state")
+        return bytes.fromhex(self._programs[known[0]].compute_state_digest(known[1]))
+
     def drop(self, sessions: Sequence[int]) -> None:
         """Free the state of sessions; unknown ones are fine."""
         for session in sessions:
@@ -125,6 +132,8 @@ def _answer(worker: Worker, kind: Kind, body: memoryview) -> Sequence[bytes | me
     if kind is Kind.DROP:
         worker.drop(struct.unpack(f"<{len(body) // 8}Q", body))
         return []
+    if kind is Kind.STATE:
+        return [worker.digest_state(struct.unpack("<Q", body)[0])]
     if kind is Kind.LOAD:
         paths = json.loads(bytes(body))
         weights = Path(paths["weights"]) if paths["weights"] else None

@@ -7,11 +7,12 @@ from typing import Any
 
 from splitup.chain.deployment import Deployment
 from splitup.chain.events import ChainEvent
+from splitup.protocol.certificates import CommitteeMember
 from splitup.protocol.events import (
     ComplaintPosted,
     CompletionCommitted,
+    ConfigurationSeen,
     DealingPosted,
-    Event,
     ExecutionEnded,
     NodeRecord,
     PlanAccepted,
@@ -37,15 +38,24 @@ def make_request(event: ChainEvent, deployment: Deployment) -> Request:
         snapshot_sequence=args["snapshotSequence"],
         snapshot_root=args["snapshotRoot"],
         block_hash=event.block_hash,
+        inputs_digest=args["inputsDigest"],
+        nonce=args["nonce"],
     )
 
 
-def make_event(event: ChainEvent, deployment: Deployment, configuration: int) -> Event | None:
-    """Return what the member's machine should know of an event, or None."""
+ChainFact = RequestSeen | PlanAccepted | CompletionCommitted | SnapshotAccepted | ExecutionEnded
+BoardFact = ConfigurationSeen | DealingPosted | ComplaintPosted
+
+
+def make_event(event: ChainEvent, deployment: Deployment, configuration: int) -> ChainFact | None:
+    """Return what the machines should know of an event, or None.
+
+    ``configuration`` is the committee's at the event's place on the chain.
+    """
     args = event.args
     match event.name:
         case "RequestNodeSelections":
-            return RequestSeen(make_request(event, deployment))
+            return RequestSeen(make_request(event, deployment), configuration)
         case "PlanAccepted":
             return PlanAccepted(args["executionId"], args["planRoot"])
         case "CompletionCommitted":
@@ -58,27 +68,36 @@ def make_event(event: ChainEvent, deployment: Deployment, configuration: int) ->
             )
         case "Settled" | "Refunded":
             return ExecutionEnded(args["executionId"])
-        case "SnapshotAccepted" if args["configuration"] == configuration:
-            return SnapshotAccepted(args["sequence"], args["root"])
+        case "SnapshotAccepted":
+            return SnapshotAccepted(args["configuration"], args["sequence"], args["root"])
     return None
 
 
-def make_board_event(
-    event: ChainEvent, configuration: int
-) -> DealingPosted | ComplaintPosted | None:
-    """Return an event of the key generation of this configuration, or None."""
-    args = event.args
-    if args.get("configuration") != configuration:
-        return None
+def make_board_event(event: ChainEvent) -> BoardFact | None:
+    """Return an event about the committee's members and their keys, or None."""
+    args, number = event.args, event.block_number
     match event.name:
+        case "MembersSet" | "HandoverBegun":
+            return ConfigurationSeen(
+                configuration=args["configuration"],
+                members=tuple(
+                    CommitteeMember(m["account"], m["signingKey"], m["endpoint"])
+                    for m in args["members"]
+                ),
+                is_handover=event.name == "HandoverBegun",
+                is_current=event.name == "MembersSet",
+                block_number=number,
+            )
         case "DealingPosted":
-            return DealingPosted(args["dealer"], bytes(args["dealing"]), event.block_number)
+            dealing = bytes(args["dealing"])
+            return DealingPosted(args["dealer"], dealing, number, args["configuration"])
         case "ComplaintPosted":
             return ComplaintPosted(
                 dealer=args["dealer"],
                 complainer=args["complainer"],
                 evidence=bytes(args["evidence"]),
-                block_number=event.block_number,
+                block_number=number,
+                configuration=args["configuration"],
             )
     return None
 
@@ -90,4 +109,5 @@ def make_node_record(node: Mapping[str, Any]) -> NodeRecord:
         signing_key=node["signingKey"],
         endpoint=node["endpoint"],
         stake_micro_usdc=node["stake"],
+        operator=node.get("operator", ""),
     )

@@ -33,7 +33,6 @@ class OracleConfig(BaseModel):
     listen_port: Annotated[int, Field(ge=0, le=65_535)]
     gateway_url: EndpointField
     confirmations: Annotated[int, Field(ge=0, le=64)] = 0
-    epoch_blocks: Annotated[int, Field(ge=1, le=1_000)] = 2  # must be the same for all members
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -255,7 +255,10 @@ class Gateway:
         asked = VerificationRequest.from_value(claims.body)
         order = asked.order
         request = order.certificate.plan.request
-        if claims.issuer not in {entry.signing_key for entry in order.snapshot.entries}:
+        committee = await self._chain.fetch_committee()
+        is_member = committee.member_with_key(claims.issuer) is not None
+        known = {entry.signing_key for entry in order.snapshot.entries}
+        if not is_member and claims.issuer not in known:
             raise Refused(
                 f"the key {claims.issuer} is not in the snapshot of execution "
                 f"{request.execution_id}",
@@ -263,14 +266,16 @@ class Gateway:
             )
         expiry_s = self._compute_expiry_s(request.deadline)
         await self._check_certificate(order.certificate)
-        committee = await self._chain.fetch_committee()
+        committee = await self._chain.fetch_committee()  # the check may have looked again
         try:
             check_draw(order.draw, committee)
         except PeerFault as error:
             raise Refused(f"the draw is not valid: {error}", status=403) from None
         manifest = await self._objects.fetch_manifest(request.model_id)
         sampling_bps = await self._chain.fetch_sampling_bps()
-        rights = compute_verification_rights(asked, manifest, claims.issuer, sampling_bps)
+        rights = compute_verification_rights(
+            asked, manifest, claims.issuer, sampling_bps, is_member=is_member
+        )
         return _Answer(
             f"{request.execution_id} task {order.task}",
             Grants(grants=await self._presign(rights, expiry_s)),

@@ -236,11 +236,17 @@ def _find_nodes(plan: Plan, signing_key: str) -> set[str]:
 
 
 def compute_verification_rights(
-    request: VerificationRequest, manifest: Manifest, requester: str, sampling_bps: int
+    request: VerificationRequest,
+    manifest: Manifest,
+    requester: str,
+    sampling_bps: int,
+    *,
+    is_member: bool = False,
 ) -> list[Right]:
     """Return what a drawn validator may read: the task's graph, weights, and inputs as asked for.
 
-    Never the claimed output: a validator that could see it would not have to compute it.
+    Committee members may, too: they recompute what is disputed. Never the claimed output: a
+    validator that could see it would not have to compute it.
     """
     order = request.order
     plan = order.certificate.plan
@@ -254,13 +260,13 @@ def compute_verification_rights(
         raise _refuse(f"execution {execution} has no task {order.task} with {order.steps} steps")
     if not is_sampled(order.draw.seed, order.task, sampling_bps):
         raise _refuse(f"task {order.task} of execution {execution} was not drawn")
-    if len(order.executors) not in (0, len(plan.tasks)):
-        raise _refuse(f"the order does not name an executor of every task of {execution}")
+    if not plan.has_candidates(order.draw.executors):
+        raise _refuse(f"the draw does not name a candidate for every task of {execution}")
     ranking = rank_validators(
-        order.draw.seed, order.task, plan, order.snapshot, manifest, order.executors
+        order.draw.seed, order.task, plan, order.snapshot, manifest, order.draw.executors
     )
     nodes = {entry.node for entry in order.snapshot.entries if entry.signing_key == requester}
-    if nodes.isdisjoint(ranking):
+    if not is_member and nodes.isdisjoint(ranking):
         raise _refuse(
             f"the key {requester} is not a validator of task {order.task} of execution {execution}"
         )

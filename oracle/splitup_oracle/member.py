@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,14 @@ from typing import Any, Final
 from eth_hash.auto import keccak
 
 from splitup import limits
+from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
+from splitup.chain.market import request_to_abi, terms_to_abi
 from splitup.codec import encode_canonical
+from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
+from splitup.crypto.quorum import Domain
 from splitup.errors import (
     ChainRejected,
     InvalidInput,
@@ -38,6 +43,7 @@ from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.events import (
     AnnouncePlan,
     Command,
+    ConfigurationSeen,
     ConfirmGroupKey,
     Event,
     Fault,
@@ -48,31 +54,45 @@ from splitup.protocol.events import (
     GossipReceived,
     Log,
     ManifestFetched,
+    MemberLost,
     Persist,
     PlanPushed,
     PostComplaint,
     PostDealing,
     PushPlan,
     PushVerification,
+    RecomputeTask,
     RttMeasured,
     SnapshotFetched,
+    SubmitEvidence,
     SubmitPlan,
     SubmitSettlement,
     SubmitSnapshot,
+    TaskRecomputed,
 )
-from splitup.protocol.messages import DrawPartial, PlanPartial, encode_gossip
+from splitup.protocol.membership import Membership
+from splitup.protocol.messages import (
+    DrawPartial,
+    Equivocation,
+    PlanPartial,
+    encode_gossip,
+)
 from splitup.protocol.shared import SIGNED, SNAPSHOT
 from splitup.protocol.verification import Economics
 from splitup.wire import PlanCertificate, Snapshot, VerificationResult
+from splitup_oracle.rulings import Rulings
 
 HEARTBEAT_TYP: Final = "splitup-heartbeat"
 GOSSIP_TYP: Final = "splitup-gossip"
 COMPLETION_TYP: Final = "splitup-completion"
+TAKEOVERS_TYP: Final = "splitup-takeovers"
+PROMISE_TYP: Final = "splitup-verification-commitment"
 RESULT_TYP: Final = "splitup-verification-result"
 
 _GOSSIP_TIMEOUT_S: Final = 3.0
 _MAX_OUTSTANDING: Final = 256  # per peer: a hung one must not collect our memory
 _VOTE_PERIOD_S: Final = 5.0  # a vote, or the others', may have been lost
+_SECRET: Final = "secret"  # journal kind: what the secrets of our dealings are derived from
 _DEMAND_AGE_S: Final = 0.25  # the reply to a heartbeat may be this old
 
 log = logging.getLogger("splitup.oracle")
@@ -103,7 +123,6 @@ class Member:
     def __init__(
         self,
         identity: Identity,
-        view: CommitteeView,
         economics: Economics,
         chain: Chain,
         journal: Journal,
@@ -111,7 +130,6 @@ class Member:
         gateway: GatewayClient,
         *,
         data_dir: Path,
-        epoch_blocks: int,
         grace_s: int,
     ) -> None:
         self.account = identity.address
@@ -121,26 +139,28 @@ class Member:
         self.http = http
         self._gateway = gateway
         self._manifests = data_dir / "manifests"
+        self._rulings = Rulings(http, gateway, data_dir / "replays")
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: dict[str, _Waiters] = {}
+        self._peers: dict[str, _Peer] = {}
         self.heard = asyncio.Event()  # a node beat that has no round-trip time yet
         self.behind = asyncio.Event()  # another member has seen a block that we have not
         self._demand: tuple[float, bytes] = (0.0, b"")
-        self._peers = {
-            member.account: _Peer(member.account, member.signing_key, member.endpoint)
-            for member in view.members
-            if member.account != self.account
-        }
-        self.machine = CommitteeMember(
-            identity,
-            view,
-            economics,
-            self.read_result,
-            epoch_blocks=epoch_blocks,
-            grace_s=grace_s,
-            signed={key: value["digest"] for key, value in journal.items(SIGNED)},
-            snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
-        )
+        secret = journal.put_once(_SECRET, "", {"secret": secrets.token_bytes(32).hex()})
+
+        def make_member(view: CommitteeView) -> CommitteeMember:
+            return CommitteeMember(
+                identity,
+                view,
+                economics,
+                self.read_result,
+                grace_s=grace_s,
+                signed={key: value["digest"] for key, value in journal.items(SIGNED)},
+                snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
+            )
+
+        domain = Domain(chain.deployment.chain_id, chain.deployment.committee.lower())
+        self.machine = Membership(identity, domain, bytes.fromhex(secret["secret"]), make_member)
 
     async def close(self) -> None:
         """Cancel what is under way; the machine says again what matters after a restart."""
@@ -152,7 +172,20 @@ class Member:
 
     def feed(self, event: Event) -> None:
         """Give the machine an event that is no peer's, and carry out what it wants."""
-        self.carry_out(self.machine.handle(event, time.monotonic()))
+        commands = self.machine.handle(event, time.monotonic())
+        if isinstance(event, ConfigurationSeen):
+            self._meet_peers()
+        self.carry_out(commands)
+
+    def _meet_peers(self) -> None:
+        """Take over whom we talk to from the configurations that we sit in."""
+        old = self._peers
+        self._peers = {}
+        for peer in self.machine.list_peers():
+            known = old.get(peer.account)
+            if known is None or known.endpoint != peer.endpoint:
+                known = _Peer(peer.account, peer.signing_key, peer.endpoint)
+            self._peers[peer.account] = known
 
     def feed_peer(self, event: Event) -> None:
         """Give the machine what a peer sent; log and raise when it is faulty."""
@@ -241,6 +274,8 @@ class Member:
                 self._spawn(self._push_plan(command.certificate))
             case PushVerification():
                 self._spawn(self._push_verification(command))
+            case RecomputeTask():
+                self._spawn(self._recompute(command))
             case SubmitSnapshot():
                 self._spawn(
                     self._submit(
@@ -248,6 +283,7 @@ class Member:
                         "committee",
                         "submitSnapshot",
                         command.sequence,
+                        command.epoch,
                         command.root,
                         command.signatures,
                     )
@@ -258,10 +294,8 @@ class Member:
                         f"the plan of {command.execution_id}",
                         "market",
                         "submitCompletePlan",
-                        command.execution_id,
-                        command.plan_root,
-                        command.seed,
-                        command.executor_count,
+                        request_to_abi(command.request),
+                        terms_to_abi(command.plan_root, command.seed_signature, command.exposures),
                         command.signatures,
                     )
                 )
@@ -276,6 +310,8 @@ class Member:
                         command.signatures,
                     )
                 )
+            case SubmitEvidence():
+                self._spawn(self._report(command.evidence))
             case PostDealing():
                 self._spawn(
                     self._submit("our dealing", "committee", "postDealing", command.dealing)
@@ -291,7 +327,7 @@ class Member:
                     )
                 )
             case ConfirmGroupKey():
-                self._spawn(self._confirm_group_key(command.public_key))
+                self._spawn(self._confirm_group_key(command.configuration, command.public_key))
             case FetchManifest():
                 self._spawn(self._fetch_manifest(command.model_id))
             case FetchSnapshot():
@@ -318,10 +354,11 @@ class Member:
     # ---- to peers ---------------------------------------------------------------------------
 
     def _gossip(self, command: Gossip) -> None:
-        body = encode_gossip(command.message)
-        for account in (command.to,) if command.to else tuple(self._peers):
-            peer = self._peers[account]
-            if peer.outstanding < _MAX_OUTSTANDING:
+        body = encode_gossip(command.message, command.configuration)
+        targets = [command.to] if command.to else self.machine.list_accounts(command.configuration)
+        for account in targets:
+            peer = self._peers.get(account)
+            if peer and peer.outstanding < _MAX_OUTSTANDING:
                 peer.outstanding += 1
                 self._spawn(self._send_gossip(peer, body))
 
@@ -338,6 +375,7 @@ class Member:
             if peer.is_up:
                 peer.is_up = False
                 log.warning("member %s is down: %s", peer.account, error)
+            self.feed(MemberLost(peer.account))
         except PeerFault as error:
             log.warning("member %s refused our %s: %s", peer.account, body["kind"], error)
         else:
@@ -363,6 +401,13 @@ class Member:
             "node %s is to verify task %d of %s", command.node, command.order.task, execution_id
         )
         await self._post(f"{command.endpoint}/v1/verify", data, limits.HTTP_TIMEOUT_S)
+
+    async def _recompute(self, command: RecomputeTask) -> None:
+        request = command.order.certificate.plan.request
+        manifest = self.machine.find_manifest(request.model_id)
+        if manifest is not None:  # there was an order, so there is
+            ruling = await self._rulings.recompute(command, manifest)
+            self.feed(TaskRecomputed(request.execution_id, ruling))
 
     async def _post(self, url: str, data: dict[str, Any], timeout_s: float) -> bool:
         try:
@@ -398,13 +443,20 @@ class Member:
         else:
             log.info("%s is in block %s (%s gas)", what, receipt.block_number, receipt.gas_used)
 
-    async def _confirm_group_key(self, public_key: str) -> None:
+    async def _report(self, evidence: Equivocation) -> None:
+        """Say loudly that a member broke its one promise, and take its bond if it has one."""
+        member = evidence.first.member
+        log.error("member %s signed two different things: %s", member, evidence)
+        function, votes = make_report(evidence)
+        await self._submit(f"the report about {member}", "bonds", function, *votes)
+
+    async def _confirm_group_key(self, configuration: int, public_key: str) -> None:
         """Vote for the group key until the chain holds one."""
-        raw = bytes.fromhex(public_key[2:])
+        raw = bls.encode_public_key_eip2537(public_key)
         what, key_hash = "our vote for the group key", "0x" + keccak(raw).hex()
         while True:
             try:
-                agreed = await self.chain.call("committee", "groupKey")
+                agreed = await self.chain.call("committee", "groupKeyOf", configuration)
             except Unavailable:
                 agreed = None
             if agreed:

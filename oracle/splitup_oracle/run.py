@@ -5,33 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from splitup import limits
 from splitup.chain.client import Chain
-from splitup.chain.committee import fetch_committee
 from splitup.chain.deployment import Deployment
 from splitup.chain.events import ChainEvent
-from splitup.crypto import dkg
 from splitup.crypto.keystore import load_identity
-from splitup.errors import ChainUnavailable, ConfigurationError
+from splitup.errors import ChainUnavailable, InvalidInput
 from splitup.journal.journal import Journal
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient, serve_app
 from splitup.protocol.events import (
     BlockSeen,
-    DealingPosted,
+    BoardRead,
     FetchManifest,
-    KeyReady,
     NodesSeen,
     RequestSeen,
     SnapshotAccepted,
     Tick,
+    Undone,
 )
-from splitup.protocol.keygen import KeyGeneration, make_ceremony
 from splitup.protocol.verification import Economics
 from splitup_oracle.chain_events import make_board_event, make_event, make_node_record
 from splitup_oracle.config import OracleConfig
@@ -46,8 +42,6 @@ _RETRY_S: Final = 5.0  # what failed to reach the chain or the gateway is tried 
 _PAGE: Final = 100  # nodes per call
 _PROBES: Final = 32  # at once
 
-_KEY: Final = "key"  # journal kind: configuration -> threshold key
-_ENTROPY: Final = "entropy"  # journal kind: configuration -> secret of our dealing
 _CURSOR: Final = "cursor"
 _MODEL: Final = "model"  # journal kind: models that were registered before the cursor
 
@@ -70,11 +64,9 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
         )
         http = await stack.enter_async_context(SignedClient(identity))
         gateway = GatewayClient(config.gateway_url, identity, http=http)
-        view = await fetch_committee(chain)
         parameters = await chain.call("market", "parameters")
         member = Member(
             identity,
-            view,
             Economics(
                 sampling_bps=parameters["samplingBps"],
                 reward_milli=parameters["rewardMilli"],
@@ -85,7 +77,6 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
             http,
             gateway,
             data_dir=config.data_dir,
-            epoch_blocks=config.epoch_blocks,
             grace_s=parameters["settlementGraceS"],
         )
         stack.push_async_callback(member.close)
@@ -108,7 +99,8 @@ class Feeder:
         self._config = config
         self._chain = member.chain
         self._journal = member.journal
-        self._configuration = member.machine.seat.view.configuration
+        self._changes: list[tuple[int, int, int]] = []  # (block, log index, configuration)
+        self._board_block = 0  # the board is read below it
         self._open: dict[str, int] = {}  # unsettled executions and their blocks
         self._seen_block = -1  # everything below it has been fed
         self._nodes_changed = asyncio.Event()
@@ -117,9 +109,14 @@ class Feeder:
     async def start(self) -> None:
         """Feed what a member must know before it hears anybody."""
         head = await self._chain.fetch_head()
-        latest = await self._chain.call("committee", "latestSnapshot")
-        self._member.feed(SnapshotAccepted(latest["sequence"], latest["root"]))
         self._member.feed(BlockSeen(head.number, head.timestamp))
+        self._member.feed(SnapshotAccepted(0, 0, "0x" + "00" * 32))  # until the chain has one
+        await self._read_board()
+        if not self._member.machine.is_member:
+            raise InvalidInput(
+                f"account {self._member.account} is no member of committee configuration "
+                f"{self._member.machine.current}, nor of one to come; use a member's keystore"
+            )
         await self._feed_nodes()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -131,7 +128,7 @@ class Feeder:
             self._follow_nodes,
             self._follow_models,
             self._probe,
-            self._generate_key,
+            self._follow_board,
             self._keep_cursor,
         ]
         tasks = [asyncio.ensure_future(loop()) for loop in loops]
@@ -163,6 +160,13 @@ class Feeder:
             self._seen_block = event.block_number
 
     def _feed_event(self, event: ChainEvent) -> None:
+        if event.contract == "nodes":
+            self._nodes_changed.set()
+        elif event.name == "ModelRegistered":
+            self._journal.put(_MODEL, event.args["modelId"], {})
+            self._models_changed.set()
+        configuration = self._find_configuration(event)
+        translated = make_event(event, self._chain.deployment, configuration)
         if event.removed:
             log.warning(
                 "the chain was reorganised: %s in block %d is undone; more confirmations would "
@@ -170,19 +174,26 @@ class Feeder:
                 event.name,
                 event.block_number,
             )
+            if translated is not None:
+                self._member.feed(Undone(translated))
             return
-        if event.name == "MembersSet" and event.args["configuration"] > self._configuration:
-            raise ConfigurationError("the committee's members changed; start this member again")
-        if event.contract == "nodes":
-            self._nodes_changed.set()
-        elif event.name == "ModelRegistered":
-            self._journal.put(_MODEL, event.args["modelId"], {})
-            self._models_changed.set()
-        translated = make_event(event, self._chain.deployment, self._configuration)
         if translated is not None:
             if isinstance(translated, RequestSeen):
                 self._open[translated.request.execution_id] = event.block_number
             self._member.feed(translated)
+
+    def _find_configuration(self, event: ChainEvent) -> int:
+        """Return which configuration was current where the chain holds an event."""
+        if event.name == "MembersSet":
+            self._note_change(event)
+        place = (event.block_number, event.log_index)
+        return max((c for *at, c in self._changes if tuple(at) < place), default=0)
+
+    def _note_change(self, event: ChainEvent) -> None:
+        change = (event.block_number, event.log_index, event.args["configuration"])
+        if change not in self._changes:
+            self._changes.append(change)
+            del self._changes[: -limits.MAX_CHANGES]
 
     async def _follow_head(self) -> None:
         number = -1
@@ -276,50 +287,37 @@ class Feeder:
                 await asyncio.wait_for(self._member.heard.wait(), 1.0)
             self._member.heard.clear()
 
-    # ---- key generation ---------------------------------------------------------------------
+    # ---- members and their keys -------------------------------------------------------------
 
-    async def _generate_key(self) -> None:
-        """Load the threshold key, or generate it with the other members on the chain."""
-        seat = self._member.machine.seat
-        slot = str(self._configuration)
-        stored = self._journal.get(_KEY, slot)
-        if stored is not None:
-            group = dkg.GroupKey.from_bytes(stored["group"].encode(), make_ceremony(seat.view))
-            self._member.feed(KeyReady(group, bytes.fromhex(stored["share"])))
-            return
-        entropy = self._journal.put_once(_ENTROPY, slot, {"entropy": secrets.token_bytes(32).hex()})
-        keygen = KeyGeneration(seat, bytes.fromhex(entropy["entropy"]))
-        next_block, post_at = 0, 0.0
-        while not keygen.is_done:
+    async def _follow_board(self) -> None:
+        """Tell the machine who the members are, and what they post to make or hand over a key."""
+        while True:
             try:
-                # the head first: the events up to it are then surely among those fetched
-                head = await self._chain.fetch_head()
-                events = await self._chain.fetch_events("committee", from_block=next_block)
+                await self._read_board()
             except ChainUnavailable as error:
-                log.warning("key generation waits for the chain: %s", error)
+                log.warning("the members' board waits for the chain: %s", error)
                 await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
-                continue
-            for event in events:
-                posted = make_board_event(event, self._configuration)
-                if posted is None or event.block_number > head.number:
-                    continue
-                if isinstance(posted, DealingPosted):
-                    self._member.carry_out(keygen.process_dealing(posted))
-                else:
-                    self._member.carry_out(keygen.process_complaint(posted))
-            next_block = head.number + 1
-            if time.monotonic() >= post_at:  # again, as long as the chain does not hold it
-                self._member.carry_out(keygen.process_start())
-                post_at = time.monotonic() + _RETRY_S
-            for command in keygen.process_block(head.number):
-                if isinstance(command, KeyReady):
-                    value = {
-                        "group": command.group.to_bytes().decode(),
-                        "share": command.share.hex(),
-                    }
-                    self._journal.put(_KEY, slot, value)
-                    self._member.feed(command)
-                    log.info("the group key is %s", command.group.public_key)
-                else:
-                    self._member.carry_out([command])
             await asyncio.sleep(_HEAD_S)
+
+    async def _read_board(self) -> None:
+        # the head first: the events up to it are then surely among those fetched
+        head = await self._chain.fetch_head()
+        last = head.number - self._config.confirmations
+        if last < self._board_block:
+            self._member.feed(BoardRead(last))
+            return
+        for event in await self._chain.fetch_events("committee", from_block=self._board_block):
+            if event.block_number > last:
+                break
+            if event.name == "MembersSet":
+                self._note_change(event)
+            if event.name == "SnapshotAccepted":
+                args = event.args
+                self._member.feed(
+                    SnapshotAccepted(args["configuration"], args["sequence"], args["root"])
+                )
+            posted = make_board_event(event)
+            if posted is not None:
+                self._member.feed(posted)
+        self._board_block = last + 1
+        self._member.feed(BoardRead(last))

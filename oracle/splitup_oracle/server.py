@@ -14,15 +14,19 @@ from splitup.protocol.events import (
     CompletionReceived,
     GossipReceived,
     HeartbeatReceived,
+    PromiseReceived,
     ResultReceived,
+    TakeoversReceived,
 )
 from splitup.protocol.messages import parse_gossip
-from splitup.wire import Completion, Heartbeat
+from splitup.wire import Completion, Heartbeat, Takeovers, VerificationCommitment
 from splitup_oracle.member import (
     COMPLETION_TYP,
     GOSSIP_TYP,
     HEARTBEAT_TYP,
+    PROMISE_TYP,
     RESULT_TYP,
+    TAKEOVERS_TYP,
     Member,
 )
 
@@ -49,7 +53,10 @@ class MemberServer:
                 web.post("/v1/heartbeat", self._heartbeat),
                 web.post("/v1/gossip", self._gossip),
                 web.post("/v1/completion", self._completion),
+                web.post("/v1/takeovers", self._takeovers),
+                web.post("/v1/promise", self._promise),
                 web.post("/v1/verification", self._verification),
+                web.get("/v1/attestation/{execution_id}", self._attestation),
             ]
         )
         return app
@@ -98,10 +105,11 @@ class MemberServer:
 
     async def _gossip(self, request: web.Request) -> web.Response:
         claims = await read_signed(request, typ=GOSSIP_TYP, audience=self._member.account)
-        sender = self._member.machine.seat.view.member_with_key(claims.issuer)
+        sender = self._member.machine.find_member(claims.issuer)
         if sender is None:
             raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
-        self._member.feed_peer(GossipReceived(sender.account, parse_gossip(claims.body)))
+        message, configuration = parse_gossip(claims.body)
+        self._member.feed_peer(GossipReceived(sender.account, message, configuration))
         return web.json_response({})
 
     async def _completion(self, request: web.Request) -> web.Response:
@@ -109,6 +117,27 @@ class MemberServer:
         completion = Completion.from_value(claims.body)
         self._member.feed_peer(CompletionReceived(completion, claims.issuer))
         return web.json_response({})
+
+    async def _takeovers(self, request: web.Request) -> web.Response:
+        claims = await read_signed(request, typ=TAKEOVERS_TYP, audience=self._member.audience)
+        takeovers = Takeovers.from_value(claims.body)
+        self._member.feed_peer(TakeoversReceived(takeovers, claims.issuer))
+        return web.json_response({})
+
+    async def _promise(self, request: web.Request) -> web.Response:
+        claims = await read_signed(request, typ=PROMISE_TYP, audience=self._member.audience)
+        promise = VerificationCommitment.from_value(claims.body)
+        self._member.feed_peer(PromiseReceived(promise, claims.issuer))
+        return web.json_response({})
+
+    async def _attestation(self, request: web.Request) -> web.Response:
+        execution_id = request.match_info["execution_id"]
+        attestation = self._member.machine.find_attestation(execution_id)
+        if attestation is not None:
+            return _json(attestation.canonical_bytes())
+        if self._member.machine.is_over(execution_id):
+            return error_reply(410, f"execution {execution_id} is over")
+        return error_reply(404, f"there is no draw for execution {execution_id} here so far")
 
     async def _verification(self, request: web.Request) -> web.Response:
         await read_signed(request, typ=RESULT_TYP, audience=self._member.audience)

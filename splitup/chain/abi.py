@@ -25,10 +25,11 @@ from eth_utils.abi import (
 
 from splitup.errors import InvalidInput
 
-ContractName = Literal["usdc", "committee", "nodes", "models", "market"]
+ContractName = Literal["usdc", "committee", "bonds", "nodes", "models", "market"]
 ARTIFACTS: Final[Mapping[ContractName, str]] = {
     "usdc": "TestUSDC",  # the real USDC answers the same functions, save mint
     "committee": "Committee",
+    "bonds": "Bonds",
     "nodes": "NodeRegistry",
     "models": "ModelRegistry",
     "market": "Market",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from splitup.chain.client import Chain
+from splitup.crypto.bls import decode_public_key_eip2537
 from splitup.crypto.quorum import Domain
 from splitup.errors import ChainUnavailable
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
@@ -37,7 +38,7 @@ async def fetch_committee(chain: Chain) -> CommitteeView:
             for member in members
         ),
         quorum=quorum,
-        group_key="0x" + group_key.hex() if group_key else "",
+        group_key=decode_public_key_eip2537(group_key) if group_key else "",
         domain=Domain(
             chain_id=chain.deployment.chain_id, committee=chain.deployment.committee.lower()
         ),

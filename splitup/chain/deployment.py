@@ -26,6 +26,7 @@ class _DeploymentFile(BaseModel):
     genesis_hash: str = Field(pattern=r"^0x[0-9a-f]{64}$")
     usdc: str = _ADDRESS
     committee: str = _ADDRESS
+    bonds: str = _ADDRESS
     nodes: str = _ADDRESS
     models: str = _ADDRESS
     market: str = _ADDRESS
@@ -39,6 +40,7 @@ class Deployment:
     genesis_hash: str
     usdc: str
     committee: str
+    bonds: str
     nodes: str
     models: str
     market: str
@@ -77,16 +79,18 @@ class Deployment:
 class MarketParameters:
     """The market's economics; see ``Parameters`` in IMarket.sol. Unsafe ones are refused."""
 
-    sampling_bps: int = 800
-    collusion_bps: int = 1_000
+    min_price_micro_usdc: int = 1_000
+    min_deadline_s: int = 5
+    max_deadline_s: int = 86_400
+    settlement_grace_s: int = 3_600
+    fee_bps: int = 100
+    treasury_bps: int = 2_000
     reward_milli: int = 1_200
     slash_milli: int = 100_000
     validation_bonus_milli: int = 0
+    sampling_bps: int = 800
+    collusion_bps: int = 1_000
     tie_breakers: int = 2
-    settlement_grace_s: int = 3_600
-    min_deadline_s: int = 5
-    max_deadline_s: int = 86_400
-    min_price_micro_usdc: int = 1_000
 
     def to_abi(self) -> tuple[int, ...]:
         """Return the struct as the contract takes it."""
@@ -99,6 +103,7 @@ async def deploy(
     *,
     usdc: str | None = None,
     unbonding_period_s: int = 7 * 86_400,
+    bond_period_s: int = 14 * 86_400,
     parameters: MarketParameters | None = None,
 ) -> Deployment:
     """Deploy the contracts, owned by the key's account, and connect them.
@@ -123,6 +128,7 @@ async def deploy(
         owner = sender.address
         token = usdc.lower() if usdc is not None else await create("usdc")
         committee = await create("committee", owner)
+        bonds = await create("bonds", owner, token, committee, bond_period_s)
         models = await create("models")
         nodes = await create("nodes", owner, token, unbonding_period_s)
         terms = (parameters or MarketParameters()).to_abi()
@@ -136,4 +142,4 @@ async def deploy(
                 )
         data = load_abi("nodes").encode_call("setMarket", (market,))
         await sender.wait(await sender.submit("nodes.setMarket", nodes, data))
-        return Deployment(chain_id, genesis["hash"], token, committee, nodes, models, market)
+        return Deployment(chain_id, genesis["hash"], token, committee, bonds, nodes, models, market)

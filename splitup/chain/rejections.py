@@ -50,12 +50,35 @@ SENTENCES: Final[Mapping[str, str]] = {
     "GroupKeyExists": "configuration {configuration} has its group key already",
     "GroupKeyHashMismatch": "the group key does not have the stated hash {stated}",
     "VoteExists": "{member} has voted for the group key of configuration {configuration} already",
+    "GroupKeyInvalid": "the group key is no point of the curve's subgroup",
+    "GroupKeyChanged": "configuration {configuration} must keep the group key; this is another",
+    "GroupKeyMissing": "configuration {configuration} has no group key yet; wait for its members "
+    "to generate one",
+    "RandomnessInvalid": "the signature is not the committee's (configuration {configuration})",
+    "ConfigurationUnknown": "configuration {configuration} of the committee was never in force",
+    "PrecompileMissing": "the chain lacks {precompile} of EIP-2537; it needs the Prague upgrade",
     "SequenceInvalid": "snapshot {sequence} is not the next one; submit {expected}",
     "SignaturesMalformed": "{length} bytes are not a list of signatures of the committee",
     "QuorumTooSmall": "{count} signatures are no quorum; {required} members must sign",
     "SignatureInvalid": "the signature at position {index} does not verify",
     "SignersNotAscending": "signatures must be sorted by signer without repetition; {signer}'s is "
     "not",
+    # ---- the members' bonds
+    "PeriodTooLong": "a bond's period of {period} s is too long; {maximum} s are allowed",
+    "BondMissing": "{account} has no bond",
+    "MemberBonded": "{account} is a member of the committee, or about to be; its bond stays",
+    "ReleaseNotRequested": "{account} has not asked for its bond; ask first, then wait",
+    "StillBonded": "the bond of {account} is locked until {releasableAt:time}",
+    "VoteInvalid": "the vote is signed by nobody",
+    "VotersDiffer": "the votes are by {first} and {second}, not by one member",
+    "SlotsDiffer": "the votes are for different slots; both may be honest",
+    "VotesAgree": "the votes do not contradict each other",
+    "AlreadyPunished": "{account} was punished for this already",
+    "OpeningInvalid": "part {part} of the evidence is not what the signed root binds",
+    "PlaceInvalid": "the plan lists no node at place {place}",
+    "NotACandidate": "{node} may not run the task, or stands before the place already",
+    "ChoiceRight": "the plan's choice is right: its clock is not above the other's",
+    "StrangerUnproven": "the entries do not show that {node} is absent from the snapshot",
     # ---- nodes
     "NodeExists": "{account} is registered already; withdraw its stake first to register anew",
     "UnknownNode": "{account} is not registered; stake first with: splitup-node stake",
@@ -67,7 +90,15 @@ SENTENCES: Final[Mapping[str, str]] = {
     "NotMarket": "{caller} is not the market",
     "MarketExists": "the market is {market} already",
     "PageTooLong": "{count} nodes are too many for one page; {maximum} are allowed",
-    "PeriodTooLong": "an unbonding period of {period} s is too long; {maximum} s are allowed",
+    "PeriodInvalid": "an unbonding period of {period} s is not within {minimum} s, longer than any "
+    "execution, and {maximum} s",
+    "StakeExposed": "{locked:usdc} USDC of the stake of {account} back executions that are not "
+    "closed; withdraw the earnings, which releases what is settled, or wait for the others",
+    "ExposureTooHigh": "{account} has {free:usdc} USDC of free stake; {required:usdc} would "
+    "have to be locked",
+    "ExposuresNotAscending": "exposures must be sorted by node without repetition; {account} is "
+    "not",
+    "OperatorUnwilling": "{operator} has not allowed node {account} to name it as its operator",
     # ---- models
     "IdMissing": "a model's or task's id is zero",
     "ModelExists": "the model {modelId} is registered already",
@@ -80,6 +111,18 @@ SENTENCES: Final[Mapping[str, str]] = {
     "EdgeInvalid": "edge {index} ({edge:#x}) does not lead from a task to a later one",
     "EdgesNotAscending": "edge {index} is not above the one before",
     # ---- market
+    "TransferShort": "the token delivered {received} of {expected} units; it is not a plain USDC",
+    "Frozen": "the balance of {account} is kept for signed requests until {until:time}",
+    "FreezeInvalid": "a freeze until {until:time} is not between {earliest:time} and {latest:time}",
+    "RequestsPaused": "the market takes no new requests at the moment; what is open goes on",
+    "UnbondingTooShort": "nodes unbond within {unbondingPeriod} s, and an execution may last "
+    "{longestExecutionS} s; set a longer unbonding period first",
+    "ClientSignatureInvalid": "the request is not signed by its client {client}",
+    "SnapshotUnknown": "snapshot {sequence} with root {root} is not one of the latest",
+    "RecordMismatch": "what was stated of execution {executionId} is not what the chain recorded",
+    "PayoutsNotAscending": "payouts must be sorted by account without repetition; {account} is not",
+    "AlreadyDistributed": "the payouts of execution {executionId} are credited already",
+    "SafeCastOverflowedUintDowncast": "the amount {value} does not fit {bits} bits",
     "BalanceTooSmall": "{account} has {balance:usdc} USDC in the market, {required:usdc} are "
     "needed; deposit more",
     "ParameterInvalid": "the parameter {parameter} is out of its range",

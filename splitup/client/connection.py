@@ -374,7 +374,7 @@ class SplitUp:
             await ensure_balance(chain, self._identity, self._reserved + price)
             head = await chain.fetch_head()
             self._reserved += price  # until the request is in a block, see _request
-        nonce = secrets.randbits(64)
+        nonce = secrets.randbits(53)  # as many bits as canonical JSON holds
         deployment = chain.deployment
         wanted = Wanted(
             execution_id=compute_execution_id(

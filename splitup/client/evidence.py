@@ -22,7 +22,7 @@ def check_evidence(evidence: Evidence, receipt: Receipt, committee: CommitteeVie
     if evidence.draw.execution_id != receipt.execution_id:
         raise PeerFault(f"the evidence is not of execution {receipt.execution_id}")
     verdicts = [
-        Verdict(entry.task, Outcome(entry.outcome), entry.validators, entry.liars)
+        Verdict(entry.task, Outcome(entry.outcome), entry.validators, entry.liars, entry.silent)
         for entry in evidence.verdicts
     ]
     if compute_evidence_root(evidence.draw, verdicts) != receipt.evidence_root:

@@ -62,7 +62,8 @@ class Receipt:
     steps: int
     payments: tuple[Payment, ...]
     slashes: tuple[tuple[str, int], ...]  # (node, micro-USDC)
-    paid_micro_usdc: int
+    paid_micro_usdc: int  # to the nodes, out of the price
+    fee_micro_usdc: int  # to the committee
     refunded_micro_usdc: int
     evidence_root: str  # "" when refunded
     block_number: int

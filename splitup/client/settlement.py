@@ -10,6 +10,7 @@ from typing import Any, Final
 from splitup.chain.client import Chain
 from splitup.chain.events import ChainEvent
 from splitup.client.outcome import Payment, Receipt
+from splitup.crypto.quorum import unpack_word
 from splitup.errors import ChainRejected, Unavailable
 
 _POLL_S: Final = 0.25
@@ -93,17 +94,19 @@ def make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt:
         )
     args: dict[str, Any] = dict(closing.args)
     is_settled = closing.name == "Settled"
+    payouts = [unpack_word(word) for word in args["payouts"]] if is_settled else []
+    rewards = [(e.args["to"], e.args["amount"]) for e in own if e.name == "Rewarded"]
     return Receipt(
         execution_id=execution_id,
         status="settled" if is_settled else "refunded",
         steps=args["steps"] if is_settled else 0,
-        payments=tuple(
-            Payment(e.args["to"], e.args["amount"], e.args["fromSlash"])
-            for e in own
-            if e.name == "Paid"
+        payments=(
+            *(Payment(to, amount, False) for to, amount in payouts),
+            *(Payment(to, amount, True) for to, amount in rewards),
         ),
         slashes=tuple((e.args["node"], e.args["amount"]) for e in own if e.name == "Slashed"),
         paid_micro_usdc=args["paid"] if is_settled else 0,
+        fee_micro_usdc=args["fee"] if is_settled else 0,
         refunded_micro_usdc=args["refunded"] if is_settled else args["amount"],
         evidence_root=args["evidenceRoot"] if is_settled else "",
         block_number=closing.block_number,

@@ -93,6 +93,20 @@ def encode_public_key_eip2537(public_key: str) -> bytes:
     return _pad_fields(parse_public_key(public_key).to_xy_bytes_be())
 
 
+def decode_public_key_eip2537(data: bytes) -> str:
+    """Return the compressed hex of a key of EIP-2537; raise BadSignature for a bad point."""
+    fields = [data[start : start + 64] for start in range(0, len(data), 64)]
+    if len(data) != 256 or any(any(field[: 64 - _FIELD_BYTES]) for field in fields):
+        raise BadSignature("a BLS key on chain is four fields of 64 bytes", evidence=data[:256])
+    try:
+        point = G2Point.from_xy_bytes_be(b"".join(field[64 - _FIELD_BYTES :] for field in fields))
+    except ValueError:
+        raise BadSignature("a BLS key is no point of the curve", evidence=data) from None
+    key = encode_point(point)
+    parse_public_key(key)
+    return key
+
+
 def parse_signature(signature: str) -> Any:
     """Return the G1 point of 96 hex digits; raise BadSignature unless it is safe to use."""
     if not _SIGNATURE.match(signature):

@@ -8,16 +8,22 @@ All agree because all read one board (the chain, or a set the chain has fixed) a
 complaint is decided by ``is_complaint_valid`` from public bytes alone. The board must say who
 posted what: dealings and complaints carry no signature of their own.
 
+*Resharing* moves the same secret to other members: the dealers are the members before, each deals
+its own share (so a dealing's first commitment must be that member's public key), and the new
+polynomial is interpolated from the first t qualified dealings. The group key stays, the old shares
+are worth nothing together with new ones.
+
 A dealer who waits for the others' commitments can bias some bits of the group key (Gennaro et al.
 2007). That does not help against BLS signatures under it (Bacho–Loss 2022), which is all it is for.
 
-Source: Pedersen 1991; Gennaro, Jarecki, Krawczyk, Rabin 2007, section 4.
+Source: Pedersen 1991; Gennaro, Jarecki, Krawczyk, Rabin 2007, section 4; for resharing Desmedt,
+Jajodia 1997, with Feldman commitments.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -50,10 +56,14 @@ _MAX_BYTES: Final = limits.MAX_COMMITTEE * limits.KIB
 
 @dataclass(frozen=True)
 class Ceremony:
-    """One run: its id (bytes32) and the members' signing keys. A member's index is its place."""
+    """One run: its id (bytes32) and the members' signing keys. A member's index is its place.
+
+    With ``previous`` it is a resharing: the dealers are the holders of that key, by their index.
+    """
 
     ceremony_id: str
     members: tuple[str, ...]
+    previous: GroupKey | None = None
 
     def __post_init__(self) -> None:
         if not _BYTES32.match(self.ceremony_id):
@@ -69,10 +79,21 @@ class Ceremony:
         """t = 2f+1 shares sign; 2f learn nothing."""
         return bls.compute_threshold(len(self.members))
 
+    @property
+    def dealer_count(self) -> int:
+        return len(self.previous.member_keys) if self.previous else len(self.members)
+
+    @property
+    def dealings_needed(self) -> int:
+        """How many qualified dealings make a key: t of those who deal."""
+        return self.previous.threshold if self.previous else self.threshold
+
     @cached_property
     def digest(self) -> bytes:
-        """Binds every derived secret and sealed text to this id and these members."""
-        value = {"id": self.ceremony_id, "members": list(self.members)}
+        """Binds every derived secret and sealed text to this id, these members, this old key."""
+        value: dict[str, Any] = {"id": self.ceremony_id, "members": list(self.members)}
+        if self.previous:
+            value["previous"] = list(self.previous.member_keys)
         return bytes.fromhex(compute_digest(encode_canonical(value)))
 
 
@@ -109,7 +130,7 @@ class Dealing:
         value = _parse_object(data, names, "dealing")
         dealing = Dealing(
             ceremony_id=_check_id(value["ceremony_id"], ceremony),
-            dealer=_check_index(value["dealer"], ceremony),
+            dealer=_check_index(value["dealer"], ceremony.dealer_count),
             commitments=_check_strings(value["commitments"], ceremony.threshold, "commitments"),
             ephemeral=_check_strings([value["ephemeral"]], 1, "ephemeral key")[0],
             sealed=_check_strings(value["sealed"], len(ceremony.members), "sealed shares"),
@@ -119,6 +140,9 @@ class Dealing:
         check_public_key(dealing.ephemeral)
         for commitment in dealing.commitments:
             bls.parse_public_key(commitment)
+        previous = ceremony.previous
+        if previous and dealing.commitments[0] != previous.member_keys[dealing.dealer]:
+            raise PeerFault(f"dealer {dealing.dealer} deals something else than its share")
         return dealing
 
 
@@ -151,8 +175,8 @@ class Complaint:
             raise PeerFault("a complaint's opening has the wrong length or spelling")
         return Complaint(
             ceremony_id=_check_id(value["ceremony_id"], ceremony),
-            dealer=_check_index(value["dealer"], ceremony),
-            member=_check_index(value["member"], ceremony),
+            dealer=_check_index(value["dealer"], ceremony.dealer_count),
+            member=_check_index(value["member"], len(ceremony.members)),
             opening=Opening.from_bytes(bytes.fromhex(opening[2:])),
         )
 
@@ -188,10 +212,11 @@ class GroupKey:
         if value["threshold"] != ceremony.threshold:
             raise PeerFault("a group key has another threshold than its ceremony")
         qualified = value["qualified"]
-        if not isinstance(qualified, list) or not ceremony.threshold <= len(qualified) <= count:
+        needed, dealers = ceremony.dealings_needed, ceremony.dealer_count
+        if not isinstance(qualified, list) or not needed <= len(qualified) <= dealers:
             raise PeerFault("a group key has too few or too many qualified dealers")
         for dealer in qualified:
-            _check_index(dealer, ceremony)
+            _check_index(dealer, dealers)
         if qualified != sorted(set(qualified)):
             raise PeerFault("a group key lists its qualified dealers out of order")
         group = GroupKey(
@@ -211,7 +236,23 @@ def make_dealing(ceremony: Ceremony, dealer: int, entropy: bytes) -> Dealing:
     ``entropy``: 32 secret random bytes, kept by the caller before anything is sent, so that a
     restart posts the same dealing. Equal arguments give equal bytes.
     """
-    _check_index(dealer, ceremony)
+    return _deal(ceremony, dealer, entropy, None)
+
+
+def make_resharing(ceremony: Ceremony, dealer: int, share: bytes, entropy: bytes) -> Dealing:
+    """Deal our ``share`` of the previous key (32 bytes) to the ceremony's members.
+
+    ``dealer`` is our index among the previous members; ``entropy`` as in ``make_dealing``. Raises
+    InvalidInput when the share is not the one that the previous key gives this dealer.
+    """
+    previous = ceremony.previous
+    if previous is None or bls.compute_public_key(share) != previous.member_keys[dealer]:
+        raise InvalidInput(f"this is not the share of member {dealer} that is to be dealt anew")
+    return _deal(ceremony, dealer, entropy, int.from_bytes(share))
+
+
+def _deal(ceremony: Ceremony, dealer: int, entropy: bytes, constant: int | None) -> Dealing:
+    _check_index(dealer, ceremony.dealer_count)
     if len(entropy) != ENTROPY_BYTES:
         raise InvalidInput(f"a dealing needs {ENTROPY_BYTES} bytes of entropy, not {len(entropy)}")
     binding = ceremony.digest + bytes([dealer])
@@ -219,6 +260,8 @@ def make_dealing(ceremony: Ceremony, dealer: int, entropy: bytes) -> Dealing:
         _derive_scalar(entropy, b"splitup/dkg/coefficient/v1" + binding + bytes([degree]))
         for degree in range(ceremony.threshold)
     ]
+    if constant is not None:
+        coefficients[0] = constant
     scalar, ephemeral = compute_ephemeral(
         derive_key(entropy, b"splitup/dkg/ephemeral/v1" + binding, 64)
     )
@@ -280,20 +323,26 @@ def is_complaint_valid(ceremony: Ceremony, dealing: Dealing, complaint: Complain
 def compute_group(ceremony: Ceremony, dealings: Mapping[int, Dealing]) -> GroupKey:
     """Sum the qualified dealings (by dealer). Raises InvalidInput with fewer than t of them.
 
-    With t = 2f+1 at least f+1 are honest, so nobody outside knows the secret.
+    With t = 2f+1 at least f+1 are honest, so nobody outside knows the secret. A resharing weighs
+    the first t dealings so that they add up to the old secret; the rest is not needed.
     """
-    if len(dealings) < ceremony.threshold:
+    needed = ceremony.dealings_needed
+    if len(dealings) < needed:
         raise InvalidInput(
-            f"key generation needs {ceremony.threshold} qualified dealers, there are "
+            f"key generation needs {needed} qualified dealers, there are "
             f"{len(dealings)}; start it again with more members reachable"
         )
+    if ceremony.previous:
+        dealings = {dealer: dealings[dealer] for dealer in sorted(dealings)[:needed]}
+    weights = _compute_weights(ceremony, sorted(dealings))
     totals = [G2Point.identity() for _ in range(ceremony.threshold)]
-    for dealer in sorted(dealings):
+    for dealer, weight in weights.items():
         dealing = dealings[dealer]
         if dealing.dealer != dealer or dealing.ceremony_id != ceremony.ceremony_id:
             raise InvalidInput(f"the dealing listed for member {dealer} is another one")
         for degree, commitment in enumerate(dealing.commitments):
-            totals[degree] = totals[degree] + bls.parse_public_key(commitment)
+            point = bls.parse_public_key(commitment)
+            totals[degree] = totals[degree] + (point if weight is None else point * weight)
     member_keys = tuple(
         bls.encode_point(_evaluate_in_exponent(totals, member))
         for member in range(len(ceremony.members))
@@ -307,22 +356,37 @@ def compute_group(ceremony: Ceremony, dealings: Mapping[int, Dealing]) -> GroupK
     )
     for key in (group.public_key, *group.member_keys):
         bls.parse_public_key(key)  # a sum may be the identity although no term is
+    if ceremony.previous and group.public_key != ceremony.previous.public_key:
+        raise InvalidInput("the dealings do not add up to the key that is to be kept")
     return group
 
 
-def compute_secret_share(group: GroupKey, member: int, shares: Mapping[int, bytes]) -> bytes:
+def compute_secret_share(
+    ceremony: Ceremony, group: GroupKey, member: int, shares: Mapping[int, bytes]
+) -> bytes:
     """Return our 32-byte share of the group's secret from those of all qualified dealers."""
     if tuple(sorted(shares)) != group.qualified:
         raise InvalidInput("the shares are not exactly those of the group's qualified dealers")
-    total = sum(int.from_bytes(share) for share in shares.values()) % bls.GROUP_ORDER
+    total = 0
+    for dealer, weight in _compute_weights(ceremony, group.qualified).items():
+        factor = 1 if weight is None else int.from_bytes(weight.to_be_bytes())
+        total = (total + int.from_bytes(shares[dealer]) * factor) % bls.GROUP_ORDER
     secret = total.to_bytes(bls.SCALAR_BYTES)
     if bls.compute_public_key(secret) != group.member_keys[member]:
         raise InvalidInput(f"the shares do not add up to the key of member {member}")
     return secret
 
 
+def _compute_weights(ceremony: Ceremony, dealers: Sequence[int]) -> dict[int, Any]:
+    """Return what each dealing counts: once (None), or its Lagrange coefficient at zero."""
+    if ceremony.previous is None:
+        return dict.fromkeys(dealers)
+    coefficients = bls.compute_lagrange([dealer + 1 for dealer in dealers], 0)
+    return dict(zip(dealers, coefficients, strict=True))
+
+
 def _check_own(ceremony: Ceremony, member: int, identity: Identity) -> None:
-    _check_index(member, ceremony)
+    _check_index(member, len(ceremony.members))
     if ceremony.members[member] != identity.signing_key_hex:
         raise InvalidInput(f"member {member} of the ceremony has another signing key than ours")
 
@@ -394,9 +458,9 @@ def _check_id(value: Any, ceremony: Ceremony) -> str:
     return ceremony.ceremony_id
 
 
-def _check_index(value: Any, ceremony: Ceremony) -> int:
-    if type(value) is not int or not 0 <= value < len(ceremony.members):
-        raise PeerFault(f"a member's index is 0 to {len(ceremony.members) - 1}")
+def _check_index(value: Any, count: int) -> int:
+    if type(value) is not int or not 0 <= value < count:
+        raise PeerFault(f"a member's index is 0 to {count - 1}")
     return value
 
 

@@ -8,7 +8,7 @@ Source: EIP-712 (typed structured data), EIP-2 (low s), Solidity's contract ABI.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,12 +25,21 @@ _DOMAIN_TYPE: Final = keccak(
 )
 _NAME: Final = keccak(text="SplitUp")
 _VERSION: Final = keccak(text="1")
-_SNAPSHOT_TYPE: Final = keccak(text="Snapshot(uint64 configuration,uint64 sequence,bytes32 root)")
-_PLAN_TYPE: Final = keccak(
-    text="Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint16 executorCount)"
+_SNAPSHOT_TYPE: Final = keccak(
+    text="Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)"
 )
+_PLAN_TYPE: Final = keccak(
+    text="Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)"
+)
+_REQUEST_TYPE: Final = keccak(
+    text="Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,"
+    "bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,"
+    "bytes32 snapshotRoot)"
+)
+_COMMITMENTS_TYPE: Final = keccak(text="Commitments(bytes32 executionId,bytes32 root,uint32 count)")
 _SETTLEMENT_TYPE: Final = keccak(text="Settlement(bytes32 executionId,bytes32 settlementHash)")
-_SETTLEMENT_ABI: Final = "(uint32,bytes32,(address,uint128,bool)[],(address,uint128)[])"
+_SETTLEMENT_ABI: Final = "(uint32,bytes32,bytes32[],(address,uint96)[],(address,uint96)[])"
+_MAX_AMOUNT: Final = 2**96 - 1
 
 
 # ---- containers --------------------------------------------------------------------------------
@@ -38,7 +47,7 @@ _SETTLEMENT_ABI: Final = "(uint32,bytes32,(address,uint128,bool)[],(address,uint
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Where signatures count: one chain, one Committee contract."""
+    """Where signatures count: one chain, one contract (the Committee; a client's: the Market)."""
 
     chain_id: int
     committee: str
@@ -71,11 +80,19 @@ class Settlement:
     slashes: tuple[Slash, ...] = ()
 
     def to_abi(self) -> tuple[Any, ...]:
-        """Return the nested tuple that ``Market.settle`` takes as its second argument."""
+        """Return the nested tuple that ``Market.settle`` takes as its second argument.
+
+        What an account gets out of the price is one word; the contract wants them ascending.
+        """
+        payouts: dict[str, int] = {}
+        for payment in self.payments:
+            if not payment.from_slash:
+                payouts[payment.to] = payouts.get(payment.to, 0) + payment.amount_micro_usdc
         return (
             self.steps,
-            self.evidence_root,
-            tuple((p.to, p.amount_micro_usdc, p.from_slash) for p in self.payments),
+            _bytes32(self.evidence_root),
+            tuple(pack_word(to, amount) for to, amount in sorted(payouts.items())),
+            tuple((p.to, p.amount_micro_usdc) for p in self.payments if p.from_slash),
             tuple((s.node, s.amount_micro_usdc) for s in self.slashes),
         )
 
@@ -83,24 +100,79 @@ class Settlement:
 # ---- hashes ------------------------------------------------------------------------------------
 
 
-def snapshot_struct_hash(configuration: int, sequence: int, root: str) -> bytes:
-    """Return hashStruct of ``Snapshot``."""
-    types = ("bytes32", "uint64", "uint64", "bytes32")
-    return _hash_abi(types, (_SNAPSHOT_TYPE, configuration, sequence, _bytes32(root)))
+def snapshot_struct_hash(configuration: int, sequence: int, epoch: int, root: str) -> bytes:
+    """Return hashStruct of ``Snapshot``. One member signs one root per slot: the first three."""
+    types = ("bytes32", "uint64", "uint64", "uint64", "bytes32")
+    return _hash_abi(types, (_SNAPSHOT_TYPE, configuration, sequence, epoch, _bytes32(root)))
 
 
-def plan_struct_hash(execution_id: str, plan_root: str, seed: str, executor_count: int) -> bytes:
-    """Return hashStruct of ``Plan``."""
-    types = ("bytes32", "bytes32", "bytes32", "bytes32", "uint16")
-    words = (_bytes32(execution_id), _bytes32(plan_root), _bytes32(seed), executor_count)
+def pack_word(account: str, amount_micro_usdc: int) -> bytes:
+    """Return account and amount as one word of the Market contract: account << 96 | amount."""
+    if not 0 <= amount_micro_usdc <= _MAX_AMOUNT:
+        raise InvalidInput(f"{amount_micro_usdc} micro-USDC do not fit 96 bits")
+    return bytes.fromhex(account.removeprefix("0x")) + amount_micro_usdc.to_bytes(12, "big")
+
+
+def unpack_word(word: str) -> tuple[str, int]:
+    """Return (account, micro-USDC) of a word "0x…" of the Market contract."""
+    data = _bytes32(word)
+    return "0x" + data[:20].hex(), int.from_bytes(data[20:], "big")
+
+
+def hash_exposures(exposures: Iterable[tuple[str, int]]) -> str:
+    """Return what stands for ``exposures``, (executor, micro-USDC) sorted, in ``Plan``."""
+    return "0x" + keccak(b"".join(pack_word(node, amount) for node, amount in exposures)).hex()
+
+
+def plan_struct_hash(execution_id: str, plan_root: str, seed: str, exposures_hash: str) -> bytes:
+    """Return hashStruct of ``Plan``; the last argument comes from ``hash_exposures``."""
+    types = ("bytes32", "bytes32", "bytes32", "bytes32", "bytes32")
+    words = (_bytes32(word) for word in (execution_id, plan_root, seed, exposures_hash))
     return _hash_abi(types, (_PLAN_TYPE, *words))
+
+
+def request_struct_hash(
+    client: str,
+    model_id: str,
+    steps: int,
+    inputs_digest: str,
+    client_key: str,
+    max_price_micro_usdc: int,
+    deadline: int,
+    nonce: int,
+    snapshot_sequence: int,
+    snapshot_root: str,
+) -> bytes:
+    """Return hashStruct of ``Request``, the Market contract's request hash.
+
+    A client signs it in the domain of the Market: Domain(chain id, market's address).
+    """
+    types = ("bytes32", "address", "bytes32", "uint32", "bytes32", "bytes32", "uint96", "uint64")
+    words = (
+        _REQUEST_TYPE,
+        client,
+        _bytes32(model_id),
+        steps,
+        _bytes32(inputs_digest),
+        _bytes32(client_key),
+        max_price_micro_usdc,
+        deadline,
+        nonce,
+        snapshot_sequence,
+        _bytes32(snapshot_root),
+    )
+    return _hash_abi((*types, "uint64", "uint64", "bytes32"), words)
+
+
+def commitments_struct_hash(execution_id: str, root: str, count: int) -> bytes:
+    """Return hashStruct of ``Commitments``: ``count`` executors are bound by ``root``."""
+    types = ("bytes32", "bytes32", "bytes32", "uint32")
+    return _hash_abi(types, (_COMMITMENTS_TYPE, _bytes32(execution_id), _bytes32(root), count))
 
 
 def settlement_hash(settlement: Settlement) -> str:
     """Return keccak256(abi.encode(settlement)) as "0x…"."""
-    steps, evidence_root, payments, slashes = settlement.to_abi()
-    value = (steps, _bytes32(evidence_root), payments, slashes)
-    return "0x" + _hash_abi((_SETTLEMENT_ABI,), (value,)).hex()
+    return "0x" + _hash_abi((_SETTLEMENT_ABI,), (settlement.to_abi(),)).hex()
 
 
 def settlement_struct_hash(execution_id: str, settlement_hash: str) -> bytes:
@@ -165,7 +237,11 @@ def compute_quorum_size(member_count: int) -> int:
 
 
 def check_quorum(
-    domain: Domain, struct_hash: bytes, signatures: bytes, members: Collection[str]
+    domain: Domain,
+    struct_hash: bytes,
+    signatures: bytes,
+    members: Collection[str],
+    recover: Callable[[Domain, bytes, bytes], str] = recover_signer,
 ) -> tuple[str, ...]:
     """Return the signers of a packed certificate, by the contract's own rules; raise BadSignature.
 
@@ -180,7 +256,7 @@ def check_quorum(
         )
     signers: list[str] = []
     for start in range(0, len(signatures), SIGNATURE_BYTES):
-        signer = recover_signer(domain, struct_hash, signatures[start : start + SIGNATURE_BYTES])
+        signer = recover(domain, struct_hash, signatures[start : start + SIGNATURE_BYTES])
         if signer not in members:
             raise BadSignature(f"{signer} signed, but is no member of the committee", peer=signer)
         if signers and signer <= signers[-1]:

@@ -32,7 +32,8 @@ from splitup.errors import ChainUnavailable, ConfigurationError
 ACCOUNTS: Final = 2 + MEMBERS + MAX_NODES  # that Anvil's first block gives ether to
 USER_USDC: Final = 10_000_000_000  # 10,000 test USDC, in micro-USDC
 # Short enough to watch on one machine; a real network gives a settlement an hour.
-DEVNET_PARAMETERS: Final = MarketParameters(settlement_grace_s=60)
+DEVNET_PARAMETERS: Final = MarketParameters(max_deadline_s=1_800, settlement_grace_s=60)
+DEVNET_UNBONDING_S: Final = 1_900  # longer than any execution, as the market demands
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,10 @@ async def load_deployment(
     path = directory / "deployment.json"
     if not path.exists():
         deployment = await deploy(
-            rpc_url, deployer.identity.private_key, unbonding_period_s=60, parameters=parameters
+            rpc_url,
+            deployer.identity.private_key,
+            unbonding_period_s=DEVNET_UNBONDING_S,
+            parameters=parameters,
         )
         deployment.save(path)
         return deployment

@@ -149,6 +149,13 @@ class TaskProgram:
         state._parity = 1 - state._parity
         return results
 
+    def compute_state_digest(self, state: State) -> str:
+        """Return the SHA-256 of all state tensors as they are now, concatenated in order."""
+        digest = hashlib.sha256()
+        for buffer in state._buffers[state._parity]:
+            digest.update(_make_reader(buffer)())
+        return digest.hexdigest()
+
     def _allocate(self, uop: UOp, buffer: Buffer | None = None) -> Buffer:
         if uop not in self._resident:
             self._resident[uop] = (

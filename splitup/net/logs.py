@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -22,7 +22,9 @@ from splitup.net.gateway import GatewayClient, LogRead, LogWrite
 from splitup.net.objects import NotStored, compute_sha256, get_object, put_object
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry, LogReader, PortLog
-from splitup.wire import Grant, Grants, PlanCertificate
+from splitup.protocol.queue import PortId
+from splitup.tensors import TensorSpec
+from splitup.wire import CLIENT, Grant, Grants, PlanCertificate, Request, VerificationOrder
 
 _log = logging.getLogger("splitup.logs")
 _FIRST_PAUSE_S: Final = 0.05
@@ -214,6 +216,20 @@ def open_logs(
     )
 
 
+def open_verification_logs(
+    gateway: GatewayClient, http: Callable[[], aiohttp.ClientSession], order: VerificationOrder
+) -> GrantedLogs:
+    """Return the logs that a validator or a committee member reads to recompute a task."""
+
+    async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
+        return await gateway.verification_grants(order, reads)
+
+    request = order.certificate.plan.request
+    return GrantedLogs(
+        request.execution_id, http, ask, deadline_s=request.deadline + limits.GRANT_GRACE_S
+    )
+
+
 def has_large_tensors(manifest: Manifest) -> bool:
     """Return whether a model has ports whose tensors do not fit a frame."""
     ports = [*manifest.inputs, *(port for task in manifest.tasks for port in task.outputs)]
@@ -354,6 +370,33 @@ async def read_tensor(store: LogStore, name: LogName, entry: LogEntry) -> bytes 
         return entry.data
     apart = LogName(name.task, name.port, name.node, entry.step, apart=True)
     return await store.read(apart, entry.length, entry.digest)
+
+
+async def iter_tensors(
+    store: LogStore,
+    request: Request,
+    source: PortId,
+    executors: Sequence[str],
+    spec: TensorSpec,
+    steps: int,
+) -> AsyncGenerator[bytes | memoryview, None]:
+    """Yield the first ``steps`` tensors that ``executors`` or the client logged of a port.
+
+    One segment is in memory at a time. What their digest has to be, the committee compares. Raises
+    PeerFault for a log that is broken or too short, StorageUnavailable.
+    """
+    author = request.client if source[0] == CLIENT else executors[source[0]]
+    reader = LogReader(request.execution_id, *source, author, spec.accepts)
+    ends_s = time.monotonic() + limits.LOG_LATE_S
+    if not steps:
+        return
+    async for entries in iter_log(store, reader, wait=lambda: time.monotonic() < ends_s):
+        for entry in entries:
+            yield await read_tensor(store, reader.name, entry)
+            if entry.step + 1 == steps:
+                return
+    who = "the client" if source[0] == CLIENT else f"task {source[0]}"
+    raise PeerFault(f"the log of {who} ends before step {steps}; it has {reader.next_step}")
 
 
 class _Pauses:

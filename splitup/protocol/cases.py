@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from splitup import limits
 from splitup.codec import compute_digest, encode_canonical
 from splitup.crypto import quorum
 from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
+from splitup.protocol.attestations import Attestations
 from splitup.protocol.checks import Answer, Check
 from splitup.protocol.events import CompletionCommitted
 from splitup.protocol.messages import SettlementProposal
 from splitup.protocol.shared import Beacon
-from splitup.protocol.takeovers import compute_executors
+from splitup.protocol.takeovers import check_takeover, find_executors
 from splitup.protocol.verification import SettlementTerms, Verdict, check_completion
 from splitup.wire import (
     Completion,
@@ -23,8 +25,13 @@ from splitup.wire import (
     Evidence,
     PlanCertificate,
     Request,
+    Ruling,
+    SignedAttestation,
+    SignedTakeover,
     Snapshot,
+    TaskCommitment,
     TaskVerdict,
+    VerificationCommitment,
     VerificationResult,
 )
 
@@ -39,15 +46,27 @@ class Proposed:
     signatures: dict[str, bytes] = field(default_factory=dict)
 
 
+class Basis(NamedTuple):
+    """What a draw is over. ``executors`` is empty when they are the plan's."""
+
+    block_hash: str
+    commitments: tuple[tuple[str, str], ...]
+    executors: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Case:
     """One execution from its plan to its settlement."""
 
     request: Request
+    attestations: Attestations
     certificate: PlanCertificate | None = None
     snapshot: Snapshot | None = None
     manifest: Manifest | None = None
     commitments: dict[str, CompletionCommitted] = field(default_factory=dict)  # in chain order
+    # checked, by task and candidate
+    takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
+    basis: Basis | None = None  # what we signed for
     beacon: Beacon | None = None
     early: dict[int, str] = field(default_factory=dict)  # draw partials before our beacon
     partial: str = ""
@@ -57,12 +76,35 @@ class Case:
     unchecked: dict[str, Completion] = field(default_factory=dict)  # commitment not seen yet
     completions: dict[str, Completion] = field(default_factory=dict)
     results: dict[tuple[int, str], Answer] = field(default_factory=dict)  # before the draw is known
+    promises: dict[tuple[int, str], str] = field(default_factory=dict)  # roots, likewise
     checks: dict[int, Check] | None = None
+    due_at: float | None = None  # since when we know that reveals are due
+    rulings: dict[int, Ruling] = field(default_factory=dict)  # our own
+    attested: SignedAttestation | None = None  # our own, the latest
+    attest_at: float = 0.0
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     propose_at: float = math.inf
     proposed: Proposed | None = None
     rounds: int = 0
     proposals: dict[str, SettlementProposal] = field(default_factory=dict)  # not signed yet
+
+    def get_executors(self) -> tuple[str, ...]:
+        """Return who answers for each task; none before the draw, which fixes it."""
+        if self.certificate is None or self.draw is None:
+            return ()
+        return self.draw.executors or self.certificate.plan.executors()
+
+    def find_commitment(self, task: int) -> TaskCommitment | None:
+        """Return what the executor of a task revealed that it had committed to."""
+        completion = self.completions.get(self.get_executors()[task])
+        if completion is None:
+            return None
+        return next(entry for entry in completion.tasks if entry.task == task)
+
+    def list_withheld(self) -> set[str]:
+        """Return the executors that never revealed what they committed to, as 2f+1 members say."""
+        missing = set(self.get_executors()) - self.completions.keys()
+        return {node for node in missing if self.attestations.is_silent(node, None)}
 
     def add_answer(self, answer: Answer) -> None:
         """Keep a validator's answer, before the draw for later."""
@@ -74,6 +116,26 @@ class Case:
         elif len(self.results) < limits.MAX_TASKS:
             self.results.setdefault((result.task, result.validator), answer)
 
+    def add_promise(self, promise: VerificationCommitment) -> None:
+        """Keep a validator's commitment, before the draw for later."""
+        if self.checks is not None:
+            check = self.checks.get(promise.task)
+            if check is not None:
+                check.hold(promise.validator, promise.root)
+        elif len(self.promises) < limits.MAX_TASKS:
+            self.promises.setdefault((promise.task, promise.validator), promise.root)
+
+    def open_checks(self, checks: dict[int, Check]) -> None:
+        """Begin the verification of the drawn tasks with what was said before we knew of them."""
+        self.checks = checks
+        for (task, validator), root in self.promises.items():
+            if task in checks:
+                checks[task].hold(validator, root)
+        for answer in self.results.values():
+            self.add_answer(answer)
+        self.promises.clear()
+        self.results.clear()
+
     def get_answers(self) -> list[Answer]:
         """Return all answers, by task and rank."""
         answers = list(self.results.values())
@@ -81,30 +143,65 @@ class Case:
             answers += [check.answers[v] for v in check.validators if v in check.answers]
         return answers
 
-    def get_basis(self) -> tuple[str, tuple[tuple[str, str], ...]] | None:
-        """Return what the draw is over: the block of the last commitment, and their roots.
+    def get_basis(self) -> Basis | None:
+        """Return what the draw is over, once commitments cover every task.
 
-        None until every task is covered by a completion that is committed and revealed.
+        The block hash of the last of them, (node, root) of each, sorted, and who answers for the
+        tasks: () when they are the plan's.
         """
-        executors = self.get_executors()
-        events = [event for node, event in self.commitments.items() if node in executors]
-        if not events:
-            return None
-        return events[-1].block_hash, tuple(sorted((e.node, e.root) for e in events))
-
-    def get_executors(self) -> tuple[str, ...]:
-        """Return who ran every task in the end; () until that is known. The draw fixes it."""
         if self.certificate is None:
-            return ()
-        drawn = None if self.draw is None else {node for node, _ in self.draw.commitments}
-        completions = {
-            node: completion
-            for node, completion in self.completions.items()
-            if drawn is None or node in drawn
-        }
-        return compute_executors(self.certificate.plan, completions) or ()
+            return None
+        plan = self.certificate.plan
+        executors = find_executors(plan, self.takeovers, tuple(self.commitments))
+        if executors is None:
+            return None
+        events = self._list_events(executors)
+        return Basis(
+            events[-1].block_hash,
+            tuple(sorted((event.node, event.root) for event in events)),
+            () if executors == plan.executors() else executors,
+        )
 
-    def check_validator(self, result: VerificationResult, signing_key: str) -> None:
+    def rests_on_chain(self, draw: Draw) -> bool:
+        """Return whether a draw is over commitments that we see, too, by candidates of the plan."""
+        if self.certificate is None or not self.certificate.plan.has_candidates(draw.executors):
+            return False
+        events = self._list_events(draw.executors or self.certificate.plan.executors())
+        if tuple(sorted((event.node, event.root) for event in events)) != draw.commitments:
+            return False
+        return bool(events) and events[-1].block_hash == draw.block_hash
+
+    def _list_events(self, executors: Sequence[str]) -> list[CompletionCommitted]:
+        named = set(executors)
+        return [event for node, event in self.commitments.items() if node in named]
+
+    def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
+        """Note who may answer for tasks; nothing changes once there is a draw.
+
+        Raises PeerFault, BadSignature for what is not the client's word.
+        """
+        if self.certificate is None or self.draw is not None:
+            return
+        for signed in takeovers:
+            name = signed.takeover.task, signed.takeover.candidate
+            if name not in self.takeovers:
+                check_takeover(signed, self.certificate.plan)
+                self.takeovers[name] = signed
+
+    def list_effective(self) -> tuple[SignedTakeover, ...]:
+        """Return the takeovers that our basis rests on."""
+        if self.certificate is None or self.basis is None:
+            return ()
+        plan, executors = self.certificate.plan, self.basis.executors
+        return tuple(
+            signed
+            for (task, candidate), signed in sorted(self.takeovers.items())
+            if executors and executors[task] == plan.tasks[task][candidate]
+        )
+
+    def check_validator(
+        self, result: VerificationResult | VerificationCommitment, signing_key: str
+    ) -> None:
         """Raise PeerFault unless ``signing_key`` is the validator's in the plan's snapshot."""
         if self.snapshot is None:
             raise Unavailable(f"execution {result.execution_id} is not planned here yet; try again")
@@ -119,9 +216,13 @@ def check_revealed(
     certificate: PlanCertificate,
     manifest: Manifest,
     committed: CompletionCommitted,
+    executors: Sequence[str],
 ) -> None:
-    """Raise PeerFault unless a completion is what its node committed to, steps included."""
-    check_completion(completion, certificate.plan, manifest, committed.root)
+    """Raise PeerFault unless a completion is what its node committed to, steps included.
+
+    It has to cover the tasks that its node answers for, with the takeovers that made it so.
+    """
+    check_completion(completion, certificate.plan, manifest, committed.root, executors)
     if completion.steps != committed.steps:
         raise PeerFault(
             f"completion of {completion.node} has {completion.steps} steps, "
@@ -138,13 +239,14 @@ def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:
             {
                 "liars": list(verdict.liars),
                 "outcome": verdict.outcome.value,
+                "silent": list(verdict.silent),
                 "task": verdict.task,
                 "validators": list(verdict.validators),
             }
             for verdict in verdicts
         ],
     }
-    return "0x" + compute_digest(b"splitup/evidence/v1\0" + encode_canonical(value))
+    return "0x" + compute_digest(b"splitup/evidence/v2\0" + encode_canonical(value))
 
 
 def make_evidence(draw: Draw, verdicts: Mapping[int, Verdict]) -> Evidence:
@@ -157,6 +259,7 @@ def make_evidence(draw: Draw, verdicts: Mapping[int, Verdict]) -> Evidence:
                 outcome=verdict.outcome.value,
                 validators=verdict.validators,
                 liars=verdict.liars,
+                silent=verdict.silent,
             )
             for _, verdict in sorted(verdicts.items())
         ),

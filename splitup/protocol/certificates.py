@@ -11,14 +11,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from eth_hash.auto import keccak
+
 from splitup.codec import encode_canonical
-from splitup.crypto import bls
-from splitup.crypto.quorum import Domain, check_quorum, pack_signatures, plan_struct_hash
+from splitup.crypto.quorum import (
+    Domain,
+    check_quorum,
+    hash_exposures,
+    pack_signatures,
+    plan_struct_hash,
+)
+from splitup.crypto.scheme import REAL, Scheme
 from splitup.errors import BadSignature, PeerFault
 from splitup.wire import Draw, MemberSignature, Plan, PlanCertificate, Request
 
 RANDOMNESS_DOMAIN: Final = b"splitup/randomness/v1"  # of every threshold-BLS signature
-_PLAN_TAG: Final = b"splitup/plan-seed/v1"
+_PLAN_TAG: Final = keccak(b"splitup/plan-seed/v1")
 _DRAW_TAG: Final = b"splitup/draw-seed/v1"
 
 
@@ -54,31 +62,52 @@ class CommitteeView:
 
 
 def plan_alpha(request: Request) -> bytes:
-    """Return what the committee signs to make the seed of a plan: the finalized request."""
-    return _PLAN_TAG + request.canonical_bytes()
+    """Return what the committee signs to make the seed of a plan, as the Market puts it together.
+
+    abi.encode(tag, executionId, modelId, uint64 snapshotSequence, snapshotRoot): whom a plan can
+    name is fixed by these, and the id by client and nonce. A member signs for one request per id.
+    """
+    return b"".join(
+        (
+            _PLAN_TAG,
+            bytes.fromhex(request.execution_id[2:]),
+            bytes.fromhex(request.model_id[2:]),
+            request.snapshot_sequence.to_bytes(32, "big"),
+            bytes.fromhex(request.snapshot_root[2:]),
+        )
+    )
 
 
-def draw_alpha(execution_id: str, block_hash: str, commitments: Sequence[tuple[str, str]]) -> bytes:
+def draw_alpha(
+    execution_id: str,
+    block_hash: str,
+    commitments: Sequence[tuple[str, str]],
+    executors: Sequence[str] = (),
+) -> bytes:
     """Return what the committee signs to draw verifications.
 
     ``commitments`` are (node, root) sorted by node; ``block_hash`` is that of the last one's block.
+    ``executors`` answer for the tasks; empty when they are the plan's.
     """
     return _DRAW_TAG + encode_canonical(
         {
             "block_hash": block_hash,
             "commitments": [list(entry) for entry in commitments],
             "execution_id": execution_id,
+            "executors": list(executors),
         }
     )
 
 
 def compute_plan_hash(plan: Plan) -> bytes:
     """Return the EIP-712 struct hash of a plan that members sign and the contract checks."""
-    executors = len(set(plan.executors()))
-    return plan_struct_hash(plan.request.execution_id, plan.root(), plan.seed, executors)
+    exposures_hash = hash_exposures(plan.exposures())
+    return plan_struct_hash(plan.request.execution_id, plan.root(), plan.seed, exposures_hash)
 
 
-def check_certificate(certificate: PlanCertificate, committee: CommitteeView) -> None:
+def check_certificate(
+    certificate: PlanCertificate, committee: CommitteeView, scheme: Scheme = REAL
+) -> None:
     """Check that 2f+1 members attest the plan and that its seed is the committee's.
 
     Raises PeerFault for a malformed plan, BadSignature for a signature, seed or quorum that fails.
@@ -91,11 +120,11 @@ def check_certificate(certificate: PlanCertificate, committee: CommitteeView) ->
             f"not {committee.domain.chain_id}"
         )
     _check_plan(plan)
-    _check_quorum(compute_plan_hash(plan), certificate.signatures, committee)
-    _check_seed(plan_alpha(plan.request), certificate.seed_signature, plan.seed, committee)
+    _check_quorum(compute_plan_hash(plan), certificate.signatures, committee, scheme)
+    _check_seed(plan_alpha(plan.request), certificate.seed_signature, plan.seed, committee, scheme)
 
 
-def check_draw(draw: Draw, committee: CommitteeView) -> None:
+def check_draw(draw: Draw, committee: CommitteeView, scheme: Scheme = REAL) -> None:
     """Check that a draw's randomness is the committee's, over exactly these commitments.
 
     Raises PeerFault when they are not sorted by distinct node, BadSignature otherwise.
@@ -103,8 +132,10 @@ def check_draw(draw: Draw, committee: CommitteeView) -> None:
     nodes = [node for node, _ in draw.commitments]
     if not nodes or any(a >= b for a, b in pairwise(nodes)):
         raise PeerFault(f"draw of {draw.execution_id} does not list its commitments sorted by node")
-    alpha = draw_alpha(draw.execution_id, draw.block_hash, draw.commitments)
-    _check_seed(alpha, draw.signature, draw.seed, committee)
+    if draw.executors and sorted(set(draw.executors)) != nodes:
+        raise PeerFault(f"draw of {draw.execution_id} is not over its executors' commitments")
+    alpha = draw_alpha(draw.execution_id, draw.block_hash, draw.commitments, draw.executors)
+    _check_seed(alpha, draw.signature, draw.seed, committee, scheme)
 
 
 def _check_plan(plan: Plan) -> None:
@@ -120,18 +151,23 @@ def _check_plan(plan: Plan) -> None:
 
 
 def _check_quorum(
-    struct_hash: bytes, signatures: Sequence[MemberSignature], committee: CommitteeView
+    struct_hash: bytes,
+    signatures: Sequence[MemberSignature],
+    committee: CommitteeView,
+    scheme: Scheme,
 ) -> None:
     packed = pack_signatures((s.member, bytes.fromhex(s.signature[2:])) for s in signatures)
     accounts = {member.account for member in committee.members}
-    signers = check_quorum(committee.domain, struct_hash, packed, accounts)
+    signers = check_quorum(committee.domain, struct_hash, packed, accounts, scheme.recover_signer)
     if list(signers) != sorted(entry.member for entry in signatures):
         raise BadSignature("a certificate's signature is not by the member it is listed under")
 
 
-def _check_seed(alpha: bytes, signature: str, seed: str, committee: CommitteeView) -> None:
+def _check_seed(
+    alpha: bytes, signature: str, seed: str, committee: CommitteeView, scheme: Scheme
+) -> None:
     if not committee.group_key:
         raise BadSignature("the committee has no group key yet, so no seed of it can exist")
-    if bls.compute_seed(signature) != seed:
+    if scheme.compute_seed(signature) != seed:
         raise BadSignature("the seed is not the hash of its signature")
-    bls.verify_signature(committee.group_key, RANDOMNESS_DOMAIN, alpha, signature)
+    scheme.verify_threshold(committee.group_key, RANDOMNESS_DOMAIN, alpha, signature)

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitup.crypto.keys import Identity
+from splitup.crypto.scheme import REAL, Scheme
 from splitup.errors import InvalidInput, PeerFault
+from splitup.graph.manifest import Manifest
 from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.demand import compute_demand
 from splitup.protocol.events import (
@@ -28,34 +30,50 @@ from splitup.protocol.events import (
     KeyReady,
     Log,
     ManifestFetched,
+    MemberLost,
     NodesSeen,
     PlanAccepted,
     PlanPushed,
+    PromiseReceived,
     RequestSeen,
     ResultReceived,
     RttMeasured,
     SnapshotAccepted,
     SnapshotFetched,
+    TakeoversReceived,
+    TaskRecomputed,
     Tick,
+    Undone,
 )
+from splitup.protocol.evidence import Witness
 from splitup.protocol.messages import (
+    EpochWish,
+    Equivocation,
     ObservationShare,
+    ObservationWanted,
     PlanCertified,
     PlanDelivered,
     PlanPartial,
-    PlanSignature,
+    PlanVote,
     PlanWanted,
     SnapshotProposal,
-    SnapshotSignature,
+    SnapshotVote,
 )
 from splitup.protocol.plans import Plans
 from splitup.protocol.settlements import ResultReader, Settlements
 from splitup.protocol.shared import Ledger, Library, Seat
 from splitup.protocol.snapshots import Snapshots
 from splitup.protocol.verification import Economics
-from splitup.wire import Evidence, PlanCertificate, Snapshot
+from splitup.wire import Evidence, PlanCertificate, SignedAttestation, Snapshot
 
-_PLAN_MESSAGES = (PlanPartial, PlanSignature, PlanCertified, PlanDelivered, PlanWanted)
+_SNAPSHOT_MESSAGES = (
+    EpochWish,
+    ObservationWanted,
+    ObservationShare,
+    SnapshotProposal,
+    SnapshotVote,
+)
+_PLAN_MESSAGES = (PlanPartial, PlanVote, PlanCertified, PlanDelivered, PlanWanted)
 
 
 class CommitteeMember:
@@ -72,24 +90,25 @@ class CommitteeMember:
         economics: Economics,
         read_result: ResultReader,
         *,
-        epoch_blocks: int,
         grace_s: int,
         signed: Mapping[str, str] | None = None,
         snapshots: Sequence[Snapshot] = (),
+        scheme: Scheme = REAL,
     ) -> None:
         if identity.address not in {member.account for member in view.members}:
             raise InvalidInput(
                 f"account {identity.address} is no member of committee configuration "
                 f"{view.configuration}; use a member's keystore"
             )
-        self.seat = Seat(identity, view)
+        self.seat = Seat(identity, view, scheme=scheme)
         self._grace_s = grace_s
         self._timestamp_s = 0
         self._block_number = 0
         self._library = Library(snapshots)
         ledger = Ledger(signed or {})
-        self._snapshots = Snapshots(self.seat, ledger, self._library, epoch_blocks)
-        self._plans = Plans(self.seat, ledger, self._library)
+        self._witness = Witness(self.seat)
+        self._snapshots = Snapshots(self.seat, ledger, self._library, self._witness)
+        self._plans = Plans(self.seat, ledger, self._library, self._witness, economics)
         self._settlements = Settlements(self.seat, ledger, self._library, economics, read_result)
 
     # ---- questions --------------------------------------------------------------------------
@@ -101,30 +120,54 @@ class CommitteeMember:
         """Return what the settlement of an execution closed lately rested on."""
         return self._settlements.find_evidence(execution_id)
 
+    def find_attestation(self, execution_id: str) -> SignedAttestation | None:
+        """Return what this member testifies about an execution's verification, or None."""
+        return self._settlements.find_attestation(execution_id)
+
+    def is_over(self, execution_id: str) -> bool:
+        """Return whether an execution was settled or refunded lately."""
+        return self._settlements.is_over(execution_id)
+
     def find_refusal(self, execution_id: str) -> str:
         """Return why an execution cannot be planned, or ""."""
         return self._plans.find_refusal(execution_id)
+
+    def list_evidence(self) -> list[Equivocation]:
+        """Return the equivocations that this member has found or been shown."""
+        return self._witness.list_evidence()
 
     def find_snapshot(self, root: str) -> Snapshot | None:
         return self._library.find_snapshot(root)
 
     def is_unprobed(self, node: str) -> bool:
         """Return whether a node was heard whose round trip nobody has measured yet."""
-        return self._snapshots.is_unprobed(node)
+        return self._snapshots.nodes.is_unprobed(node)
 
     def list_heard(self, now: float) -> list[tuple[str, str]]:
         """Return (node, endpoint) of all nodes to be probed."""
-        return self._snapshots.list_heard(now)
+        return self._snapshots.nodes.list_heard(now)
+
+    def find_manifest(self, model_id: str) -> Manifest | None:
+        return self._library.find_manifest(model_id)
 
     def has_manifest(self, model_id: str) -> bool:
         return self._library.find_manifest(model_id) is not None
+
+    def list_manifests(self) -> list[Manifest]:
+        return self._library.manifests()
+
+    def count_open(self) -> int:
+        """Return how many executions are open."""
+        return len(self._plans)
 
     def is_open(self, execution_id: str) -> bool:
         return self._plans.find_request(execution_id) is not None
 
     def compute_demand(self, now: float) -> list[dict[str, Any]]:
         """Return the rows of a heartbeat's reply (``splitup.protocol.demand``)."""
-        return compute_demand(self._library.manifests(), self._snapshots.get_live(now))
+        nodes = self._snapshots.nodes
+        live, operators = nodes.get_live(now), nodes.get_operators()
+        return compute_demand(self._library.manifests(), live, operators)
 
     def get_status(self, now: float) -> dict[str, Any]:
         return {
@@ -146,6 +189,9 @@ class CommitteeMember:
                 certificate = self._plans.find_certificate(command.execution_id)
                 if certificate is not None:
                     commands += self._settlements.process_certificate(certificate, now)
+                    manifest = self._library.find_manifest(certificate.plan.request.model_id)
+                    if manifest is not None:
+                        self._snapshots.nodes.process_plan(certificate.plan, manifest)
         return commands
 
     def _dispatch(self, event: Event, now: float) -> list[Command]:
@@ -153,7 +199,7 @@ class CommitteeMember:
             case GossipReceived():
                 return self._process_gossip(event, now)
             case HeartbeatReceived():
-                return self._snapshots.process_heartbeat(event.heartbeat, event.signing_key, now)
+                self._snapshots.nodes.process_heartbeat(event.heartbeat, event.signing_key, now)
             case Tick():
                 return [
                     *self._snapshots.process_tick(now),
@@ -174,16 +220,28 @@ class CommitteeMember:
                 return self._settlements.process_completion(
                     event.completion, event.signing_key, now
                 )
+            case PromiseReceived():
+                return self._settlements.process_promise(event.promise, event.signing_key, now)
+            case TakeoversReceived():
+                return self._settlements.process_takeovers(event.takeovers, event.signing_key, now)
+            case TaskRecomputed():
+                return self._settlements.process_ruling(event.execution_id, event.ruling, now)
             case ResultReceived():
                 return self._settlements.process_result(
                     event.result, event.signing_key, event.token, now
                 )
             case NodesSeen():
-                return self._snapshots.process_nodes(event.nodes)
+                self._snapshots.nodes.process_nodes(event.nodes)
             case RttMeasured():
-                return self._snapshots.process_rtt(event.node, event.rtt_ms)
+                self._snapshots.nodes.process_rtt(event.node, event.rtt_ms)
+            case MemberLost():
+                self.seat.note_lost(event.account)
             case SnapshotAccepted():
-                return self._snapshots.process_accepted(event.sequence, event.root, now)
+                return self._snapshots.process_accepted(
+                    event.configuration, event.sequence, event.root, now
+                )
+            case Undone():
+                return self._undo(event, now)
             case ManifestFetched():
                 self._library.add_manifest(event.manifest)
                 return self._plans.process_contents(now)
@@ -195,21 +253,20 @@ class CommitteeMember:
             case KeyReady():
                 self.seat.set_key(event.group, event.share)
                 return [*self._plans.process_key(now), *self._settlements.process_key(now)]
+        return []
 
     def _process_gossip(self, event: GossipReceived, now: float) -> list[Command]:
         message, sender = event.message, event.sender
         self.seat.view.member_of(sender)  # raises for strangers
         if sender == self.seat.account:
             raise PeerFault("our own message came back to us", peer=sender)
-        match message:
-            case ObservationShare():
-                return self._snapshots.process_observation(sender, message, now)
-            case SnapshotProposal():
-                return self._snapshots.process_proposal(sender, message)
-            case SnapshotSignature():
-                return self._snapshots.process_signature(sender, message)
+        self.seat.note_heard(sender, now)
+        if isinstance(message, _SNAPSHOT_MESSAGES):
+            return self._snapshots.process_gossip(sender, message, now)
         if isinstance(message, _PLAN_MESSAGES):
             return self._plans.process_gossip(sender, message, now)
+        if isinstance(message, Equivocation):
+            return self._witness.process_evidence(message)
         return self._settlements.process_gossip(sender, message, now)
 
     def _process_request(self, event: RequestSeen, now: float) -> list[Command]:
@@ -225,11 +282,27 @@ class CommitteeMember:
     def _process_block(self, event: BlockSeen, now: float) -> list[Command]:
         self._block_number = max(self._block_number, event.number)
         self._timestamp_s = max(self._timestamp_s, event.timestamp_s)
-        commands = self._snapshots.process_block(event.number, now)
+        commands: list[Command] = []
         for execution_id in self._plans.list_expired(self._timestamp_s, self._grace_s):
             commands.append(Log(f"execution {execution_id} expired without a settlement"))
             commands += self._end(execution_id)
         return commands
+
+    def _undo(self, undone: Undone, now: float) -> list[Command]:
+        """Take back what a reorganised chain no longer holds; what follows is told anew."""
+        match undone.event:
+            case RequestSeen(request=request):
+                self._settlements.process_undone_request(request.execution_id)
+                return self._plans.process_undone_request(request.execution_id)
+            case PlanAccepted(execution_id=execution_id):
+                return self._plans.process_undone_plan(execution_id, now)
+            case CompletionCommitted() as committed:
+                self._settlements.process_undone_commitment(committed)
+            case SnapshotAccepted(sequence=sequence):
+                return self._snapshots.process_undone(sequence)
+            case ExecutionEnded(execution_id=execution_id):
+                return [Log(f"the end of {execution_id} was undone; its transaction is sent again")]
+        return []
 
     def _end(self, execution_id: str) -> list[Command]:
         commands = self._settlements.process_end(execution_id)

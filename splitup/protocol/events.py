@@ -13,13 +13,18 @@ from typing import Any
 from splitup.crypto.dkg import GroupKey
 from splitup.crypto.quorum import Settlement
 from splitup.graph.manifest import Manifest
+from splitup.protocol.certificates import CommitteeMember
+from splitup.protocol.messages import Equivocation
 from splitup.wire import (
     Completion,
     Heartbeat,
     Message,
     PlanCertificate,
     Request,
+    Ruling,
     Snapshot,
+    Takeovers,
+    VerificationCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -41,6 +46,7 @@ class NodeRecord:
     signing_key: str
     endpoint: str
     stake_micro_usdc: int
+    operator: str = ""  # who runs it; "" means its own account
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class NodesSeen:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotAccepted:
+    configuration: int
     sequence: int
     root: str
 
@@ -59,6 +66,7 @@ class SnapshotAccepted:
 @dataclass(frozen=True, slots=True)
 class RequestSeen:
     request: Request
+    configuration: int = 0  # that was current where the chain holds it; 0: the one that is now
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +92,29 @@ class ExecutionEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Undone:
+    """A reorganisation dropped the block of this event. Undone events come latest first."""
+
+    event: RequestSeen | PlanAccepted | CompletionCommitted | SnapshotAccepted | ExecutionEnded
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationSeen:
+    """The chain announced members (``is_handover``: they take over the key), or changed to them."""
+
+    configuration: int
+    members: tuple[CommitteeMember, ...]
+    is_handover: bool
+    is_current: bool
+    block_number: int
+
+
+@dataclass(frozen=True, slots=True)
 class DealingPosted:
     dealer: str
     dealing: bytes
     block_number: int
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +122,14 @@ class ComplaintPosted:
     dealer: str
     complainer: str
     evidence: bytes
+    block_number: int
+    configuration: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRead:
+    """Every configuration, dealing and complaint up to this block has been told."""
+
     block_number: int
 
 
@@ -105,6 +140,7 @@ class ComplaintPosted:
 class GossipReceived:
     sender: str  # the member's account
     message: Message
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +152,22 @@ class HeartbeatReceived:
 @dataclass(frozen=True, slots=True)
 class CompletionReceived:
     completion: Completion
+    signing_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeoversReceived:
+    """A node's proof that it runs tasks of another; ``signing_key`` signed the message."""
+
+    takeovers: Takeovers
+    signing_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseReceived:
+    """A validator's commitment."""
+
+    promise: VerificationCommitment
     signing_key: str
 
 
@@ -156,11 +208,26 @@ class SnapshotFetched:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskRecomputed:
+    """A RecomputeTask was carried out, or cannot be: then the ruling says why."""
+
+    execution_id: str
+    ruling: Ruling
+
+
+@dataclass(frozen=True, slots=True)
 class PlanPushed:
     """A PushPlan was carried out; ``unreached`` nodes did not answer."""
 
     execution_id: str
     unreached: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    """A member's process accepts no connection."""
+
+    account: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +243,24 @@ Event = (
     | PlanAccepted
     | CompletionCommitted
     | ExecutionEnded
+    | Undone
+    | ConfigurationSeen
+    | DealingPosted
+    | ComplaintPosted
+    | BoardRead
     | GossipReceived
     | HeartbeatReceived
     | CompletionReceived
+    | PromiseReceived
+    | TakeoversReceived
     | ResultReceived
+    | TaskRecomputed
     | KeyReady
     | RttMeasured
     | ManifestFetched
     | SnapshotFetched
     | PlanPushed
+    | MemberLost
     | Tick
 )
 
@@ -194,10 +270,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Send to one member, or (``to`` None) to all others."""
+    """Send to one member, or (``to`` None) to all others of the configuration."""
 
     to: str | None
     message: Message
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +295,7 @@ class Forget:
 @dataclass(frozen=True, slots=True)
 class SubmitSnapshot:
     sequence: int
+    epoch: int
     root: str
     signatures: bytes
 
@@ -225,9 +303,10 @@ class SubmitSnapshot:
 @dataclass(frozen=True, slots=True)
 class SubmitPlan:
     execution_id: str
+    request: Request
     plan_root: str
-    seed: str
-    executor_count: int
+    seed_signature: str
+    exposures: tuple[tuple[str, int], ...]  # (executor, micro-USDC), sorted
     signatures: bytes
 
 
@@ -236,6 +315,13 @@ class SubmitSettlement:
     execution_id: str
     settlement: Settlement
     signatures: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitEvidence:
+    """Bring a member's two signatures to the chain."""
+
+    evidence: Equivocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +338,7 @@ class PostComplaint:
 @dataclass(frozen=True, slots=True)
 class ConfirmGroupKey:
     public_key: str
+    configuration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +355,14 @@ class PushVerification:
     node: str
     endpoint: str
     order: VerificationOrder
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeTask:
+    """Recompute a disputed task here, in the determinism class given; report TaskRecomputed."""
+
+    order: VerificationOrder
+    determinism: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,11 +402,13 @@ Command = (
     | SubmitSnapshot
     | SubmitPlan
     | SubmitSettlement
+    | SubmitEvidence
     | PostDealing
     | PostComplaint
     | ConfirmGroupKey
     | PushPlan
     | PushVerification
+    | RecomputeTask
     | FetchManifest
     | FetchSnapshot
     | AnnouncePlan

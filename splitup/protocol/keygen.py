@@ -4,15 +4,21 @@ Everything is decided from what the chain ordered, so that all members decide th
 dealings count (all of them, or those there are when the time for the last ones is over), which
 complaints do, hence the group key. A member that lost its journal finds its share again in the
 posted dealings.
+
+A *handover* to another configuration keeps the group key: its dealers are the members before, who
+deal their shares anew, its complainers and holders the members to come. Whoever is neither can
+follow a generation from its public part, and must, to judge the handover that builds on it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from splitup import limits
 from splitup.codec import compute_digest, encode_canonical
 from splitup.crypto import dkg
+from splitup.crypto.keys import Identity
 from splitup.errors import InvalidInput, PeerFault
 from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.events import (
@@ -26,7 +32,6 @@ from splitup.protocol.events import (
     PostComplaint,
     PostDealing,
 )
-from splitup.protocol.shared import Seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,16 @@ class _Dealt:
     block: int
 
 
-def make_ceremony(view: CommitteeView) -> dkg.Ceremony:
+@dataclass(frozen=True, slots=True)
+class Predecessor:
+    """The configuration that hands over: its members, its key, our share of it (or b"")."""
+
+    view: CommitteeView
+    group: dkg.GroupKey
+    share: bytes = field(default=b"", repr=False)
+
+
+def make_ceremony(view: CommitteeView, previous: dkg.GroupKey | None = None) -> dkg.Ceremony:
     """Return the ceremony of a configuration: its id names the chain and the contract too."""
     value = {
         "chain_id": view.domain.chain_id,
@@ -43,20 +57,30 @@ def make_ceremony(view: CommitteeView) -> dkg.Ceremony:
         "configuration": view.configuration,
     }
     ceremony_id = "0x" + compute_digest(b"splitup/ceremony/v1\0" + encode_canonical(value))
-    return dkg.Ceremony(ceremony_id, tuple(member.signing_key for member in view.members))
+    keys = tuple(member.signing_key for member in view.members)
+    return dkg.Ceremony(ceremony_id, keys, previous)
 
 
 class KeyGeneration:
-    """One member's part in the key generation of one configuration.
+    """One party's part in the key generation of one configuration, with or without a part in it.
 
     ``entropy`` (32 secret bytes) must be in the journal before: the same entropy gives the same
     dealing after a restart.
     """
 
-    def __init__(self, seat: Seat, entropy: bytes) -> None:
-        self._seat = seat
-        self._ceremony = make_ceremony(seat.view)
-        self._place = seat.index_of(seat.account)
+    def __init__(
+        self,
+        identity: Identity,
+        view: CommitteeView,
+        entropy: bytes,
+        predecessor: Predecessor | None = None,
+    ) -> None:
+        self._identity = identity
+        self._predecessor = predecessor
+        self._ceremony = make_ceremony(view, predecessor.group if predecessor else None)
+        self._dealers = _list_accounts(predecessor.view if predecessor else view)
+        self._place = _find(identity.address, _list_accounts(view))
+        self._dealer = _find(identity.address, self._dealers)
         self._entropy = entropy
         self._dealt: dict[int, _Dealt] = {}
         self._first_block: int | None = None
@@ -64,6 +88,12 @@ class KeyGeneration:
         self._shares: dict[int, bytes] = {}
         self._complaints: dict[int, int] = {}  # dealer -> block of the first valid complaint
         self._done = False
+        self._group: dkg.GroupKey | None = None
+
+    @property
+    def group(self) -> dkg.GroupKey | None:
+        """The key, once the board has decided it."""
+        return self._group
 
     @property
     def is_done(self) -> bool:
@@ -71,16 +101,23 @@ class KeyGeneration:
 
     def process_start(self) -> list[Command]:
         """Post our dealing, unless the events replayed so far hold it already."""
-        if self._place in self._dealt or self._done:
+        if self._dealer is None or self._dealer in self._dealt or self._done:
             return []
-        dealing = dkg.make_dealing(self._ceremony, self._place, self._entropy)
+        if self._predecessor is None:
+            dealing = dkg.make_dealing(self._ceremony, self._dealer, self._entropy)
+        elif self._predecessor.share:
+            dealing = dkg.make_resharing(
+                self._ceremony, self._dealer, self._predecessor.share, self._entropy
+            )
+        else:
+            return []  # a member that never got its share has none to hand over
         return [PostDealing(dealing.to_bytes())]
 
     def process_dealing(self, event: DealingPosted) -> list[Command]:
         """Check a dealing and open our share of it; complain when it is bad."""
-        if self._done or event.dealer not in self._seat.accounts():
+        dealer = _find(event.dealer, self._dealers)
+        if self._done or dealer is None:
             return []
-        dealer = self._seat.index_of(event.dealer)
         if self._first_block is None:
             self._first_block = event.block_number
         try:
@@ -92,13 +129,14 @@ class KeyGeneration:
         if dealer in self._dealt:
             return []
         self._dealt[dealer] = _Dealt(dealing, event.block_number)
-        seat = self._seat
+        if self._place is None:
+            return []
         try:
             self._shares[dealer] = dkg.open_and_verify_share(
-                self._ceremony, dealing, self._place, seat.identity
+                self._ceremony, dealing, self._place, self._identity
             )
         except PeerFault as error:
-            complaint = dkg.make_complaint(self._ceremony, dealing, self._place, seat.identity)
+            complaint = dkg.make_complaint(self._ceremony, dealing, self._place, self._identity)
             return [
                 Fault(event.dealer, f"dealt us a bad share: {error}"),
                 PostComplaint(event.dealer, complaint.to_bytes()),
@@ -107,9 +145,9 @@ class KeyGeneration:
 
     def process_complaint(self, event: ComplaintPosted) -> list[Command]:
         """Judge a complaint from public bytes; a true one excludes its dealer."""
-        if self._done or event.dealer not in self._seat.accounts():
+        dealer = _find(event.dealer, self._dealers)
+        if self._done or dealer is None:
             return []
-        dealer = self._seat.index_of(event.dealer)
         dealt = self._dealt.get(dealer)
         if dealt is None:
             return []
@@ -141,10 +179,13 @@ class KeyGeneration:
             self._done = True
             return [Log(f"key generation failed: {error}")]
         self._done = True
-        if not qualified.keys() <= self._shares.keys():
+        self._group = group
+        if self._place is None:
+            return []
+        if not self._shares.keys() >= set(group.qualified):
             return [Log("our share of the group key is incomplete; this member cannot sign seeds")]
-        shares = {dealer: self._shares[dealer] for dealer in qualified}
-        share = dkg.compute_secret_share(group, self._place, shares)
+        shares = {dealer: self._shares[dealer] for dealer in group.qualified}
+        share = dkg.compute_secret_share(self._ceremony, group, self._place, shares)
         return [KeyReady(group, share), ConfirmGroupKey(group.public_key)]
 
     def _is_excluded(self, dealer: int, closed_at: int) -> bool:
@@ -158,12 +199,21 @@ class KeyGeneration:
         timeout = self._first_block + limits.DKG_TIMEOUT_BLOCKS
         blocks = sorted(dealt.block for dealt in self._dealt.values())
         in_time = [block for block in blocks if block <= timeout]
-        if len(in_time) == len(self._ceremony.members):
+        needed = self._ceremony.dealings_needed
+        if len(in_time) == self._ceremony.dealer_count:
             return in_time[-1]
         if self._block <= timeout:
             return None
-        if len(in_time) >= self._ceremony.threshold:
+        if len(in_time) >= needed:
             return timeout
-        if len(blocks) >= self._ceremony.threshold:
-            return blocks[self._ceremony.threshold - 1]
+        if len(blocks) >= needed:
+            return blocks[needed - 1]
         return None
+
+
+def _list_accounts(view: CommitteeView) -> list[str]:
+    return [member.account for member in view.members]
+
+
+def _find(account: str, accounts: Sequence[str]) -> int | None:
+    return accounts.index(account) if account in accounts else None

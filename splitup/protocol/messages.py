@@ -13,6 +13,7 @@ from pydantic import Field
 from splitup import limits
 from splitup.errors import PeerFault
 from splitup.wire import (
+    AddressField,
     Bytes32Field,
     Completion,
     Count,
@@ -20,6 +21,8 @@ from splitup.wire import (
     Message,
     Observation,
     PlanCertificate,
+    SignedAttestation,
+    SignedTakeover,
     Snapshot,
 )
 
@@ -38,6 +41,20 @@ class ObservationShare(Message):
     signature: Ed25519SignatureField
 
 
+class EpochWish(Message):
+    """The epoch that a member is in or wants. Repeated: it is the members' sign of life, too."""
+
+    configuration: Count
+    epoch: Count
+
+
+class ObservationWanted(Message):
+    """A leader asks for observations towards the snapshot of this sequence number."""
+
+    epoch: Count
+    sequence: Count
+
+
 class SnapshotProposal(Message):
     """The leader's snapshot and the 2f+1 observations it follows from."""
 
@@ -45,10 +62,14 @@ class SnapshotProposal(Message):
     observations: tuple[ObservationShare, ...] = Field(max_length=limits.MAX_COMMITTEE)
 
 
-class SnapshotSignature(Message):
+class SnapshotVote(Message):
+    """A member's signature under a snapshot's root; goes to all, convinces by itself."""
+
+    configuration: Count
     sequence: Count
     epoch: Count
     root: Bytes32Field
+    member: AddressField
     signature: QuorumSignatureField
 
 
@@ -59,10 +80,22 @@ class PlanPartial(Message):
     partial: PartialField
 
 
-class PlanSignature(Message):
+class PlanVote(Message):
+    """A member's signature under a plan; goes to all, convinces by itself."""
+
     execution_id: Bytes32Field
     root: Bytes32Field
+    seed: Bytes32Field
+    exposures_hash: Bytes32Field  # of what the executors stand to lose
+    member: AddressField
     signature: QuorumSignatureField
+
+
+class Equivocation(Message):
+    """Two votes of one member for one slot that say different things."""
+
+    first: SnapshotVote | PlanVote
+    second: SnapshotVote | PlanVote
 
 
 class PlanCertified(Message):
@@ -82,16 +115,23 @@ class PlanWanted(Message):
 
 
 class DrawPartial(Message):
-    """A share of the draw's seed."""
+    """A share of the draw's seed. Who is behind may lack the takeovers that it rests on."""
 
     execution_id: Bytes32Field
     partial: PartialField
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
 
 
 class DrawMade(Message):
     """Answers a member that is behind; convinces by itself."""
 
     draw: Draw
+
+
+class Attested(Message):
+    """What a member knows of a verification; convinces by itself."""
+
+    attestation: SignedAttestation
 
 
 class SettlementProposal(Message):
@@ -105,7 +145,8 @@ class SettlementProposal(Message):
     round: Annotated[int, Field(ge=0, lt=limits.MAX_SETTLEMENT_ROUNDS)]
     draw: Draw
     completions: tuple[Completion, ...] = Field(max_length=limits.MAX_TASKS)
-    results: tuple[TokenField, ...] = Field(max_length=limits.MAX_TASKS)
+    results: tuple[TokenField, ...] = Field(max_length=limits.MAX_STATEMENTS)
+    attestations: tuple[SignedAttestation, ...] = Field(max_length=limits.MAX_COMMITTEE)
     settlement_hash: Bytes32Field
 
 
@@ -117,31 +158,41 @@ class SettlementSignature(Message):
 
 
 _KINDS: Final[dict[str, type[Message]]] = {
+    "epoch-wish": EpochWish,
+    "observation-wanted": ObservationWanted,
     "observation": ObservationShare,
     "snapshot-proposal": SnapshotProposal,
-    "snapshot-signature": SnapshotSignature,
+    "snapshot-vote": SnapshotVote,
     "plan-partial": PlanPartial,
-    "plan-signature": PlanSignature,
+    "plan-vote": PlanVote,
     "plan-certified": PlanCertified,
     "plan-delivered": PlanDelivered,
     "plan-wanted": PlanWanted,
+    "equivocation": Equivocation,
     "draw-partial": DrawPartial,
     "draw-made": DrawMade,
+    "attested": Attested,
     "settlement-proposal": SettlementProposal,
     "settlement-signature": SettlementSignature,
 }
 _NAMES: Final = {message: kind for kind, message in _KINDS.items()}
 
 
-def encode_gossip(message: Message) -> dict[str, Any]:
-    """Return the JSON body that carries a message between members."""
-    return {"kind": _NAMES[type(message)], "message": message.model_dump(mode="json")}
+def encode_gossip(message: Message, configuration: int) -> dict[str, Any]:
+    """Return the JSON body that carries a message between members of a configuration."""
+    return {
+        "configuration": configuration,
+        "kind": _NAMES[type(message)],
+        "message": message.model_dump(mode="json"),
+    }
 
 
-def parse_gossip(body: dict[str, Any]) -> Message:
-    """Parse the body of a gossip request; raise PeerFault."""
-    kind = body.get("kind")
+def parse_gossip(body: dict[str, Any]) -> tuple[Message, int]:
+    """Parse the body of a gossip request into message and configuration; raise PeerFault."""
+    kind, configuration = body.get("kind"), body.get("configuration")
     message_type = _KINDS.get(kind) if isinstance(kind, str) else None
-    if message_type is None or body.keys() != {"kind", "message"}:
+    if message_type is None or body.keys() != {"configuration", "kind", "message"}:
         raise PeerFault("a gossip message is of no known kind; the member runs another version")
-    return message_type.from_value(body["message"])
+    if type(configuration) is not int or not 0 <= configuration < 2**53:
+        raise PeerFault("a gossip message names no committee configuration")
+    return message_type.from_value(body["message"]), configuration

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from splitup import limits
-from splitup.crypto.quorum import pack_signatures
+from splitup.codec import compute_digest
+from splitup.crypto.quorum import hash_exposures, pack_signatures
 from splitup.errors import InvalidInput, PeerFault
-from splitup.protocol.certificates import check_certificate, compute_plan_hash, plan_alpha
+from splitup.protocol.certificates import check_certificate, plan_alpha
 from splitup.protocol.events import (
     AnnouncePlan,
     Command,
@@ -25,15 +26,17 @@ from splitup.protocol.events import (
     PushPlan,
     SubmitPlan,
 )
+from splitup.protocol.evidence import Witness, compute_vote_hash
 from splitup.protocol.messages import (
     PlanCertified,
     PlanDelivered,
     PlanPartial,
-    PlanSignature,
+    PlanVote,
     PlanWanted,
 )
 from splitup.protocol.selection import compute_plan
-from splitup.protocol.shared import Beacon, Ledger, Library, Seat, compute_member_order
+from splitup.protocol.shared import Beacon, Ledger, Library, Seat
+from splitup.protocol.verification import Economics, add_exposures
 from splitup.wire import MemberSignature, Message, Plan, PlanCertificate, Request
 
 
@@ -46,11 +49,10 @@ class _Round:
     partial: str = ""  # ours
     plan: Plan | None = None
     root: str = ""  # of the plan, and what is signed of it: a large plan takes long to hash
-    struct_hash: bytes = b""
     refusal: str = ""
-    own: PlanSignature | None = None
-    unchecked: dict[str, PlanSignature] = field(default_factory=dict)
-    signatures: dict[str, str] = field(default_factory=dict)
+    own: PlanVote | None = None
+    unchecked: dict[str, PlanVote] = field(default_factory=dict)
+    votes: dict[str, PlanVote] = field(default_factory=dict)  # for our plan, checked
     certificate: PlanCertificate | None = None
     certified_at: float = 0.0
     resend_at: float = 0.0
@@ -62,8 +64,17 @@ class _Round:
 class Plans:
     """One member's part in the plan layer."""
 
-    def __init__(self, seat: Seat, ledger: Ledger, library: Library) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        ledger: Ledger,
+        library: Library,
+        witness: Witness,
+        economics: Economics,
+    ) -> None:
+        self._economics = economics
         self._seat = seat
+        self._witness = witness
         self._ledger = ledger
         self._library = library
         self._rounds: dict[str, _Round] = {}
@@ -109,7 +120,7 @@ class Plans:
         self._rounds[execution_id] = known
         commands = self._begin(known, now)
         for member, messages in self._early.items():
-            for kind in (PlanPartial, PlanSignature):
+            for kind in (PlanPartial, PlanVote):
                 message = messages.pop((execution_id, kind), None)
                 if message is not None:
                     commands += self.process_gossip(member, message, now)
@@ -149,6 +160,22 @@ class Plans:
             while len(self._finished) > limits.MAX_FINISHED_PLANS:
                 self._finished.popitem(last=False)
         return [AnnouncePlan(execution_id)]
+
+    def process_undone_request(self, execution_id: str) -> list[Command]:
+        """Drop an execution whose block is gone; what we signed for it stays in the ledger."""
+        if self._rounds.pop(execution_id, None) is None:
+            return []
+        return [Log(f"the request of {execution_id} was undone by a chain reorganisation")]
+
+    def process_undone_plan(self, execution_id: str, now: float) -> list[Command]:
+        """Bring a plan to the chain again whose block is gone."""
+        known = self._rounds.get(execution_id)
+        if known is not None and known.accepted:
+            known.accepted = False
+            if known.certificate is not None:
+                place = self._seat.get_place(known.certificate.plan.seed, now)
+                known.submit_at = now + place * limits.PLAN_SUBMIT_STAGE_S
+        return []
 
     def process_contents(self, now: float) -> list[Command]:
         """Go on with whatever waited for a snapshot or a manifest."""
@@ -190,7 +217,7 @@ class Plans:
     ) -> list[Command]:
         """Take a member's message about a plan; raise PeerFault when it is wrong on its face."""
         match message:
-            case PlanPartial() | PlanSignature():
+            case PlanPartial() | PlanVote():
                 return self._process_vote(sender, message, now)
             case PlanCertified():
                 return self._process_certified(message.certificate, now)
@@ -205,8 +232,10 @@ class Plans:
         return []
 
     def _process_vote(
-        self, sender: str, message: PlanPartial | PlanSignature, now: float
+        self, sender: str, message: PlanPartial | PlanVote, now: float
     ) -> list[Command]:
+        if isinstance(message, PlanVote) and message.member != sender:
+            return self._witness.process_vote(message)  # passed on: it differs from the sender's
         known = self._rounds.get(message.execution_id)
         if known is None:
             finished = self._finished.get(message.execution_id)
@@ -222,6 +251,8 @@ class Plans:
             late = now - known.certified_at > limits.GOSSIP_RETRY_S / 2
             if late and isinstance(message, PlanPartial):
                 return [Gossip(sender, PlanCertified(certificate=known.certificate))]
+            if isinstance(message, PlanVote) and message.root != known.certificate.plan.root():
+                return [*self._witness.process_vote(message), Gossip(None, message)]
             return []
         if isinstance(message, PlanPartial):
             known.beacon.add(self._seat.index_of(sender), message.partial)
@@ -236,7 +267,7 @@ class Plans:
             return []
         if certificate.plan.request != known.request:
             raise PeerFault(f"a certificate for {execution_id} states another request")
-        check_certificate(certificate, self._seat.view)
+        check_certificate(certificate, self._seat.view, self._seat.scheme)
         known.plan = certificate.plan
         known.beacon.signature = certificate.seed_signature
         known.beacon.seed = certificate.plan.seed
@@ -248,7 +279,7 @@ class Plans:
         if self._seat.group is None or known.partial:
             return []
         commands = self._ledger.claim(
-            f"request/{known.request.execution_id}/", known.request.digest("splitup/request/v1")
+            f"request/{known.request.execution_id}/", compute_digest(known.beacon.alpha)
         )
         if commands is None:
             execution_id = known.request.execution_id
@@ -263,7 +294,7 @@ class Plans:
         if self._seat.group is None or known.certificate or known.refusal:
             return commands
         if not known.beacon.seed:
-            for index in known.beacon.combine(self._seat.group):
+            for index in known.beacon.combine(self._seat.group, self._seat.scheme):
                 commands.append(
                     Fault(
                         self._seat.accounts()[index],
@@ -286,6 +317,7 @@ class Plans:
             return self._library.ask(request.model_id, request.snapshot_root, now)
         try:
             plan = compute_plan(request, known.beacon.seed, snapshot, manifest)
+            plan = add_exposures(plan, manifest, self._economics)
         except InvalidInput as error:
             known.refusal = str(error)
             return [
@@ -298,40 +330,51 @@ class Plans:
             known.refusal = f"another plan was signed for {request.execution_id} before"
             return [Log(known.refusal), AnnouncePlan(request.execution_id)]
         known.plan, known.root = plan, root
-        known.struct_hash = compute_plan_hash(plan)
-        signature = self._seat.sign(known.struct_hash)
-        known.own = PlanSignature(execution_id=request.execution_id, root=root, signature=signature)
-        known.signatures[self._seat.account] = signature
+        unsigned = PlanVote(
+            execution_id=request.execution_id,
+            root=root,
+            seed=plan.seed,
+            exposures_hash=hash_exposures(plan.exposures()),
+            member=self._seat.account,
+            signature="0x" + "00" * 65,
+        )
+        signature = self._seat.sign(compute_vote_hash(unsigned))
+        known.own = unsigned.model_copy(update={"signature": signature})
+        known.votes[self._seat.account] = known.own
         return [*commands, Gossip(None, known.own)]
 
     def _certify(self, known: _Round, plan: Plan, now: float) -> list[Command]:
         commands: list[Command] = []
         for member, vote in sorted(known.unchecked.items()):
             try:
-                if vote.root != known.root:
-                    raise PeerFault(f"signed another plan for {plan.request.execution_id}")
-                self._seat.check(member, known.struct_hash, vote.signature)
+                commands += self._witness.check(vote)
             except PeerFault as error:
                 commands.append(Fault(member, str(error)))
+                continue
+            if known.own is None or compute_vote_hash(vote) != compute_vote_hash(known.own):
+                # a true signature under a false plan: who holds its other one has evidence
+                commands.append(
+                    Fault(member, f"signed another plan for {plan.request.execution_id}")
+                )
+                commands.append(Gossip(None, vote))
             else:
-                known.signatures[member] = vote.signature
+                known.votes[member] = vote
         known.unchecked.clear()
-        if len(known.signatures) < self._seat.view.quorum:
+        if len(known.votes) < self._seat.view.quorum:
             return commands
         certificate = PlanCertificate(
             plan=plan,
             seed_signature=known.beacon.signature,
             signatures=tuple(
-                MemberSignature(member=member, signature=signature)
-                for member, signature in sorted(known.signatures.items())
+                MemberSignature(member=member, signature=vote.signature)
+                for member, vote in sorted(known.votes.items())
             ),
         )
         return commands + self._finish(known, certificate, now)
 
     def _finish(self, known: _Round, certificate: PlanCertificate, now: float) -> list[Command]:
         known.certificate, known.certified_at = certificate, now
-        order = compute_member_order(certificate.plan.seed, self._seat.accounts())
-        place = order.index(self._seat.account)
+        place = self._seat.get_place(certificate.plan.seed, now)
         known.push_at = now + place * limits.PLAN_PUSH_STAGE_S
         known.submit_at = now + place * limits.PLAN_SUBMIT_STAGE_S
         commands: list[Command] = [AnnouncePlan(certificate.plan.request.execution_id)]
@@ -339,7 +382,7 @@ class Plans:
             known.push_at = math.inf
             commands.append(PushPlan(certificate))
             if not known.accepted:
-                known.submit_at += limits.PLAN_SUBMIT_STAGE_S * len(order)
+                known.submit_at += limits.PLAN_SUBMIT_STAGE_S * len(self._seat.accounts())
                 commands.append(
                     _make_submission(certificate.plan.request.execution_id, certificate)
                 )
@@ -359,9 +402,10 @@ def _make_submission(execution_id: str, certificate: PlanCertificate) -> SubmitP
     plan = certificate.plan
     return SubmitPlan(
         execution_id=execution_id,
+        request=plan.request,
         plan_root=plan.root(),
-        seed=plan.seed,
-        executor_count=len(set(plan.executors())),
+        seed_signature=certificate.seed_signature,
+        exposures=plan.exposures(),
         signatures=pack_signatures(
             (entry.member, bytes.fromhex(entry.signature[2:])) for entry in certificate.signatures
         ),

@@ -1,112 +1,160 @@
-"""Which node runs and which node checks a task: exponential clocks over public randomness.
+"""Which node runs and which node checks every task of an execution: pure functions of a seed.
 
-Every eligible node draws ``E = -log2(u) / weight`` with ``u`` from a hash of the seed, the task,
-the role and the node; the smallest clock wins and the sorted list is the fallback order. With
-independent exponential clocks a node wins with probability weight / sum of weights (Efraimidis and
-Spirakis, Information Processing Letters 97, 2006). Integers only, so that Python and Solidity
-agree.
+``splitup.protocol.clocks`` says how one node is weighed; here whole plans are, a thousand tasks and
+ten thousand nodes at once. Who may run a task at all is decided before anything is hashed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from statistics import median_low
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
 
-from eth_hash.auto import keccak
+import numpy as np
+import numpy.typing as npt
 
 from splitup import limits
 from splitup.errors import InvalidInput
-from splitup.graph.manifest import Manifest
-from splitup.wire import Plan, PlanNode, Request, Snapshot, SnapshotEntry
+from splitup.graph.manifest import Manifest, TaskSource
+from splitup.protocol.clocks import (
+    EXECUTOR,
+    MAX_ETA_MS,
+    MAX_STAKE_MILLI,
+    SPEED_MILLI,
+    STAKE_UNIT,
+    VALIDATOR,
+    compute_fairness_milli,
+    compute_reference_ms,
+    derive_draw_key,
+)
+from splitup.roots import Reference, compute_classes, compute_reference, get_operator
+from splitup.wire import Plan, PlanNode, Request, Snapshot, TaskTerms
 
-EXECUTOR: Final = 0
-VALIDATOR: Final = 1
+Rows = npt.NDArray[np.int64]  # places of nodes in a snapshot
+_Numbers = npt.NDArray[np.int64]
+_Bits = npt.NDArray[np.uint64]
 
-_TAG: Final = b"splitup/select/v1"
-_STAKE_UNIT_MICRO_USDC: Final = 1_000_000_000  # the smallest stake: 1000 USDC is weight 1
-_MAX_STAKE_MILLI: Final = 4_000  # more stake than four units buys no more work
-_MIN_CLASS: Final = 3  # an executor, a validator and a third that breaks a tie
-_SPEED_MILLI: Final = (500, 2_000)  # measured speed counts between half and double, squared
-
-
-def neglog2_q32(value: int) -> int:
-    """Return -log2((value + 1) / 2^64) in Q32 fixed point, rounded up, for a 64-bit ``value``.
-
-    The fraction comes from repeated squaring, one bit each, as in the classic digit recurrence for
-    binary logarithms; all intermediate values fit 128 bits, so that Solidity computes the same.
-    """
-    if not 0 <= value < 2**64:
-        raise InvalidInput(f"neglog2 takes a 64-bit value, not {value}")
-    x = value + 1
-    whole = x.bit_length() - 1
-    mantissa = (x << 63) >> whole  # in [2^63, 2^64): the value 1.0 … 2.0 in Q63
-    fraction = 0
-    for _ in range(32):
-        mantissa = (mantissa * mantissa) >> 63
-        fraction <<= 1
-        if mantissa >= 2**64:
-            mantissa >>= 1
-            fraction |= 1
-    return (64 << 32) - ((whole << 32) | fraction)
+_LOW_HALF: Final = np.uint64(0xFFFFFFFF)
 
 
-def compute_clock(seed: str, task: int, role: int, node: str, weight: int) -> int:
-    """Return the node's exponential clock for a task and role; smaller is better."""
-    digest = keccak(
-        _TAG
-        + bytes.fromhex(seed[2:])
-        + task.to_bytes(4, "big")
-        + role.to_bytes(1, "big")
-        + bytes.fromhex(node[2:])
-    )
-    return (neglog2_q32(int.from_bytes(digest[:8], "big")) << 64) // weight
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Who may have one task in one role; ``is_resident`` is whether they hold it."""
+
+    task: int
+    terms: TaskTerms
+    rows: Rows
+    is_resident: bool = True
 
 
-def compute_weight(entry: SnapshotEntry, median_eta_ms: int) -> int:
-    """Return a node's weight in thousandths: capped stake times squared relative speed."""
-    stake = min(entry.stake_micro_usdc * 1000 // _STAKE_UNIT_MICRO_USDC, _MAX_STAKE_MILLI)
-    low, high = _SPEED_MILLI
-    speed = max(low, min(high, median_eta_ms * 1000 // _eta_ms(entry)))
-    return max(1, stake * speed * speed // 1_000_000)
+class Index:
+    """A snapshot as columns, and who may run what; made once per snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        entries = snapshot.entries
+        self.entries = entries
+        self.reference = compute_reference(entries)
+        self.place = {entry.node: row for row, entry in enumerate(entries)}
+        self.operators = [get_operator(entry) for entry in entries]
+        self.raw = [bytes.fromhex(entry.node[2:]) for entry in entries]
+
+        def column(values: Sequence[int]) -> _Numbers:
+            return np.array(values, np.int64)
+
+        self.stake_milli = column(
+            [min(entry.stake_micro_usdc // STAKE_UNIT, MAX_STAKE_MILLI) for entry in entries]
+        )
+        self.fairness_milli = column([compute_fairness_milli(e.credit_milli) for e in entries])
+        self.rtt_ms = column([entry.rtt_ms for entry in entries])
+        self.queue_ms = column([entry.queue_ms for entry in entries])
+        self.speed_mflops = column(
+            [entry.speed_mflops or self.reference.speed_mflops for entry in entries]
+        )
+        self.bandwidth_kbps = column(
+            [entry.bandwidth_kbps or self.reference.bandwidth_kbps for entry in entries]
+        )
+        self.vram_free_bytes = column([entry.vram_free_bytes for entry in entries])
+        self.holders: dict[str, list[int]] = {}
+        for row, entry in enumerate(entries):
+            for task_id in entry.resident:
+                self.holders.setdefault(task_id, []).append(row)
+        self.classes = compute_classes(entries)
+        self.candidates = {
+            task_id: column(
+                [row for row in rows if entries[row].determinism in self.classes[task_id]] or rows
+            )
+            for task_id, rows in self.holders.items()
+        }
 
 
-def rank(seed: str, task: int, role: int, entries: Iterable[SnapshotEntry]) -> list[str]:
-    """Return the nodes of ``entries`` ordered by their clocks, ties broken by address."""
-    eligible = list(entries)
-    if not eligible:
-        return []
-    median_eta_ms = median_low(_eta_ms(entry) for entry in eligible)
-    clocks = [
-        (compute_clock(seed, task, role, e.node, compute_weight(e, median_eta_ms)), e.node)
-        for e in eligible
-    ]
-    return [node for _, node in sorted(clocks)]
+# ---- plans -------------------------------------------------------------------------------------
 
 
 def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Manifest) -> Plan:
     """Assign nodes to every task at once; a pure function of its arguments.
 
-    Raises InvalidInput naming the first task that no live node holds in its memory.
+    Only nodes that hold a task are considered for it, and of those only such as can be checked,
+    while there are any; for a task that nobody holds, nodes with the memory to load it. Raises
+    InvalidInput naming the first task that nobody could run.
     """
-    holders = _index_by_task(snapshot)
-    tasks = []
-    for index, task in enumerate(manifest.tasks):
-        order = rank(seed, index, EXECUTOR, _find_verifiable(holders.get(task.task_id, ())))
-        if not order:
+    index = snapshot.once(Index)
+    terms = compute_terms(manifest, index.reference)
+    contests = []
+    for number, task in enumerate(manifest.tasks):
+        rows = index.candidates.get(task.task_id)
+        contest = Contest(number, terms[number], rows, True) if rows is not None else None
+        if contest is None:
+            able: Rows = np.flatnonzero(index.vram_free_bytes >= max(1, task.vram_bytes))
+            contest = Contest(number, terms[number], able, False)
+        if not len(contest.rows):
             raise InvalidInput(
-                f"no live node serves task {index} ({task.label}) of model {request.model_id}; "
+                f"no live node serves task {number} ({task.label}) of model {request.model_id}; "
                 "start a node that does, or wait for one to load it"
             )
-        tasks.append(tuple(order[: limits.MAX_FALLBACKS]))
-    named = {node for order in tasks for node in order}
-    directory = tuple(
-        PlanNode(node=entry.node, signing_key=entry.signing_key, endpoint=entry.endpoint)
-        for entry in snapshot.entries
-        if entry.node in named
+        contests.append(contest)
+    orders = rank(seed, EXECUTOR, contests, index, limits.MAX_FALLBACKS)
+    entries = index.entries
+    return Plan(
+        request=request,
+        seed=seed,
+        tasks=tuple(tuple(entries[row].node for row in order) for order in orders),
+        nodes=tuple(
+            PlanNode.model_construct(  # out of a snapshot that was validated field by field
+                node=entries[row].node,
+                signing_key=entries[row].signing_key,
+                endpoint=entries[row].endpoint,
+            )
+            for row in sorted({row for order in orders for row in order})
+        ),
+        terms=terms,
+        unverifiable=tuple(
+            number
+            for number, task in enumerate(manifest.tasks)
+            if not index.classes.get(task.task_id)
+        ),
     )
-    return Plan(request=request, seed=seed, tasks=tuple(tasks), nodes=directory)
+
+
+def compute_terms(manifest: Manifest, reference: Reference) -> tuple[TaskTerms, ...]:
+    """Return what selection needs of every task, with the reference's critical path up to it."""
+    terms: list[TaskTerms] = []
+    done_ms: list[int] = []
+    for task in manifest.tasks:
+        before = [p.source.task for p in task.inputs if isinstance(p.source, TaskSource)]
+        ready_ms = min(MAX_ETA_MS, max((done_ms[source] for source in before), default=0))
+        found = TaskTerms.model_construct(  # out of a manifest that was validated field by field
+            task_id=task.task_id,
+            flops=task.flops,
+            weights_bytes=task.weights_bytes,
+            input_bytes=sum(port.nbytes for port in task.inputs),
+            ready_ms=ready_ms,
+        )
+        terms.append(found)
+        # what waited in the queue had its time: from here on only round trip, transfer and compute
+        idle = Reference(reference.rtt_ms, 0, reference.speed_mflops, reference.bandwidth_kbps)
+        done_ms.append(ready_ms + compute_reference_ms(found, idle))
+    return tuple(terms)
 
 
 def rank_validators(
@@ -117,50 +165,153 @@ def rank_validators(
     manifest: Manifest,
     executors: Sequence[str] = (),
 ) -> list[str]:
-    """Return who may recompute ``task``, best first.
+    """Return who may recompute ``task``, best first, one node per operator.
 
     ``executors`` ran the tasks in the end; by default the plan's first candidates.
 
-    Never its executor, and only nodes of its determinism class: bytes are compared, and a node of
-    another class computes other ones without lying. Executors of neighbouring tasks come last:
-    they gain from hiding a lie next to their own work, and are drawn only when nobody else holds
-    the task.
+    Never a node of its executor's operator, and only nodes of its determinism class: bytes are
+    compared, and a node of another class computes other ones without lying. Operators of
+    neighbouring tasks come last: they gain from hiding a lie next to their own work, and are drawn
+    only when nobody else holds the task.
     """
+    index = snapshot.once(Index)
     executors = executors or plan.executors()
+    executor = index.place.get(executors[task])
+    if executor is None:
+        return []
     neighbours = {
-        executors[other]
+        index.operators[index.place[executors[other]]]
         for source, target in manifest.edges()
         for other in (source, target)
-        if task in (source, target) and other != task
+        if task in (source, target) and other != task and executors[other] in index.place
     }
-    classes = {entry.node: entry.determinism for entry in snapshot.entries}
-    holders = [
-        entry
-        for entry in _index_by_task(snapshot).get(manifest.tasks[task].task_id, ())
-        if entry.node != executors[task] and entry.determinism == classes.get(executors[task])
+    terms = plan.terms or compute_terms(manifest, index.reference)
+    own = index.operators[executor]
+    judges = [
+        row
+        for row in index.holders.get(manifest.tasks[task].task_id, ())
+        if index.operators[row] != own
+        and index.entries[row].determinism == index.entries[executor].determinism
     ]
-    apart = [entry for entry in holders if entry.node not in neighbours]
-    near = [entry for entry in holders if entry.node in neighbours]
-    return rank(seed, task, VALIDATOR, apart) + rank(seed, task, VALIDATOR, near)
+    contests = [
+        Contest(task, terms[task], np.array(rows, np.int64))
+        for rows in (
+            [row for row in judges if index.operators[row] not in neighbours],
+            [row for row in judges if index.operators[row] in neighbours],
+        )
+    ]
+    first: dict[str, str] = {}  # two nodes of one operator would check each other
+    for order in rank(seed, VALIDATOR, contests, index):
+        for row in order:
+            first.setdefault(index.operators[row], index.entries[row].node)
+    return list(first.values())
 
 
-def _find_verifiable(holders: Sequence[SnapshotEntry]) -> Sequence[SnapshotEntry]:
-    """Return the holders whose determinism class can check itself; all when no class can.
+# ---- many clocks at once -----------------------------------------------------------------------
 
-    Nodes state their own class. Without this rule one that invents a class of its own would be paid
-    for work that nobody can check.
+
+def rank(
+    seed: str, role: int, contests: Sequence[Contest], index: Index, limit: int | None = None
+) -> list[list[int]]:
+    """Return the first ``limit`` rows of every contest by their clocks, ties broken by address.
+
+    The order is that of ``clocks.compute_clock``: quotients are compared as correctly rounded
+    floats, which never invert an order, and exactly where two of those are equal.
     """
-    sizes = Counter(entry.determinism for entry in holders)
-    return [e for e in holders if sizes[e.determinism] >= _MIN_CLASS] or holders
+    lengths = [len(contest.rows) for contest in contests]
+    if not sum(lengths):
+        return [[] for _ in contests]
+    rows = np.concatenate([contest.rows for contest in contests])
+    owner = np.repeat(np.arange(len(contests)), lengths)
+    weights = compute_weights(contests, owner, rows, index)
+    logs = neglog2_q32_of(_draw(seed, role, contests, index))
+    clocks = logs / weights
+    order = np.lexsort((rows, clocks, owner))  # rows ascend with the addresses
+    ordered, starts = rows[order], np.cumsum([0, *lengths])
+    tied = _find_ties(clocks[order], owner[order])
+    found = []
+    for number, start in enumerate(starts[:-1]):
+        part = slice(start, starts[number + 1])
+        if number in tied:
+            exact = [
+                ((int(logs[at]) << 64) // int(weights[at]), int(rows[at])) for at in order[part]
+            ]
+            found.append([row for _, row in sorted(exact)][:limit])
+        else:
+            found.append(ordered[part][:limit].tolist())
+    return found
 
 
-def _eta_ms(entry: SnapshotEntry) -> int:
-    return entry.rtt_ms + entry.queue_ms + 1
+def compute_weights(
+    contests: Sequence[Contest], owner: _Numbers, rows: Rows, index: Index
+) -> _Numbers:
+    """Return ``clocks.compute_weight`` of every row for the contest that owns it."""
+
+    def spread(values: Sequence[int]) -> Any:
+        return np.array(values, np.int64)[owner]
+
+    terms = [contest.terms for contest in contests]
+    speed, bandwidth = index.speed_mflops[rows], index.bandwidth_kbps[rows]
+    loads = [0 if c.is_resident else c.terms.weights_bytes for c in contests]
+    waiting = (
+        index.queue_ms[rows]
+        + _divide(spread(loads), bandwidth)
+        - spread([found.ready_ms for found in terms])
+    )
+    eta_ms = (
+        1
+        + index.rtt_ms[rows]
+        + np.maximum(0, waiting)
+        + _divide(spread([found.input_bytes for found in terms]), bandwidth)
+        + _divide(spread([found.flops for found in terms]), speed * 1000)
+    )
+    base = spread([compute_reference_ms(found, index.reference) for found in terms])
+    low, high = SPEED_MILLI
+    relative = np.clip(base * 1000 // np.minimum(eta_ms, MAX_ETA_MS), low, high)
+    product = index.stake_milli[rows] * relative * relative * index.fairness_milli[rows]
+    weights: _Numbers = np.maximum(1, product // 10**9)
+    return weights
 
 
-def _index_by_task(snapshot: Snapshot) -> dict[str, Sequence[SnapshotEntry]]:
-    holders: dict[str, list[SnapshotEntry]] = {}
-    for entry in snapshot.entries:
-        for task_id in entry.resident:
-            holders.setdefault(task_id, []).append(entry)
-    return dict(holders)
+def neglog2_q32_of(values: _Bits) -> _Numbers:
+    """Return ``clocks.neglog2_q32`` of every value, to the last bit."""
+    x = values + np.uint64(1)  # 0 stands for 2^64
+    whole = np.zeros(len(x), np.uint64)
+    mantissa = x.copy()
+    for step in (32, 16, 8, 4, 2, 1):  # shift the highest bit to the top, counting
+        small = mantissa < np.uint64(1 << (64 - step))
+        mantissa[small] <<= np.uint64(step)
+        whole[~small] += np.uint64(step)
+    fraction = np.zeros(len(x), np.uint64)
+    for _ in range(32):
+        high, low = mantissa >> np.uint64(32), mantissa & _LOW_HALF
+        cross = high * low  # the square is high² · 2^64 + cross · 2^33 + low²
+        bottom = low * low
+        lower = bottom + (cross << np.uint64(33))
+        top = high * high + (cross >> np.uint64(31)) + (lower < bottom)
+        carry = top >> np.uint64(63)
+        mantissa = np.where(carry == 1, top, (top << np.uint64(1)) | (lower >> np.uint64(63)))
+        fraction = (fraction << np.uint64(1)) | carry
+    logs = (64 << 32) - ((whole << np.uint64(32)) | fraction).astype(np.int64)
+    logs[x == 0] = 0
+    found: _Numbers = logs
+    return found
+
+
+def _draw(seed: str, role: int, contests: Sequence[Contest], index: Index) -> _Bits:
+    raw = index.raw
+    digests = []
+    for contest in contests:
+        key = derive_draw_key(seed, contest.task, role)
+        digests += [sha256(key + raw[row]).digest()[:8] for row in contest.rows.tolist()]
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
+
+
+def _divide(numbers: Any, by: Any) -> Any:
+    """Return the quotients, and 0 where the divisor is: what nobody measured costs nothing."""
+    return np.where(by > 0, numbers // np.maximum(by, 1), 0)
+
+
+def _find_ties(clocks: npt.NDArray[np.float64], owner: _Numbers) -> set[int]:
+    equal = (clocks[1:] == clocks[:-1]) & (owner[1:] == owner[:-1])
+    return set(owner[1:][equal].tolist())

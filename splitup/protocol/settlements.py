@@ -1,8 +1,8 @@
-"""From committed completions to money: draw, verification, and a settlement that 2f+1 members sign.
+"""From committed completions to money: the evidence of every execution, and where it comes in.
 
-The draw's randomness is made only when every executor's commitment is on chain. When the evidence
-is complete, members propose it in the order the draw gives them; a member signs what it computes
-itself from the same evidence, and takes over whatever evidence it lacked.
+What follows from it is decided by three others: ``draws`` makes the randomness once every
+executor's commitment is on chain, ``trials`` verifies the drawn tasks, ``proposals`` agrees on the
+settlement. All evidence only adds up, and a proposal carries it, so that members converge.
 """
 
 from __future__ import annotations
@@ -12,53 +12,39 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from splitup import limits
-from splitup.codec import compute_digest
-from splitup.crypto import quorum
 from splitup.errors import BadSignature, PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
+from splitup.protocol.attestations import Attestations, check_attestation
 from splitup.protocol.cases import (
     Case,
-    Proposed,
     check_revealed,
-    compute_evidence_root,
     make_evidence,
-    make_settlement,
 )
-from splitup.protocol.certificates import check_draw, draw_alpha
-from splitup.protocol.checks import Answer, Check
-from splitup.protocol.events import (
-    Command,
-    CompletionCommitted,
-    Fault,
-    Gossip,
-    Log,
-    PushVerification,
-    SubmitSettlement,
-)
+from splitup.protocol.checks import Answer
+from splitup.protocol.draws import Draws
+from splitup.protocol.events import Command, CompletionCommitted, Fault, Gossip
 from splitup.protocol.messages import (
+    Attested,
     DrawMade,
     DrawPartial,
     PlanWanted,
     SettlementProposal,
     SettlementSignature,
 )
-from splitup.protocol.selection import rank_validators
-from splitup.protocol.shared import Beacon, Ledger, Library, Seat, compute_member_order
-from splitup.protocol.verification import (
-    Economics,
-    Verdict,
-    compute_settlement,
-    get_sampled_tasks,
-)
+from splitup.protocol.proposals import Proposals
+from splitup.protocol.shared import Ledger, Library, Seat
+from splitup.protocol.trials import Trials
+from splitup.protocol.verification import Economics
 from splitup.wire import (
     Completion,
-    Draw,
     Evidence,
     Message,
     PlanCertificate,
     Request,
-    Snapshot,
-    VerificationOrder,
+    Ruling,
+    SignedAttestation,
+    Takeovers,
+    VerificationCommitment,
     VerificationResult,
 )
 
@@ -79,8 +65,10 @@ class Settlements:
         self._seat = seat
         self._ledger = ledger
         self._library = library
-        self._economics = economics
         self._read_result = read_result
+        self._draws = Draws(seat, ledger)
+        self._trials = Trials(seat, economics)
+        self._proposals = Proposals(seat, ledger, economics)
         self._cases: dict[str, Case] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()  # a late node is no faulty node
         self._evidence: dict[str, Evidence] = {}  # of what was closed lately, oldest first
@@ -89,13 +77,23 @@ class Settlements:
         """Return what the settlement of a closed execution rested on, if it was lately."""
         return self._evidence.get(execution_id)
 
+    def find_attestation(self, execution_id: str) -> SignedAttestation | None:
+        """Return what we last said about the verification of an execution."""
+        case = self._cases.get(execution_id)
+        return case.attested if case else None
+
+    def is_over(self, execution_id: str) -> bool:
+        """Return whether an execution was settled or refunded lately."""
+        return execution_id in self._ended
+
     def __len__(self) -> int:
         return len(self._cases)
 
     # ---- facts ------------------------------------------------------------------------------
 
     def process_request(self, request: Request) -> list[Command]:
-        self._cases.setdefault(request.execution_id, Case(request))
+        case = Case(request, Attestations(self._seat.view.quorum))
+        self._cases.setdefault(request.execution_id, case)
         return []
 
     def process_certificate(self, certificate: PlanCertificate, now: float) -> list[Command]:
@@ -115,6 +113,27 @@ class Settlements:
             return []
         case.commitments[event.node] = event
         return self._advance(case, now)
+
+    def process_undone_request(self, execution_id: str) -> None:
+        """Drop an execution whose block is gone."""
+        self._cases.pop(execution_id, None)
+
+    def process_undone_commitment(self, event: CompletionCommitted) -> None:
+        """Take back a commitment whose block is gone, and a draw that rested on it."""
+        case = self._cases.get(event.execution_id)
+        if case is None or case.commitments.get(event.node) != event:
+            return
+        del case.commitments[event.node]
+        case.unchecked |= case.completions  # the next draw may be over other executors
+        case.completions.clear()
+        case.draw = case.basis = case.beacon = case.checks = case.proposed = None
+        case.attested = case.due_at = None
+        case.attestations = Attestations(self._seat.view.quorum)
+        case.rulings.clear()
+        case.partial = ""
+        case.verdicts.clear()
+        case.proposals.clear()
+        case.propose_at = math.inf
 
     def process_end(self, execution_id: str) -> list[Command]:
         """Forget an execution that is settled, refunded or expired, and what we signed for it."""
@@ -144,7 +163,7 @@ class Settlements:
     def process_completion(
         self, completion: Completion, signing_key: str, now: float
     ) -> list[Command]:
-        """Keep what a node reveals until its commitment is seen; raise PeerFault if it differs."""
+        """Keep what a node reveals until the draw is known; raise PeerFault if it differs."""
         case = self._find_case(completion.execution_id)
         if case is None:
             return []
@@ -157,11 +176,44 @@ class Settlements:
             raise BadSignature(f"a completion of {node} is signed by another key", peer=node)
         if node in case.completions:
             return []
-        if case.manifest and node in case.commitments:
-            check_revealed(completion, case.certificate, case.manifest, case.commitments[node])
-            case.completions[node] = completion
+        if case.manifest and case.draw is not None:
+            self._take_completion(case, completion, case.certificate, case.manifest)
         else:
             case.unchecked[node] = completion
+        return self._advance(case, now)
+
+    def process_takeovers(self, message: Takeovers, signing_key: str, now: float) -> list[Command]:
+        """Note what made a node an executor; raise PeerFault for anybody else's, or false ones."""
+        case = self._find_case(message.execution_id)
+        if case is None:
+            return []
+        if case.certificate is None:
+            raise Unavailable(
+                f"execution {message.execution_id} is not planned here yet; try again"
+            )
+        plan, node = case.certificate.plan, message.node
+        if plan.node_of(node).signing_key != signing_key:
+            raise BadSignature(f"takeovers of {node} are signed by another key", peer=node)
+        case.add_takeovers(message.takeovers)
+        return self._advance(case, now)
+
+    def process_promise(
+        self, promise: VerificationCommitment, signing_key: str, now: float
+    ) -> list[Command]:
+        """Keep a validator's commitment, the first; raise PeerFault for anybody else's."""
+        case = self._find_case(promise.execution_id)
+        if case is None:
+            return []
+        case.check_validator(promise, signing_key)
+        case.add_promise(promise)
+        return self._advance(case, now)
+
+    def process_ruling(self, execution_id: str, ruling: Ruling, now: float) -> list[Command]:
+        """Note what we recomputed ourselves."""
+        case = self._cases.get(execution_id)
+        if case is None:
+            return []
+        self._trials.process_ruling(case, ruling)
         return self._advance(case, now)
 
     def process_result(
@@ -178,51 +230,40 @@ class Settlements:
     # ---- members ----------------------------------------------------------------------------
 
     def process_gossip(self, sender: str, message: Message, now: float) -> list[Command]:
+        case = self._cases.get(_get_execution(message))
+        if case is None:
+            return []
         match message:
             case DrawPartial():
-                return self._process_partial(sender, message, now)
+                case.add_takeovers(message.takeovers)
+                commands = self._draws.process_partial(case, sender, message, now)
+                return commands + self._advance(case, now)
             case DrawMade():
-                case = self._cases.get(message.draw.execution_id)
-                if case is not None:
-                    return self._adopt_draw(case, message.draw, now) + self._advance(case, now)
+                self._draws.adopt(case, message.draw, now)
+                return self._advance(case, now)
+            case Attested():
+                if self._take_attestation(case, message.attestation):
+                    return self._advance(case, now)
             case SettlementProposal():
-                return self._process_proposal(sender, message, now)
+                return self._process_proposal(case, sender, message, now)
             case SettlementSignature():
-                return self._process_signature(sender, message)
+                return self._proposals.process_signature(case, sender, message)
         return []
 
-    def _process_partial(self, sender: str, message: DrawPartial, now: float) -> list[Command]:
-        case = self._cases.get(message.execution_id)
-        if case is None:
-            return []
-        if case.draw is not None:
-            late = now >= case.resend_at
-            return [Gossip(sender, DrawMade(draw=case.draw))] if late else []
-        index = self._seat.index_of(sender)
-        if case.beacon is None:
-            case.early.setdefault(index, message.partial)
-            return []
-        case.beacon.add(index, message.partial)
-        return self._advance(case, now)
-
-    def _adopt_draw(self, case: Case, draw: Draw, now: float) -> list[Command]:
-        """Take a draw from another member, once it is over the commitments that we see too."""
-        if case.draw is not None or not self._seat.view.group_key:
-            return []
-        basis = case.get_basis()
-        if basis is None or (draw.block_hash, draw.commitments) != basis:
-            return []
-        check_draw(draw, self._seat.view)
-        self._set_draw(case, draw, now)
-        return []
+    def _take_attestation(self, case: Case, signed: SignedAttestation) -> bool:
+        """Count an attestation; return whether it is news. Raises PeerFault, BadSignature."""
+        if signed.attestation.execution_id != case.request.execution_id:
+            raise PeerFault(f"an attestation is not about {case.request.execution_id}")
+        if case.attestations.knows(signed):
+            return False
+        check_attestation(signed, self._seat.view)
+        case.attestations.add(signed)
+        return True
 
     def _process_proposal(
-        self, sender: str, proposal: SettlementProposal, now: float
+        self, case: Case, sender: str, proposal: SettlementProposal, now: float
     ) -> list[Command]:
         """Take over evidence we lack, then sign when our own settlement is the same."""
-        case = self._cases.get(proposal.execution_id)
-        if case is None:
-            return []
         if case.certificate is None:
             return [Gossip(sender, PlanWanted(execution_id=proposal.execution_id))]
         case.proposals[sender] = proposal
@@ -241,12 +282,14 @@ class Settlements:
             return commands
         known = {answer.token for answer in case.get_answers()}
         try:
+            self._draws.adopt(case, proposal.draw, now)
+            for attestation in proposal.attestations:
+                self._take_attestation(case, attestation)
+            if case.draw is None:
+                return commands  # our view of the chain is behind; once more when it is not
             for completion in proposal.completions:
-                node = completion.node
-                if node in case.commitments and node not in case.completions:
-                    check_revealed(completion, certificate, manifest, case.commitments[node])
-                    case.completions[node] = completion
-            commands += self._adopt_draw(case, proposal.draw, now)
+                if completion.node not in case.completions:
+                    self._take_completion(case, completion, certificate, manifest)
             for token in proposal.results:
                 if token not in known:
                     result, signing_key = self._read_result(token)
@@ -256,22 +299,6 @@ class Settlements:
             del case.proposals[sender]
             commands.append(Fault(sender, f"proposed a settlement with false evidence: {error}"))
         return commands
-
-    def _process_signature(self, sender: str, message: SettlementSignature) -> list[Command]:
-        case = self._cases.get(message.execution_id)
-        mine = case.proposed if case else None
-        if case is None or mine is None or message.round != mine.round:
-            return []
-        if message.settlement_hash != mine.settlement_hash:
-            raise PeerFault(f"member {sender} signed another settlement than asked", peer=sender)
-        struct_hash = quorum.settlement_struct_hash(message.execution_id, mine.settlement_hash)
-        self._seat.check(sender, struct_hash, message.signature)
-        if sender in mine.signatures:
-            return []
-        mine.signatures[sender] = bytes.fromhex(message.signature[2:])
-        if len(mine.signatures) != self._seat.view.quorum:
-            return []  # fewer: wait; more: it is on its way
-        return [self._make_submission(case, mine)]
 
     # ---- time -------------------------------------------------------------------------------
 
@@ -292,210 +319,38 @@ class Settlements:
         case.manifest = case.manifest or self._library.find_manifest(request.model_id)
         if case.snapshot is None or case.manifest is None:
             return self._library.ask(request.model_id, request.snapshot_root, now)
-        commands = self._check_completions(case, case.certificate, case.manifest)
+        commands: list[Command] = []
         for sender, proposal in list(case.proposals.items()):
             commands += self._take_evidence(case, sender, proposal, now)
-        commands += self._make_draw(case, now)
+        commands += self._draws.make(case, now)
         if case.draw is None:
             return commands
-        commands += self._verify(
+        commands += self._check_completions(case, case.certificate, case.manifest)
+        commands += self._trials.advance(
             case, case.certificate, case.draw, case.snapshot, case.manifest, now
         )
-        return commands + self._settle(case, now)
+        return commands + self._proposals.advance(case, now)
 
     def _check_completions(
         self, case: Case, certificate: PlanCertificate, manifest: Manifest
     ) -> list[Command]:
         commands: list[Command] = []
-        for node in [node for node in case.unchecked if node in case.commitments]:
-            completion = case.unchecked.pop(node)
+        while case.unchecked:
+            node, completion = case.unchecked.popitem()
             try:
-                check_revealed(completion, certificate, manifest, case.commitments[node])
+                self._take_completion(case, completion, certificate, manifest)
             except PeerFault as error:
                 commands.append(Fault(node, str(error)))
-            else:
-                case.completions[node] = completion
         return commands
 
-    def _make_draw(self, case: Case, now: float) -> list[Command]:
-        basis = case.get_basis()
-        if case.draw is not None or basis is None or self._seat.group is None:
-            return []
-        execution_id = case.request.execution_id
-        block_hash, commitments = basis
-        commands: list[Command] = []
-        if case.beacon is None:
-            beacon = Beacon(draw_alpha(execution_id, block_hash, commitments))
-            claim = self._ledger.claim(f"draw/{execution_id}/", compute_digest(beacon.alpha))
-            case.beacon = beacon
-            if claim is None:
-                commands.append(Log(f"the commitments of {execution_id} moved; not drawn again"))
-            else:
-                commands += claim
-                case.partial = beacon.sign(self._seat)
-            for index, partial in case.early.items():
-                beacon.add(index, partial)
-        if case.partial and now >= case.resend_at:
-            case.resend_at = now + limits.GOSSIP_RETRY_S
-            message = DrawPartial(execution_id=execution_id, partial=case.partial)
-            commands.append(Gossip(None, message))
-        for index in case.beacon.combine(self._seat.group):
-            liar = self._seat.accounts()[index]
-            commands.append(Fault(liar, f"sent a false share of the draw of {execution_id}"))
-        if case.beacon.seed:
-            draw = Draw(
-                execution_id=execution_id,
-                block_hash=block_hash,
-                commitments=commitments,
-                signature=case.beacon.signature,
-                seed=case.beacon.seed,
-            )
-            self._set_draw(case, draw, now)
-        return commands
-
-    def _set_draw(self, case: Case, draw: Draw, now: float) -> None:
-        case.draw = draw
-        case.resend_at = now + limits.GOSSIP_RETRY_S / 2
-        order = compute_member_order(draw.seed, self._seat.accounts())
-        case.place = order.index(self._seat.account)
-
-    def _verify(
-        self,
-        case: Case,
-        certificate: PlanCertificate,
-        draw: Draw,
-        snapshot: Snapshot,
-        manifest: Manifest,
-        now: float,
-    ) -> list[Command]:
-        """Open a check for every sampled task, and send orders when it is our turn."""
-        plan = certificate.plan
-        executors = case.get_executors()
-        if not executors:
-            return []  # the draw came before the completions it is over
-        if case.checks is None:
-            case.checks = {}
-            sampled = get_sampled_tasks(draw, len(manifest.tasks), self._economics.sampling_bps)
-            for task in sampled:
-                validators = rank_validators(draw.seed, task, plan, snapshot, manifest, executors)
-                steps = case.commitments[executors[task]].steps
-                case.checks[task] = Check(task, tuple(validators), steps, now)
-            for answer in case.results.values():
-                case.add_answer(answer)
-            case.results.clear()
-        commands: list[Command] = []
-        for task, check in case.checks.items():
-            executor = executors[task]
-            completion = case.completions.get(executor)
-            if completion is not None:
-                commitment = next(entry for entry in completion.tasks if entry.task == task)
-                verdict = check.advance(commitment, executor, now)
-                if verdict is not None:
-                    if case.verdicts.get(task) != verdict:  # late answers may still change it
-                        case.verdicts[task] = verdict
-                        commands.append(_describe(case.request.execution_id, verdict))
-                    continue
-            validator = check.find_next(now, case.place)
-            entry = next((e for e in snapshot.entries if e.node == validator), None)
-            if entry is not None:
-                order = VerificationOrder(
-                    certificate=certificate,
-                    draw=draw,
-                    snapshot=snapshot,
-                    task=task,
-                    steps=check.steps,
-                    executors=() if executors == plan.executors() else executors,
-                )
-                commands.append(PushVerification(entry.node, entry.endpoint, order))
-        return commands
-
-    def _settle(self, case: Case, now: float) -> list[Command]:
-        if case.certificate is None or case.manifest is None or case.draw is None:
-            return []
-        if case.checks is None or len(case.verdicts) < len(case.checks):
-            return []
-        if not case.get_executors():
-            return []
-        if case.propose_at == math.inf:
-            case.propose_at = now + case.place * limits.SETTLEMENT_STAGE_S
-        if now < case.propose_at and not case.proposals:
-            return []
-        settlement = self._compute(case, case.certificate, case.manifest, case.draw)
-        settlement_hash = quorum.settlement_hash(settlement)
-        commands: list[Command] = []
-        for sender, proposal in sorted(case.proposals.items()):
-            if proposal.settlement_hash == settlement_hash:
-                commands += self._sign(case, sender, proposal.round, settlement_hash)
-        case.proposals = {
-            sender: proposal
-            for sender, proposal in case.proposals.items()
-            if proposal.settlement_hash != settlement_hash
-        }
-        if now < case.propose_at:
-            return commands
-        case.propose_at = now + limits.SETTLEMENT_STAGE_S * len(self._seat.accounts())
-        return commands + self._propose(case, case.draw, settlement, settlement_hash)
-
-    def _propose(
-        self, case: Case, draw: Draw, settlement: quorum.Settlement, settlement_hash: str
-    ) -> list[Command]:
-        """Say it to all, again when unanswered, in a new round when the evidence has grown."""
-        commands: list[Command] = []
-        mine = case.proposed
-        if mine is None or mine.settlement_hash != settlement_hash:
-            if case.rounds >= limits.MAX_SETTLEMENT_ROUNDS:
-                return []
-            mine = case.proposed = Proposed(case.rounds, settlement, settlement_hash)
-            case.rounds += 1
-            commands += self._sign(case, self._seat.account, mine.round, settlement_hash)
-        message = SettlementProposal(
-            execution_id=case.request.execution_id,
-            round=mine.round,
-            draw=draw,
-            completions=tuple(completion for _, completion in sorted(case.completions.items())),
-            results=tuple(answer.token for answer in case.get_answers()),
-            settlement_hash=settlement_hash,
-        )
-        commands.append(Gossip(None, message))
-        if len(mine.signatures) >= self._seat.view.quorum:  # the chain has not taken it yet
-            commands.append(self._make_submission(case, mine))
-        return commands
-
-    def _sign(self, case: Case, proposer: str, round_: int, settlement_hash: str) -> list[Command]:
-        """Sign one settlement per proposer and round; the chain takes only the first."""
-        execution_id = case.request.execution_id
-        commands = self._ledger.claim(
-            f"settlement/{execution_id}/{proposer}/{round_}", settlement_hash
-        )
-        if commands is None:
-            return [Log(f"{proposer} proposed two settlements of {execution_id} in one round")]
-        struct_hash = quorum.settlement_struct_hash(execution_id, settlement_hash)
-        signature = self._seat.sign(struct_hash)
-        if proposer == self._seat.account and case.proposed is not None:
-            case.proposed.signatures[proposer] = bytes.fromhex(signature[2:])
-            return commands
-        message = SettlementSignature(
-            execution_id=execution_id,
-            round=round_,
-            settlement_hash=settlement_hash,
-            signature=signature,
-        )
-        return [*commands, Gossip(proposer, message)]
-
-    def _make_submission(self, case: Case, mine: Proposed) -> SubmitSettlement:
-        packed = quorum.pack_signatures(mine.signatures.items())
-        return SubmitSettlement(case.request.execution_id, mine.settlement, packed)
-
-    def _compute(
-        self, case: Case, certificate: PlanCertificate, manifest: Manifest, draw: Draw
-    ) -> quorum.Settlement:
-        verdicts = [case.verdicts[task] for task in sorted(case.verdicts)]
-        executors = case.get_executors()
-        completions = {node: case.completions[node] for node in executors}
-        terms = compute_settlement(
-            certificate.plan, manifest, completions, verdicts, self._economics, executors
-        )
-        return make_settlement(terms, compute_evidence_root(draw, verdicts))
+    def _take_completion(
+        self, case: Case, completion: Completion, certificate: PlanCertificate, manifest: Manifest
+    ) -> None:
+        """Keep what an executor reveals; raise PeerFault unless it committed to exactly that."""
+        node, executors = completion.node, case.get_executors()
+        if node in executors:  # of the others nobody wants to know
+            check_revealed(completion, certificate, manifest, case.commitments[node], executors)
+            case.completions[node] = completion
 
     # ---- pieces -----------------------------------------------------------------------------
 
@@ -507,8 +362,12 @@ class Settlements:
         return case
 
 
-def _describe(execution_id: str, verdict: Verdict) -> Log:
-    liars = f", liars: {', '.join(verdict.liars)}" if verdict.liars else ""
-    return Log(
-        f"task {verdict.task} of {execution_id} was verified: {verdict.outcome.value}{liars}"
-    )
+def _get_execution(message: Message) -> str:
+    match message:
+        case DrawMade():
+            return message.draw.execution_id
+        case Attested():
+            return message.attestation.attestation.execution_id
+        case DrawPartial() | SettlementProposal() | SettlementSignature():
+            return message.execution_id
+    return ""

@@ -6,16 +6,16 @@ Also the collector of threshold signatures, which makes the seed of a plan and o
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from splitup import limits
-from splitup.crypto import bls
 from splitup.crypto.dkg import GroupKey
 from splitup.crypto.keys import Identity
-from splitup.crypto.quorum import recover_signer, sign_quorum
+from splitup.crypto.scheme import REAL, Scheme
 from splitup.errors import BadSignature
 from splitup.graph.manifest import Manifest
 from splitup.protocol.certificates import RANDOMNESS_DOMAIN, CommitteeView
@@ -34,6 +34,9 @@ class Seat:
     view: CommitteeView
     group: GroupKey | None = None
     share: bytes = field(default=b"", repr=False)
+    scheme: Scheme = REAL
+    is_active: bool = True  # our configuration is the current one
+    heard: dict[str, float] = field(default_factory=dict)  # when each other member last spoke
 
     @property
     def account(self) -> str:
@@ -57,13 +60,41 @@ class Seat:
 
     def sign(self, struct_hash: bytes) -> str:
         """Return our quorum signature over an EIP-712 struct hash."""
-        return "0x" + sign_quorum(self.identity.private_key, self.view.domain, struct_hash).hex()
+        return "0x" + self.scheme.sign_quorum(self.identity, self.view.domain, struct_hash).hex()
 
     def check(self, account: str, struct_hash: bytes, signature: str) -> None:
         """Raise BadSignature unless ``account`` made this quorum signature."""
-        signer = recover_signer(self.view.domain, struct_hash, bytes.fromhex(signature[2:]))
+        signer = self.scheme.recover_signer(
+            self.view.domain, struct_hash, bytes.fromhex(signature[2:])
+        )
         if signer != account:
             raise BadSignature("the quorum signature is another account's", peer=account)
+
+    def note_heard(self, account: str, now: float) -> None:
+        self.heard[account] = now
+
+    def note_lost(self, account: str) -> None:
+        """Take a member for silent at once: its process does not accept connections."""
+        self.heard.pop(account, None)
+
+    def is_silent(self, account: str, now: float) -> bool:
+        """Return whether a member has said nothing lately, as far as we can tell."""
+        if account == self.account:
+            return False
+        return now - self.heard.get(account, -math.inf) > limits.MEMBER_SILENCE_S
+
+    def compute_order(self, seed: str, now: float) -> list[str]:
+        """Return who acts for a seed, first to last: the seed's order, silent members behind.
+
+        Members may disagree about who is silent. Then two send the same thing, and the second is
+        refused or ignored: the order saves work, nothing rests on it.
+        """
+        order = compute_member_order(seed, self.accounts())
+        return sorted(order, key=lambda account: self.is_silent(account, now))
+
+    def get_place(self, seed: str, now: float) -> int:
+        """Return our own rank in ``compute_order``."""
+        return self.compute_order(seed, now).index(self.account)
 
 
 class Ledger:
@@ -79,6 +110,9 @@ class Ledger:
             self._entries[slot] = digest
             return [Persist(SIGNED, slot, {"digest": digest})]
         return [] if known == digest else None
+
+    def slots(self) -> list[str]:
+        return list(self._entries)
 
     def forget(self, prefix: str) -> list[Command]:
         """Drop the slots of something that can never be signed for again."""
@@ -127,9 +161,13 @@ class Library:
         commands: list[Command] = []
         if model_id not in self._manifests and self._may_ask(model_id, now):
             commands.append(FetchManifest(model_id))
+        return commands + self.ask_snapshot(root, now)
+
+    def ask_snapshot(self, root: str, now: float) -> list[Command]:
+        """Return the command that fetches a snapshot that is missing, at most once a second."""
         if root not in self._snapshots and self._may_ask(root, now):
-            commands.append(FetchSnapshot(root))
-        return commands
+            return [FetchSnapshot(root)]
+        return []
 
     def _may_ask(self, name: str, now: float) -> bool:
         if now - self._asked.get(name, -limits.GOSSIP_RETRY_S) < limits.GOSSIP_RETRY_S:
@@ -156,7 +194,7 @@ class Beacon:
 
     def sign(self, seat: Seat) -> str:
         """Return our own partial."""
-        partial = bls.sign_partial(seat.share, RANDOMNESS_DOMAIN, self.alpha)
+        partial = seat.scheme.sign_partial(seat.share, RANDOMNESS_DOMAIN, self.alpha)
         self.partials[seat.index_of(seat.account)] = partial
         return partial
 
@@ -165,16 +203,16 @@ class Beacon:
         if index not in self.liars and not self.signature:
             self.partials.setdefault(index, partial)
 
-    def combine(self, group: GroupKey) -> list[int]:
+    def combine(self, group: GroupKey, scheme: Scheme = REAL) -> list[int]:
         """Set ``signature`` and ``seed`` when there are enough; return members caught lying."""
         caught: list[int] = []
         while not self.signature and len(self.partials) >= group.threshold:
             chosen = dict(sorted(self.partials.items())[: group.threshold])
             try:
-                signature = bls.combine(chosen, group.threshold)
-                bls.verify_signature(group.public_key, RANDOMNESS_DOMAIN, self.alpha, signature)
+                signature = scheme.combine(chosen, group.threshold)
+                scheme.verify_threshold(group.public_key, RANDOMNESS_DOMAIN, self.alpha, signature)
             except BadSignature:
-                liars = [i for i, partial in chosen.items() if not self._holds(group, i, partial)]
+                liars = [i for i, p in chosen.items() if not self._holds(group, i, p, scheme)]
                 for index in liars:
                     del self.partials[index]
                 self.liars.update(liars)
@@ -182,12 +220,13 @@ class Beacon:
                 if not liars:
                     return caught  # cannot be: valid shares of one polynomial combine
             else:
-                self.signature, self.seed = signature, bls.compute_seed(signature)
+                self.signature, self.seed = signature, scheme.compute_seed(signature)
         return caught
 
-    def _holds(self, group: GroupKey, index: int, partial: str) -> bool:
+    def _holds(self, group: GroupKey, index: int, partial: str, scheme: Scheme) -> bool:
+        key = group.member_keys[index]
         try:
-            bls.verify_signature(group.member_keys[index], RANDOMNESS_DOMAIN, self.alpha, partial)
+            scheme.verify_threshold(key, RANDOMNESS_DOMAIN, self.alpha, partial)
         except BadSignature:
             return False
         return True

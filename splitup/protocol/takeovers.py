@@ -8,7 +8,7 @@ stay, and the client gains nothing by it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from splitup.crypto.keys import Identity, verify_raw
@@ -107,16 +107,21 @@ def get_candidate(completion: Completion, plan: Plan, task: int) -> int:
     )
 
 
-def compute_executors(plan: Plan, completions: Mapping[str, Completion]) -> tuple[str, ...] | None:
-    """Return who ran every task by the completions, which were checked; None while one lacks.
+def find_executors(
+    plan: Plan, named: Iterable[tuple[int, int]], committed: Sequence[str]
+) -> tuple[str, ...] | None:
+    """Return who answers for every task, None while somebody's commitment lacks.
 
-    Of several for one task the highest candidate's counts.
+    ``named`` are the (task, candidate) of takeovers that were checked, ``committed`` the nodes in
+    the order of their commitments on chain. The first of these that cover every task count, so that
+    later ones change nothing; of several candidates for one task the highest.
     """
-    best: dict[int, tuple[int, str]] = {}
-    for node, completion in completions.items():
-        for entry in completion.tasks:
-            candidate = get_candidate(completion, plan, entry.task)
-            best[entry.task] = max(best.get(entry.task, (-1, "")), (candidate, node))
-    if len(best) < len(plan.tasks):
+    places = {node: place for place, node in enumerate(committed)}
+    eligible = [[executor] for executor in plan.executors()]
+    for task, candidate in sorted(named):
+        eligible[task].append(plan.tasks[task][candidate])
+    present = [[node for node in nodes if node in places] for nodes in eligible]
+    if not all(present):
         return None
-    return tuple(best[task][1] for task in range(len(plan.tasks)))
+    last = max(min(places[node] for node in nodes) for nodes in present)
+    return tuple([node for node in nodes if places[node] <= last][-1] for nodes in present)

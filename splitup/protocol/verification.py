@@ -1,21 +1,27 @@
 """Proof of Sampling: which tasks are checked, who lied, and who is paid what. Pure functions.
 
 The draw's seed exists only after the outputs were committed. A drawn task is recomputed from the
-stored inputs; equal digests clear the executor, and a third node breaks a tie. A node answers only
-for the inputs it committed to: a validator whose inputs differ says nothing about the executor.
+stored inputs by one validator; equal digests clear the executor. After a mismatch a third node is
+heard, then five in all, and in the end 2f+1 committee members recompute the task themselves: only
+their ruling takes anybody's stake. A node answers only for the inputs it committed to: a validator
+whose inputs differ says nothing about the executor.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from splitup.errors import PeerFault
 from splitup.graph.manifest import Manifest
 from splitup.protocol.takeovers import get_candidate
-from splitup.wire import Completion, Draw, Plan, TaskCommitment, VerificationResult
+from splitup.wire import Completion, Draw, Plan, Ruling, TaskCommitment, VerificationResult
+
+MAX_JUDGES: Final = 4  # validators heard: one, then a third node, then five nodes in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +36,35 @@ class Economics:
     reward_milli: int
     slash_milli: int
 
+    @property
+    def silence_milli(self) -> int:
+        """What withholding a drawn completion costs, in 1/1000 of C: twice the break-even C / p.
+
+        Less than S, since a crash looks the same; enough that hiding a lie does not pay.
+        """
+        return min(self.slash_milli, 2 * 1000 * 10_000 // max(1, self.sampling_bps))
+
 
 class Outcome(Enum):
     HONEST = "honest"
     LIED = "lied"
-    UNRESOLVED = "unresolved"  # no majority, or nobody could recompute it: nobody is punished
+    WITHHELD = "withheld"  # the executor committed and never revealed
+    OUTVOTED = "outvoted"  # more nodes contradict it than confirm it, and no ruling: unpaid
+    UNRESOLVED = "unresolved"  # nobody could tell: paid, and nobody is punished
+
+
+UNPAID: Final = frozenset({Outcome.LIED, Outcome.WITHHELD, Outcome.OUTVOTED})
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of one task's verification; ``liars`` may name a validator that accused falsely."""
+    """The end of one task's verification; ``liars`` may name validators that accused falsely."""
 
     task: int
     outcome: Outcome
     validators: tuple[str, ...]  # to be paid
     liars: tuple[str, ...]
+    silent: tuple[str, ...] = ()  # validators that committed and never revealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +90,24 @@ class SettlementTerms:
     slashes: tuple[Slash, ...]
 
 
+def compute_penalty(price_micro_usdc: int, economics: Economics) -> int:
+    """Return S for a task that pays this price: what one proven lie costs, in micro-USDC."""
+    return price_micro_usdc * economics.slash_milli // economics.reward_milli
+
+
+def add_exposures(plan: Plan, manifest: Manifest, economics: Economics) -> Plan:
+    """Return the plan with what every executor stands to lose: S for each of its tasks."""
+    exposures: dict[str, int] = {}
+    for task, executor in zip(manifest.tasks, plan.executors(), strict=True):
+        penalty = compute_penalty(task.price_micro_usdc * plan.request.steps, economics)
+        exposures[executor] = exposures.get(executor, 0) + penalty
+    nodes = tuple(
+        entry.model_copy(update={"exposure_micro_usdc": exposures.get(entry.node, 0)})
+        for entry in plan.nodes
+    )
+    return plan.model_copy(update={"nodes": nodes})
+
+
 def is_sampled(seed: str, task: int, sampling_bps: int) -> bool:
     """Return whether the draw picks ``task``: probability ``sampling_bps`` / 10,000 each."""
     data = b"splitup/sample/v1" + bytes.fromhex(seed[2:]) + task.to_bytes(4, "big")
@@ -82,12 +120,20 @@ def get_sampled_tasks(draw: Draw, task_count: int, sampling_bps: int) -> tuple[i
     return tuple(t for t in range(task_count) if is_sampled(draw.seed, t, sampling_bps))
 
 
-def check_completion(completion: Completion, plan: Plan, manifest: Manifest, root: str) -> None:
+def check_completion(
+    completion: Completion,
+    plan: Plan,
+    manifest: Manifest,
+    root: str,
+    executors: Sequence[str] = (),
+) -> None:
     """Check a revealed completion against the plan and the root its node put on chain.
 
-    Raises PeerFault naming the node and what does not fit.
+    ``executors`` answer for the tasks; by default the plan's first candidates. Raises PeerFault
+    naming the node and what does not fit.
     """
     node = completion.node
+    own = {t for t, executor in enumerate(executors or plan.executors()) if executor == node}
     if completion.execution_id != plan.request.execution_id:
         raise PeerFault(f"completion of {node} is for another execution", peer=node)
     if completion.root() != root:
@@ -97,6 +143,8 @@ def check_completion(completion: Completion, plan: Plan, manifest: Manifest, roo
     covered = [entry.task for entry in completion.tasks]
     if not covered or covered != sorted(set(covered)) or covered[-1] >= len(plan.tasks):
         raise PeerFault(f"completion of {node} does not list tasks in order", peer=node)
+    if not own.issubset(covered):
+        raise PeerFault(f"completion of {node} does not cover all its tasks", peer=node)
     for entry in completion.tasks:
         get_candidate(completion, plan, entry.task)
         task = manifest.tasks[entry.task]
@@ -108,70 +156,102 @@ def check_completion(completion: Completion, plan: Plan, manifest: Manifest, roo
             raise PeerFault(f"completion of {node} misstates task {entry.task}", peer=node)
 
 
-def judge(
-    commitment: TaskCommitment, executor: str, results: Sequence[VerificationResult]
-) -> Verdict | None:
-    """Return the verdict on one task, or None while another validator has to be heard.
+def agrees(claim: TaskCommitment, found: VerificationResult | Ruling) -> bool:
+    """Return whether outputs and final state are the same bytes."""
+    return (claim.outputs, claim.state) == (found.outputs, found.state)
 
-    ``results`` are in the order of the validators' ranks. Only results over the executor's
-    committed inputs count, and at most two of them.
+
+def find_usable(
+    commitment: TaskCommitment, results: Sequence[VerificationResult]
+) -> list[VerificationResult]:
+    """Return the results over the executor's committed inputs, as many as are ever heard."""
+    return [r for r in results if not r.error and r.inputs == commitment.inputs][:MAX_JUDGES]
+
+
+def count_wanted(commitment: TaskCommitment, usable: Sequence[VerificationResult]) -> int:
+    """Return how many validators have to be heard, given what those so far said."""
+    if all(agrees(commitment, result) for result in usable):
+        return 1
+    return 2 if len(usable) < 2 else MAX_JUDGES
+
+
+def is_disputed(commitment: TaskCommitment, usable: Sequence[VerificationResult]) -> bool:
+    """Return whether the committee has to recompute the task: somebody contradicts."""
+    return not all(agrees(commitment, result) for result in usable)
+
+
+def judge(
+    commitment: TaskCommitment,
+    executor: str,
+    usable: Sequence[VerificationResult],
+    ruling: Ruling | None,
+) -> Verdict:
+    """Return the final verdict on a task, once everybody was heard who is to be.
+
+    ``usable`` are in the order of the validators' ranks; ``ruling`` is what 2f+1 members
+    recomputed, None when they cannot. Two nodes can be one operator's, so that validators alone
+    never cost anybody's stake: without a ruling they decide no more than the pay.
     """
-    usable = [r for r in results if not r.error and r.inputs == commitment.inputs][:2]
-    if not usable:
-        return None
-    first = usable[0]
-    if first.outputs == commitment.outputs:
-        return Verdict(commitment.task, Outcome.HONEST, (first.validator,), ())
-    if len(usable) < 2:
-        return None
-    second = usable[1]
-    if second.outputs == commitment.outputs:
-        return Verdict(commitment.task, Outcome.HONEST, (second.validator,), (first.validator,))
-    if second.outputs == first.outputs:
-        both = (first.validator, second.validator)
-        return Verdict(commitment.task, Outcome.LIED, both, (executor,))
-    return Verdict(commitment.task, Outcome.UNRESOLVED, (), ())
+    task = commitment.task
+    contradicting = [r for r in usable if not agrees(commitment, r)]
+    if usable and not contradicting:
+        return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
+    if ruling is None or ruling.inputs != commitment.inputs or not usable:
+        outvoted = 2 * len(contradicting) > len(usable) + 1
+        return Verdict(task, Outcome.OUTVOTED if outvoted else Outcome.UNRESOLVED, (), ())
+    truth = (ruling.outputs, ruling.state)
+    right = tuple(r.validator for r in usable if (r.outputs, r.state) == truth)
+    wrong = tuple(r.validator for r in usable if (r.outputs, r.state) != truth)
+    if agrees(commitment, ruling):
+        return Verdict(task, Outcome.HONEST, right, wrong)
+    return Verdict(task, Outcome.LIED, right, (executor, *wrong))
 
 
 def compute_settlement(
     plan: Plan,
     manifest: Manifest,
-    completions: Mapping[str, Completion],
+    steps: int,
+    withheld: Collection[str],
     verdicts: Sequence[Verdict],
     economics: Economics,
-    executors: Sequence[str] | None = None,
+    executors: Sequence[str] = (),
 ) -> SettlementTerms:
-    """Return who is paid and who is slashed for an execution that every executor completed.
+    """Return who is paid and who is slashed for an execution that every executor committed to.
 
     ``executors`` ran the tasks in the end; by default the plan's first candidates.
 
-    Executors earn the price of their tasks for every step, except for tasks they lied about;
-    validators earn the price of the task they recomputed. A liar pays S for each lie: out of it the
-    validators who found it are paid, then the client gets back the price of the whole execution, as
-    far as it reaches; the rest is the treasury's, so that slashing oneself does not pay.
+    Executors earn the price of their tasks for every step, except for tasks they lied about, and
+    for all of them when they never revealed their completion (``withheld``). Validators earn the
+    price of the task they recomputed. A liar pays S for each lie; who withholds a completion pays
+    less for each of its drawn tasks (``Economics.silence_milli``), and a validator that withholds
+    its result twice the price that it would have earned. Out of it the validators of that task are
+    paid, as far as it reaches, then the client gets back the price of the whole execution, as far
+    as it reaches; the rest is the treasury's, so that slashing oneself does not pay.
     """
-    steps = min(completion.steps for completion in completions.values())
     by_task = {verdict.task: verdict for verdict in verdicts}
     price = [task.price_micro_usdc * steps for task in manifest.tasks]
-    earned: dict[str, int] = {}
-    from_slash: dict[str, int] = {}
-    slashed: dict[str, int] = {}
+    earned: Counter[str] = Counter()
+    from_slash: Counter[str] = Counter()
+    slashed: Counter[str] = Counter()
     for index, executor in enumerate(executors or plan.executors()):
         verdict = by_task.get(index)
-        lied = verdict is not None and verdict.outcome is Outcome.LIED
-        if not lied:
-            earned[executor] = earned.get(executor, 0) + price[index]
+        if executor not in withheld and (verdict is None or verdict.outcome not in UNPAID):
+            earned[executor] += price[index]
         if verdict is None:
             continue
-        for liar in verdict.liars:
-            penalty = price[index] * economics.slash_milli // economics.reward_milli
-            slashed[liar] = slashed.get(liar, 0) + penalty
-        pot = from_slash if verdict.liars else earned
+        penalties = _compute_penalties(verdict, executor, price[index], economics)
+        slashed.update(penalties)
+        funds = penalties.total()
+        pot = from_slash if funds else earned
+        if not funds:  # out of the escrow, which holds the price of one verification per task
+            funds = price[index]
         for validator in verdict.validators:
-            pot[validator] = pot.get(validator, 0) + price[index]
-    if any(verdict.outcome is Outcome.LIED for verdict in verdicts):
-        left = sum(slashed.values()) - sum(from_slash.values())
-        from_slash[plan.request.client] = min(sum(price), left)
+            if funds >= price[index]:
+                funds -= price[index]
+                pot[validator] += price[index]
+    if any(verdict.outcome in UNPAID for verdict in verdicts):
+        left = slashed.total() - from_slash.total()
+        from_slash[plan.request.client] += min(sum(price), left)
     payments = [Payment(to, amount, False) for to, amount in sorted(earned.items()) if amount]
     payments += [Payment(to, amount, True) for to, amount in sorted(from_slash.items()) if amount]
     return SettlementTerms(
@@ -180,3 +260,17 @@ def compute_settlement(
         payments=tuple(payments),
         slashes=tuple(Slash(node, amount) for node, amount in sorted(slashed.items()) if amount),
     )
+
+
+def _compute_penalties(
+    verdict: Verdict, executor: str, price: int, economics: Economics
+) -> Counter[str]:
+    """Return who loses how much stake for one task."""
+    penalties: Counter[str] = Counter()
+    for liar in verdict.liars:
+        penalties[liar] += compute_penalty(price, economics)
+    if verdict.outcome is Outcome.WITHHELD:
+        penalties[executor] += price * economics.silence_milli // economics.reward_milli
+    for validator in verdict.silent:
+        penalties[validator] += 2 * price
+    return penalties

@@ -10,25 +10,33 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from eth_utils.crypto import keccak
 
 from splitup.chain.anvil import derive_key, find_anvil, start_anvil
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment, deploy
+from splitup.chain.market import request_to_abi, terms_to_abi
 from splitup.chain.rpc import Rpc
+from splitup.crypto import bls
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import (
     Domain,
     Settlement,
+    hash_exposures,
     pack_signatures,
     plan_struct_hash,
     settlement_hash,
     settlement_struct_hash,
     sign_quorum,
 )
+from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
+from splitup.wire import Request
 
 MNEMONIC = "test test test test test test test test test test test junk"
 MODEL = "0x" + "4d" * 32
-PRICE_MICRO_USDC = 2_000_000
+PRICE_MICRO_USDC = 2_020_000
+ROOT = "0x" + "11" * 32
+GROUP_SECRET = bytes(31) + b"\x07"  # whole; sharing it is tested elsewhere
 
 
 def find_free_port() -> int:
@@ -73,7 +81,16 @@ class Network:
             for m in self.members[:signers]
         )
 
-    async def request(self, nonce: int = 1, deadline_s: int = 60) -> str:
+    async def confirm_key(self) -> None:
+        """Let a quorum of members agree on the group key, without which no plan has a seed."""
+        key = bls.encode_public_key_eip2537(bls.compute_public_key(GROUP_SECRET))
+        for member in self.members[:3]:
+            async with await Chain.connect(
+                self.url, self.deployment, private_key=member.private_key
+            ) as chain:
+                await chain.send("committee", "confirmGroupKey", keccak(key), key)
+
+    async def request(self, nonce: int = 1, deadline_s: int = 60) -> Request:
         head = await self.client.fetch_head()
         receipt = await self.client.send(
             "market",
@@ -86,13 +103,39 @@ class Network:
             head.timestamp + deadline_s,
             nonce,
         )
-        return str(receipt.events[-1].args["executionId"])
+        args = receipt.events[-1].args
+        return Request(
+            chain_id=self.deployment.chain_id,
+            market=self.deployment.market,
+            execution_id=args["executionId"],
+            model_id=args["modelId"],
+            client=args["client"],
+            client_key=args["clientKey"],
+            steps=args["steps"],
+            max_price_micro_usdc=args["maxPrice"],
+            deadline=args["deadline"],
+            snapshot_sequence=args["snapshotSequence"],
+            snapshot_root=args["snapshotRoot"],
+            block_hash=receipt.events[-1].block_hash,
+            inputs_digest=args["inputsDigest"],
+            nonce=args["nonce"],
+        )
 
-    async def submit_plan(self, execution_id: str, executors: int) -> None:
-        root, seed = "0x" + "11" * 32, "0x" + "22" * 32
-        signatures = self.certify(plan_struct_hash(execution_id, root, seed, executors))
+    def make_terms(self, request: Request, executors: int, signers: int = 3) -> tuple[Any, bytes]:
+        """Return a plan's terms and their certificate; every executor stands to lose 1 USDC."""
+        alpha = plan_alpha(request)
+        signature = bls.sign_partial(GROUP_SECRET, RANDOMNESS_DOMAIN, alpha)
+        nodes = sorted(node.address for node in self.nodes[:executors])
+        exposures = [(node, 1_000_000) for node in nodes]
+        struct_hash = plan_struct_hash(
+            request.execution_id, ROOT, bls.compute_seed(signature), hash_exposures(exposures)
+        )
+        return terms_to_abi(ROOT, signature, exposures), self.certify(struct_hash, signers)
+
+    async def submit_plan(self, request: Request, executors: int) -> None:
+        terms, signatures = self.make_terms(request, executors)
         await self.owner.send(
-            "market", "submitCompletePlan", execution_id, root, seed, executors, signatures
+            "market", "submitCompletePlan", request_to_abi(request), terms, signatures
         )
 
     async def settle(self, execution_id: str, settlement: Settlement) -> Any:

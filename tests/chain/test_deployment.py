@@ -11,7 +11,7 @@ from splitup.errors import ChainRejected, ConfigurationError
 from tests.chain.conftest import MNEMONIC
 
 DEPLOYMENT = Deployment(
-    31_337, "0x" + "ab" * 32, *("0x" + f"{index:02x}" * 20 for index in range(1, 6))
+    31_337, "0x" + "ab" * 32, *("0x" + f"{index:02x}" * 20 for index in range(1, 7))
 )
 
 

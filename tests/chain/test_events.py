@@ -12,7 +12,7 @@ from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.events import BlockId, ChainEvent, Trail
 from splitup.errors import ChainUnavailable
-from tests.chain.conftest import MODEL, Network, find_free_port
+from tests.chain.conftest import MODEL, PRICE_MICRO_USDC, Network, find_free_port
 from tests.chain.proxy import Proxy
 
 # ---- the trail, without a chain ----------------------------------------------------------------
@@ -80,12 +80,12 @@ async def test_events_arrive_in_order_from_the_past_into_the_present(network: Ne
         assert {"MembersSet", "NodeRegistered", "ModelRegistered"} <= {e.name for e in past}
         assert all(event.contract != "usdc" for event in past)
 
-        execution_id = await network.request()
+        request = await network.request()
         (asked,) = await take(events, "RequestNodeSelections")
-    assert asked.args["executionId"] == execution_id
+    assert asked.args["executionId"] == request.execution_id
     assert asked.args["client"] == network.client.address
     assert asked.args["inputsDigest"] == "0x" + "aa" * 32
-    assert asked.args["maxPrice"] == 2_000_000
+    assert asked.args["maxPrice"] == PRICE_MICRO_USDC
 
 
 async def test_confirmations_hold_events_back(network: Network) -> None:
@@ -115,7 +115,7 @@ async def test_f14_reorganised_events_are_taken_back_and_told_anew(network: Netw
         seen = [await anext(events) for _ in range(3)]
     assert [event.removed for event in seen] == [True, False, False]
     first = told.args["executionId"]
-    assert [event.args["executionId"] for event in seen] == [first, first, second]
+    assert [event.args["executionId"] for event in seen] == [first, first, second.execution_id]
     assert seen[0].block_hash == told.block_hash != seen[1].block_hash
 
 

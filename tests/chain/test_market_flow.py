@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import pytest
+import pytest_asyncio
 
+from splitup.chain.anvil import derive_key
+from splitup.chain.market import Distribution, distribute, request_to_abi
+from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import (
+    Domain,
     Payment,
     Settlement,
     Slash,
+    commitments_struct_hash,
     compute_commitment,
     compute_execution_id,
-    plan_struct_hash,
+    request_struct_hash,
+    sign_quorum,
+    snapshot_struct_hash,
 )
 from splitup.errors import ChainRejected
-from tests.chain.conftest import MODEL, PRICE_MICRO_USDC, Network
+from splitup.wire import Request
+from tests.chain.conftest import MNEMONIC, MODEL, PRICE_MICRO_USDC, Network
 
 OUTPUTS = "0x" + "cc" * 32
+
+
+@pytest_asyncio.fixture
+async def network(network: Network) -> Network:
+    await network.confirm_key()
+    return network
 
 
 async def test_execution_is_planned_committed_settled_and_a_liar_is_slashed(
     network: Network,
 ) -> None:
     honest, validator, liar = network.nodes
-    execution_id = await network.request()
-    market = network.deployment.market
+    request = await network.request()
+    execution_id, market = request.execution_id, network.deployment.market
     assert execution_id == compute_execution_id(31_337, market, network.client.address, 1)
+    execution = await network.client.call("market", "executionOf", execution_id)
+    asked = request_struct_hash(*request_to_abi(request))
+    assert execution["record"] == "0x" + asked.hex()
 
-    await network.submit_plan(execution_id, executors=2)
+    await network.submit_plan(request, executors=3)
+    assert (await network.owner.call("nodes", "nodeOf", honest.address))["locked"] == 1_000_000
     for node in (honest, liar):
         receipt = await node.send("market", "commitCompletions", [(execution_id, 1, OUTPUTS)])
         assert [event.name for event in receipt.events] == ["CompletionCommitted"]
@@ -45,13 +64,17 @@ async def test_execution_is_planned_committed_settled_and_a_liar_is_slashed(
     )
     receipt = await network.settle(execution_id, settlement)
     settled = next(event for event in receipt.events if event.name == "Settled")
-    assert settled.args["paid"] == 1_020_000
-    assert settled.args["refunded"] == PRICE_MICRO_USDC - 1_020_000
+    assert (settled.args["paid"], settled.args["fee"]) == (1_020_000, 10_200)
+    assert settled.args["refunded"] == PRICE_MICRO_USDC - 1_030_200
     assert settled.args["slashed"] == 100_000_000
     assert settled.args["evidenceRoot"] == settlement.evidence_root
+    assert await network.balance(honest.address) == 0  # decided, and credited when somebody calls
+    assert await distribute(honest, honest.address) == Distribution(1, receipt.block_number)
+    assert (await distribute(honest, honest.address)).executions == 0
+    assert (await network.owner.call("nodes", "nodeOf", honest.address))["locked"] == 0
     assert await network.balance(honest.address) == 900_000
     assert await network.balance(validator.address) == 30_120_000
-    assert await network.balance(network.client.address) == 10_000_000 - 1_020_000
+    assert await network.balance(network.client.address) == 10_000_000 - 1_030_200
     assert await network.balance(network.owner.address) == 70_000_000  # the treasury
     node = await liar.call("nodes", "nodeOf", liar.address)
     assert (node["stake"], node["active"]) == (2_100_000_000, False)
@@ -64,7 +87,9 @@ async def test_execution_is_planned_committed_settled_and_a_liar_is_slashed(
 async def test_undelivered_execution_is_refunded_by_anybody_after_the_deadline(
     network: Network,
 ) -> None:
-    execution_id = await network.request(deadline_s=60)
+    request = await network.request(deadline_s=60)
+    execution_id = request.execution_id
+    await network.submit_plan(request, executors=1)
     with pytest.raises(ChainRejected, match="is refundable from") as caught:
         await network.nodes[0].send("market", "refund", execution_id)
     assert caught.value.error_name == "NotRefundable"
@@ -73,17 +98,96 @@ async def test_undelivered_execution_is_refunded_by_anybody_after_the_deadline(
     assert await network.balance(network.client.address) == 10_000_000
     execution = await network.client.call("market", "executionOf", execution_id)
     assert execution["status"] == 4
-    assert execution["modelId"] == MODEL
     assert await network.owner.call("market", "totalLocked") == 0
+    executor = network.nodes[0]
+    assert (await distribute(network.owner, executor.address)).executions == 1  # releases the stake
+    assert (await network.owner.call("nodes", "nodeOf", executor.address))["locked"] == 0
 
 
 async def test_two_signatures_are_no_quorum(network: Network) -> None:
-    execution_id = await network.request()
-    root = "0x" + "11" * 32
-    few = network.certify(plan_struct_hash(execution_id, root, root, 1), signers=2)
+    request = await network.request()
+    terms, few = network.make_terms(request, executors=1, signers=2)
     with pytest.raises(ChainRejected, match="2 signatures are no quorum; 3 members") as caught:
-        await network.owner.send("market", "submitCompletePlan", execution_id, root, root, 1, few)
+        await network.owner.send(
+            "market", "submitCompletePlan", request_to_abi(request), terms, few
+        )
     assert caught.value.error_name == "QuorumTooSmall"
+
+
+async def test_a17_another_groups_seed_is_refused(network: Network) -> None:
+    request = await network.request()
+    other = request.model_copy(update={"model_id": "0x" + "66" * 32})
+    terms, signatures = network.make_terms(other, executors=1)  # the seed is of another message
+    with pytest.raises(ChainRejected):
+        await network.owner.send(
+            "market", "submitCompletePlan", request_to_abi(request), terms, signatures
+        )
+
+
+async def test_signed_request_is_opened_by_somebody_else(network: Network) -> None:
+    client, market = network.client, network.deployment.market
+    root = "0x" + "5a" * 32
+    await network.owner.send(
+        "committee",
+        "submitSnapshot",
+        1,
+        1,
+        root,
+        network.certify(snapshot_struct_hash(1, 1, 1, root)),
+    )
+    head = await client.fetch_head()
+    await client.send("market", "freeze", head.timestamp + 300)
+    with pytest.raises(ChainRejected, match="is kept for signed requests until"):
+        await client.send("market", "withdraw", 1)
+    request = make_request(network, root).model_copy(update={"deadline": head.timestamp + 60})
+    struct_hash = request_struct_hash(*request_to_abi(request))
+    key = Identity.from_private_key(derive_key(MNEMONIC, 8))
+    own = sign_quorum(key.private_key, Domain(31_337, market), struct_hash)
+    terms, signatures = network.make_terms(request, executors=3)
+    receipt = await network.nodes[1].send(
+        "market", "openExecution", request_to_abi(request), own, terms, signatures
+    )
+    assert [event.name for event in receipt.events] == ["RequestNodeSelections", "PlanAccepted"]
+    assert await network.balance(client.address) == 10_000_000 - PRICE_MICRO_USDC
+    with pytest.raises(ChainRejected, match="has used number 77 already"):
+        await network.owner.send(
+            "market", "openExecution", request_to_abi(request), own, terms, signatures
+        )
+
+
+def make_request(network: Network, snapshot_root: str) -> Request:
+    deployment, client = network.deployment, network.client.address
+    return Request(
+        chain_id=deployment.chain_id,
+        market=deployment.market,
+        execution_id=compute_execution_id(31_337, deployment.market, client, 77),
+        model_id=MODEL,
+        client=client,
+        client_key="0x" + "bb" * 32,
+        steps=1,
+        max_price_micro_usdc=PRICE_MICRO_USDC,
+        deadline=1,
+        snapshot_sequence=1,
+        snapshot_root=snapshot_root,
+        block_hash="0x" + "00" * 32,
+        nonce=77,
+    )
+
+
+async def test_the_committee_commits_for_all_nodes_at_once(network: Network) -> None:
+    request = await network.request()
+    await network.submit_plan(request, executors=3)
+    execution_id = request.execution_id
+    signatures = network.certify(commitments_struct_hash(execution_id, OUTPUTS, 3))
+    receipt = await network.owner.send(
+        "market", "commitExecution", execution_id, OUTPUTS, 3, signatures
+    )
+    assert [event.name for event in receipt.events] == ["ExecutionCommitted"]
+    settlement = Settlement(1, "0x" + "ee" * 32, (Payment(network.nodes[0].address, 5),))
+    await network.settle(execution_id, settlement)
+    node = network.nodes[0]
+    assert (await distribute(node, node.address)).executions == 1
+    assert await network.balance(node.address) == 5
 
 
 async def test_too_little_usdc_allowance_or_balance_is_said_in_usdc(network: Network) -> None:
@@ -102,6 +206,9 @@ async def test_unsafe_parameters_are_refused(network: Network) -> None:
     parameters = await network.owner.call("market", "parameters")
     with pytest.raises(ChainRejected, match="cheating would pay: the expected loss is 725760"):
         await network.owner.send("market", "setParameters", {**parameters, "slashMilli": 10_000})
+    with pytest.raises(ChainRejected, match="nodes unbond within 604800 s, and an execution may"):
+        longer = {**parameters, "maxDeadlineS": 7 * 86_400}
+        await network.owner.send("market", "setParameters", longer)
     await network.owner.send("market", "setParameters", {**parameters, "slashMilli": 20_000})
 
 

@@ -38,24 +38,25 @@ async def agree(network: Network, struct_hash: bytes, signatures: bytes) -> bool
 
 async def test_snapshots_are_accepted_in_sequence(network: Network) -> None:
     for sequence in (1, 2):
-        signatures = network.certify(snapshot_struct_hash(1, sequence, ROOT))
-        await network.owner.send("committee", "submitSnapshot", sequence, ROOT, signatures)
+        signatures = network.certify(snapshot_struct_hash(1, sequence, 1, ROOT))
+        await network.owner.send("committee", "submitSnapshot", sequence, 1, ROOT, signatures)
     latest = await network.owner.call("committee", "latestSnapshot")
     assert latest == {"sequence": 2, "root": ROOT}
     with pytest.raises(ChainRejected, match="snapshot 2 is not the next one; submit 3"):
-        await network.owner.send("committee", "submitSnapshot", 2, ROOT, signatures)
+        await network.owner.send("committee", "submitSnapshot", 2, 1, ROOT, signatures)
 
 
 async def test_a15_certificate_counts_for_one_hash_one_chain_one_contract(
     network: Network,
 ) -> None:
-    struct_hash = snapshot_struct_hash(1, 1, ROOT)
+    struct_hash = snapshot_struct_hash(1, 1, 1, ROOT)
     assert await agree(network, struct_hash, network.certify(struct_hash))
     assert await agree(network, struct_hash, network.certify(struct_hash, signers=4))
     for other in (
-        snapshot_struct_hash(2, 1, ROOT),
-        snapshot_struct_hash(1, 2, ROOT),
-        snapshot_struct_hash(1, 1, "0x" + "5b" * 32),
+        snapshot_struct_hash(2, 1, 1, ROOT),
+        snapshot_struct_hash(1, 2, 1, ROOT),
+        snapshot_struct_hash(1, 1, 2, ROOT),
+        snapshot_struct_hash(1, 1, 1, "0x" + "5b" * 32),
     ):
         assert not await agree(network, other, network.certify(struct_hash))
     for domain in (
@@ -69,7 +70,7 @@ async def test_a15_certificate_counts_for_one_hash_one_chain_one_contract(
 
 
 async def test_a16_high_s_bad_v_and_bad_order_are_refused_alike(network: Network) -> None:
-    struct_hash = snapshot_struct_hash(1, 1, ROOT)
+    struct_hash = snapshot_struct_hash(1, 1, 1, ROOT)
     good = network.certify(struct_hash)
     first, second, third = good[:65], good[65:130], good[130:]
     high_s = (ORDER - int.from_bytes(third[32:64])).to_bytes(32)
@@ -91,7 +92,7 @@ async def test_a16_high_s_bad_v_and_bad_order_are_refused_alike(network: Network
 
 
 async def test_random_damage_is_judged_alike(network: Network) -> None:
-    struct_hash = snapshot_struct_hash(1, 1, ROOT)
+    struct_hash = snapshot_struct_hash(1, 1, 1, ROOT)
     good = network.certify(struct_hash)
     source = random.Random(7)
     for _ in range(40):

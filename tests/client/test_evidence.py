@@ -44,6 +44,7 @@ RECEIPT = Receipt(
     payments=(),
     slashes=(),
     paid_micro_usdc=0,
+    fee_micro_usdc=0,
     refunded_micro_usdc=0,
     evidence_root=compute_evidence_root(EVIDENCE.draw, []),
     block_number=1,

@@ -5,6 +5,7 @@ import pytest
 from splitup.chain.events import ChainEvent
 from splitup.client.outcome import Payment, compute_percentile, compute_transitions, make_trace
 from splitup.client.settlement import make_receipt
+from splitup.crypto.quorum import pack_word
 from splitup.demo.screen import draw_gantt
 from splitup.errors import Unavailable
 from splitup.wire import Span, Trace
@@ -72,16 +73,26 @@ def test_receipt_of_a_settlement_lists_who_got_what() -> None:
     receipt = make_receipt(
         ID,
         [
-            event("Paid", 0, executionId=OTHER, to=address(9), amount=9, fromSlash=False),
-            event("Paid", 1, to=address(1), amount=5, fromSlash=False),
+            event("Rewarded", 0, executionId=OTHER, to=address(9), amount=9),
             event("Slashed", 2, node=address(2), amount=70),
-            event("Paid", 3, to=address(3), amount=4, fromSlash=True),
-            event("Settled", 4, steps=2, paid=5, refunded=3, slashed=70, evidenceRoot="0x01"),
+            event("Rewarded", 3, to=address(3), amount=4),
+            event(
+                "Settled",
+                4,
+                steps=2,
+                paid=5,
+                fee=1,
+                refunded=3,
+                slashed=70,
+                evidenceRoot="0x01",
+                payouts=("0x" + pack_word(address(1), 5).hex(),),
+            ),
         ],
     )
     assert receipt.payments == (Payment(address(1), 5, False), Payment(address(3), 4, True))
     assert receipt.slashes == ((address(2), 70),)
     assert (receipt.status, receipt.steps, receipt.paid_micro_usdc) == ("settled", 2, 5)
+    assert receipt.fee_micro_usdc == 1
     assert (receipt.refunded_micro_usdc, receipt.evidence_root) == (3, "0x01")
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.contracts.vectors import FOLDER, make_files
+
 CONTRACTS = Path(__file__).resolve().parents[2] / "contracts"
 
 pytestmark = pytest.mark.skipif(
@@ -31,6 +33,11 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 def test_shipped_artifacts_are_those_of_the_sources() -> None:
     result = run(sys.executable, CONTRACTS / "compile.py", "--check")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_shared_vectors_are_those_that_python_computes() -> None:
+    for name, text in make_files().items():
+        assert (FOLDER / name).read_text() == text, "run: python -m tests.contracts.vectors"
 
 
 def test_stale_artifact_is_noticed(tmp_path: Path) -> None:

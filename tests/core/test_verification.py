@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,15 +9,21 @@ from hypothesis import strategies as st
 from splitup.errors import PeerFault
 from splitup.protocol.selection import compute_plan
 from splitup.protocol.verification import (
+    MAX_JUDGES,
     Economics,
     Outcome,
+    Payment,
+    Slash,
     Verdict,
     check_completion,
     compute_settlement,
+    count_wanted,
+    find_usable,
+    is_disputed,
     is_sampled,
     judge,
 )
-from splitup.wire import Completion, Plan, TaskCommitment, VerificationResult
+from splitup.wire import Completion, Plan, Ruling, TaskCommitment, VerificationResult
 from tests.builders import (
     PRICE_MICRO_USDC,
     make_chain_manifest,
@@ -29,11 +37,18 @@ MANIFEST = make_chain_manifest(TASKS)
 PLAN = compute_plan(make_request(STEPS), f"0x{7:064x}", make_snapshot(6, TASKS), MANIFEST)
 ECONOMICS = Economics(sampling_bps=800, reward_milli=1200, slash_milli=100_000)
 GOOD, BAD, WORSE, IN = "a" * 64, "b" * 64, "c" * 64, "1" * 64
-V1, V2, V3 = (f"0x{n:040x}" for n in (101, 102, 103))
+V1, V2, V3, V4 = (f"0x{n:040x}" for n in (101, 102, 103, 104))
+STATE = "e" * 64
 
 
-def commitment(task: int = 0, output: str = GOOD) -> TaskCommitment:
-    return TaskCommitment(task=task, task_id=task_id(task), inputs=(IN,), outputs=(output,))
+def commitment(task: int = 0, output: str = GOOD, state: str = STATE) -> TaskCommitment:
+    return TaskCommitment(
+        task=task, task_id=task_id(task), inputs=(IN,), outputs=(output,), state=state
+    )
+
+
+def rule(output: str = GOOD, *, inputs: str = IN, state: str = STATE) -> Ruling:
+    return Ruling(task=0, inputs=(inputs,), outputs=(output,), state=state, error="")
 
 
 def result(validator: str, output: str, *, inputs: str = IN, error: str = "") -> VerificationResult:
@@ -43,6 +58,8 @@ def result(validator: str, output: str, *, inputs: str = IN, error: str = "") ->
         validator=validator,
         inputs=(inputs,),
         outputs=(output,),
+        state=STATE,
+        salt="0x" + "5" * 64,
         error=error,
     )
 
@@ -71,54 +88,77 @@ def test_sampling_rate_is_eight_percent() -> None:
 
 
 def test_equal_outputs_clear_the_executor() -> None:
-    verdict = judge(commitment(), "executor", [result(V1, GOOD)])
+    verdict = judge(commitment(), "executor", [result(V1, GOOD)], None)
     assert verdict == Verdict(0, Outcome.HONEST, (V1,), ())
 
 
-def test_one_accuser_is_not_enough() -> None:
-    assert judge(commitment(), "executor", []) is None
-    assert judge(commitment(), "executor", [result(V1, BAD)]) is None
+def test_another_state_is_another_result() -> None:
+    claimed = commitment(state="d" * 64)
+    assert is_disputed(claimed, [result(V1, GOOD)])
+    verdict = judge(claimed, "executor", [result(V1, GOOD)], rule())
+    assert verdict == Verdict(0, Outcome.LIED, (V1,), ("executor",))
 
 
-def test_two_equal_recomputations_convict() -> None:
-    verdict = judge(commitment(output=BAD), "executor", [result(V1, GOOD), result(V2, GOOD)])
-    assert verdict == Verdict(0, Outcome.LIED, (V1, V2), ("executor",))
+def test_one_validator_then_a_third_node_then_five() -> None:
+    assert count_wanted(commitment(), []) == 1
+    assert count_wanted(commitment(), [result(V1, GOOD)]) == 1
+    assert count_wanted(commitment(), [result(V1, BAD)]) == 2
+    for second in (GOOD, BAD, WORSE):
+        assert count_wanted(commitment(), [result(V1, BAD), result(V2, second)]) == MAX_JUDGES == 4
+        assert count_wanted(commitment(), [result(V1, GOOD), result(V2, BAD)]) == 4
 
 
-def test_a_false_accuser_is_the_liar() -> None:
-    verdict = judge(commitment(), "executor", [result(V1, BAD), result(V2, GOOD)])
-    assert verdict == Verdict(0, Outcome.HONEST, (V2,), (V1,))
+def test_the_ruling_convicts_whoever_differs() -> None:
+    heard = [result(V1, GOOD), result(V2, BAD), result(V3, WORSE), result(V4, GOOD)]
+    verdict = judge(commitment(output=BAD), "executor", heard, rule())
+    assert verdict == Verdict(0, Outcome.LIED, (V1, V4), ("executor", V2, V3))
+    verdict = judge(commitment(), "executor", heard, rule())
+    assert verdict == Verdict(0, Outcome.HONEST, (V1, V4), (V2, V3))
 
 
-def test_three_different_answers_punish_nobody() -> None:
-    verdict = judge(commitment(), "executor", [result(V1, BAD), result(V2, WORSE)])
-    assert verdict == Verdict(0, Outcome.UNRESOLVED, (), ())
+@pytest.mark.parametrize("ruling", [None, rule(inputs="2" * 64)], ids=["none", "other inputs"])
+def test_without_a_ruling_numbers_decide_the_pay_and_nobody_is_punished(
+    ruling: Ruling | None,
+) -> None:
+    against = [result(v, BAD) for v in (V1, V2, V3, V4)]
+    for count, outcome in ((1, Outcome.UNRESOLVED), (2, Outcome.OUTVOTED), (4, Outcome.OUTVOTED)):
+        verdict = judge(commitment(), "executor", against[:count], ruling)
+        assert verdict == Verdict(0, outcome, (), ())
+    tied = [result(V1, BAD), result(V2, GOOD), result(V3, BAD), result(V4, GOOD)]
+    assert judge(commitment(), "executor", tied, ruling).outcome is Outcome.UNRESOLVED
+    assert judge(commitment(), "executor", [], ruling).outcome is Outcome.UNRESOLVED
 
 
 def test_a_lie_upstream_is_not_the_executors() -> None:
     """A validator that saw other inputs, or none, says nothing about this executor."""
     others = [result(V1, BAD, inputs="2" * 64), result(V2, BAD, error="inputs missing")]
-    assert judge(commitment(), "executor", others) is None
-    verdict = judge(commitment(), "executor", [*others, result(V3, GOOD)])
-    assert verdict == Verdict(0, Outcome.HONEST, (V3,), ())
+    assert find_usable(commitment(), others) == []
+    usable = find_usable(commitment(), [*others, result(V3, GOOD)])
+    assert judge(commitment(), "executor", usable, None) == Verdict(0, Outcome.HONEST, (V3,), ())
+
+
+def test_a_result_s_root_hides_it_behind_its_salt() -> None:
+    plain = result(V1, GOOD)
+    assert plain.root() != plain.model_copy(update={"salt": "0x" + "6" * 64}).root()
+    assert plain.root() != plain.model_copy(update={"state": "d" * 64}).root()
 
 
 def test_honest_execution_pays_every_task_and_step() -> None:
-    terms = compute_settlement(PLAN, MANIFEST, completions(), [], ECONOMICS)
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [], ECONOMICS)
     assert terms.steps == STEPS and terms.slashes == ()
     assert sum(p.amount_micro_usdc for p in terms.payments) == TASKS * STEPS * PRICE_MICRO_USDC
     assert {p.to for p in terms.payments} == set(PLAN.executors())
 
 
 def test_fewer_steps_cost_less() -> None:
-    terms = compute_settlement(PLAN, MANIFEST, completions(steps=1), [], ECONOMICS)
+    terms = compute_settlement(PLAN, MANIFEST, 1, (), [], ECONOMICS)
     assert sum(p.amount_micro_usdc for p in terms.payments) == TASKS * PRICE_MICRO_USDC
 
 
 def test_liar_pays_validators_and_client_and_others_keep_their_pay() -> None:
     liar = PLAN.executors()[2]
     verdict = Verdict(2, Outcome.LIED, (V1, V2), (liar,))
-    terms = compute_settlement(PLAN, MANIFEST, completions(), [verdict], ECONOMICS)
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
     task_price = PRICE_MICRO_USDC * STEPS
     assert [(s.node, s.amount_micro_usdc) for s in terms.slashes] == [
         (liar, task_price * 100_000 // 1_200)
@@ -139,16 +179,54 @@ def test_settlement_never_exceeds_quote_or_slash(outcomes: list[Outcome]) -> Non
         Verdict(
             task,
             outcome,
-            {Outcome.HONEST: (V1,), Outcome.LIED: (V1, V2), Outcome.UNRESOLVED: ()}[outcome],
+            {Outcome.HONEST: (V1,), Outcome.WITHHELD: (V1,), Outcome.LIED: (V1, V2, V3, V4)}.get(
+                outcome, ()
+            ),
             (PLAN.executors()[task],) if outcome is Outcome.LIED else (),
         )
         for task, outcome in enumerate(outcomes)
     ]
-    terms = compute_settlement(PLAN, MANIFEST, completions(), verdicts, ECONOMICS)
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), verdicts, ECONOMICS)
     escrow = sum(p.amount_micro_usdc for p in terms.payments if not p.from_slash)
     slash = sum(p.amount_micro_usdc for p in terms.payments if p.from_slash)
     assert escrow <= 2 * TASKS * STEPS * PRICE_MICRO_USDC
     assert slash <= sum(s.amount_micro_usdc for s in terms.slashes)
+
+
+@pytest.mark.parametrize("sampling_bps, cost_milli", [(800, 25_000), (10_000, 2_000), (1, 100_000)])
+def test_withholding_costs_twice_the_break_even_and_at_most_s(
+    sampling_bps: int, cost_milli: int
+) -> None:
+    economics = replace(ECONOMICS, sampling_bps=sampling_bps)
+    assert economics.silence_milli == cost_milli
+    executor = PLAN.executors()[2]
+    verdict = Verdict(2, Outcome.WITHHELD, (V1,), ())
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, {executor}, [verdict], economics)
+    price = PRICE_MICRO_USDC * STEPS
+    assert [(s.node, s.amount_micro_usdc) for s in terms.slashes] == [
+        (executor, price * cost_milli // 1_200)
+    ]
+    assert executor not in {p.to for p in terms.payments}
+    from_slash = {p.to: p.amount_micro_usdc for p in terms.payments if p.from_slash}
+    assert from_slash[V1] == price
+    if sampling_bps == 800:  # hiding a lie does not pay, not even from every second judge
+        assert 0.08 * (1 - 0.5) * (1.2 + cost_milli / 1000) > 1
+
+
+def test_a_validator_that_withholds_its_result_pays_the_one_that_is_heard_instead() -> None:
+    verdict = Verdict(1, Outcome.HONEST, (V2,), (), silent=(V1,))
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
+    price = PRICE_MICRO_USDC * STEPS
+    assert terms.slashes == (Slash(V1, 2 * price),)
+    assert [p for p in terms.payments if p.from_slash] == [Payment(V2, price, True)]
+
+
+def test_who_is_outvoted_is_not_paid_and_loses_nothing() -> None:
+    verdict = Verdict(1, Outcome.OUTVOTED, (), ())
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
+    assert not terms.slashes
+    paid = sum(p.amount_micro_usdc for p in terms.payments)
+    assert paid == (TASKS - 1) * STEPS * PRICE_MICRO_USDC
 
 
 def test_compensation_never_exceeds_what_the_liar_pays() -> None:
@@ -156,7 +234,7 @@ def test_compensation_never_exceeds_what_the_liar_pays() -> None:
     manifest = make_chain_manifest(120)
     plan = compute_plan(make_request(1), f"0x{3:064x}", make_snapshot(6, 120), manifest)
     verdict = Verdict(5, Outcome.LIED, (V1, V2), (plan.executors()[5],))
-    terms = compute_settlement(plan, manifest, completions(plan, 1), [verdict], ECONOMICS)
+    terms = compute_settlement(plan, manifest, 1, (), [verdict], ECONOMICS)
     assert sum(p.amount_micro_usdc for p in terms.payments if p.from_slash) == (
         terms.slashes[0].amount_micro_usdc
     )
@@ -175,11 +253,15 @@ def test_a_completion_must_match_its_root_and_its_plan() -> None:
     for odd in (less, twice):
         with pytest.raises(PeerFault, match="list tasks in order"):
             check_completion(odd, PLAN, MANIFEST, odd.root())
-    foreign = next(t for t, executor in enumerate(PLAN.executors()) if executor != node)
-    moved = completion.tasks[0].model_copy(update={"task": foreign})
-    more = completion.model_copy(update={"tasks": (moved,)})
+    part = completion.model_copy(update={"tasks": completion.tasks[1:]})
+    with pytest.raises(PeerFault, match="does not cover all its tasks"):
+        check_completion(part, PLAN, MANIFEST, part.root())
+    fallback = PLAN.tasks[0][1]
+    taken = completion.model_copy(update={"node": fallback})
     with pytest.raises(PeerFault, match="which is not its own"):
-        check_completion(more, PLAN, MANIFEST, more.root())
+        check_completion(taken, PLAN, MANIFEST, taken.root())
+    executors = (fallback, *PLAN.executors()[1:])  # who was replaced may leave out what it lost
+    check_completion(part, PLAN, MANIFEST, part.root(), executors)
     wrong = completion.tasks[0].model_copy(update={"task_id": "f" * 64})
     forged = completion.model_copy(update={"tasks": (wrong, *completion.tasks[1:])})
     with pytest.raises(PeerFault, match="misstates"):

@@ -14,7 +14,7 @@ from splitup.crypto import bls, dkg
 from splitup.crypto.keys import Identity
 from splitup.errors import InvalidInput, PeerFault
 
-IDENTITIES = [Identity.from_private_key(bytes([i + 1]) * 32) for i in range(8)]
+IDENTITIES = [Identity.from_private_key(bytes([i + 1]) * 32) for i in range(10)]
 CEREMONY_ID = "0x" + "ab" * 32
 
 
@@ -37,7 +37,7 @@ def finish(
             dealer: dkg.open_and_verify_share(ceremony, dealing, member, IDENTITIES[member])
             for dealer, dealing in dealings.items()
         }
-        secrets.append(dkg.compute_secret_share(group, member, shares))
+        secrets.append(dkg.compute_secret_share(ceremony, group, member, shares))
     return group, secrets
 
 
@@ -165,9 +165,9 @@ def test_wrong_shares_do_not_make_a_secret() -> None:
         i: dkg.open_and_verify_share(CEREMONY, d, 0, IDENTITIES[0]) for i, d in dealings.items()
     }
     with pytest.raises(InvalidInput, match="qualified"):
-        dkg.compute_secret_share(group, 0, {i: shares[i] for i in range(3)})
+        dkg.compute_secret_share(CEREMONY, group, 0, {i: shares[i] for i in range(3)})
     with pytest.raises(InvalidInput, match="add up"):
-        dkg.compute_secret_share(group, 1, shares)
+        dkg.compute_secret_share(CEREMONY, group, 1, shares)
 
 
 def test_dealing_and_group_key_survive_their_bytes() -> None:
@@ -260,3 +260,73 @@ def test_a_member_listed_twice_is_refused() -> None:
     keys = CEREMONY.members
     with pytest.raises(InvalidInput, match="twice"):
         dkg.Ceremony(CEREMONY_ID, (*keys[:3], keys[0]))
+
+
+def reshare(
+    group: dkg.GroupKey, secrets: list[bytes], members: list[int], dealers: list[int]
+) -> tuple[dkg.Ceremony, dkg.GroupKey, list[bytes]]:
+    """Hand a key over to the identities ``members``; only ``dealers`` of the old ones deal."""
+    keys = tuple(IDENTITIES[member].signing_key_hex for member in members)
+    ceremony = dkg.Ceremony("0x" + "cd" * 32, keys, group)
+    dealings = {
+        dealer: dkg.make_resharing(ceremony, dealer, secrets[dealer], bytes([dealer + 50]) * 32)
+        for dealer in dealers
+    }
+    dealings = {d: dkg.Dealing.from_bytes(x.to_bytes(), ceremony) for d, x in dealings.items()}
+    new = dkg.compute_group(ceremony, dealings)
+    shares = [
+        dkg.compute_secret_share(
+            ceremony,
+            new,
+            place,
+            {
+                dealer: dkg.open_and_verify_share(
+                    ceremony, dealings[dealer], place, IDENTITIES[member]
+                )
+                for dealer in new.qualified
+            },
+        )
+        for place, member in enumerate(members)
+    ]
+    return ceremony, new, shares
+
+
+@pytest.mark.parametrize(
+    ("size", "members", "dealers"),
+    [
+        (4, [0, 1, 2, 4], [0, 1, 3]),  # one replaced, and it is down already
+        (4, [4, 5, 6, 7], [0, 1, 2, 3]),  # everybody replaced
+        (4, list(range(7)), [1, 2, 3]),  # three join
+        (7, list(range(10)), [0, 2, 3, 5, 6]),
+        (7, [0, 1, 2, 3], list(range(7))),  # three leave
+    ],
+)
+def test_a_handover_keeps_the_group_key(size: int, members: list[int], dealers: list[int]) -> None:
+    old_ceremony = make_ceremony(size)
+    old, secrets = finish(old_ceremony, {i: deal(old_ceremony, i) for i in range(size)})
+    ceremony, new, shares = reshare(old, secrets, members, dealers)
+    assert new.public_key == old.public_key
+    assert new.threshold == bls.compute_threshold(len(members))
+    assert dkg.GroupKey.from_bytes(new.to_bytes(), ceremony) == new
+    t_old, t_new = old.threshold, new.threshold
+    before = bls.combine({i: bls.sign_partial(secrets[i], b"d", b"m") for i in range(t_old)}, t_old)
+    after = {i: bls.sign_partial(share, b"d", b"m") for i, share in enumerate(shares)}
+    assert bls.combine(after, t_new) == before, "the randomness goes on as if nothing had happened"
+    mixed = {0: bls.sign_partial(secrets[0], b"d", b"m"), **{i: after[i] for i in range(1, t_new)}}
+    assert bls.combine(mixed, t_new) != before, "an old share is worth nothing beside new ones"
+
+
+def test_a_handover_of_another_share_is_refused() -> None:
+    old, secrets = finish(CEREMONY, {i: deal(CEREMONY, i) for i in range(4)})
+    ceremony = dkg.Ceremony("0x" + "cd" * 32, CEREMONY.members, old)
+    with pytest.raises(InvalidInput, match="not the share"):
+        dkg.make_resharing(ceremony, 0, secrets[1], bytes(32))
+    dealing = dkg.make_resharing(ceremony, 0, secrets[0], bytes(32))
+    posing = dataclasses.replace(dealing, dealer=1)
+    with pytest.raises(PeerFault, match="something else than its share"):
+        dkg.Dealing.from_bytes(posing.to_bytes(), ceremony)
+    fresh = dkg.make_dealing(dkg.Ceremony("0x" + "cd" * 32, CEREMONY.members), 0, bytes(32))
+    with pytest.raises(PeerFault, match="something else than its share"):
+        dkg.Dealing.from_bytes(fresh.to_bytes(), ceremony)
+    with pytest.raises(InvalidInput, match="3 qualified dealers"):
+        dkg.compute_group(ceremony, {0: dealing})

@@ -16,7 +16,7 @@ MEMBERS = sorted(
     key=lambda member: member.address,
 )
 ADDRESSES = [member.address for member in MEMBERS]
-HASH = quorum.snapshot_struct_hash(1, 1, "0x" + "01" * 32)
+HASH = quorum.snapshot_struct_hash(1, 1, 1, "0x" + "01" * 32)
 
 
 def certify(members: list[Identity], struct_hash: bytes = HASH) -> bytes:
@@ -32,21 +32,59 @@ ID, ROOT, SEED = ("0x" + byte * 32 for byte in ("0a", "0b", "0c"))
     ("struct_hash", "kind", "fields", "values"),
     [
         (
-            quorum.snapshot_struct_hash(3, 7, ROOT),
+            quorum.snapshot_struct_hash(3, 7, 5, ROOT),
             "Snapshot",
-            {"configuration": "uint64", "sequence": "uint64", "root": "bytes32"},
-            (3, 7, ROOT),
+            {
+                "configuration": "uint64",
+                "sequence": "uint64",
+                "epoch": "uint64",
+                "root": "bytes32",
+            },
+            (3, 7, 5, ROOT),
         ),
         (
-            quorum.plan_struct_hash(ID, ROOT, SEED, 9),
+            quorum.plan_struct_hash(
+                ID,
+                ROOT,
+                SEED,
+                quorum.hash_exposures([(ADDRESSES[0], 9), (ADDRESSES[1], 2**96 - 1)]),
+            ),
             "Plan",
             {
                 "executionId": "bytes32",
                 "planRoot": "bytes32",
                 "seed": "bytes32",
-                "executorCount": "uint16",
+                "exposures": "bytes32[]",
             },
-            (ID, ROOT, SEED, 9),
+            (
+                ID,
+                ROOT,
+                SEED,
+                [quorum.pack_word(ADDRESSES[0], 9), quorum.pack_word(ADDRESSES[1], 2**96 - 1)],
+            ),
+        ),
+        (
+            quorum.commitments_struct_hash(ID, ROOT, 9),
+            "Commitments",
+            {"executionId": "bytes32", "root": "bytes32", "count": "uint32"},
+            (ID, ROOT, 9),
+        ),
+        (
+            quorum.request_struct_hash(ADDRESSES[0], ID, 3, ROOT, SEED, 5, 6, 7, 8, ROOT),
+            "Request",
+            {
+                "client": "address",
+                "modelId": "bytes32",
+                "steps": "uint32",
+                "inputsDigest": "bytes32",
+                "clientKey": "bytes32",
+                "maxPrice": "uint96",
+                "deadline": "uint64",
+                "nonce": "uint64",
+                "snapshotSequence": "uint64",
+                "snapshotRoot": "bytes32",
+            },
+            (ADDRESSES[0], ID, 3, ROOT, SEED, 5, 6, 7, 8, ROOT),
         ),
         (
             quorum.settlement_struct_hash(ID, ROOT),
@@ -119,4 +157,27 @@ def test_quorum_is_two_thirds_and_one(count: int, size: int) -> None:
 def test_values_of_another_length_are_refused() -> None:
     for value in ("0x12", "0x" + "zz" * 32, ""):
         with pytest.raises(InvalidInput, match="not a 32-byte value"):
-            quorum.plan_struct_hash(value, value, value, 1)
+            quorum.plan_struct_hash(value, value, value, value)
+
+
+def test_words_hold_account_and_amount() -> None:
+    for amount in (0, 1, 2**96 - 1):
+        word = quorum.pack_word(ADDRESSES[0], amount)
+        assert quorum.unpack_word("0x" + word.hex()) == (ADDRESSES[0], amount)
+    for amount in (-1, 2**96):
+        with pytest.raises(InvalidInput, match="do not fit 96 bits"):
+            quorum.pack_word(ADDRESSES[0], amount)
+
+
+def test_payouts_of_a_settlement_are_one_ascending_word_per_account() -> None:
+    a, b = ADDRESSES[:2]
+    payments = (
+        quorum.Payment(b, 1),
+        quorum.Payment(a, 2),
+        quorum.Payment(b, 4),
+        quorum.Payment(a, 8, from_slash=True),
+    )
+    settlement = quorum.Settlement(1, ROOT, payments, (quorum.Slash(b, 16),))
+    _, _, payouts, rewards, slashes = settlement.to_abi()
+    assert payouts == (quorum.pack_word(a, 2), quorum.pack_word(b, 5))
+    assert (rewards, slashes) == (((a, 8),), ((b, 16),))

@@ -38,7 +38,8 @@ class Network:
 
     directory: Path
     process: subprocess.Popen[bytes] | None = None
-    others: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # started again
+    killed: set[str] = field(default_factory=set)
+    replacements: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # by name
 
     @property
     def config(self) -> Path:
@@ -67,34 +68,55 @@ class Network:
 
     def stop(self) -> int:
         """Ask it to stop; return its exit code."""
-        for other in self.others.values():
-            other.terminate()
-        for other in self.others.values():
-            other.wait(30)
-        self.others.clear()
         assert self.process is not None
+        for replacement in self.replacements.values():
+            replacement.terminate()
+        for replacement in self.replacements.values():
+            replacement.wait(20)
+        self.replacements.clear()
+        self.killed.clear()
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
+    def replace(self, name: str, *command: str | Path) -> None:
+        """Run another program with a node's key and directory, in place of what runs there."""
+        config = self.directory / name / "node.toml"
+        if name in self.replacements:
+            self.replacements[name].terminate()
+            self.replacements[name].wait(20)
+        elif name not in self.killed:
+            self.kill(name)
+        with (self.directory / "logs" / f"{name}.log").open("ab") as log:
+            self.replacements[name] = subprocess.Popen(
+                [*command, "--config", config], stdout=log, stderr=log
+            )
+
+    def is_replaced(self, name: str) -> bool:
+        """Return whether the new program has written its first status."""
+        values = json.loads((self.directory / name / "status.json").read_text())
+        return bool(values["pid"] == self.replacements[name].pid)
+
+    def wait_for_all(self) -> None:
+        """Wait until every node is live and holds every task of the model."""
+        wait_for(lambda: self.fetch_health().live_nodes == NODES, 90, self.describe)
+        self.wait_for_holders(NODES)
+
     def pid_of(self, name: str) -> int:
-        if name in self.others:
-            return self.others[name].pid
+        if name in self.replacements:
+            return self.replacements[name].pid
         return next(p.pid for p in read_runtime(self.directory).processes if p.name == name)
 
     def kill(self, name: str) -> None:
         """Kill a party, whichever process it lives in by now."""
+        self.killed.add(name)
         os.kill(self.pid_of(name), signal.SIGKILL)
-        if name in self.others:
-            self.others[name].wait(30)
+        if name in self.replacements:
+            self.replacements[name].wait(30)
 
     def start_again(self, *names: str) -> None:
         """Start nodes that were killed, and wait until they hold everything again."""
         for name in names:
-            with (self.directory / "logs" / f"{name}-again.log").open("ab") as log:
-                config = self.directory / name / "node.toml"
-                program = find_program("splitup-node")
-                command = [program, "run", "--config", config]
-                self.others[name] = subprocess.Popen(command, stdout=log, stderr=log)
+            self.replace(name, find_program("splitup-node"), "run")
         self.wait_for_holders(NODES)
 
     def name_of(self, address: str) -> str:

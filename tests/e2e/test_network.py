@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from splitup.chain.market import distribute
 from splitup.client.connection import SplitUp
-from splitup.client.outcome import Result, compute_percentile, compute_transitions
+from splitup.client.outcome import Receipt, Result, compute_percentile, compute_transitions
 from splitup.devnet.processes import find_program
 from splitup.errors import ExecutionFailed, InvalidInput
-from tests.e2e.conftest import EXAMPLE, MODEL, NODES, Network, wait_for
+from tests.e2e.conftest import EXAMPLE, MODEL, Network, wait_for
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
 PROMPT = "library for"
@@ -61,6 +62,7 @@ async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
         evidence = await net.evidence(receipt)
         locked = (await net.chain.call("market", "executionOf", result.execution_id))["maxPrice"]
         after = await net.chain.call("market", "balanceOf", net.address)
+        await check_distribution(net, result, receipt)
     expected = await asyncio.to_thread(compute_reference, tmp_path, inputs)
     assert result.outputs["logits"].tobytes() == expected.tobytes()
     tasks = len(result.manifest.tasks)
@@ -74,8 +76,22 @@ async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
     assert [entry.task for entry in evidence.verdicts] == list(range(tasks))
     assert {entry.outcome for entry in evidence.verdicts} == {"honest"}
     assert receipt.paid_micro_usdc == 2 * result.manifest.price_micro_usdc(12)
+    assert receipt.fee_micro_usdc == receipt.paid_micro_usdc // 100
     # what was missing of the price was deposited, and not more
     assert after == max(before, locked) - locked + receipt.refunded_micro_usdc
+
+
+async def check_distribution(net: SplitUp, result: Result, receipt: Receipt) -> None:
+    """Anybody credits what the settlement decided, and the executors' stake is free again."""
+    executor = result.nodes[0]
+    entry = await net.chain.call("nodes", "nodeOf", executor)
+    exposed = dict(result.plan.exposures())[executor]
+    assert entry["locked"] >= exposed > 0
+    earned = await net.chain.call("market", "balanceOf", executor)
+    assert (await distribute(net.chain, executor)).executions >= 1
+    assert (await net.chain.call("nodes", "nodeOf", executor))["locked"] == 0
+    amount = next(p.amount_micro_usdc for p in receipt.payments if p.account == executor)
+    assert await net.chain.call("market", "balanceOf", executor) >= earned + amount
 
 
 def test_command_line_runs_and_tells_the_receipt(network: Network, tmp_path: Path) -> None:
@@ -171,16 +187,10 @@ async def test_money_comes_back_when_the_deadline_passes(network: Network) -> No
 
 def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network) -> None:
     name = "node-1"
-    network.kill(name)
-    with (network.directory / "logs" / "liar.log").open("ab") as log:
-        liar = subprocess.Popen(
-            [sys.executable, LYING_NODE, network.directory / name / "node.toml"],
-            stdout=log,
-            stderr=log,
-        )
+    network.replace(name, sys.executable, LYING_NODE, "always")
     try:
-        wait_for(lambda: network.fetch_health().live_nodes == NODES, 120, network.describe)
-        network.wait_for_holders(NODES)
+        wait_for(lambda: network.is_replaced(name), 120, network.describe)
+        network.wait_for_all()
         address = next(
             node.address
             for node in network.fetch_health().nodes
@@ -188,8 +198,7 @@ def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network)
         )
         asyncio.run(_execute_until_slashed(network, address))
     finally:
-        liar.terminate()
-        liar.wait(20)
+        network.replace(name, find_program("splitup-node"), "run")
 
 
 async def _execute_until_slashed(network: Network, liar: str) -> None:

@@ -1,9 +1,10 @@
 """A market of honest and cheating nodes over hundreds of thousands of tasks, seeded.
 
-What is real: ``is_sampled`` decides for every task whether it is verified, and ``judge`` decides
-every verdict. Judges and money are computed for all tasks at once, because the real functions take
-milliseconds each; the tests prove on samples that ``order_judges`` equals ``rank_validators`` and
-that ``settle`` equals ``compute_settlement``, to the micro-USDC.
+What is real: ``is_sampled`` decides for every task whether it is verified, ``count_wanted`` how
+many judges are heard, and ``judge`` every verdict. Judges and money are computed for all tasks at
+once, because the real functions take milliseconds each; the tests prove on samples that
+``order_judges`` equals ``rank_validators`` and that ``settle`` equals ``compute_settlement``, to
+the micro-USDC.
 
 Roles, not nodes, are what earns: executing a task, or judging one. Arrays are ``[E, n]`` for the
 executing roles (E executions of a chain of n tasks) and ``[M, J]`` for the judging ones (M sampled
@@ -19,15 +20,24 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from splitup.protocol.verification import Economics, Outcome, is_sampled, judge
-from splitup.wire import TaskCommitment, VerificationResult
+from splitup.protocol.verification import (
+    MAX_JUDGES,
+    UNPAID,
+    Economics,
+    Outcome,
+    count_wanted,
+    find_usable,
+    is_disputed,
+    is_sampled,
+    judge,
+)
+from splitup.wire import EMPTY_DIGEST, Ruling, TaskCommitment, VerificationResult
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 COST_MICRO_USDC: Final = 1_000  # C, per task: everything below scales with it
-MAX_JUDGES: Final = 5  # heard per task at most; the protocol ends earlier
 NOBODY: Final = -1  # where a small market has no further judge
 
 # What a role says the output is, as a number: equal numbers are equal bytes.
@@ -36,6 +46,8 @@ RING_LIE: Final = -1  # what a ring has agreed on
 LOW_PRECISION: Final = -2  # the same cheaper kernels give the same wrong bytes
 _EXECUTOR_GARBAGE: Final = 1  # plus the task's number: no two are equal …
 _JUDGE_GARBAGE: Final = 1 << 40  # … nor equal to these
+
+_UNHEARD: Final = -3  # no answer
 
 _BEHIND: Final = 1e9  # added to the clocks of neighbours, which are asked after all others
 
@@ -82,6 +94,8 @@ class Verdicts:
     paid: Bools  # [M, J]
     accused_falsely: Bools  # [M, J]: judges that are slashed
     lied: Bools  # [M]: executors that are slashed
+    unpaid: Bools  # [M]: executors that are not paid
+    disputed: Bools  # [M]: tasks that the committee recomputed, or would have
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,51 +173,65 @@ def _draw_seed(seed: int, execution: int) -> str:
 # ---- verdicts ----------------------------------------------------------------------------------
 
 
-def judge_all(draws: Draws, behaviour: Behaviour) -> Verdicts:
-    """Ask the judges of every sampled task in turn until the protocol's ``judge`` has decided.
+def judge_all(draws: Draws, behaviour: Behaviour, *, ruled: bool = True) -> Verdicts:
+    """Ask the judges of every sampled task in turn until the protocol has heard enough of them.
 
-    A verdict depends only on which of the answers are equal, so that ``judge`` is called once for
-    every pattern of equality. No further judge means unresolved, as in ``protocol.checks``.
+    A verdict depends only on which of the answers are equal to each other and to the right one, so
+    that the protocol is called once for every pattern of equality. ``ruled``: whether the members
+    can recompute what is disputed; they get the right output then.
     """
     count = len(draws.sampled)
     claims = behaviour.claims.reshape(-1)[draws.sampled]
     outcomes = np.full(count, Outcome.UNRESOLVED, dtype=object)
     heard, paid, accused = (np.zeros((count, MAX_JUDGES), dtype=np.bool_) for _ in range(3))
+    disputed = np.zeros(count, dtype=np.bool_)
     open_rows = np.arange(count)
     for depth in range(1, MAX_JUDGES + 1):
-        open_rows = open_rows[draws.judges[open_rows, depth - 1] != NOBODY]
-        if not len(open_rows):
-            break
-        heard[open_rows, depth - 1] = True
-        said = np.column_stack((claims[open_rows], behaviour.answers[open_rows, :depth]))
+        is_left = draws.judges[open_rows, depth - 1] != NOBODY
+        for rows, asked in ((open_rows[~is_left], depth - 1), (open_rows[is_left], depth)):
+            heard[rows, :asked] = True
+        right = np.full(len(open_rows), RIGHT, dtype=np.int64)
+        answers = np.where(heard[open_rows], behaviour.answers[open_rows], _UNHEARD)
+        said = np.column_stack((right, claims[open_rows], answers[:, :depth], is_left))
         patterns, which = np.unique(_name_by_first(said), axis=0, return_inverse=True)
         decided = np.zeros(len(open_rows), dtype=np.bool_)
-        for number, pattern in enumerate(patterns):
-            verdict = judge_pattern(tuple(int(value) for value in pattern))
+        for number, _ in enumerate(patterns):
+            mine = which.reshape(-1) == number
+            example = said[np.argmax(mine)]
+            given = [int(v) for v in example[2:-1] if v != _UNHEARD]
+            verdict = judge_pattern(int(example[1]), given, bool(example[-1]), ruled=ruled)
             if verdict is None:
                 continue
-            outcome, paid_places, liar_places = verdict
-            mine = which.reshape(-1) == number
+            outcome, paid_places, liar_places, is_open = verdict
             rows = open_rows[mine]
             decided |= mine
             outcomes[rows] = outcome
+            disputed[rows] = is_open
             for place in paid_places:
                 paid[rows, place] = True
             for place in liar_places:
                 accused[rows, place] = True
         open_rows = open_rows[~decided]
-    return Verdicts(outcomes, heard, paid, accused, outcomes == Outcome.LIED)
+    unpaid = np.isin(outcomes.astype(str), [str(outcome) for outcome in UNPAID])
+    return Verdicts(outcomes, heard, paid, accused, outcomes == Outcome.LIED, unpaid, disputed)
 
 
-def judge_pattern(said: tuple[int, ...]) -> tuple[Outcome, list[int], list[int]] | None:
-    """Call the protocol's ``judge`` on a claim and the answers; return judges by their place.
+def judge_pattern(
+    claim: int, answers: list[int], more: bool, *, ruled: bool
+) -> tuple[Outcome, list[int], list[int], bool] | None:
+    """Let the protocol judge a claim and the answers so far; return judges by their place.
 
-    Returns (outcome, judges to be paid, judges that accused falsely), or None: hear another.
+    Returns (outcome, judges to be paid, judges that accused falsely, whether it was disputed), or
+    None: hear another, if there are ``more``.
     """
     executor, inputs = f"0x{0xE:040x}", ("1" * 64,)
-    names = [f"0x{1000 + place:040x}" for place in range(len(said) - 1)]
+    names = [f"0x{1000 + place:040x}" for place in range(len(answers))]
     commitment = TaskCommitment(
-        task=0, task_id="0" * 64, inputs=inputs, outputs=(f"{said[0]:064x}",)
+        task=0,
+        task_id="0" * 64,
+        inputs=inputs,
+        outputs=(digest_of(claim),),
+        state=EMPTY_DIGEST,
     )
     results = [
         VerificationResult(
@@ -211,16 +239,28 @@ def judge_pattern(said: tuple[int, ...]) -> tuple[Outcome, list[int], list[int]]
             task=0,
             validator=name,
             inputs=inputs,
-            outputs=(f"{answer:064x}",),
+            outputs=(digest_of(answer),),
+            state=EMPTY_DIGEST,
+            salt="0x" + "5" * 64,
             error="",
         )
-        for name, answer in zip(names, said[1:], strict=True)
+        for name, answer in zip(names, answers, strict=True)
     ]
-    verdict = judge(commitment, executor, results)
-    if verdict is None:
+    usable = find_usable(commitment, results)
+    if more and len(usable) < count_wanted(commitment, usable):
         return None
+    ruling = Ruling(
+        task=0, inputs=inputs, outputs=(digest_of(RIGHT),), state=EMPTY_DIGEST, error=""
+    )
+    verdict = judge(commitment, executor, usable, ruling if ruled else None)
     liars = [names.index(liar) for liar in verdict.liars if liar != executor]
-    return verdict.outcome, [names.index(name) for name in verdict.validators], liars
+    disputed = is_disputed(commitment, usable)
+    return verdict.outcome, [names.index(name) for name in verdict.validators], liars, disputed
+
+
+def digest_of(value: int) -> str:
+    """Return the digest that stands for an output."""
+    return f"{int(value) % 2**64:064x}"
 
 
 def _name_by_first(said: Ints) -> Ints:
@@ -243,7 +283,9 @@ def settle(draws: Draws, verdicts: Verdicts, economics: Economics) -> Money:
 
     convicted = np.zeros(executions * tasks, dtype=np.int64)
     convicted[draws.sampled[verdicts.lied]] = 1
-    to_executors = price * (1 - convicted.reshape(executions, tasks))
+    unpaid = np.zeros(executions * tasks, dtype=np.int64)
+    unpaid[draws.sampled[verdicts.unpaid]] = 1
+    to_executors = price * (1 - unpaid.reshape(executions, tasks))
     from_executors = penalty * convicted.reshape(executions, tasks)
     to_judges = price * verdicts.paid.astype(np.int64)
     from_judges = penalty * verdicts.accused_falsely.astype(np.int64)
@@ -252,7 +294,7 @@ def settle(draws: Draws, verdicts: Verdicts, economics: Economics) -> Money:
     fees = to_judges.sum(axis=1)
     slashed = from_executors.sum(axis=1) + per_execution(from_judges.sum(axis=1))
     left = slashed - per_execution(np.where(has_liars, fees, 0))
-    wronged = from_executors.any(axis=1)
+    wronged = (unpaid.reshape(executions, tasks) == 1).any(axis=1)
     to_client = np.where(wronged, np.minimum(tasks * price, left), 0)
     return Money(
         to_executors=to_executors,

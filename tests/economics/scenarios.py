@@ -12,11 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from splitup.protocol.verification import Economics
+from splitup.protocol.verification import MAX_JUDGES, Economics
 from tests.economics.market_simulation import (
     LOW_PRECISION,
     NOBODY,
-    RIGHT,
     RING_LIE,
     Behaviour,
     Bools,
@@ -53,16 +52,16 @@ class Theory:
     """What a cheat saves (in C), and how likely all judges that must be honest are."""
 
     saves: float
-    honest_judges: float  # the exact value of what the contract's condition calls (1-r)^k
+    honest_judges: float  # the exact value of what the contract's condition calls (1-r)^k; k = 1
     copied: float = 0.0  # chance that the first judge is in the ring and need not compute
-    tie_won: float = 0.0  # chance that the ring breaks the tie, and is paid for it
+    confirming: float = 0.0  # of the ring's judges that are heard after it, and paid for the truth
 
     def expect_gain(self, economics: Economics) -> float:
         """Return the expected gain over honesty per lie, in C."""
         p, reward = economics.sampling_bps / 10_000, economics.reward_milli / 1000
         slash = economics.slash_milli / 1000
         lost = self.honest_judges * (reward + slash)
-        return self.saves + p * (self.copied + self.tie_won * reward - lost)
+        return self.saves + p * (self.copied + self.confirming * (reward - 1) - lost)
 
     def break_even_slash(self, economics: Economics) -> float:
         """Return the S, in C, at which lying neither pays nor costs."""
@@ -106,19 +105,21 @@ class Result:
 
 
 def expect_ring(nodes: int, ring: int) -> Theory:
-    """Return the theory of a ring whose executors lie and whose judges copy the lie.
+    """Return the theory of a ring whose executors lie and whose first judges copy the lie.
 
     Exact for nodes of equal weight: judges are drawn without replacement from all but the executor.
+    Who is heard later knows that somebody accused, and that the committee will recompute.
     """
     others = nodes - 1
-    if others < 2:
+    if not others:
         return Theory(1.0, 0.0)
     honest = nodes - ring
+    later = min(MAX_JUDGES, others) - 1
     return Theory(
         saves=1.0,
-        honest_judges=honest / others * (honest - 1) / (others - 1),
+        honest_judges=honest / others,
         copied=(ring - 1) / others,
-        tie_won=honest / others * (ring - 1) / (others - 1),
+        confirming=honest / others * later * (ring - 1) / max(1, others - 1),
     )
 
 
@@ -173,22 +174,26 @@ def be_lazy(draws: Draws, lazy: int) -> Behaviour:
 
 
 def copy_in_pairs(draws: Draws) -> Behaviour:
-    """One executor lies; the node next to it by number copies the lie when it is drawn to judge."""
+    """One executor lies; the node next to it by number copies the lie as the first judge."""
     behaviour = lie_alone(draws)
     executor = get_sampled(draws, draws.executors)
     partner = (draws.judges != NOBODY) & (draws.judges == (executor ^ 1))
     lying = get_sampled(draws, behaviour.cheating_executors.astype(np.int64)) == 1
     claims = get_sampled(draws, behaviour.claims)
-    return _misjudge(behaviour, partner & lying, claims, 0.0)
+    return _misjudge(behaviour, partner & lying & _are_first(draws), claims, 0.0)
 
 
 def collude(draws: Draws, ring: int) -> Behaviour:
-    """Executors of the ring lie; its judges copy the lie, and are honest about everybody else."""
+    """Executors of the ring lie; its judges copy the lie when they are the first to be heard.
+
+    Later ones know that the lie is found out, and are honest, as they are about everybody else.
+    """
     executing = draws.executors < ring
     lies = np.full(draws.shape, RING_LIE, dtype=np.int64)
     behaviour = _lie(behave_honestly(draws), executing, lies, 0.0)
     ours = get_sampled(draws, draws.executors) < ring
-    return _misjudge(behaviour, ours & _are_members(draws, ring), lies.reshape(-1)[:1, None], 0.0)
+    who = ours & _are_members(draws, ring) & _are_first(draws)
+    return _misjudge(behaviour, who, lies.reshape(-1)[:1, None], 0.0)
 
 
 def copy_only(draws: Draws, ring: int) -> Behaviour:
@@ -218,6 +223,12 @@ def compute_cheaply(draws: Draws, members: int) -> Behaviour:
 
 def _are_members(draws: Draws, ring: int) -> Bools:
     return np.asarray((draws.judges != NOBODY) & (draws.judges < ring))
+
+
+def _are_first(draws: Draws) -> Bools:
+    first = np.zeros(draws.judges.shape, dtype=np.bool_)
+    first[:, 0] = True
+    return first
 
 
 SCENARIOS: Final = (
@@ -262,19 +273,6 @@ SCENARIOS: Final = (
 )
 
 
-def let_committee_decide(scenario: Scenario) -> Scenario:
-    """What if the second to recompute were the committee, which is right, and paid like a judge?"""
-
-    def behave(draws: Draws) -> Behaviour:
-        behaviour = scenario.behave(draws)
-        answers, costs = behaviour.answers.copy(), behaviour.answer_cost.copy()
-        cheating = behaviour.cheating_judges.copy()
-        answers[:, 1], costs[:, 1], cheating[:, 1] = RIGHT, 1.0, False
-        return replace(behaviour, answers=answers, answer_cost=costs, cheating_judges=cheating)
-
-    return replace(scenario, behave=behave, theory=None)
-
-
 # ---- running them ------------------------------------------------------------------------------
 
 
@@ -284,10 +282,13 @@ def draw(executions: int = EXECUTIONS, seed: int = SEED) -> Draws:
     return draw_market(seed, NODES, executions, TASKS, DEFAULT.sampling_bps, weights=weights)
 
 
-def watch(scenario: Scenario, draws: Draws) -> Game:
-    """Play a scenario up to its verdicts, which do not depend on S, and its honest counterpart."""
+def watch(scenario: Scenario, draws: Draws, *, ruled: bool = True) -> Game:
+    """Play a scenario up to its verdicts, which do not depend on S, and its honest counterpart.
+
+    ``ruled``: whether the committee can recompute what is disputed.
+    """
     behaviour = scenario.behave(draws)
-    verdicts = judge_all(draws, behaviour)
+    verdicts = judge_all(draws, behaviour, ruled=ruled)
     honest = replace(
         behave_honestly(draws),
         cheating_executors=behaviour.cheating_executors,

@@ -30,6 +30,22 @@ def test_state_starts_at_zero_and_is_kept() -> None:
     np.testing.assert_array_equal(step(program, program.new_state(), 1.0), w)
 
 
+def test_state_digest_is_of_the_tensors_after_the_last_step_that_succeeded() -> None:
+    program = compile_counter()
+    state, same, w = program.new_state(), program.new_state(), np.arange(1, 5, dtype=np.float32)
+    assert program.compute_state_digest(state) == hashlib.sha256(bytes(16)).hexdigest()
+    for count in (1, 2, 3):
+        step(program, state, 2.0)
+        expected = hashlib.sha256((2 * w * count).tobytes()).hexdigest()
+        assert program.compute_state_digest(state) == expected
+    with pytest.raises(InvalidInput):
+        program.run(state, [])
+    assert program.compute_state_digest(state) == expected
+    for value in (1.0, 1.0, 4.0):  # another way to the same state
+        step(program, same, value)
+    assert program.compute_state_digest(same) == expected
+
+
 def test_interleaved_executions_do_not_touch_each_other() -> None:
     program = compile_counter()
     alone = []

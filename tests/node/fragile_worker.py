@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from splitup_node.worker import Worker, main
 
-CRASH, HANG, RAISE = -1.0, -2.0, -3.0
+CRASH, HANG, RAISE, CORRUPT = -1.0, -2.0, -3.0, -4.0
 
 
 class FragileWorker(Worker):
+    _corrupts = False
+
     def compute(
         self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]
     ) -> Sequence[bytes]:
@@ -24,7 +26,15 @@ class FragileWorker(Worker):
             signal.pause()
         if first == RAISE:
             raise RuntimeError("kernel went wrong")
-        return super().compute(program, state, inputs)
+        if first == CORRUPT:  # from the next step on the cache is wrong, the output is not
+            self._corrupts = True
+            return [bytes(len(inputs[0]))]
+        outputs = super().compute(program, state, inputs)
+        if self._corrupts:
+            current = state._buffers[state._parity][0]
+            view = current.as_memoryview(force_zero_copy=True).cast("B")
+            view[0] ^= 1
+        return outputs
 
 
 if __name__ == "__main__":

@@ -1,21 +1,40 @@
-"""A worker that returns wrong numbers: what a dishonest node would run in place of the real one."""
+"""A worker that returns wrong numbers: what a dishonest node would run in place of the real one.
+
+``LIE_EVERY`` and ``LIE_AT`` in the worker's arguments say in which sessions (a session is one task
+of one execution, or one verification): those whose number modulo the first is the second.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from splitup_node.ipc import RunAnswer, RunRequest
 from splitup_node.worker import Worker, main
+
+LIE_EVERY, LIE_AT = 1, 0
 
 
 class LyingWorker(Worker):
+    _lies = True
+
+    def run(self, request: RunRequest) -> RunAnswer:
+        self._lies = request.session % LIE_EVERY == LIE_AT
+        return super().run(request)
+
     def compute(
         self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]
     ) -> Sequence[bytes]:
         outputs = super().compute(program, state, inputs)
+        if not self._lies:
+            return outputs
         return [(np.frombuffer(data, np.float32) + 1).tobytes() for data in outputs]
 
 
 if __name__ == "__main__":
-    main(worker_class=LyingWorker)
+    argv = sys.argv[1:]
+    if argv[0].isdecimal():
+        LIE_EVERY, LIE_AT, argv = int(argv[0]), int(argv[1]), argv[2:]
+    main(argv, worker_class=LyingWorker)

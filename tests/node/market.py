@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from splitup_node.supervisor import WORKER_ARGV
 
 from splitup.chain.anvil import derive_key
 from splitup.chain.client import Chain
+from splitup.chain.market import request_to_abi, terms_to_abi
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
@@ -28,13 +30,17 @@ from splitup.graph.ir import Graph
 from splitup.graph.manifest import Manifest, get_task_key
 from splitup.net.gateway import UploadObject
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
+from splitup.protocol.attestations import sign_attestation
 from splitup.wire import (
+    Attestation,
     Completion,
     Heartbeat,
+    Held,
     PlanCertificate,
     Request,
     Snapshot,
     SnapshotEntry,
+    VerificationCommitment,
     VerificationResult,
 )
 from tests.oracle.gateway_network import MNEMONIC, Network, confirm_group_key
@@ -52,6 +58,8 @@ class Members:
     completions: dict[tuple[str, str], Completion] = field(default_factory=dict)
     results: asyncio.Queue[VerificationResult] = field(default_factory=asyncio.Queue)
     verified: set[tuple[str, int]] = field(default_factory=set)
+    promises: dict[tuple[str, int], VerificationCommitment] = field(default_factory=dict)
+    identities: Iterator[Identity] = field(default_factory=lambda: iter(()))
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def _read(self, request: web.Request, typ: str) -> dict[str, Any]:
@@ -75,10 +83,35 @@ class Members:
         await self._tell()
         return web.json_response({})
 
+    async def on_promise(self, request: web.Request) -> web.Response:
+        body = await self._read(request, "splitup-verification-commitment")
+        promise = VerificationCommitment.from_value(body)
+        self.promises[promise.execution_id, promise.task] = promise
+        return web.json_response({})
+
+    async def on_attestation(self, request: web.Request) -> web.Response:
+        """Say, as one member after the other, that everybody is to reveal what was committed."""
+        execution_id = request.match_info["execution_id"]
+        member = next(self.identities)
+        attestation = Attestation(
+            execution_id=execution_id,
+            member=member.address,
+            due=True,
+            held=tuple(
+                Held(task=p.task, validator=p.validator, root=p.root)
+                for p in self.promises.values()
+                if p.execution_id == execution_id
+            ),
+            silent=(),
+            rulings=(),
+        )
+        return web.json_response(sign_attestation(member, attestation).model_dump(mode="json"))
+
     async def on_verification(self, request: web.Request) -> web.Response:
         body = await self._read(request, "splitup-verification-result")
         result = VerificationResult.from_value(body)
         if (key := (result.execution_id, result.task)) not in self.verified:
+            assert result.error or self.promises[key].root == result.root()
             self.verified.add(key)  # the four members listen at one endpoint
             self.results.put_nowait(result)
         return web.json_response({})
@@ -202,9 +235,14 @@ class NodeMarket:
                 for node in sorted(nodes, key=lambda node: node.identity.address)
             ),
         )
-        digest = snapshot_struct_hash(2, sequence, snapshot.root())
+        digest = snapshot_struct_hash(2, sequence, snapshot.epoch, snapshot.root())
         await self.network.owner.send(
-            "committee", "submitSnapshot", sequence, snapshot.root(), self._sign(digest)
+            "committee",
+            "submitSnapshot",
+            sequence,
+            snapshot.epoch,
+            snapshot.root(),
+            self._sign(digest),
         )
         self.snapshot = snapshot
         return snapshot
@@ -240,6 +278,8 @@ class NodeMarket:
             snapshot_sequence=self.snapshot.sequence,
             snapshot_root=self.snapshot.root(),
             block_hash=event.block_hash,
+            inputs_digest=event.args["inputsDigest"],
+            nonce=nonce,
         )
         certificate = self.network.committee.certify(
             request,
@@ -260,10 +300,8 @@ class NodeMarket:
         await self.network.owner.send(
             "market",
             "submitCompletePlan",
-            plan.request.execution_id,
-            plan.root(),
-            plan.seed,
-            len(set(plan.executors())),
+            request_to_abi(plan.request),
+            terms_to_abi(plan.root(), certificate.seed_signature, plan.exposures()),
             signatures,
         )
 
@@ -286,10 +324,14 @@ async def open_market(
     network: Network, root: Path, manifest: Manifest, graphs: dict[str, Graph]
 ) -> AsyncIterator[NodeMarket]:
     """Let a listening committee speak for the network's members and register the model."""
-    members = Members(network.deployment.committee)
+    members = Members(
+        network.deployment.committee, identities=itertools.cycle(network.committee.members)
+    )
     app = make_app()
     app.router.add_post("/v1/heartbeat", members.on_heartbeat)
     app.router.add_post("/v1/completion", members.on_completion)
+    app.router.add_post("/v1/promise", members.on_promise)
+    app.router.add_get("/v1/attestation/{execution_id}", members.on_attestation)
     app.router.add_post("/v1/verification", members.on_verification)
     server = await serve_app(app, "127.0.0.1", 0)
     key = derive_key(MNEMONIC, 9)

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from splitup_node.heralds import Herald
 from splitup_node.reports import Reporter, Status
 
 from splitup import limits
 from splitup.chain.client import Receipt
+from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
-from splitup.errors import ChainRejected, ChainUnavailable, Unavailable
+from splitup.errors import ChainRejected, ChainUnavailable, Refused, Unavailable
 from splitup.journal.journal import Journal
+from splitup.protocol.attestations import sign_attestation
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
-from splitup.wire import Completion
+from splitup.wire import Attestation, Completion
 
 NODE = "0x" + "aa" * 20
 ZERO = "0x" + "00" * 32
@@ -54,14 +57,33 @@ class FakeChain:
 
 
 class FakeHttp:
-    """Four members; ``deaf`` ones do not answer."""
+    """Four members; ``deaf`` ones do not answer, and those in ``due`` say that it is time."""
 
     def __init__(self) -> None:
         self.deaf: set[str] = set()
+        self.due = {member.endpoint for member in COMMITTEE.members}
+        self.over = False
+        self.asked = asyncio.Event()
         self.told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     def sign(self, typ: str, audience: str, body: Completion) -> str:
         return body.execution_id
+
+    async def get_json(self, url: str) -> dict[str, Any]:
+        endpoint, _, execution_id = url.partition("/v1/attestation/")
+        self.asked.set()
+        if self.over:
+            raise Refused("it is over", status=410)
+        place = next(i for i, m in enumerate(COMMITTEE.members) if m.endpoint == endpoint)
+        attestation = Attestation(
+            execution_id=execution_id,
+            member=MEMBERS[place].address,
+            due=endpoint in self.due,
+            held=(),
+            silent=(),
+            rulings=(),
+        )
+        return sign_attestation(MEMBERS[place], attestation).model_dump(mode="json")
 
     async def post_token(self, url: str, token: str) -> dict[str, Any]:
         member = url.removesuffix("/v1/completion")
@@ -72,10 +94,12 @@ class FakeHttp:
         return {}
 
 
+MEMBERS = [Identity.from_private_key(bytes([n]) * 32) for n in range(1, 5)]
 COMMITTEE = CommitteeView(
     configuration=1,
     members=tuple(
-        CommitteeMember(f"0x{n:040x}", f"0x{n:064x}", f"http://m{n}") for n in range(1, 5)
+        CommitteeMember(member.address, member.signing_key_hex, f"http://m{n}")
+        for n, member in enumerate(MEMBERS, 1)
     ),
     quorum=3,
     group_key="0x",
@@ -103,7 +127,8 @@ def http() -> FakeHttp:
 async def run(directory: Path, chain: FakeChain, http: FakeHttp) -> AsyncIterator[Reporter]:
     """Run a reporter until the end of the block, as a node does between two restarts."""
     with Journal.open(directory) as journal:
-        reporter = Reporter(journal, chain, http, lambda: COMMITTEE)  # type: ignore[arg-type]
+        herald = Herald(http, lambda: COMMITTEE)  # type: ignore[arg-type]
+        reporter = Reporter(journal, chain, herald)  # type: ignore[arg-type]
         reporter.resume()
         task = asyncio.create_task(reporter.run())
         try:
@@ -186,6 +211,32 @@ async def test_f09_what_is_committed_already_is_only_revealed(
     await submit(reporter, 1)
     await hear(http, 4)
     assert not chain.batches
+
+
+async def test_nothing_is_revealed_before_a_quorum_says_so(
+    reporter: Reporter, http: FakeHttp, chain: FakeChain
+) -> None:
+    """Neither f members that lie, nor the chain's commitment, make a node show its digests."""
+    http.due = {"http://m1", "http://m2"}
+    await submit(reporter, 1)
+    for _ in range(8):  # two rounds of asking four members
+        http.asked.clear()
+        async with asyncio.timeout(5):
+            await http.asked.wait()
+    assert chain.batches and http.told.empty()
+    http.due.add("http://m3")
+    assert len(await hear(http, 4)) == 4
+
+
+async def test_what_is_over_is_not_revealed(
+    reporter: Reporter, http: FakeHttp, chain: FakeChain
+) -> None:
+    http.over = True
+    await submit(reporter, 1)
+    async with asyncio.timeout(5):
+        await http.asked.wait()
+    await finish(reporter)
+    assert http.told.empty()
 
 
 async def test_settled_without_us_is_given_up(

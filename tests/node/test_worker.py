@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -14,7 +15,7 @@ from splitup_node.supervisor import Supervisor, TaskFailed, WorkerLost
 
 from splitup.errors import SplitUpError
 from splitup.graph.ir import Graph
-from tests.node.fragile_worker import CRASH, HANG, RAISE
+from tests.node.fragile_worker import CORRUPT, CRASH, HANG, RAISE
 from tests.node.graphs import make_accumulator, make_sum
 
 FRAGILE = (sys.executable, str(Path(__file__).with_name("fragile_worker.py")))
@@ -94,6 +95,25 @@ async def test_state_belongs_to_its_session_and_ends_with_it(
     assert isinstance(answer, RunAnswer) and answer.started_ns <= answer.ended_ns
     supervisor.drop([1, 77])
     assert values(await run(supervisor, 1, program, [1, 2])) == [1, 2]
+
+
+async def test_a21_a_cache_that_was_tampered_with_at_one_step_shows_in_the_state(
+    start: Start, tmp_path: Path
+) -> None:
+    """A replay of the same inputs from zero state gives another digest, outputs aside."""
+    supervisor = await start()
+    program = (await load(supervisor, tmp_path, make_accumulator(2)))["program"]
+    with pytest.raises(TaskFailed, match="holds no state"):
+        await supervisor.digest_state(1)
+    inputs = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]
+    for step in inputs:
+        await run(supervisor, 1, program, step)
+    for step in [*inputs[:3], [CORRUPT, 0.0], *inputs[3:]]:
+        answer = await run(supervisor, 2, program, step)
+    assert values(answer) == [16.0, 20.0], "what it sends is right"
+    honest, corrupt = await supervisor.digest_state(1), await supervisor.digest_state(2)
+    assert honest == hashlib.sha256(np.array([16, 20], np.float32).tobytes()).hexdigest()
+    assert corrupt != honest
 
 
 async def test_failures_are_answers_and_the_worker_lives_on(

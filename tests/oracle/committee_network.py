@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from splitup_node.heralds import Herald
 
 from splitup.chain.anvil import derive_key, start_anvil
 from splitup.chain.client import Chain
@@ -26,10 +28,12 @@ from splitup.errors import PeerFault, Unavailable
 from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
 from splitup.protocol.certificates import check_certificate, check_draw
 from splitup.wire import (
+    EMPTY_DIGEST,
     Completion,
     Heartbeat,
     PlanCertificate,
     TaskCommitment,
+    VerificationCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -152,6 +156,7 @@ class Node:
                 task_id=MANIFEST.tasks[task].task_id,
                 inputs=(digest("in", execution_id, task),),
                 outputs=(digest("lie" if self.lies else "out", execution_id, task),),
+                state=EMPTY_DIGEST,
             )
             for task, executor in enumerate(certificate.plan.executors())
             if executor == self.identity.address
@@ -173,7 +178,13 @@ class Node:
         await self.chain.send(
             "market", "commitCompletions", [(execution_id, completion.steps, completion.root())]
         )
-        await self._tell("completion", "splitup-completion", completion)
+        herald = await self._open_herald()
+        assert await herald.wait_until_due(execution_id, None, math.inf)
+        await herald.spread("/v1/completion", "splitup-completion", completion, math.inf)
+
+    async def _open_herald(self) -> Herald:
+        view = await fetch_committee(self.chain)
+        return Herald(self.http, lambda: view)
 
     async def _verify(self, request: web.Request) -> web.Response:
         order = VerificationOrder.from_value(await read_json(request))
@@ -186,10 +197,23 @@ class Node:
             validator=self.identity.address,
             inputs=(digest("in", execution_id, order.task),),
             outputs=(digest("out", execution_id, order.task),),
+            state=EMPTY_DIGEST,
+            salt="0x" + digest("salt", self.identity.address),
             error="",
         )
-        self.spawn(self._tell("verification", "splitup-verification-result", result))
+        self.spawn(self._report(result))
         return web.json_response({})
+
+    async def _report(self, result: VerificationResult) -> None:
+        promise = VerificationCommitment(
+            execution_id=result.execution_id,
+            task=result.task,
+            validator=result.validator,
+            root=result.root(),
+        )
+        herald = await self._open_herald()
+        if await herald.wait_until_due(result.execution_id, promise, math.inf):
+            await herald.spread("/v1/verification", "splitup-verification-result", result, math.inf)
 
 
 @dataclass
@@ -199,12 +223,20 @@ class Network:
     directory: Path
     rpc_url: str
     deployment: Deployment
+    owner: Chain
     client: Chain
     http: SignedClient
     nodes: list[Node]
-    endpoints: list[str]
+    rows: list[tuple[str, str, str]]  # account, signing key, endpoint of every member process
     processes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
     nonce: int = 0
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [endpoint for _, _, endpoint in self.rows]
+
+    def signal_member(self, place: int, number: int) -> None:
+        self.processes[place].send_signal(number)
 
     async def start_member(self, place: int) -> None:
         log = (self.directory / f"member{place}.log").open("ab")
@@ -234,7 +266,7 @@ class Network:
 
     async def get_status(self, place: int) -> dict[str, Any]:
         try:
-            return await self.http.get_json(f"{self.endpoints[place]}/v1/status", timeout_s=1)
+            return await self.http.get_json(f"{self.endpoints[place]}/v1/status", timeout_s=5)
         except Unavailable:
             return {}
 
@@ -298,13 +330,16 @@ class Network:
 async def run_network(
     directory: Path, *, nodes: int = 4, sampling_bps: int = 800
 ) -> AsyncIterator[Network]:
-    """Start chain, contracts, nodes, a gateway for the manifest, and four member processes."""
-    ports = find_free_ports(5)
+    """Start chain, contracts, nodes, a gateway for the manifest, and four member processes.
+
+    A fifth account is ready to become a member; its process is not started.
+    """
+    ports = find_free_ports(6)
     async with contextlib.AsyncExitStack() as stack:
         anvil = await stack.enter_async_context(
-            start_anvil(ports[4], mnemonic=MNEMONIC, accounts=20, block_time_s=1, mixed_mining=True)
+            start_anvil(ports[5], mnemonic=MNEMONIC, accounts=20, block_time_s=1, mixed_mining=True)
         )
-        keys = [derive_key(MNEMONIC, index) for index in range(6 + nodes)]
+        keys = [derive_key(MNEMONIC, index) for index in range(7 + nodes)]
         deployment = await deploy(
             anvil.url, keys[0], parameters=MarketParameters(sampling_bps=sampling_bps)
         )
@@ -318,29 +353,31 @@ async def run_network(
         members = sorted(
             (Identity.from_private_key(key) for key in keys[1:5]), key=lambda m: m.address
         )
-        endpoints = [f"http://127.0.0.1:{port}" for port in ports[:4]]
+        members.append(Identity.from_private_key(keys[6]))
+        endpoints = [f"http://127.0.0.1:{port}" for port in ports[:5]]
         rows = [(m.address, m.signing_key_hex, e) for m, e in zip(members, endpoints, strict=True)]
-        await owner.send("committee", "setMembers", rows)
+        await owner.send("committee", "setMembers", rows[:4])
         await _register_model(owner)
         await owner.send("usdc", "mint", client.address, 50_000_000)
         await client.send("usdc", "approve", deployment.market, 50_000_000)
         await client.send("market", "deposit", 50_000_000)
         players = [
-            await _start_node(stack, await connect(key), key, owner, endpoints) for key in keys[6:]
+            await _start_node(stack, await connect(key), key, owner, endpoints) for key in keys[7:]
         ]
         gateway = await _start_gateway()
         stack.push_async_callback(gateway.close)
         http = await stack.enter_async_context(SignedClient())
-        network = Network(directory, anvil.url, deployment, client, http, players, endpoints)
-        for place, (member, port) in enumerate(zip(members, ports[:4], strict=True)):
+        network = Network(directory, anvil.url, deployment, owner, client, http, players, rows)
+        for place, (member, port) in enumerate(zip(members, ports[:5], strict=True)):
             _write_config(network, place, member, port, gateway.url)
+        for place in range(4):
             await network.start_member(place)
         try:
             yield network
         finally:
             for place in list(network.processes):
                 with contextlib.suppress(ProcessLookupError):
-                    await network.stop_member(place, signal.SIGKILL)
+                    await network.stop_member(place, signal.SIGKILL)  # also a stopped process
 
 
 async def _register_model(owner: Chain) -> None:

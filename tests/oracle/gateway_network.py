@@ -255,7 +255,7 @@ async def _form_committee(rpc_url: str, deployment: Deployment, owner: Chain) ->
 async def confirm_group_key(
     rpc_url: str, deployment: Deployment, members: tuple[Identity, ...], key: str
 ) -> None:
-    data = bytes.fromhex(key[2:])
+    data = bls.encode_public_key_eip2537(key)
     for member in members[:3]:
         async with await Chain.connect(
             rpc_url, deployment, private_key=member.private_key

@@ -57,7 +57,7 @@ async def check_payments(network: Network, execution_id: str) -> None:
     events = await network.find_settlement(execution_id)
     names = [event.name for event in events]
     assert names.count("PlanAccepted") == names.count("Settled") == 1
-    paid = sum(event.args["amount"] for event in events if event.name == "Paid")
+    paid = next(event.args["paid"] for event in events if event.name == "Settled")
     assert paid == 2 * MANIFEST.price_micro_usdc(STEPS), "executors and one validator per task"
     assert sum(len({o.task for o in node.orders}) for node in network.nodes) == len(MANIFEST.tasks)
 
@@ -140,7 +140,7 @@ async def test_a_missing_keystore_is_one_sentence_and_exit_code_1(tmp_path: Path
         ({"listen_port": "70000"}, "listen_port"),
         ({"gateway_url": None}, "gateway_url"),
         ({"more": "1"}, "more"),
-        ({"epoch_blocks": "0"}, "epoch_blocks"),
+        ({"confirmations": "65"}, "confirmations"),
         ({"rpc_url": '"ftp://x"'}, "rpc_url"),
     ],
 )

@@ -9,16 +9,17 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
-from splitup.crypto import dkg, quorum
+from splitup.crypto import bls, dkg, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, Unavailable
-from splitup.graph.manifest import Manifest
+from splitup.graph.manifest import Manifest, TaskSource
 from splitup.protocol import events as ev
+from splitup.protocol.attestations import Attestations, check_attestation
 from splitup.protocol.certificates import (
     CommitteeMember as Seat,
 )
@@ -30,15 +31,20 @@ from splitup.protocol.certificates import (
 )
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
+from splitup.protocol.messages import Equivocation
 from splitup.protocol.verification import Economics
 from splitup.wire import (
+    EMPTY_DIGEST,
     Completion,
     Heartbeat,
     Message,
+    Plan,
     PlanCertificate,
     Request,
+    Ruling,
     Snapshot,
     TaskCommitment,
+    VerificationCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -59,17 +65,21 @@ def make_identity(number: int) -> Identity:
 @cache
 def make_committee(size: int = 4) -> tuple[tuple[Identity, ...], CommitteeView]:
     members = sorted((make_identity(1000 + i) for i in range(size)), key=lambda m: m.address)
-    view = CommitteeView(
-        configuration=1,
+    return tuple(members), make_view(members)
+
+
+def make_view(identities: Sequence[Identity], configuration: int = 1) -> CommitteeView:
+    members = sorted(identities, key=lambda m: m.address)
+    return CommitteeView(
+        configuration=configuration,
         members=tuple(
             Seat(m.address, m.signing_key_hex, f"http://127.0.0.1:{7000 + i}")
             for i, m in enumerate(members)
         ),
-        quorum=quorum.compute_quorum_size(size),
+        quorum=quorum.compute_quorum_size(len(members)),
         group_key="",
         domain=quorum.Domain(CHAIN_ID, COMMITTEE),
     )
-    return tuple(members), view
 
 
 @cache
@@ -85,7 +95,7 @@ def make_keys(size: int = 4) -> tuple[dkg.GroupKey, tuple[bytes, ...]]:
             dealer: dkg.open_and_verify_share(ceremony, dealing, place, identity)
             for dealer, dealing in dealings.items()
         }
-        shares.append(dkg.compute_secret_share(group, place, opened))
+        shares.append(dkg.compute_secret_share(ceremony, group, place, opened))
     return group, tuple(shares)
 
 
@@ -120,6 +130,9 @@ class Node:
     lies: bool = False  # returns wrong outputs
     false_accuser: bool = False  # as a validator
     mute_validator: bool = False
+    corrupts_state: bool = False  # right outputs, another state
+    withholds_completion: bool = False
+    withholds_result: bool = False
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
     verified: set[tuple[str, int]] = field(default_factory=set)
     sequence: int = 0
@@ -127,6 +140,16 @@ class Node:
     @property
     def address(self) -> str:
         return self.identity.address
+
+    @property
+    def is_dishonest(self) -> bool:
+        return (
+            self.lies
+            or self.false_accuser
+            or self.corrupts_state
+            or self.withholds_completion
+            or self.withholds_result
+        )
 
 
 class Simulation:
@@ -141,16 +164,15 @@ class Simulation:
         tasks: int = 3,
         network: Network | None = None,
         economics: Economics | None = None,
-        epoch_blocks: int = 2,
+        manifest: Manifest | None = None,
     ) -> None:
         self.random = random.Random(seed)
         self.now = 100.0
         self.network = network or Network()
-        self.epoch_blocks = epoch_blocks
         self.economics = economics or Economics(800, 1200, 100_000)
         self.chain = Chain()
         self.block = 10
-        self.manifest: Manifest = make_chain_manifest(tasks)
+        self.manifest: Manifest = manifest or make_chain_manifest(tasks)
         self.identities, self.view = make_committee(size)
         self.group, self.shares = make_keys(size)
         self.full_view = CommitteeView(
@@ -161,9 +183,15 @@ class Simulation:
         self.down: set[str] = set()
         self.faults: list[ev.Fault] = []
         self.logs: list[str] = []
+        self.evidence: list[Equivocation] = []
         self.certificates: dict[str, dict[str, PlanCertificate]] = {}
         self.pushes: Counter[str] = Counter()
         self.orders: list[VerificationOrder] = []
+        self.ordered: list[tuple[str, str]] = []  # execution, validator
+        self.lies_at: set[tuple[str, int]] | None = None  # where liars lie: everywhere
+        self.paused: dict[str, float] = {}  # node -> until when it says nothing
+        self.unable: set[str] = set()  # members that cannot recompute
+        self.recomputed: Counter[tuple[str, int]] = Counter()
         self.journals: dict[str, dict[tuple[str, str], object]] = {
             m.address: {} for m in self.identities
         }
@@ -214,7 +242,6 @@ class Simulation:
             self.view,
             self.economics,
             read_result,
-            epoch_blocks=self.epoch_blocks,
             grace_s=GRACE_S,
             signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
             snapshots=[
@@ -224,7 +251,7 @@ class Simulation:
         self.members[identity.address] = member
         self.down.discard(identity.address)
         feed = partial(self.feed, identity.address)
-        feed(ev.SnapshotAccepted(self.chain.sequence, self.chain.root))
+        feed(ev.SnapshotAccepted(1, self.chain.sequence, self.chain.root))
         feed(ev.NodesSeen(tuple(self._records())))
         feed(ev.BlockSeen(self.block, self._timestamp()))
         feed(ev.ManifestFetched(self.manifest))
@@ -271,6 +298,8 @@ class Simulation:
                 self._push(account, command.certificate)
             case ev.PushVerification():
                 self._order(command)
+            case ev.RecomputeTask():
+                self.after(0.2, partial(self._recompute, account, command.order))
             case ev.SubmitSnapshot() | ev.SubmitPlan() | ev.SubmitSettlement():
                 self._pending.append(partial(self._execute, command))
             case ev.FetchSnapshot():
@@ -281,6 +310,8 @@ class Simulation:
                 self.faults.append(command)
             case ev.Log():
                 self.logs.append(command.message)
+            case ev.SubmitEvidence():
+                self.evidence.append(command.evidence)
             case ev.FetchManifest():
                 raise AssertionError("every member has the manifest")
 
@@ -327,17 +358,22 @@ class Simulation:
         domain = self.view.domain
         match command:
             case ev.SubmitSnapshot():
-                struct = quorum.snapshot_struct_hash(1, command.sequence, command.root)
+                struct = quorum.snapshot_struct_hash(
+                    1, command.sequence, command.epoch, command.root
+                )
                 quorum.check_quorum(domain, struct, command.signatures, accounts)
                 if command.sequence != self.chain.sequence + 1:
                     self.chain.rejected["SequenceInvalid"] += 1
                     return
                 self.chain.sequence, self.chain.root = command.sequence, command.root
                 self.chain.snapshots.append(command.root)
-                self.emit(ev.SnapshotAccepted(command.sequence, command.root))
+                self.emit(ev.SnapshotAccepted(1, command.sequence, command.root))
             case ev.SubmitPlan():
                 struct = quorum.plan_struct_hash(
-                    command.execution_id, command.plan_root, command.seed, command.executor_count
+                    command.execution_id,
+                    command.plan_root,
+                    bls.compute_seed(command.seed_signature),
+                    quorum.hash_exposures(command.exposures),
                 )
                 quorum.check_quorum(domain, struct, command.signatures, accounts)
                 if command.execution_id in self.chain.plans:
@@ -430,8 +466,9 @@ class Simulation:
             TaskCommitment(
                 task=task,
                 task_id=self.manifest.tasks[task].task_id,
-                inputs=(digest("in", execution_id, task),),
-                outputs=(digest("lie" if node.lies else "out", execution_id, task),),
+                inputs=self._read_inputs(execution_id, certificate.plan, task),
+                outputs=self._claim(execution_id, certificate.plan, task),
+                state=digest("corrupt" if node.corrupts_state else "state", execution_id, task),
             )
             for task, executor in enumerate(certificate.plan.executors())
             if executor == node.address
@@ -453,14 +490,88 @@ class Simulation:
                     execution_id, node.address, steps, completion.root(), f"0x{self.block:064x}"
                 )
             )
-            for account in self.members:
-                event = ev.CompletionReceived(completion, node.identity.signing_key_hex)
-                for attempt in range(5):
-                    self.after(attempt, partial(self._send, partial(self.feed, account, event)))
+            if not node.withholds_completion:
+                reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
+                self._when_due(node, execution_id, None, reveal)
 
         self.after(0.05, lambda: self._pending.append(commit))
 
+    def _read_inputs(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
+        """Return the digests of what a task is given: what its producers say they computed."""
+        return tuple(
+            self._claim(execution_id, plan, entry.source.task)[0]
+            if isinstance(entry.source, TaskSource)
+            else digest("in", execution_id)
+            for entry in self.manifest.tasks[task].inputs
+        )
+
+    def _compute(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
+        """Return the right output for what a task is given."""
+        return (digest("out", task, self._read_inputs(execution_id, plan, task)),)
+
+    def _claim(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
+        """Return what its executor says that a task gave."""
+        lies = self.by_node[plan.executors()[task]].lies
+        if lies and (self.lies_at is None or (execution_id, task) in self.lies_at):
+            return (digest("lie", execution_id, task),)
+        return self._compute(execution_id, plan, task)
+
+    def pause(self, node: str, seconds: float) -> None:
+        """Let a node say nothing for a while, as one that crashed and is started again."""
+        self.paused[node] = self.now + seconds
+
+    def find_outcomes(self, execution_id: str) -> dict[int, str]:
+        """Return how the verification of every drawn task ended."""
+        for member in self.members.values():
+            evidence = member.find_evidence(execution_id)
+            if evidence is not None:
+                return {verdict.task: verdict.outcome for verdict in evidence.verdicts}
+        raise AssertionError("no member has seen it settled")
+
+    def _when_due(
+        self,
+        node: Node,
+        execution_id: str,
+        own: VerificationCommitment | None,
+        event: ev.Event,
+    ) -> None:
+        """Ask the members until 2f+1 say that reveals are due, then reveal to all."""
+        attestations = Attestations(self.view.quorum)
+
+        def ask() -> None:
+            for account, member in self.members.items():
+                lost = self.random.random() < self.network.loss
+                signed = member.find_attestation(execution_id)
+                if account not in self.down and not lost and signed is not None:
+                    check_attestation(signed, self.view)
+                    attestations.add(signed)
+            awake = self.now >= self.paused.get(node.address, 0.0)
+            fixed = own is None or attestations.find_fixed(own.task, own.validator) == own.root
+            if not attestations.is_due() or not fixed or not awake:
+                if execution_id not in self.chain.settlements:
+                    self.after(0.5, ask)
+                return
+            for account in self.members:
+                for attempt in range(5):
+                    self.after(attempt, partial(self._send, partial(self.feed, account, event)))
+
+        ask()
+
+    def _recompute(self, account: str, order: VerificationOrder) -> None:
+        execution_id, task = order.draw.execution_id, order.task
+        self.recomputed[execution_id, task] += 1
+        plan, able = order.certificate.plan, account not in self.unable
+        ruling = Ruling(
+            task=task,
+            inputs=self._read_inputs(execution_id, plan, task) if able else (),
+            outputs=self._compute(execution_id, plan, task) if able else (),
+            state=digest("state", execution_id, task) if able else EMPTY_DIGEST,
+            error="" if able else "another determinism class",
+        )
+        self.feed(account, ev.TaskRecomputed(execution_id, ruling))
+
     def _order(self, command: ev.PushVerification) -> None:
+        self.ordered.append((command.order.draw.execution_id, command.node))
         self._send(partial(self._verify, self.by_node[command.node], command.order))
 
     def _verify(self, node: Node, order: VerificationOrder) -> None:
@@ -470,13 +581,19 @@ class Simulation:
         check_draw(order.draw, self.full_view)
         node.verified.add((execution_id, order.task))
         self.orders.append(order)
+        plan, right = order.certificate.plan, not node.false_accuser
         result = VerificationResult(
             execution_id=execution_id,
             task=order.task,
             validator=node.address,
-            inputs=(digest("in", execution_id, order.task),),
-            outputs=(digest("no" if node.false_accuser else "out", execution_id, order.task),),
+            inputs=self._read_inputs(execution_id, plan, order.task),
+            outputs=self._compute(execution_id, plan, order.task) if right else ("0" * 64,),
+            state=digest("state", execution_id, order.task),
+            salt="0x" + digest("salt", execution_id, order.task, node.address),
             error="",
+        )
+        promise = VerificationCommitment(
+            execution_id=execution_id, task=order.task, validator=node.address, root=result.root()
         )
         token = sign_jws(
             node.identity,
@@ -485,10 +602,13 @@ class Simulation:
             body=result.model_dump(mode="json"),
             now_s=int(self.now),
         )
+        key = node.identity.signing_key_hex
         for account in self.members:
-            event = ev.ResultReceived(result, node.identity.signing_key_hex, token)
+            event = ev.PromiseReceived(promise, key)
             for attempt in range(5):
                 self.after(attempt, partial(self._send, partial(self.feed, account, event)))
+        if not node.withholds_result:
+            self._when_due(node, execution_id, promise, ev.ResultReceived(result, key, token))
 
     # ---- what must hold -----------------------------------------------------------------------
 
@@ -506,7 +626,7 @@ class Simulation:
             plan = next(iter(self.certificates[execution_id].values())).plan
             paid = sum(p.amount_micro_usdc for p in settlement.payments if not p.from_slash)
             assert paid <= plan.request.max_price_micro_usdc
-            liars = {n.address for n in self.nodes if n.lies or n.false_accuser}
+            liars = {n.address for n in self.nodes if n.is_dishonest}
             assert {s.node for s in settlement.slashes} <= liars, "an honest node was slashed"
 
 

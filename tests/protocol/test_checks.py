@@ -1,95 +1,215 @@
-"""Whom to ask next, and when there is a verdict."""
+"""Whom to ask next, whose answer counts, and when everybody was heard."""
 
 from __future__ import annotations
 
 from splitup import limits
+from splitup.protocol.attestations import Attestations
 from splitup.protocol.checks import Answer, Check
-from splitup.protocol.verification import Outcome, Verdict
-from splitup.wire import TaskCommitment, VerificationResult
+from splitup.wire import (
+    EMPTY_DIGEST,
+    Attestation,
+    Held,
+    SignedAttestation,
+    Silence,
+    TaskCommitment,
+    VerificationResult,
+)
 from tests.builders import address
 
 IN, GOOD, BAD = "1" * 64, "2" * 64, "3" * 64
-EXECUTOR = address(1)
-VALIDATORS = tuple(address(n) for n in (11, 12, 13))
-SILENCE_S = limits.VERIFICATION_SILENCE_S + 4 * limits.VERIFICATION_STEP_S
+TASK, STEPS = 2, 4
+VALIDATORS = tuple(address(n) for n in range(11, 17))
+MEMBERS = tuple(address(n) for n in range(1, 5))
+SILENCE_S = limits.VERIFICATION_SILENCE_S + STEPS * limits.VERIFICATION_STEP_S
 
 
 def commit(outputs: str = GOOD) -> TaskCommitment:
-    return TaskCommitment(task=2, task_id="a" * 64, inputs=(IN,), outputs=(outputs,))
+    return TaskCommitment(
+        task=TASK, task_id="a" * 64, inputs=(IN,), outputs=(outputs,), state=EMPTY_DIGEST
+    )
 
 
 def answer(place: int, outputs: str = GOOD, *, inputs: str = IN, error: str = "") -> Answer:
     result = VerificationResult(
         execution_id="0x" + "ee" * 32,
-        task=2,
+        task=TASK,
         validator=VALIDATORS[place],
         inputs=(inputs,),
         outputs=(outputs,),
+        state=EMPTY_DIGEST,
+        salt="0x" + "5" * 64,
         error=error,
     )
     return Answer(result, "token")
 
 
-def make_check() -> Check:
-    return Check(2, VALIDATORS, 4, 0.0)
+def attest(
+    attestations: Attestations,
+    *answers: Answer,
+    members: int = 3,
+    silent: tuple[Silence, ...] = (),
+) -> None:
+    """Let members hold the commitments of these answers."""
+    for member in MEMBERS[:members]:
+        attestation = Attestation(
+            execution_id="0x" + "ee" * 32,
+            member=member,
+            due=False,
+            held=tuple(
+                Held(task=TASK, validator=a.result.validator, root=a.result.root()) for a in answers
+            ),
+            silent=silent,
+            rulings=(),
+        )
+        attestations.add(SignedAttestation(attestation=attestation, signature="0x" + "0" * 128))
 
 
-def test_one_confirmation_clears() -> None:
-    check = make_check()
-    assert check.advance(commit(), EXECUTOR, 0.0) is None
+def start() -> tuple[Check, Attestations]:
+    check, attestations = Check(TASK, VALIDATORS, STEPS), Attestations(quorum=3)
+    check.advance(attestations, None, None, 0.0)
+    return check, attestations
+
+
+def asked(check: Check) -> tuple[str, ...]:
+    return tuple(check.asked_at)
+
+
+def test_one_is_asked_and_its_confirmation_is_enough() -> None:
+    check, attestations = start()
+    assert asked(check) == VALIDATORS[:1]
+    assert not check.is_covered(attestations)
+    attest(attestations, answer(0))
+    assert check.is_covered(attestations)
+    assert not check.is_heard(attestations, commit())
     assert check.add(answer(0))
-    verdict = check.advance(commit(), EXECUTOR, 0.1)
-    assert verdict == Verdict(2, Outcome.HONEST, (VALIDATORS[0],), ())
+    check.advance(attestations, commit(), 1.0, 1.0)
+    assert check.is_heard(attestations, commit())
+    assert asked(check) == VALIDATORS[:1]
 
 
-def test_two_that_agree_convict() -> None:
-    check = make_check()
+def test_after_a_mismatch_a_third_node_is_heard_and_then_five() -> None:
+    check, attestations = start()
+    wanted = [answer(0, BAD), answer(1), answer(2), answer(3, BAD)]
+    attest(attestations, *wanted)
+    for place, count in ((0, 2), (1, 4), (2, 4)):
+        check.add(wanted[place])
+        check.advance(attestations, commit(), 1.0, 1.0)
+        assert asked(check) == VALIDATORS[:count]
+        assert not check.is_heard(attestations, commit())
+    check.add(wanted[3])
+    check.advance(attestations, commit(), 1.0, 1.0)
+    assert check.is_heard(attestations, commit())
+    assert len(check.get_usable(attestations, commit())) == 4
+
+
+def test_an_answer_without_a_commitment_that_a_quorum_held_does_not_count() -> None:
+    check, attestations = start()
+    attest(attestations, answer(0), members=2)
     check.add(answer(0))
-    assert check.advance(commit(BAD), EXECUTOR, 0.1) is None
-    assert check.turn == 1
-    check.add(answer(1))
-    verdict = check.advance(commit(BAD), EXECUTOR, 0.2)
-    assert verdict == Verdict(2, Outcome.LIED, VALIDATORS[:2], (EXECUTOR,))
+    assert check.get_heard(attestations) == []
+    check.advance(attestations, commit(), 0.0, SILENCE_S)
+    assert asked(check) == VALIDATORS[:2], "the next one is asked"
+    attest(attestations, answer(0))
+    assert check.get_heard(attestations) == [answer(0).result]
+
+
+def test_an_answer_that_is_not_what_was_committed_to_is_silence() -> None:
+    check, attestations = start()
+    attest(attestations, answer(0, BAD))
+    check.add(answer(0, GOOD))
+    check.advance(attestations, commit(), 0.0, 0.0)
+    assert check.get_heard(attestations) == []
+    check.advance(attestations, commit(), 0.0, limits.VALIDATOR_REVEAL_S)
+    assert check.is_overdue(attestations, VALIDATORS[0])
+    assert asked(check) == VALIDATORS[:2]
+    attest(attestations, silent=(Silence(node=VALIDATORS[0], task=TASK),))
+    assert check.get_withheld(attestations) == VALIDATORS[:1]
+
+
+def test_who_has_committed_may_not_back_out_with_an_excuse() -> None:
+    check, attestations = start()
+    attest(attestations, answer(0))
+    check.add(answer(0, error="oops"))
+    check.advance(attestations, commit(), 0.0, 0.0)
+    check.advance(attestations, commit(), 0.0, limits.VALIDATOR_REVEAL_S)
+    assert check.is_overdue(attestations, VALIDATORS[0])
+
+
+def test_an_excuse_passes_the_turn_at_once_and_costs_nothing() -> None:
+    check, attestations = start()
+    check.add(answer(0, error="the object was gone"))
+    check.advance(attestations, None, None, 0.1)
+    assert asked(check) == VALIDATORS[:2]
+    assert check.get_withheld(attestations) == ()
+
+
+def test_other_inputs_pass_the_turn() -> None:
+    check, attestations = start()
+    attest(attestations, answer(0, inputs="9" * 64))
+    check.add(answer(0, inputs="9" * 64))
+    check.advance(attestations, commit(), 1.0, 1.0)
+    assert asked(check) == VALIDATORS[:2]
+
+
+def test_a_late_commitment_is_not_attested_any_more() -> None:
+    """Else who was passed over could wait for what the others reveal."""
+    check, attestations = start()
+    check.advance(attestations, None, None, SILENCE_S)
+    assert asked(check) == VALIDATORS[:2]
+    check.hold(VALIDATORS[0], answer(0).result.root())
+    check.hold(VALIDATORS[1], answer(1).result.root())
+    assert check.get_attested() == [(VALIDATORS[1], answer(1).result.root())]
 
 
 def test_a_volunteer_is_not_heard_before_its_turn() -> None:
-    check = make_check()
+    check, attestations = start()
+    check.hold(VALIDATORS[2], answer(2).result.root())
+    assert check.get_attested() == []
+    attest(attestations, answer(2))
     check.add(answer(2))
-    assert check.advance(commit(), EXECUTOR, 0.1) is None
-    assert check.advance(commit(), EXECUTOR, SILENCE_S + 0.1) is None
-    verdict = check.advance(commit(), EXECUTOR, 2 * SILENCE_S + 0.2)
-    assert verdict == Verdict(2, Outcome.HONEST, (VALIDATORS[2],), ())
+    assert check.get_heard(attestations) == []
 
 
-def test_unusable_answers_pass_the_turn() -> None:
-    check = make_check()
-    check.add(answer(0, error="the object was gone"))
-    check.add(answer(1, inputs="9" * 64))
-    assert check.advance(commit(), EXECUTOR, 0.1) is None
-    assert check.turn == 2
+def test_all_fixed_answers_are_waited_for() -> None:
+    """A copy that came late must not end what another validator is about to contradict."""
+    check, attestations = start()
+    check.advance(attestations, None, None, SILENCE_S)
+    attest(attestations, answer(0), answer(1, BAD))
+    check.add(answer(0))
+    check.advance(attestations, commit(), 20.0, 20.0)
+    assert not check.is_heard(attestations, commit())
+    check.advance(attestations, commit(), 20.0, 20.0 + limits.VALIDATOR_REVEAL_S)
+    assert check.is_heard(attestations, commit())
 
 
-def test_when_nobody_can_tell_nobody_is_punished() -> None:
-    check = make_check()
-    for step in range(1, 4):
-        verdict = check.advance(commit(), EXECUTOR, step * (SILENCE_S + 0.1))
-    assert verdict == Verdict(2, Outcome.UNRESOLVED, (), ())
-    alone = Check(2, (), 4, 0.0)
-    assert alone.advance(commit(), EXECUTOR, 0.0) == Verdict(2, Outcome.UNRESOLVED, (), ())
+def test_when_nobody_is_left_there_is_nothing_to_wait_for() -> None:
+    check, attestations = start()
+    for place in range(len(VALIDATORS)):
+        check.advance(attestations, None, None, (place + 1) * (SILENCE_S + 0.1))
+    assert check.is_covered(attestations)
+    assert check.is_heard(attestations, commit())
+    alone = Check(TASK, (), STEPS)
+    alone.advance(attestations, None, None, 0.0)
+    assert alone.is_covered(attestations) and alone.is_heard(attestations, commit())
 
 
 def test_strangers_and_second_answers_do_not_count() -> None:
-    check = Check(2, VALIDATORS[:1], 4, 0.0)
+    check = Check(TASK, VALIDATORS[:1], STEPS)
     assert not check.add(answer(1))
     assert check.add(answer(0, BAD))
     assert not check.add(answer(0, GOOD))
+    check.hold(VALIDATORS[0], "0x" + "1" * 64)
+    check.hold(VALIDATORS[0], "0x" + "2" * 64)
+    check.hold(VALIDATORS[1], "0x" + "2" * 64)
+    assert check.held == {VALIDATORS[0]: "0x" + "1" * 64}
 
 
-def test_orders_are_staged_and_sent_once_per_turn() -> None:
-    check = make_check()
-    assert check.find_next(0.0, 1) is None
-    assert check.find_next(limits.VERIFICATION_STAGE_S, 1) == VALIDATORS[0]
-    assert check.find_next(limits.VERIFICATION_STAGE_S, 1) is None
+def test_orders_are_staged_and_sent_once() -> None:
+    check, attestations = start()
+    assert check.find_orders(attestations, 0.0, 1) == []
+    assert check.find_orders(attestations, limits.VERIFICATION_STAGE_S, 1) == [VALIDATORS[0]]
+    assert check.find_orders(attestations, limits.VERIFICATION_STAGE_S, 1) == []
+    attest(attestations, answer(0, BAD))
     check.add(answer(0, BAD))
-    check.advance(commit(), EXECUTOR, 3.0)
-    assert check.find_next(3.0, 0) == VALIDATORS[1]
+    check.advance(attestations, commit(), 2.0, 3.0)
+    assert check.find_orders(attestations, 3.0, 0) == [VALIDATORS[1]]

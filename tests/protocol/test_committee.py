@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from splitup import limits
@@ -13,13 +15,13 @@ from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.messages import (
     DrawPartial,
     PlanPartial,
-    PlanSignature,
+    PlanVote,
     SettlementProposal,
     SnapshotProposal,
 )
-from splitup.protocol.verification import Economics
-from splitup.wire import Completion, Message, TaskCommitment
-from tests.builders import make_chain_manifest
+from splitup.protocol.verification import MAX_JUDGES, Economics
+from splitup.wire import EMPTY_DIGEST, Completion, Message, TaskCommitment
+from tests.builders import make_chain_manifest, make_diamond_manifest
 from tests.protocol.simulator import (
     GRACE_S,
     Network,
@@ -106,10 +108,10 @@ def test_f03_f09_a_member_restarted_in_the_middle_signs_the_same_again() -> None
     simulation.down.add(simulation.identities[3].address)  # so that every signature is needed
     execution_id = simulation.request()
     account = simulation.identities[2].address
-    said: list[PlanSignature] = []
+    said: list[PlanVote] = []
 
     def record(message: Message) -> Message:
-        if isinstance(message, PlanSignature) and message.execution_id == execution_id:
+        if isinstance(message, PlanVote) and message.execution_id == execution_id:
             said.append(message)
             if len(said) == 1:
                 simulation.network.loss = 1.0  # killed right after signing: nobody heard it
@@ -151,7 +153,7 @@ def test_f09_duplicate_reordered_and_late_messages(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_f10_a_third_of_the_messages_lost_and_two_seconds_of_delay(seed: int) -> None:
     network = Network(loss=0.3, repeat=0.1, delay_ms=(1, 2000))
-    simulation = Simulation(seed, network=network, economics=VERIFY_ALL, epoch_blocks=10)
+    simulation = Simulation(seed, network=network, economics=VERIFY_ALL)
     assert simulation.run(600, lambda: simulation.chain.sequence >= 1)
     execution_id = simulation.request()
     settle(simulation, execution_id, within_s=150)
@@ -181,7 +183,7 @@ def test_a20_a_member_that_signs_other_plans_makes_no_certificate() -> None:
     liar = simulation.identities[3].address
 
     def lie(message: Message) -> Message:
-        if isinstance(message, PlanSignature):
+        if isinstance(message, PlanVote):
             return message.model_copy(update={"root": "0x" + "66" * 32})
         return message
 
@@ -235,12 +237,170 @@ def test_a_validator_that_accuses_falsely_is_slashed_instead() -> None:
     simulation = start(economics=VERIFY_ALL, nodes=6, tasks=2)
     accuser = simulation.nodes[0]
     accuser.false_accuser = True
-    ids = [simulation.request(n) for n in range(1, 9)]
+    ids = [simulation.request(n) for n in range(1, 17)]
     settle(simulation, *ids)
     asked = {order.draw.execution_id for order in simulation.orders}
     assert asked == set(ids)
     slashed = [s for i in ids for s in simulation.chain.settlements[i].slashes]
     assert slashed and {s.node for s in slashed} == {accuser.address}
+
+
+def get_slashes(simulation: Simulation, execution_id: str) -> dict[str, int]:
+    settlement = simulation.chain.settlements[execution_id]
+    return {slash.node: slash.amount_micro_usdc for slash in settlement.slashes}
+
+
+def test_an_executor_that_withholds_its_completion_pays_and_the_client_gets_it_all_back() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=2)
+    execution_id = simulation.request()
+    for node in simulation.nodes:
+        node.withholds_completion = True
+    settle(simulation, execution_id, within_s=120)
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    price = 10 * 4
+    slashes = get_slashes(simulation, execution_id)
+    executors = Counter(plan.executors())
+    assert slashes == {node: n * (price * 2_000 // 1_200) for node, n in executors.items()}
+    payments = simulation.chain.settlements[execution_id].payments
+    assert not [p for p in payments if not p.from_slash], "nobody is paid for what nobody saw"
+    validators = [p.amount_micro_usdc for p in payments if p.to in simulation.by_node]
+    assert sum(validators) == 2 * price, "but those are who checked it"
+    assert simulation.recomputed == {}
+
+
+def test_a_crashed_executor_that_comes_back_in_time_loses_nothing() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=1)
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    executor = next(iter(simulation.certificates[execution_id].values())).plan.executors()[0]
+    simulation.pause(executor, limits.EXECUTOR_REVEAL_S / 2)
+    settle(simulation, execution_id, within_s=120)
+    assert get_slashes(simulation, execution_id) == {}
+    assert executor in {p.to for p in simulation.chain.settlements[execution_id].payments}
+
+
+def test_a_validator_that_withholds_its_result_loses_its_fee_to_the_next() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=4, tasks=1)
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    for node in simulation.nodes:
+        node.withholds_result = True
+    assert simulation.run(30, lambda: bool(simulation.orders))
+    for node in simulation.nodes:
+        node.withholds_result = node.address in {o for _, o in simulation.ordered}
+    settle(simulation, execution_id, within_s=120)
+    ((withholder, amount),) = get_slashes(simulation, execution_id).items()
+    assert amount == 2 * 10 * 4
+    assert simulation.by_node[withholder].withholds_result
+    paid = [p for p in simulation.chain.settlements[execution_id].payments if p.from_slash]
+    assert [p.amount_micro_usdc for p in paid] == [10 * 4]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_revealed_before_a_quorum_holds_a_commitment_for_every_drawn_task(
+    seed: int,
+) -> None:
+    """No member can show anybody a claimed output before its validator has committed."""
+    simulation = start(seed=seed, economics=VERIFY_ALL, nodes=6, tasks=3)
+    held: dict[tuple[str, int], set[str]] = {}
+    early: list[str] = []
+    for account, member in simulation.members.items():
+        handle = member.handle
+
+        def watch(event: ev.Event, now: float, account: str = account, handle=handle):  # type: ignore[no-untyped-def]
+            if isinstance(event, ev.PromiseReceived):
+                key = (event.promise.execution_id, event.promise.task)
+                held.setdefault(key, set()).add(account)
+            if isinstance(event, ev.CompletionReceived | ev.ResultReceived):
+                for task in range(3):
+                    if len(held.get((execution_id, task), ())) < 3:
+                        early.append(f"{account} saw {event} before task {task} was committed to")
+            return handle(event, now)
+
+        member.handle = watch  # type: ignore[method-assign]
+    execution_id = simulation.request()
+    settle(simulation, execution_id)
+    assert held and not early
+
+
+@pytest.mark.parametrize("unable", [0, 1])
+def test_a_corrupted_state_is_a_lie_although_the_outputs_are_right(unable: int) -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=1)
+    simulation.unable = {m.address for m in simulation.identities[:unable]}
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    for node in simulation.nodes:
+        node.corrupts_state = True
+    settle(simulation, execution_id)
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    slashes = get_slashes(simulation, execution_id)
+    assert slashes == {plan.executors()[0]: 10 * 4 * 100_000 // 1_200}
+    assert simulation.recomputed[execution_id, 0] == 4
+    asked = {node for _, node in simulation.ordered}
+    assert len(asked) == MAX_JUDGES, "five nodes in all were heard before the committee"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_f10_verdicts_survive_loss_delay_and_a_member_that_forgets(seed: int) -> None:
+    network = Network(loss=0.3, repeat=0.1, delay_ms=(1, 1000))
+    simulation = Simulation(seed, network=network, economics=VERIFY_ALL)
+    assert simulation.run(600, lambda: simulation.chain.sequence >= 1)
+    simulation.nodes[0].lies = True
+    simulation.nodes[1].false_accuser = True
+    execution_id = simulation.request()
+    assert simulation.run(100, lambda: bool(simulation.ordered))
+    simulation.start_member(seed)  # it lost what it held and had attested
+    settle(simulation, execution_id, within_s=250)
+    assert simulation.faults == []
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    lied = {t for t, n in enumerate(plan.executors()) if n == simulation.nodes[0].address}
+    outcomes = simulation.find_outcomes(execution_id)
+    assert lied == {task for task, outcome in outcomes.items() if outcome == "lied"}
+
+
+def test_two_colluding_validators_cannot_convict() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=1)
+    for node in simulation.nodes:
+        node.false_accuser = True  # and all of them agree
+    execution_id = simulation.request()
+    settle(simulation, execution_id)
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    slashes = get_slashes(simulation, execution_id)
+    assert len(slashes) == MAX_JUDGES and plan.executors()[0] not in slashes
+    paid = {p.to for p in simulation.chain.settlements[execution_id].payments if not p.from_slash}
+    assert paid == {plan.executors()[0]}
+
+
+def test_where_members_cannot_recompute_nobody_loses_stake_and_the_outvoted_no_pay() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=1)
+    simulation.unable = {member.address for member in simulation.identities[:2]}
+    execution_id = simulation.request()
+    for node in simulation.nodes:
+        node.lies = True
+    settle(simulation, execution_id)
+    assert get_slashes(simulation, execution_id) == {}
+    assert simulation.chain.settlements[execution_id].payments == ()
+    member = next(iter(simulation.members.values()))
+    evidence = member.find_evidence(execution_id)
+    assert evidence is not None and evidence.verdicts[0].outcome == "outvoted"
+
+
+@pytest.mark.parametrize("shape", ["chain", "diamond"])
+@pytest.mark.parametrize("liar_task", [0, 1])
+def test_a_lie_upstream_never_slashes_an_honest_node_downstream(shape: str, liar_task: int) -> None:
+    """The nodes below compute on what they were given: they are judged on that alone."""
+    manifest = make_chain_manifest(4) if shape == "chain" else make_diamond_manifest()
+    simulation = start(economics=VERIFY_ALL, nodes=8, manifest=manifest)
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    simulation.lies_at = {(execution_id, liar_task)}
+    liar = simulation.by_node[plan.executors()[liar_task]]
+    liar.lies = True
+    settle(simulation, execution_id)
+    outcomes = simulation.find_outcomes(execution_id)
+    assert outcomes == {task: "lied" if task == liar_task else "honest" for task in range(4)}
+    assert set(get_slashes(simulation, execution_id)) == {liar.address}
 
 
 def test_a_silent_validator_is_passed_over() -> None:
@@ -348,7 +508,7 @@ def test_a_proposal_with_false_evidence_is_attributed() -> None:
         return message
 
     simulation.tamper[liar] = lie
-    ids = [simulation.request(n) for n in range(1, 9)]
+    ids = [simulation.request(n) for n in range(1, 17)]
     settle(simulation, *ids)
     assert {fault.peer for fault in simulation.faults} <= {liar}
     assert any("false evidence" in fault.message for fault in simulation.faults)
@@ -369,6 +529,7 @@ def test_a_completion_must_be_what_was_committed_steps_included() -> None:
             task_id=simulation.manifest.tasks[task].task_id,
             inputs=("1" * 64,),
             outputs=("2" * 64,),
+            state=EMPTY_DIGEST,
         )
         for task, name in enumerate(certificate.plan.executors())
         if name == executor
@@ -430,6 +591,15 @@ def test_only_members_can_be_members() -> None:
     _, view = make_committee()
     make_keys()
     with pytest.raises(InvalidInput, match="use a member's keystore"):
-        CommitteeMember(
-            make_identity(5), view, VERIFY_ALL, read_result, epoch_blocks=2, grace_s=GRACE_S
-        )
+        CommitteeMember(make_identity(5), view, VERIFY_ALL, read_result, grace_s=GRACE_S)
+
+
+def test_members_that_restarted_do_not_hold_up_the_next_snapshot() -> None:
+    """They saw the current one accepted long ago, and cannot know how long."""
+    simulation = start()
+    simulation.run(limits.SNAPSHOT_REFRESH_S - 5)
+    before = simulation.chain.sequence
+    for place in (1, 2):
+        simulation.start_member(place)
+    assert simulation.run(12, lambda: simulation.chain.sequence > before)
+    assert not any("is not due" in line for line in simulation.logs)

@@ -36,7 +36,24 @@ def test_the_least_held_task_comes_first() -> None:
         "weights_bytes": 0,
         "price_micro_usdc": 10,
         "holders": 0,
+        "operators": 0,
+        "verifiable": False,
     }
+
+
+def test_a22_a_task_of_fewer_than_three_operators_is_flagged() -> None:
+    live = [beat(number, 0) for number in range(1, 5)]
+    manifest = make_chain_manifest(1)
+
+    def show(operators: dict[str, str]) -> tuple[int, int, bool]:
+        row = compute_demand([manifest], live, operators)[0]
+        return row["holders"], row["operators"], row["verifiable"]
+
+    assert show({}) == (4, 4, True)
+    assert show(dict.fromkeys(map(address, (1, 2, 3)), address(9))) == (4, 2, False)
+    live[0] = live[0].model_copy(update={"determinism": "CUDA"})
+    live[1] = live[1].model_copy(update={"determinism": "CUDA"})
+    assert show({}) == (4, 2, False), "nodes of two classes cannot check each other"
 
 
 def test_a_task_of_two_models_is_listed_once_and_the_list_is_bounded(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from splitup import limits
-from splitup.crypto import dkg
+from splitup.crypto import bls, dkg
+from splitup.crypto.keys import Identity
+from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.events import (
     Command,
     ComplaintPosted,
@@ -16,24 +20,35 @@ from splitup.protocol.events import (
     PostComplaint,
     PostDealing,
 )
-from splitup.protocol.keygen import KeyGeneration, make_ceremony
-from splitup.protocol.shared import Seat
-from tests.protocol.simulator import make_committee
+from splitup.protocol.keygen import KeyGeneration, Predecessor, make_ceremony
+from tests.protocol.simulator import make_committee, make_identity, make_view
 
 
 class Board:
-    """Four members and the chain between them; every block tells everybody the same."""
+    """Parties and the chain between them; every block tells everybody the same."""
 
-    def __init__(self) -> None:
-        self.members, self.view = make_committee()
+    def __init__(
+        self,
+        view: CommitteeView | None = None,
+        parties: Sequence[Identity] = (),
+        predecessors: Sequence[Predecessor | None] = (),
+    ) -> None:
+        members, four = make_committee()
+        self.members = list(parties) or list(members)
+        self.view = view or four
         self.keygens = [
-            KeyGeneration(Seat(member, self.view), bytes([place + 1]) * 32)
+            KeyGeneration(
+                member,
+                self.view,
+                bytes([place + 1]) * 32,
+                predecessors[place] if predecessors else None,
+            )
             for place, member in enumerate(self.members)
         ]
         self.block = 1
         self.log: list[DealingPosted | ComplaintPosted] = []
         self.pending: list[DealingPosted | ComplaintPosted] = []
-        self.outcome: dict[int, list[Command]] = {place: [] for place in range(4)}
+        self.outcome: dict[int, list[Command]] = {place: [] for place in range(len(self.members))}
 
     def post(self, place: int, commands: list[Command]) -> None:
         account = self.members[place].address
@@ -186,9 +201,94 @@ def test_a_member_that_lost_its_journal_finds_its_share_on_the_chain() -> None:
     for place, keygen in enumerate(board.keygens):
         board.post(place, keygen.process_start())
     board.mine(1 + limits.DKG_COMPLAINT_BLOCKS)
-    again = KeyGeneration(Seat(board.members[2], board.view), b"\xff" * 32)
+    again = KeyGeneration(board.members[2], board.view, b"\xff" * 32)
     for event in board.log:
         assert deliver(again, event) == []
     assert again.process_start() == [], "its dealing is there already"
     ready, _ = again.process_block(board.block)
     assert ready == board.get_ready()[2]
+
+
+def start_handover(newcomers: Sequence[Identity], stay: Sequence[int]) -> tuple[Board, str]:
+    """Four members with a key, about to hand over to some of them and newcomers."""
+    board = Board()
+    for place, keygen in enumerate(board.keygens):
+        board.post(place, keygen.process_start())
+    board.mine(1 + limits.DKG_COMPLAINT_BLOCKS)
+    ready = board.get_ready()
+    predecessors = [Predecessor(board.view, r.group, r.share) for r in ready]
+    watching = Predecessor(board.view, ready[0].group)
+    view = make_view([*(board.members[place] for place in stay), *newcomers], configuration=2)
+    parties = [*board.members, *newcomers]
+    second = Board(view, parties, [*predecessors, *[watching] * len(newcomers)])
+    return second, ready[0].group.public_key
+
+
+def sign_with(ready: Sequence[KeyReady], threshold: int) -> str:
+    places = {key: place for place, key in enumerate(ready[0].group.member_keys)}
+    partials = {
+        places[bls.compute_public_key(r.share)]: bls.sign_partial(r.share, b"d", b"m")
+        for r in ready
+    }
+    return bls.combine(partials, threshold)
+
+
+def test_members_that_join_and_leave_take_the_key_over() -> None:
+    board, key = start_handover([make_identity(n) for n in range(1, 5)], stay=[0, 2, 3])
+    for place, keygen in enumerate(board.keygens):
+        board.post(place, keygen.process_start())
+    assert len(board.pending) == 4, "only the members before deal"
+    board.mine(1 + limits.DKG_COMPLAINT_BLOCKS)
+    ready = board.get_ready()
+    assert len(ready) == 7, "the one that leaves holds no share of the new polynomial"
+    assert {command.group.public_key for command in ready} == {key}
+    assert {keygen.group for keygen in board.keygens} == {ready[0].group}, "whoever watches knows"
+    bls.verify_signature(key, b"d", b"m", sign_with(ready[2:], 5))
+
+
+def test_a_handover_survives_a_dead_dealer_and_one_that_cheats() -> None:
+    """One of four is replaced because it is down; with a cheat among the rest it has to wait."""
+    board, key = start_handover([make_identity(1)], stay=[0, 1, 2])
+    for place in (0, 1, 2):
+        commands = board.keygens[place].process_start()
+        if place == 0:
+            (post,) = commands
+            assert isinstance(post, PostDealing)
+            ceremony = board.keygens[0]._ceremony
+            commands = [PostDealing(spoil(post.dealing, ceremony, 2))]
+        board.post(place, commands)
+    board.mine(2 + limits.DKG_TIMEOUT_BLOCKS + limits.DKG_COMPLAINT_BLOCKS)
+    assert board.get_ready() == [], "two honest dealings of four members are no quorum"
+    assert {fault.peer for fault in board.list_faults()} == {board.members[0].address}
+
+    board, key = start_handover([make_identity(1)], stay=[0, 1, 2])
+    for place in (0, 1, 2):
+        board.post(place, board.keygens[place].process_start())
+    board.mine(2 + limits.DKG_TIMEOUT_BLOCKS + limits.DKG_COMPLAINT_BLOCKS)
+    ready = board.get_ready()
+    assert len(ready) == 4 and {r.group.public_key for r in ready} == {key}
+    assert ready[0].group.qualified == (0, 1, 2)
+
+
+@pytest.mark.parametrize("size", [7, 31])
+def test_larger_committees_generate_a_key(size: int) -> None:
+    """With a silent dealer and one that cheats."""
+    members, view = make_committee(size)
+    few = [members[0], members[1], members[-1]]  # the others would compute the same
+    board = Board(view, few)
+    ceremony = make_ceremony(view)
+    for place, member in enumerate(members[:-1]):
+        entropy = bytes([place + 1]) * 32
+        data = dkg.make_dealing(ceremony, place, entropy).to_bytes()
+        if place == 2:
+            data = spoil(data, ceremony, 1)
+        board.pending.append(DealingPosted(member.address, data, 0))
+    board.mine(2 + limits.DKG_TIMEOUT_BLOCKS + limits.DKG_COMPLAINT_BLOCKS)
+    ready = board.get_ready()
+    assert len(ready) == 3
+    assert len({r.group.public_key for r in ready}) == 1
+    assert ready[0].group.qualified == tuple(p for p in range(size - 1) if p != 2)
+    partials = [bls.sign_partial(r.share, b"d", b"m") for r in ready]
+    keys = [ready[0].group.member_keys[place] for place in (0, 1, size - 1)]
+    for key, partial in zip(keys, partials, strict=True):
+        bls.verify_signature(key, b"d", b"m", partial)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from splitup.errors import BadSignature, PeerFault
-from splitup.protocol.events import NodeRecord, NodesSeen
-from splitup.protocol.shared import Ledger, Library, Seat
-from splitup.protocol.snapshots import Snapshots, compute_leader, compute_snapshot
-from splitup.wire import Heartbeat, NodeView, Observation
-from tests.builders import address
-from tests.protocol.simulator import make_committee, make_identity
+from splitup.protocol.events import NodeRecord
+from splitup.protocol.liveness import Nodes, quantise
+from splitup.protocol.pacemaker import compute_leader
+from splitup.protocol.selection import compute_plan
+from splitup.protocol.snapshots import compute_snapshot
+from splitup.wire import Heartbeat, NodeView, Observation, Snapshot
+from tests.builders import address, make_chain_manifest, make_request, make_snapshot
+from tests.protocol.simulator import make_identity
 
 TASKS = [f"{n:064x}" for n in range(4)]
 
@@ -22,7 +26,9 @@ def record(number: int) -> NodeRecord:
 
 
 def observe(member: int, *views: NodeView, epoch: int = 3) -> Observation:
-    return Observation(configuration=1, epoch=epoch, member=address(100 + member), views=views)
+    return Observation(
+        configuration=1, epoch=epoch, sequence=1, member=address(100 + member), views=views
+    )
 
 
 def view(number: int, *, rtt: int = 5, queue: int = 0, tasks: list[str] | None = None) -> NodeView:
@@ -38,14 +44,14 @@ def view(number: int, *, rtt: int = 5, queue: int = 0, tasks: list[str] | None =
 def test_a_node_is_in_when_more_observers_than_may_lie_list_it() -> None:
     observations = [observe(0, view(1), view(2)), observe(1, view(1)), observe(2, view(3))]
     records = {address(n): record(n) for n in (1, 2, 3)}
-    snapshot = compute_snapshot(observations, records, sequence=7, tolerated=1)
+    snapshot = compute_snapshot(observations, records, None, sequence=7, tolerated=1)
     assert [entry.node for entry in snapshot.entries] == [address(1)]
     assert (snapshot.sequence, snapshot.epoch) == (7, 3)
 
 
 def test_an_unregistered_node_is_out_whoever_lists_it() -> None:
     observations = [observe(n, view(1)) for n in range(3)]
-    assert compute_snapshot(observations, {}, sequence=1, tolerated=1).entries == ()
+    assert compute_snapshot(observations, {}, None, sequence=1, tolerated=1).entries == ()
 
 
 def test_load_is_the_median_and_residence_needs_more_than_f_witnesses() -> None:
@@ -55,7 +61,7 @@ def test_load_is_the_median_and_residence_needs_more_than_f_witnesses() -> None:
         observe(2, view(1, rtt=900, queue=20, tasks=TASKS[1:2])),
     ]
     (entry,) = compute_snapshot(
-        observations, {address(1): record(1)}, sequence=1, tolerated=1
+        observations, {address(1): record(1)}, None, sequence=1, tolerated=1
     ).entries
     assert (entry.rtt_ms, entry.queue_ms) == (5, 20)
     assert entry.resident == (TASKS[1],)
@@ -66,9 +72,9 @@ def test_load_is_the_median_and_residence_needs_more_than_f_witnesses() -> None:
 def test_the_order_of_observations_does_not_matter(order: list[int]) -> None:
     observations = [observe(n, view(1, rtt=n + 1), view(2, queue=n)) for n in range(4)]
     records = {address(n): record(n) for n in (1, 2)}
-    expected = compute_snapshot(observations, records, sequence=1, tolerated=1)
+    expected = compute_snapshot(observations, records, None, sequence=1, tolerated=1)
     shuffled = [observations[n] for n in order]
-    assert compute_snapshot(shuffled, records, sequence=1, tolerated=1) == expected
+    assert compute_snapshot(shuffled, records, None, sequence=1, tolerated=1) == expected
 
 
 def test_every_member_leads_in_turn() -> None:
@@ -80,11 +86,10 @@ class TestHeartbeats:
     node = make_identity(50)
 
     @pytest.fixture
-    def layer(self) -> Snapshots:
-        members, committee = make_committee()
-        layer = Snapshots(Seat(members[0], committee), Ledger({}), Library(), 2)
+    def layer(self) -> Nodes:
+        layer = Nodes()
         known = NodeRecord(self.node.address, self.node.signing_key_hex, "http://n", 10**9)
-        layer.process_nodes(NodesSeen((known,)).nodes)
+        layer.process_nodes([known])
         return layer
 
     def beat(self, sequence: int, **fields: object) -> Heartbeat:
@@ -101,7 +106,7 @@ class TestHeartbeats:
         }
         return Heartbeat(**{**values, **fields})  # type: ignore[arg-type]
 
-    def test_a_node_lives_while_it_beats_and_answers(self, layer: Snapshots) -> None:
+    def test_a_node_lives_while_it_beats_and_answers(self, layer: Nodes) -> None:
         layer.process_heartbeat(self.beat(1), self.node.signing_key_hex, 10.0)
         assert layer.is_unprobed(self.node.address)
         assert layer.get_live(10.0) == [], "not probed yet"
@@ -113,28 +118,80 @@ class TestHeartbeats:
         assert layer.get_live(15.0) == [], "cannot be reached"
         assert layer.list_heard(15.0) == [(self.node.address, "http://n")]
 
-    def test_an_old_heartbeat_does_not_revive_a_node(self, layer: Snapshots) -> None:
+    def test_an_old_heartbeat_does_not_revive_a_node(self, layer: Nodes) -> None:
         layer.process_rtt(self.node.address, 3)
         layer.process_heartbeat(self.beat(9), self.node.signing_key_hex, 10.0)
         layer.process_heartbeat(self.beat(8), self.node.signing_key_hex, 20.0)
         layer.process_heartbeat(self.beat(9), self.node.signing_key_hex, 20.0)
         assert layer.get_live(20.0) == []
 
-    def test_strangers_and_other_keys_are_refused(self, layer: Snapshots) -> None:
+    def test_strangers_and_other_keys_are_refused(self, layer: Nodes) -> None:
         with pytest.raises(BadSignature, match="another key"):
             layer.process_heartbeat(self.beat(1), make_identity(51).signing_key_hex, 1.0)
         stranger = self.beat(1, node=address(9))
         with pytest.raises(PeerFault, match="not active in the registry"):
             layer.process_heartbeat(stranger, self.node.signing_key_hex, 1.0)
 
-    def test_residents_must_be_sorted_and_distinct(self, layer: Snapshots) -> None:
+    def test_residents_must_be_sorted_and_distinct(self, layer: Nodes) -> None:
         for resident in [(TASKS[1], TASKS[0]), (TASKS[0], TASKS[0])]:
             with pytest.raises(PeerFault, match="out of order"):
                 layer.process_heartbeat(
                     self.beat(1, resident=resident), self.node.signing_key_hex, 1.0
                 )
 
-    def test_a_node_that_leaves_the_registry_is_forgotten(self, layer: Snapshots) -> None:
+    def test_a_node_that_leaves_the_registry_is_forgotten(self, layer: Nodes) -> None:
         layer.process_heartbeat(self.beat(1), self.node.signing_key_hex, 1.0)
         layer.process_nodes(())
         assert layer.list_heard(1.0) == []
+
+
+def test_work_assigned_since_the_last_snapshot_becomes_credit() -> None:
+    """A liar's figure is no median; credit goes on from the snapshot before."""
+    records = {address(n): record(n) for n in (1, 2)}
+
+    def snapshot_after(sequence: int, previous: Snapshot | None, *assigned: int) -> Snapshot:
+        views = [
+            view(n).model_copy(update={"assigned_micro_usdc": sum_})
+            for n, sum_ in enumerate(assigned, start=1)
+        ]
+        lie = [view(n).model_copy(update={"assigned_micro_usdc": 10**15}) for n in (1, 2)]
+        observations = [observe(0, *views), observe(1, *views), observe(2, *lie)]
+        return compute_snapshot(observations, records, previous, sequence=sequence, tolerated=1)
+
+    first = snapshot_after(1, None, 300, 100)
+    assert [entry.credit_milli for entry in first.entries] == [-500, 500]
+    second = snapshot_after(2, first, 0, 0)
+    assert [entry.credit_milli for entry in second.entries] == [-500, 500]
+    third = snapshot_after(3, second, 100, 100)
+    assert [entry.credit_milli for entry in third.entries] == [-438, 438]
+
+
+def test_an_execution_counts_once_and_until_the_next_snapshot() -> None:
+    nodes = Nodes()
+    nodes.process_nodes([record(n) for n in (1, 2, 3)])
+    manifest, live = make_chain_manifest(4), make_snapshot(3, 4)
+    plan = compute_plan(make_request(steps=5), "0x" + "01" * 32, live, manifest)
+    for number in (1, 2, 3):
+        beat = Heartbeat(
+            node=address(number),
+            boot_id="ab" * 32,
+            sequence=1,
+            sent_at_ms=1,
+            block_number=0,
+            queue_ms=0,
+            resident=(),
+            vram_free_bytes=0,
+            determinism="CPU",
+        )
+        nodes.process_heartbeat(beat, f"0x{number:064x}", 0.0)
+        nodes.process_rtt(address(number), 1)
+
+    def count() -> dict[str, int]:
+        return {view.node: view.assigned_micro_usdc for view in nodes.observe(0.0)}
+
+    for _ in range(2):
+        nodes.process_plan(plan, manifest)
+    wins = Counter(plan.executors())
+    assert count() == {address(n): quantise(wins[address(n)] * 10 * 5) for n in (1, 2, 3)}
+    nodes.process_snapshot()
+    assert set(count().values()) == {0}

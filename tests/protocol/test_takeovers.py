@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from splitup.crypto.keys import generate_identity
 from splitup.errors import BadSignature, PeerFault
-from splitup.protocol.takeovers import Roster, check_takeover, compute_executors, sign_takeover
-from splitup.wire import Completion, Plan, PlanNode, SignedTakeover, Takeover, TaskCommitment
+from splitup.protocol.takeovers import Roster, check_takeover, find_executors, sign_takeover
+from splitup.wire import Plan, PlanNode, SignedTakeover, Takeover
 from tests.builders import make_request
 
 CLIENT_KEY = generate_identity()
@@ -76,31 +78,24 @@ def test_f04_a_replaced_executors_signature_is_known_as_such() -> None:
     assert not roster.is_replaced(1, message, old)
 
 
-def make_completion(
-    node: int, *tasks: int, takeovers: tuple[SignedTakeover, ...] = ()
-) -> Completion:
-    return Completion(
-        execution_id=REQUEST.execution_id,
-        node=NODES[node].address,
-        steps=8,
-        tasks=tuple(
-            TaskCommitment(task=task, task_id="a" * 64, inputs=(), outputs=()) for task in tasks
-        ),
-        takeovers=takeovers,
-        salt="0x" + "11" * 32,
-    )
+def find(named: Sequence[tuple[int, int]], *committed: int) -> tuple[str, ...] | None:
+    return find_executors(PLAN, named, [NODES[node].address for node in committed])
 
 
-def test_executors_follow_from_the_completions_and_the_highest_candidate_counts() -> None:
-    def compute(*completions: Completion) -> tuple[str, ...] | None:
-        return compute_executors(PLAN, {c.node: c for c in completions})
+def test_the_plans_executors_answer_when_nobody_took_over() -> None:
+    assert find([], 0) is None and find([], 0, 2, 3) is None
+    assert find([], 1, 0) == find([], 2, 1, 3, 0) == PLAN.executors()
 
-    usual = make_completion(0, 0), make_completion(1, 1)
-    assert compute(*usual) == PLAN.executors()
-    assert compute(usual[0]) is None
-    both = make_completion(1, 0, 1, takeovers=(sign(0, 1),))
-    assert compute(both) == (NODES[1].address,) * 2
-    late = make_completion(2, 0, takeovers=(sign(0, 2),))
-    assert compute(usual[0], both, late) == (NODES[2].address, NODES[1].address)
-    with pytest.raises(PeerFault, match="not its own"):
-        compute(usual[0], make_completion(3, 1))
+
+def test_the_highest_candidate_with_takeover_and_commitment_answers_for_a_task() -> None:
+    assert find([(0, 1)], 1) == (NODES[1].address,) * 2
+    assert find([(0, 2), (0, 1)], 0, 2, 1) == (NODES[2].address, NODES[1].address)
+    assert find([(0, 2)], 0, 1) == PLAN.executors(), "who took over and never committed is no one"
+    assert find([(1, 1)], 0, 3) == (NODES[0].address, NODES[3].address)
+    assert find([(0, 1), (0, 2), (1, 1)], 0) is None
+
+
+def test_later_commitments_change_nothing() -> None:
+    """Members that read the chain at different times have to draw over the same."""
+    assert find([(0, 2)], 0, 1, 2) == PLAN.executors()
+    assert find([(0, 2), (1, 1)], 0, 3, 2, 1) == (NODES[0].address, NODES[3].address)

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: MIT
+pragma solidity ^0.8.28;
+
+import {Ownable} from "@openzeppelin/contracts/access/Ownable.sol";
+import {Ownable2Step} from "@openzeppelin/contracts/access/Ownable2Step.sol";
+import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
+import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
+import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
+import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
+import {
+    IBonds,
+    OpenedEntry,
+    OpenedSnapshot,
+    OpenedTask,
+    PlanVote,
+    SnapshotVote
+} from "./interfaces/IBonds.sol";
+import {ICommittee} from "./interfaces/ICommittee.sol";
+import {Merkle} from "./libraries/Merkle.sol";
+import {PlanHeader, Roots, SnapshotHeader} from "./libraries/Roots.sol";
+import {Selection} from "./libraries/Selection.sol";
+
+/// @title The members' bonds
+/// @notice See {IBonds}.
+contract Bonds is IBonds, Ownable2Step {
+    using SafeERC20 for IERC20;
+
+    // ---------------------------------------------------------------------------- constants
+
+    uint256 internal constant REWARD_BPS = 2_000; // below the whole: reporting oneself must not pay
+    uint256 internal constant BPS = 10_000;
+    uint64 internal constant MAX_PERIOD = 90 days; // nobody's bond is locked for ever
+
+    bytes32 internal constant SNAPSHOT_TYPEHASH =
+        keccak256("Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)");
+    bytes32 internal constant PLAN_TYPEHASH =
+        keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)");
+    bytes32 internal constant PLAN_SEED_TAG = keccak256("splitup/plan-seed/v1");
+
+    // ------------------------------------------------------------------------------ storage
+
+    IERC20 public immutable usdc;
+    ICommittee public immutable committee;
+    uint64 public immutable releasePeriod;
+    address public treasury;
+    /// @inheritdoc IBonds
+    mapping(address account => uint256) public bondOf;
+    /// @inheritdoc IBonds
+    mapping(address account => uint64) public releasableAt;
+    /// @dev By account and offence: a bond posted anew answers for what is done anew.
+    mapping(address account => mapping(bytes32 offence => bool)) internal _isPunished;
+
+    constructor(address owner_, IERC20 usdc_, ICommittee committee_, uint64 releasePeriod_) Ownable(owner_) {
+        require(address(usdc_) != address(0) && address(committee_) != address(0), AddressMissing());
+        require(releasePeriod_ <= MAX_PERIOD, PeriodTooLong(releasePeriod_, MAX_PERIOD));
+        usdc = usdc_;
+        committee = committee_;
+        releasePeriod = releasePeriod_;
+        _setTreasury(owner_);
+    }
+
+    /// @notice Sets where forfeited bonds go.
+    function setTreasury(address treasury_) external onlyOwner {
+        _setTreasury(treasury_);
+    }
+
+    // ----------------------------------------------------------------------------- the bond
+
+    /// @inheritdoc IBonds
+    function post(uint256 amount) external {
+        require(amount > 0, AmountMissing());
+        uint256 bond = bondOf[msg.sender] + amount;
+        bondOf[msg.sender] = bond;
+        releasableAt[msg.sender] = 0;
+        emit BondPosted(msg.sender, amount, bond);
+        usdc.safeTransferFrom(msg.sender, address(this), amount);
+    }
+
+    /// @inheritdoc IBonds
+    function requestRelease() external {
+        require(bondOf[msg.sender] > 0, BondMissing(msg.sender));
+        _requireNoMember(msg.sender);
+        uint64 time = uint64(block.timestamp) + releasePeriod;
+        releasableAt[msg.sender] = time;
+        emit ReleaseRequested(msg.sender, time);
+    }
+
+    /// @inheritdoc IBonds
+    function release() external {
+        uint64 time = releasableAt[msg.sender];
+        require(time != 0, ReleaseNotRequested(msg.sender));
+        require(block.timestamp >= time, StillBonded(msg.sender, time));
+        _requireNoMember(msg.sender);
+        uint256 bond = bondOf[msg.sender];
+        require(bond > 0, BondMissing(msg.sender));
+        bondOf[msg.sender] = 0;
+        releasableAt[msg.sender] = 0;
+        emit BondReleased(msg.sender, bond);
+        usdc.safeTransfer(msg.sender, bond);
+    }
+
+    // ------------------------------------------------------------------------------ reports
+
+    /// @inheritdoc IBonds
+    function reportSnapshots(SnapshotVote calldata first, SnapshotVote calldata second) external {
+        require(
+            first.configuration == second.configuration && first.sequence == second.sequence
+                && first.epoch == second.epoch,
+            SlotsDiffer()
+        );
+        require(first.root != second.root, VotesAgree());
+        address member = _recoverSnapshot(first);
+        address other = _recoverSnapshot(second);
+        require(member == other, VotersDiffer(member, other));
+        _punish(member, keccak256(abi.encode("snapshot", first.configuration, first.sequence, first.epoch)));
+    }
+
+    /// @inheritdoc IBonds
+    function reportPlans(PlanVote calldata first, PlanVote calldata second) external {
+        require(first.executionId == second.executionId, SlotsDiffer());
+        require(
+            first.planRoot != second.planRoot || keccak256(first.tail) != keccak256(second.tail), VotesAgree()
+        );
+        address member = _recoverPlan(first);
+        address other = _recoverPlan(second);
+        require(member == other, VotersDiffer(member, other));
+        _punish(member, keccak256(abi.encode("plans", first.executionId)));
+    }
+
+    /// @inheritdoc IBonds
+    function reportSelection(
+        PlanVote calldata vote,
+        OpenedTask calldata opened,
+        OpenedSnapshot calldata snapshot,
+        uint256 place,
+        OpenedEntry calldata listed,
+        OpenedEntry calldata better
+    ) external {
+        _checkTask(vote, opened);
+        _checkSnapshot(opened, snapshot);
+        require(_isIn(snapshot, listed), OpeningInvalid(5));
+        require(_isIn(snapshot, better), OpeningInvalid(6));
+        require(place < opened.candidates.length, PlaceInvalid(place));
+        require(listed.entry.node == opened.candidates[place], OpeningInvalid(5));
+
+        address node = better.entry.node;
+        for (uint256 i; i <= place; ++i) {
+            require(opened.candidates[i] != node, NotACandidate(node));
+        }
+        require(_isCandidate(opened, snapshot, better), NotACandidate(node));
+        if (_isCandidate(opened, snapshot, listed)) {
+            uint256 theirs = _clock(opened, snapshot, listed);
+            uint256 ours = _clock(opened, snapshot, better);
+            require(ours < theirs || (ours == theirs && node < listed.entry.node), ChoiceRight(theirs, ours));
+        }
+        _punish(_recoverPlan(vote), keccak256(abi.encode("selection", vote.executionId)));
+    }
+
+    /// @inheritdoc IBonds
+    function reportStranger(
+        PlanVote calldata vote,
+        OpenedTask calldata opened,
+        SnapshotHeader calldata header,
+        uint256 place,
+        OpenedEntry[] calldata around
+    ) external {
+        _checkTask(vote, opened);
+        require(Roots.snapshotRoot(header) == opened.plan.snapshotRoot, OpeningInvalid(3));
+        require(place < opened.candidates.length, PlaceInvalid(place));
+        address node = opened.candidates[place];
+        require(_isAbsent(header, node, around), StrangerUnproven(node));
+        _punish(_recoverPlan(vote), keccak256(abi.encode("selection", vote.executionId)));
+    }
+
+    /// @inheritdoc IBonds
+    function reportSeed(
+        PlanVote calldata vote,
+        PlanHeader calldata plan,
+        uint64 configuration,
+        bytes32 modelId,
+        uint64 snapshotSequence,
+        bytes32 snapshotRoot,
+        bytes calldata signature
+    ) external {
+        _checkPlan(vote, plan);
+        bytes memory message =
+            abi.encode(PLAN_SEED_TAG, vote.executionId, modelId, snapshotSequence, snapshotRoot);
+        bytes32 seed = committee.verifyRandomnessOf(configuration, message, signature);
+        require(
+            plan.seed != seed || plan.snapshotRoot != snapshotRoot || plan.modelId != modelId, VotesAgree()
+        );
+        _punish(_recoverPlan(vote), keccak256(abi.encode("seed", vote.executionId)));
+    }
+
+    // --------------------------------------------------------------------- votes, internal
+
+    function _recoverSnapshot(SnapshotVote calldata vote) internal view returns (address) {
+        bytes32 structHash =
+            keccak256(abi.encode(SNAPSHOT_TYPEHASH, vote.configuration, vote.sequence, vote.epoch, vote.root));
+        return _recover(structHash, vote.signature);
+    }
+
+    function _recoverPlan(PlanVote calldata vote) internal view returns (address) {
+        bytes32 structHash = keccak256(bytes.concat(PLAN_TYPEHASH, vote.executionId, vote.planRoot, vote.tail));
+        return _recover(structHash, vote.signature);
+    }
+
+    function _recover(bytes32 structHash, bytes calldata signature) internal view returns (address member) {
+        ECDSA.RecoverError failure;
+        bytes32 digest = MessageHashUtils.toTypedDataHash(committee.domainSeparator(), structHash);
+        (member, failure,) = ECDSA.tryRecover(digest, signature);
+        require(failure == ECDSA.RecoverError.NoError, VoteInvalid());
+    }
+
+    function _punish(address member, bytes32 offence) internal {
+        uint256 bond = bondOf[member];
+        require(bond > 0, BondMissing(member));
+        require(!_isPunished[member][offence], AlreadyPunished(member));
+        _isPunished[member][offence] = true;
+        bondOf[member] = 0;
+        emit MemberPunished(member, msg.sender, offence, bond);
+        uint256 reward = bond * REWARD_BPS / BPS;
+        usdc.safeTransfer(msg.sender, reward);
+        usdc.safeTransfer(treasury, bond - reward);
+    }
+
+    // ------------------------------------------------------------------ openings, internal
+
+    function _checkPlan(PlanVote calldata vote, PlanHeader calldata plan) internal pure {
+        require(
+            plan.executionId == vote.executionId && Roots.planRoot(plan) == vote.planRoot, OpeningInvalid(0)
+        );
+    }
+
+    function _checkTask(PlanVote calldata vote, OpenedTask calldata opened) internal pure {
+        _checkPlan(vote, opened.plan);
+        bytes32 leaf = Roots.taskLeaf(opened.task);
+        require(
+            Merkle.isLeaf(opened.plan.tasksRoot, opened.plan.taskCount, opened.task.index, leaf, opened.proof),
+            OpeningInvalid(1)
+        );
+        require(Roots.candidatesHash(opened.candidates) == opened.task.candidatesHash, OpeningInvalid(2));
+    }
+
+    function _checkSnapshot(OpenedTask calldata opened, OpenedSnapshot calldata snapshot) internal pure {
+        require(Roots.snapshotRoot(snapshot.header) == opened.plan.snapshotRoot, OpeningInvalid(3));
+        bytes32 leaf = Roots.heldLeaf(opened.task.taskId, snapshot.classes);
+        require(
+            Merkle.isLeaf(
+                snapshot.header.heldRoot, snapshot.header.heldCount, snapshot.heldIndex, leaf, snapshot.heldProof
+            ),
+            OpeningInvalid(4)
+        );
+    }
+
+    function _isIn(OpenedSnapshot calldata snapshot, OpenedEntry calldata opened) internal pure returns (bool) {
+        return Roots.residentHash(opened.resident) == opened.entry.residentHash && _isEntry(snapshot.header, opened);
+    }
+
+    function _isEntry(SnapshotHeader calldata header, OpenedEntry calldata opened) internal pure returns (bool) {
+        return Merkle.isLeaf(
+            header.entriesRoot, header.entryCount, opened.index, Roots.entryLeaf(opened.entry), opened.proof
+        );
+    }
+
+    /// @dev Entries stand by ascending node, so that absence is a gap between neighbours.
+    function _isAbsent(SnapshotHeader calldata header, address node, OpenedEntry[] calldata around)
+        internal
+        pure
+        returns (bool)
+    {
+        if (around.length == 0 || around.length > 2) return false;
+        OpenedEntry calldata first = around[0];
+        if (!_isEntry(header, first)) return false;
+        if (around.length == 2) {
+            OpenedEntry calldata second = around[1];
+            return _isEntry(header, second) && first.index + 1 == second.index && first.entry.node < node
+                && node < second.entry.node;
+        }
+        return (first.index == 0 && node < first.entry.node)
+            || (first.index + 1 == header.entryCount && first.entry.node < node);
+    }
+
+    /// @dev Some node holds the task, or it would have no leaf; then only holders may run it.
+    function _isCandidate(OpenedTask calldata opened, OpenedSnapshot calldata snapshot, OpenedEntry calldata node)
+        internal
+        pure
+        returns (bool)
+    {
+        return _contains(node.resident, opened.task.taskId)
+            && (snapshot.classes.length == 0 || _contains(snapshot.classes, node.entry.classHash));
+    }
+
+    function _clock(OpenedTask calldata opened, OpenedSnapshot calldata snapshot, OpenedEntry calldata node)
+        internal
+        pure
+        returns (uint256)
+    {
+        uint256 weight = Selection.weight(node.entry, opened.task, snapshot.header, true);
+        return
+            Selection.clock(opened.plan.seed, opened.task.index, Selection.EXECUTOR, node.entry.node, weight);
+    }
+
+    function _contains(bytes32[] calldata list, bytes32 wanted) internal pure returns (bool) {
+        for (uint256 i; i < list.length; ++i) {
+            if (list[i] == wanted) return true;
+        }
+        return false;
+    }
+
+    // ------------------------------------------------------------------------------ internal
+
+    function _requireNoMember(address account) internal view {
+        bool announced = committee.isMemberOf(committee.nextConfiguration(), account);
+        require(!committee.isMember(account) && !announced, MemberBonded(account));
+    }
+
+    function _setTreasury(address treasury_) internal {
+        require(treasury_ != address(0), AddressMissing());
+        treasury = treasury_;
+        emit TreasurySet(treasury_);
+    }
+}

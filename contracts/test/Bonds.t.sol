@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+pragma solidity ^0.8.28;
+
+import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
+import {Base} from "./Base.sol";
+import {Bonds} from "../src/Bonds.sol";
+import {IBonds, PlanVote, SnapshotVote} from "../src/interfaces/IBonds.sol";
+
+/// @dev Opened plans and snapshots are tested where they are made: tests/chain/test_bonds.py.
+contract BondsTest is Base {
+    uint256 internal constant BOND = 5000e6;
+    bytes32 internal constant ID = keccak256("execution");
+    Bonds internal bonds;
+    address internal reporter = address(0x7001);
+    address internal outsider = address(0x7002);
+
+    function setUp() public override {
+        super.setUp();
+        bonds = new Bonds(address(this), IERC20(address(usdc)), committee, 14 days);
+        bonds.setTreasury(address(0x7777));
+        post(vm.addr(memberKeys[0]), BOND);
+    }
+
+    function post(address account, uint256 amount) internal {
+        usdc.mint(account, amount);
+        vm.prank(account);
+        usdc.approve(address(bonds), amount);
+        vm.prank(account);
+        bonds.post(amount);
+    }
+
+    function snapshotVote(uint256 key, uint64 epoch, bytes32 root) internal view returns (SnapshotVote memory) {
+        return SnapshotVote(1, 7, epoch, root, sign(key, snapshotHash(1, 7, epoch, root)));
+    }
+
+    function planVote(uint256 key, bytes32 id, bytes32 root) internal view returns (PlanVote memory) {
+        return PlanVote(id, root, abi.encode(SEED, uint16(3)), sign(key, planHash(id, root, SEED, 3)));
+    }
+
+    // ------------------------------------------------------------------------------ the bond
+
+    function test_bonds_add_up_and_come_back_after_the_period() public {
+        post(outsider, 10);
+        post(outsider, 5);
+        assertEq(bonds.bondOf(outsider), 15);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.ReleaseNotRequested.selector, outsider));
+        vm.prank(outsider);
+        bonds.release();
+        vm.prank(outsider);
+        bonds.requestRelease();
+        uint64 time = uint64(block.timestamp + 14 days);
+        assertEq(bonds.releasableAt(outsider), time);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.StillBonded.selector, outsider, time));
+        vm.prank(outsider);
+        bonds.release();
+        vm.warp(time);
+        vm.prank(outsider);
+        bonds.release();
+        assertEq(usdc.balanceOf(outsider), 15);
+        assertEq(bonds.bondOf(outsider), 0);
+    }
+
+    function test_posting_again_starts_the_period_anew() public {
+        post(outsider, 10);
+        vm.prank(outsider);
+        bonds.requestRelease();
+        post(outsider, 10);
+        assertEq(bonds.releasableAt(outsider), 0);
+    }
+
+    function test_a_bond_is_locked_while_member_or_announced() public {
+        address member = vm.addr(memberKeys[0]);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.MemberBonded.selector, member));
+        vm.prank(member);
+        bonds.requestRelease();
+
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        post(vm.addr(0xA5), BOND);
+        vm.prank(vm.addr(0xA5));
+        bonds.requestRelease();
+        memberKeys[3] = 0xA5;
+        sortMemberKeys();
+        committee.setMembers(makeMembers());
+        vm.warp(block.timestamp + 15 days);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.MemberBonded.selector, vm.addr(0xA5)));
+        vm.prank(vm.addr(0xA5));
+        bonds.release();
+    }
+
+    function test_nothing_is_posted_or_released_from_nothing() public {
+        vm.expectRevert(abi.encodeWithSelector(IBonds.AmountMissing.selector));
+        bonds.post(0);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.BondMissing.selector, outsider));
+        vm.prank(outsider);
+        bonds.requestRelease();
+    }
+
+    function test_periods_are_bounded_and_addresses_given() public {
+        vm.expectRevert(abi.encodeWithSelector(IBonds.PeriodTooLong.selector, 91 days, 90 days));
+        new Bonds(address(this), IERC20(address(usdc)), committee, 91 days);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.AddressMissing.selector));
+        new Bonds(address(this), IERC20(address(0)), committee, 1 days);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.AddressMissing.selector));
+        bonds.setTreasury(address(0));
+        vm.expectRevert();
+        vm.prank(outsider);
+        bonds.setTreasury(outsider);
+    }
+
+    // ------------------------------------------------------------------------------- reports
+
+    function test_a19_two_roots_for_one_slot() public {
+        uint256 key = memberKeys[0];
+        vm.prank(reporter);
+        bonds.reportSnapshots(snapshotVote(key, 1, "a"), snapshotVote(key, 1, "b"));
+        assertEq(usdc.balanceOf(reporter), BOND / 5);
+        assertEq(usdc.balanceOf(address(0x7777)), BOND - BOND / 5);
+        assertEq(bonds.bondOf(vm.addr(key)), 0);
+
+        post(vm.addr(key), BOND);
+        SnapshotVote memory first = snapshotVote(key, 1, "c");
+        SnapshotVote memory second = snapshotVote(key, 1, "b");
+        vm.expectRevert(abi.encodeWithSelector(IBonds.AlreadyPunished.selector, vm.addr(key)));
+        bonds.reportSnapshots(first, second);
+    }
+
+    function test_a_next_epochs_root_is_no_offence() public {
+        SnapshotVote memory first = snapshotVote(memberKeys[0], 1, "a");
+        SnapshotVote memory second = snapshotVote(memberKeys[0], 2, "b");
+        vm.expectRevert(abi.encodeWithSelector(IBonds.SlotsDiffer.selector));
+        bonds.reportSnapshots(first, second);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.VotesAgree.selector));
+        bonds.reportSnapshots(first, first);
+    }
+
+    function test_a19_two_plans_for_one_execution() public {
+        uint256 key = memberKeys[0];
+        bonds.reportPlans(planVote(key, ID, "a"), planVote(key, ID, "b"));
+        assertEq(bonds.bondOf(vm.addr(key)), 0);
+    }
+
+    function test_votes_must_be_one_members_and_signed() public {
+        PlanVote memory first = planVote(memberKeys[0], ID, "a");
+        PlanVote memory second = planVote(memberKeys[1], ID, "b");
+        vm.expectRevert(
+            abi.encodeWithSelector(IBonds.VotersDiffer.selector, vm.addr(memberKeys[0]), vm.addr(memberKeys[1]))
+        );
+        bonds.reportPlans(first, second);
+        second.executionId = "other";
+        vm.expectRevert(abi.encodeWithSelector(IBonds.SlotsDiffer.selector));
+        bonds.reportPlans(first, second);
+        second.executionId = ID;
+        second.signature = new bytes(65);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.VoteInvalid.selector));
+        bonds.reportPlans(first, second);
+        PlanVote memory same = planVote(memberKeys[0], ID, "a");
+        vm.expectRevert(abi.encodeWithSelector(IBonds.VotesAgree.selector));
+        bonds.reportPlans(first, same);
+    }
+
+    function testFuzz_no_votes_by_others_take_a_bond(uint256 key, bytes32 a, bytes32 b) public {
+        key = key % 1000 + 0x1000; // of no member
+        PlanVote memory first = planVote(key, ID, a);
+        PlanVote memory second = planVote(key, ID, b);
+        vm.expectRevert();
+        bonds.reportPlans(first, second);
+        assertEq(bonds.bondOf(vm.addr(memberKeys[0])), BOND);
+        assertEq(usdc.balanceOf(address(bonds)), BOND);
+    }
+}

@@ -1,0 +1,113 @@
+"""A member's own recomputation of a disputed task: the last word of a verification."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from splitup import limits, sandbox
+from splitup.errors import SplitUpError
+from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
+from splitup.net.gateway import GatewayClient
+from splitup.net.http import SignedClient
+from splitup.net.logs import iter_tensors, open_verification_logs
+from splitup.net.objects import get_object
+from splitup.protocol.events import RecomputeTask
+from splitup.protocol.routes import get_sources
+from splitup.wire import EMPTY_DIGEST, Grants, Ruling
+
+_log = logging.getLogger("splitup.oracle.rulings")
+
+
+class Rulings:
+    """Recomputes one task at a time; a member is no compute node."""
+
+    def __init__(self, http: SignedClient, gateway: GatewayClient, directory: Path) -> None:
+        self._http = http
+        self._gateway = gateway
+        self._directory = directory
+        self._turn = asyncio.Lock()
+        shutil.rmtree(directory, ignore_errors=True)  # of a member that was killed
+
+    async def recompute(self, command: RecomputeTask, manifest: Manifest) -> Ruling:
+        """Return what this machine gets for the task, or a ruling that says why it cannot."""
+        order = command.order
+        try:
+            async with self._turn:
+                return await self._recompute(command, manifest)
+        except (SplitUpError, OSError) as error:
+            _log.warning("task %d cannot be recomputed here: %s", order.task, error)
+            return Ruling(
+                task=order.task, inputs=(), outputs=(), state=EMPTY_DIGEST, error=str(error)[:200]
+            )
+
+    async def _recompute(self, command: RecomputeTask, manifest: Manifest) -> Ruling:
+        order = command.order
+        task = manifest.tasks[order.task]
+        grants = await self._gateway.verification_grants(order, ())
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._directory) as name:
+            directory = Path(name)
+            graph, weights = directory / "task.json", None
+            await self._store(graph, get_task_key(task.task_id), task.graph_bytes, grants)
+            if task.weights_digest:
+                weights = directory / "weights.safetensors"
+                key = get_weights_key(task.weights_digest)
+                await self._store(weights, key, task.weights_bytes, grants, task.weights_digest)
+            inputs = await self._store_inputs(command, manifest, directory)
+            found = await sandbox.replay(
+                sandbox.Replay(
+                    directory=directory,
+                    task=graph,
+                    weights=weights,
+                    inputs=inputs,
+                    steps=order.steps,
+                    determinism=command.determinism,
+                    memory_bytes=task.vram_bytes,
+                )
+            )
+        return Ruling.from_value({"task": order.task, "error": "", **found})
+
+    async def _store(
+        self, path: Path, key: str, length: int, grants: Grants, digest: str | None = None
+    ) -> None:
+        """Fetch an object into a file; the graph's digest is the name it is stored under."""
+        expected = digest or key.rpartition("/")[2].partition(".")[0]
+        data = await get_object(
+            self._http.session,
+            grants.find("GET", key),
+            max_bytes=length,
+            expected_digest=expected,
+            deadline_s=limits.RULING_S,
+        )
+        await asyncio.to_thread(path.write_bytes, data)
+
+    async def _store_inputs(
+        self, command: RecomputeTask, manifest: Manifest, directory: Path
+    ) -> Sequence[Path]:
+        """Read the logs of all input ports into files."""
+        order = command.order
+        store = open_verification_logs(self._gateway, lambda: self._http.session, order)
+        paths = []
+        sources = get_sources(manifest, order.task)
+        for number, (source, port) in enumerate(
+            zip(sources, manifest.tasks[order.task].inputs, strict=True)
+        ):
+            path = directory / f"input-{number}"
+            tensors = iter_tensors(
+                store,
+                order.certificate.plan.request,
+                source,
+                order.executors,
+                port.spec,
+                order.steps,
+            )
+            with path.open("wb") as file:
+                async for tensor in tensors:
+                    file.write(tensor)
+            paths.append(path)
+        return paths

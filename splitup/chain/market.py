@@ -1,0 +1,159 @@
+"""The Market contract's words: requests, plans, and the payouts that wait to be credited.
+
+A settlement decides who is paid; ``Market.distribute`` credits it, for many executions in one
+call, and releases the stake that they locked. Everything it takes is in the contract's events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from splitup import limits
+from splitup.chain.client import Chain
+from splitup.chain.events import ChainEvent
+from splitup.crypto import bls
+from splitup.crypto.quorum import pack_word, request_struct_hash, unpack_word
+from splitup.errors import ChainRejected
+from splitup.wire import ZERO_BYTES32, Request
+
+REQUEST_FIELDS: Final = (
+    "client",
+    "modelId",
+    "steps",
+    "inputsDigest",
+    "clientKey",
+    "maxPrice",
+    "deadline",
+    "nonce",
+    "snapshotSequence",
+    "snapshotRoot",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A closed execution whose payouts are not credited or whose exposures are not released."""
+
+    execution_id: str
+    request_hash: str
+    plan_root: str
+    seed: str
+    exposures: tuple[str, ...]  # words
+    commitments: str
+    payouts: tuple[str, ...]  # words
+
+    def to_abi(self) -> tuple[Any, ...]:
+        """Return the struct as ``Market.distribute`` takes it."""
+        return (
+            self.execution_id,
+            self.request_hash,
+            self.plan_root,
+            self.seed,
+            self.exposures,
+            self.commitments,
+            self.payouts,
+        )
+
+    def concerns(self, account: str) -> bool:
+        """Return whether the account is paid or its stake released."""
+        return any(unpack_word(word)[0] == account for word in (*self.exposures, *self.payouts))
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What ``distribute`` did; the next call may look from ``next_block`` on."""
+
+    executions: int
+    next_block: int
+
+
+def request_to_abi(request: Request) -> tuple[Any, ...]:
+    """Return a request as the Market contract takes it."""
+    return (
+        request.client,
+        request.model_id,
+        request.steps,
+        request.inputs_digest,
+        request.client_key,
+        request.max_price_micro_usdc,
+        request.deadline,
+        request.nonce,
+        request.snapshot_sequence,
+        request.snapshot_root,
+    )
+
+
+def terms_to_abi(
+    plan_root: str, seed_signature: str, exposures: Sequence[tuple[str, int]]
+) -> tuple[Any, ...]:
+    """Return a plan's terms as the Market contract takes them; exposures are sorted by node."""
+    words = tuple(pack_word(node, amount) for node, amount in exposures)
+    return (plan_root, bls.encode_signature_eip2537(seed_signature), words)
+
+
+def find_dues(events: Sequence[ChainEvent]) -> list[Due]:
+    """Return what is due according to the market's events, all of them, in their order."""
+    requests: dict[str, Mapping[str, Any]] = {}
+    plans: dict[str, Mapping[str, Any]] = {}
+    commitments: dict[str, str] = {}
+    dues: dict[str, Due] = {}
+    for event in events:
+        args = event.args
+        execution_id = args.get("executionId", "")
+        match event.name:
+            case "RequestNodeSelections":
+                requests[execution_id] = args
+            case "PlanAccepted":
+                plans[execution_id] = args
+            case "ExecutionCommitted":
+                commitments[execution_id] = args["root"]
+            case "Settled" | "Refunded" if execution_id in plans and execution_id in requests:
+                plan, asked = plans[execution_id], requests[execution_id]
+                request_hash = request_struct_hash(*(asked[name] for name in REQUEST_FIELDS))
+                dues[execution_id] = Due(
+                    execution_id=execution_id,
+                    request_hash="0x" + request_hash.hex(),
+                    plan_root=plan["planRoot"],
+                    seed=plan["seed"],
+                    exposures=tuple(plan["exposures"]),
+                    commitments=commitments.get(execution_id, ZERO_BYTES32),
+                    payouts=tuple(args.get("payouts", ())),
+                )
+            case "Distributed" if not args["remaining"]:
+                dues.pop(execution_id, None)
+    return list(dues.values())
+
+
+async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Distribution:
+    """Credit and release everything due that concerns the account.
+
+    Looks at the market's events from ``from_block`` on. Somebody else may distribute the same at
+    the same time; then it looks again. Raises ChainRejected, ChainUnavailable.
+    """
+    for attempt in range(limits.RPC_TRIES):
+        events = await chain.fetch_events("market", from_block=from_block)
+        dues = [due for due in find_dues(events) if due.concerns(account)]
+        try:
+            for start in range(0, len(dues), limits.MAX_DISTRIBUTED):
+                batch = dues[start : start + limits.MAX_DISTRIBUTED]
+                await chain.send("market", "distribute", [due.to_abi() for due in batch])
+        except ChainRejected as error:
+            if error.error_name != "AlreadyDistributed" or attempt == limits.RPC_TRIES - 1:
+                raise
+            continue
+        break
+    return Distribution(len(dues), _find_oldest_open(events, from_block))
+
+
+def _find_oldest_open(events: Sequence[ChainEvent], from_block: int) -> int:
+    """Return the block from which on events matter: that of the oldest request still open."""
+    asked: dict[str, int] = {}
+    for event in events:
+        if event.name == "RequestNodeSelections":
+            asked[event.args["executionId"]] = event.block_number
+        elif event.name in ("Settled", "Refunded"):
+            asked.pop(event.args["executionId"], None)
+    last = max((event.block_number for event in events), default=from_block)
+    return min(asked.values(), default=last)

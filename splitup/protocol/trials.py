@@ -1,0 +1,211 @@
+"""Verification of a drawn execution: commit, attest, reveal, and judge.
+
+Validators commit first. When 2f+1 members hold a commitment for every drawn task they attest that
+reveals are due; executors and validators wait for that many attestations, so that no member alone
+can make them show anything early. What is due and does not come is attested, too, and after a
+mismatch what the member got when it recomputed the task itself.
+"""
+
+from __future__ import annotations
+
+from splitup import limits
+from splitup.graph.manifest import Manifest
+from splitup.protocol.attestations import sign_attestation
+from splitup.protocol.cases import Case
+from splitup.protocol.checks import Check
+from splitup.protocol.events import Command, Gossip, Log, PushVerification, RecomputeTask
+from splitup.protocol.messages import Attested
+from splitup.protocol.selection import rank_validators
+from splitup.protocol.shared import Seat
+from splitup.protocol.verification import (
+    Economics,
+    Outcome,
+    Verdict,
+    get_sampled_tasks,
+    is_disputed,
+    judge,
+)
+from splitup.wire import (
+    Attestation,
+    Draw,
+    Held,
+    PlanCertificate,
+    Ruling,
+    Silence,
+    Snapshot,
+    VerificationOrder,
+)
+
+
+class Trials:
+    """One member's part in verifying drawn tasks."""
+
+    def __init__(self, seat: Seat, economics: Economics) -> None:
+        self._seat = seat
+        self._economics = economics
+
+    def advance(
+        self,
+        case: Case,
+        certificate: PlanCertificate,
+        draw: Draw,
+        snapshot: Snapshot,
+        manifest: Manifest,
+        now: float,
+    ) -> list[Command]:
+        """Bring every drawn task as far as it gets: ask, attest, judge."""
+        if case.checks is None:
+            case.open_checks(self._make_checks(case, certificate, draw, snapshot, manifest))
+        checks = case.checks or {}
+        commands: list[Command] = []
+        for _ in range(2):  # our own attestation may be the one that was missing
+            if case.due_at is None and case.attestations.is_due():
+                case.due_at = now
+            for task, check in checks.items():
+                check.advance(case.attestations, case.find_commitment(task), case.due_at, now)
+            commands += self._attest(case, checks, now)
+        for task, check in checks.items():
+            order = VerificationOrder(
+                certificate=certificate,
+                draw=draw,
+                snapshot=snapshot,
+                task=task,
+                steps=check.steps,
+            )
+            commands += self._judge(case, check, order, now)
+            if task not in case.verdicts:
+                entries = {entry.node: entry for entry in snapshot.entries}
+                for validator in check.find_orders(case.attestations, now, case.place):
+                    entry = entries[validator]
+                    commands.append(PushVerification(entry.node, entry.endpoint, order))
+        return commands
+
+    def process_ruling(self, case: Case, ruling: Ruling) -> None:
+        """Keep what we recomputed ourselves; it is attested at the next step."""
+        if ruling.task in (case.checks or {}):
+            case.rulings.setdefault(ruling.task, ruling)
+
+    def _make_checks(
+        self,
+        case: Case,
+        certificate: PlanCertificate,
+        draw: Draw,
+        snapshot: Snapshot,
+        manifest: Manifest,
+    ) -> dict[int, Check]:
+        plan, executors = certificate.plan, case.get_executors()
+        sampled = get_sampled_tasks(draw, len(manifest.tasks), self._economics.sampling_bps)
+        return {
+            task: Check(
+                task,
+                tuple(rank_validators(draw.seed, task, plan, snapshot, manifest, executors)),
+                case.commitments[executors[task]].steps,
+            )
+            for task in sampled
+        }
+
+    # ---- what we say ------------------------------------------------------------------------
+
+    def _attest(self, case: Case, checks: dict[int, Check], now: float) -> list[Command]:
+        """Say what we know when it is news, and again while the execution is open."""
+        attestation = self._make_attestation(case, checks, now)
+        signed = case.attested
+        if signed is None or signed.attestation != attestation:
+            signed = case.attested = sign_attestation(self._seat.identity, attestation)
+            case.attestations.add(signed)
+        elif now < case.attest_at:
+            return []
+        case.attest_at = now + limits.GOSSIP_RETRY_S
+        return [Gossip(None, Attested(attestation=signed))]
+
+    def _make_attestation(self, case: Case, checks: dict[int, Check], now: float) -> Attestation:
+        covered = all(check.is_covered(case.attestations) for check in checks.values())
+        silent: list[Silence] = []
+        if case.due_at is not None:
+            silent += [
+                Silence(node=node, task=None)
+                for node in sorted(set(case.get_executors()) - case.completions.keys())
+                if now - case.due_at >= limits.EXECUTOR_REVEAL_S
+            ]
+            silent += [
+                Silence(node=validator, task=task)
+                for task, check in sorted(checks.items())
+                for validator in check.asked_at
+                if check.is_overdue(case.attestations, validator)
+            ]
+        return Attestation(
+            execution_id=case.request.execution_id,
+            member=self._seat.account,
+            due=covered or case.due_at is not None,
+            held=tuple(
+                Held(task=task, validator=validator, root=root)
+                for task, check in sorted(checks.items())
+                for validator, root in check.get_attested()
+            ),
+            silent=tuple(silent),
+            rulings=tuple(ruling for _, ruling in sorted(case.rulings.items())),
+        )
+
+    # ---- what follows -----------------------------------------------------------------------
+
+    def _judge(
+        self, case: Case, check: Check, order: VerificationOrder, now: float
+    ) -> list[Command]:
+        """Set the verdict on one task, if there is one; late answers may still change it."""
+        executor = case.get_executors()[check.task]
+        commitment = case.find_commitment(check.task)
+        commands: list[Command] = []
+        if commitment is None:
+            if executor not in case.list_withheld():
+                return []
+            heard = check.get_heard(case.attestations)
+            verdict = Verdict(
+                check.task, Outcome.WITHHELD, tuple(r.validator for r in heard[:1]), ()
+            )
+        else:
+            if not check.is_heard(case.attestations, commitment):
+                return []
+            usable = check.get_usable(case.attestations, commitment)
+            ruling = None
+            if is_disputed(commitment, usable):
+                commands += self._ask_for_ruling(case, check, order, executor, now)
+                ruling = case.attestations.find_ruling(check.task)
+                if ruling is None and not self._is_undecidable(case, check, now):
+                    return commands
+            verdict = judge(commitment, executor, usable, ruling)
+        withheld = check.get_withheld(case.attestations)
+        verdict = Verdict(
+            verdict.task, verdict.outcome, verdict.validators, verdict.liars, withheld
+        )
+        if case.verdicts.get(check.task) != verdict:
+            case.verdicts[check.task] = verdict
+            commands.append(_describe(case.request.execution_id, verdict))
+        return commands
+
+    def _ask_for_ruling(
+        self, case: Case, check: Check, order: VerificationOrder, executor: str, now: float
+    ) -> list[Command]:
+        if check.disputed_at is not None:
+            return []
+        check.disputed_at = now
+        classes = {entry.node: entry.determinism for entry in order.snapshot.entries}
+        execution_id = case.request.execution_id
+        return [
+            Log(f"task {check.task} of {execution_id} is disputed: recomputing it here"),
+            RecomputeTask(order, classes.get(executor, "")),
+        ]
+
+    def _is_undecidable(self, case: Case, check: Check, now: float) -> bool:
+        """Return whether too few members can recompute the task, or they took too long."""
+        members = len(self._seat.view.members)
+        if case.attestations.count_unable(check.task) > members - self._seat.view.quorum:
+            return True
+        patience_s = limits.RULING_S + limits.RULING_STEP_S * check.steps
+        return check.disputed_at is not None and now - check.disputed_at >= patience_s
+
+
+def _describe(execution_id: str, verdict: Verdict) -> Log:
+    liars = f", liars: {', '.join(verdict.liars)}" if verdict.liars else ""
+    return Log(
+        f"task {verdict.task} of {execution_id} was verified: {verdict.outcome.value}{liars}"
+    )

@@ -1,0 +1,110 @@
+"""A task replayed in a process of its own: the same digests, within bounds, without secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from splitup import limits, sandbox
+from splitup.errors import Unavailable
+from splitup.graph.ir import Graph
+from splitup.wire import EMPTY_DIGEST
+from tests.node.graphs import make_accumulator, make_sum
+
+STEPS, SIZE = 3, 4
+CLASS = "tinygrad 0.14.0/CPU:X86/x86_64"
+
+
+def make_job(directory: Path, graph: Graph, ports: int) -> tuple[sandbox.Replay, list[np.ndarray]]:
+    (directory / "task.json").write_bytes(graph.to_bytes())
+    data = [np.random.default_rng(port).random((STEPS, SIZE), np.float32) for port in range(ports)]
+    for port, array in enumerate(data):
+        (directory / f"input-{port}").write_bytes(array.tobytes() + b"more")
+    job = sandbox.Replay(
+        directory=directory,
+        task=directory / "task.json",
+        weights=None,
+        inputs=[directory / f"input-{port}" for port in range(ports)],
+        steps=STEPS,
+        determinism=CLASS,
+        memory_bytes=10**6,
+    )
+    return job, data
+
+
+def digest(array: np.ndarray) -> str:
+    return hashlib.sha256(array.tobytes()).hexdigest()
+
+
+async def test_replay_gives_the_digests_that_nodes_commit_to(tmp_path: Path) -> None:
+    job, (x,) = make_job(tmp_path, make_accumulator(SIZE), 1)
+    sums = np.cumsum(x, axis=0, dtype=np.float32)
+    assert await sandbox.replay(job) == {
+        "inputs": [digest(x)],
+        "outputs": [digest(sums)],
+        "state": digest(sums[-1]),
+    }
+
+
+async def test_a_task_without_state_has_the_empty_digest(tmp_path: Path) -> None:
+    job, (x, y) = make_job(tmp_path, make_sum(SIZE), 2)
+    found = await sandbox.replay(job)
+    assert (found["outputs"], found["state"]) == ([digest(x + y)], EMPTY_DIGEST)
+
+
+async def test_another_class_is_refused_before_computing(tmp_path: Path) -> None:
+    job, _ = make_job(tmp_path, make_sum(SIZE), 2)
+    for determinism, message in (
+        ("tinygrad 0.13.0/CPU:X86/x86_64", "this machine computes as"),
+        ("tinygrad 0.14.0/NOSUCH:THING", "cannot use DEV=NOSUCH:THING"),
+        ("something else", "this machine computes as"),
+    ):
+        with pytest.raises(Unavailable, match=message):
+            await sandbox.replay(replace(job, determinism=determinism))
+
+
+async def test_a_task_that_is_none_or_lacks_inputs_ends_in_one_sentence(tmp_path: Path) -> None:
+    job, _ = make_job(tmp_path, make_sum(SIZE), 2)
+    with pytest.raises(Unavailable, match="takes 2 inputs, not 1"):
+        await sandbox.replay(replace(job, inputs=job.inputs[:1]))
+    job.task.write_bytes(b"{}")
+    with pytest.raises(Unavailable, match="ended with 1"):
+        await sandbox.replay(job)
+
+
+async def test_time_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, _ = make_job(tmp_path, make_sum(SIZE), 2)
+    monkeypatch.setattr(limits, "RULING_S", 0.05)
+    monkeypatch.setattr(limits, "RULING_STEP_S", 0.0)
+    with pytest.raises(Unavailable, match="took more than"):
+        await sandbox.replay(job)
+
+
+async def test_memory_is_bounded_and_no_secret_gets_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = make_job(tmp_path, make_sum(SIZE), 2)
+    given: dict[str, Any] = {}
+    start = sandbox.asyncio.create_subprocess_exec
+
+    async def record(*arguments: Any, **options: Any) -> Any:
+        given.update(options)
+        return await start(*arguments, **options)
+
+    monkeypatch.setattr(sandbox.asyncio, "create_subprocess_exec", record)
+    monkeypatch.setattr(limits, "REPLAY_OVERHEAD_BYTES", 64 * limits.MIB)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with pytest.raises(Unavailable):
+        await sandbox.replay(job)
+    assert (
+        json.loads((tmp_path / "job.json").read_text())["memory_bytes"]
+        == 2 * 10**6 + 64 * limits.MIB
+    )
+    assert "secret" not in given["env"].values()
+    assert given["env"]["HOME"] == str(tmp_path)

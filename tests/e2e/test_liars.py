@@ -1,0 +1,178 @@
+"""Dishonest operators among real processes: each ends as specified, and nobody else pays for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from splitup.client.connection import SplitUp
+from splitup.client.outcome import Receipt, Result
+from splitup.devnet.processes import find_program
+from splitup.errors import ExecutionFailed
+from splitup.wire import Evidence
+from tests.e2e.conftest import MODEL, Network, wait_for
+from tests.e2e.test_network import compute_reference, make_inputs
+
+LYING_NODE = Path(__file__).with_name("lying_node.py")
+STEPS = 2
+SPARE_MICRO_USDC = 1_000_000_000  # more than a node of the devnet has at stake in a test
+Settled = tuple[Result, Receipt, Evidence]
+
+
+@contextmanager
+def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str]]:
+    """Run dishonest programs with the keys of some nodes; yield all nodes' names by address."""
+    names = {place.replace("_", "-"): how for place, how in behaviours.items()}
+    for name, how in names.items():
+        network.replace(name, sys.executable, LYING_NODE, *how.split())
+    try:
+        wait_for(lambda: all(map(network.is_replaced, names)), 120, network.describe)
+        network.wait_for_all()
+        health = network.fetch_health()
+        yield {node.address: network.name_of(node.address) for node in health.nodes}
+    finally:
+        for name in names:
+            network.replacements[name].terminate()
+            network.replacements[name].wait(20)
+        asyncio.run(fill_up(network, names))
+
+
+async def fill_up(network: Network, names: Iterable[str]) -> None:
+    """Make slashed stakes whole, without which no node may serve, and start honest programs."""
+    program = find_program("splitup-node")
+    async with SplitUp.connect(network.config) as net:
+        for name in names:
+            keystore = json.loads((network.directory / name / "keystore.json").read_text())
+            address = "0x" + keystore["address"].lower().removeprefix("0x")
+            await net.chain.send("usdc", "mint", address, SPARE_MICRO_USDC)
+            config = network.directory / name / "node.toml"
+            stake = await asyncio.create_subprocess_exec(
+                program, "stake", "--config", config, stdout=asyncio.subprocess.DEVNULL
+            )
+            assert await stake.wait() == 0
+            network.replace(name, program, "run")
+
+
+async def fetch_stakes(net: SplitUp, nodes: dict[str, str]) -> dict[str, int]:
+    views = await asyncio.gather(*(net.chain.call("nodes", "nodeOf", node) for node in nodes))
+    return {name: view["stake"] for name, view in zip(nodes.values(), views, strict=True)}
+
+
+async def settle(net: SplitUp) -> Settled:
+    result = await net.execute(MODEL, make_inputs(STEPS))
+    receipt = await result.receipt
+    return result, receipt, await net.evidence(receipt)
+
+
+def get_losses(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    return {name: stake - after[name] for name, stake in before.items() if stake != after[name]}
+
+
+def test_a21_who_lies_once_in_ten_or_in_a_hundred_tasks_is_found_and_only_he(
+    network: Network, tmp_path: Path
+) -> None:
+    expected = compute_reference(tmp_path, make_inputs(STEPS))
+
+    async def play(nodes: dict[str, str]) -> tuple[list[Settled], dict[str, int], str]:
+        """Execute until both were caught, once also as an executor.
+
+        Returns also who lost how much, and the client.
+        """
+        done: list[Settled] = []
+        caught: set[str] = set()
+        wrong = False
+        async with SplitUp.connect(network.config) as net:
+            before = await fetch_stakes(net, nodes)
+            while not (wrong and caught == {"node-0", "node-1"}) and len(done) < 30:
+                done += await asyncio.gather(*(settle(net) for _ in range(3)))
+                caught = {nodes[slash[0]] for _, receipt, _ in done for slash in receipt.slashes}
+                verdicts = [verdict for *_, evidence in done for verdict in evidence.verdicts]
+                wrong = any(verdict.outcome == "lied" for verdict in verdicts)
+            return done, get_losses(before, await fetch_stakes(net, nodes)), net.address
+
+    with replace_nodes(network, node_0="every 10 3", node_1="every 100 11") as nodes:
+        done, lost, client = asyncio.run(play(nodes))
+    assert lost.keys() == {"node-0", "node-1"}, "each is found, and no honest stake is touched"
+    assert sum(lost.values()) == sum(s[1] for _, receipt, _ in done for s in receipt.slashes)
+    wrong = 0
+    for result, receipt, evidence in done:
+        outcomes = {verdict.outcome for verdict in evidence.verdicts}
+        assert outcomes <= {"honest", "lied"}
+        back = [p for p in receipt.payments if p.from_slash and p.account == client]
+        if "lied" in outcomes:  # the whole price is back; else every byte is right
+            wrong += 1
+            assert [p.amount_micro_usdc for p in back] == [result.manifest.price_micro_usdc(STEPS)]
+        else:
+            assert result.outputs["logits"].tobytes() == expected.tobytes() and not back
+    assert 0 < wrong < len(done)
+
+
+def test_a21_who_guesses_instead_of_verifying_is_slashed_and_the_executor_is_not(
+    network: Network,
+) -> None:
+    async def play(nodes: dict[str, str]) -> tuple[Settled, dict[str, int]]:
+        async with SplitUp.connect(network.config) as net:
+            before = await fetch_stakes(net, nodes)
+            for _ in range(10):
+                settled = await settle(net)
+                if settled[1].slashes:
+                    break
+            return settled, get_losses(before, await fetch_stakes(net, nodes))
+
+    with replace_nodes(network, node_2="guess") as nodes:
+        (_, receipt, evidence), lost = asyncio.run(play(nodes))
+    assert {verdict.outcome for verdict in evidence.verdicts} == {"honest"}
+    assert {nodes[node] for node, _ in receipt.slashes} == lost.keys() == {"node-2"}
+
+
+def test_who_commits_and_withholds_is_penalised_and_the_client_has_his_money_back(
+    network: Network,
+) -> None:
+    async def play(nodes: dict[str, str]) -> tuple[Settled, dict[str, int], str]:
+        async with SplitUp.connect(network.config) as net:
+            before = await fetch_stakes(net, nodes)
+            for _ in range(10):
+                result = await net.execute(MODEL, make_inputs(STEPS))
+                if "node-3" in {nodes[node] for node in result.nodes}:
+                    break
+            receipt = await result.receipt
+            evidence = await net.evidence(receipt)
+            lost = get_losses(before, await fetch_stakes(net, nodes))
+            return (result, receipt, evidence), lost, net.address
+
+    with replace_nodes(network, node_3="withhold") as nodes:
+        (result, receipt, evidence), lost, client = asyncio.run(play(nodes))
+    own = {task for task, node in enumerate(result.nodes) if nodes[node] == "node-3"}
+    outcomes = {verdict.task: verdict.outcome for verdict in evidence.verdicts}
+    assert {task for task, outcome in outcomes.items() if outcome == "withheld"} == own
+    assert set(outcomes.values()) <= {"withheld", "honest"}
+    assert {nodes[node] for node, _ in receipt.slashes} == lost.keys() == {"node-3"}
+    assert any(p.account == client and p.from_slash for p in receipt.payments)
+
+
+def test_who_takes_a_task_and_does_nothing_costs_nobody_anything(
+    network: Network, tmp_path: Path
+) -> None:
+    """Another node goes on in its place, or the money comes back."""
+    expected = compute_reference(tmp_path, make_inputs(STEPS))
+
+    async def play(nodes: dict[str, str]) -> tuple[bool, dict[str, int]]:
+        async with SplitUp.connect(network.config) as net:
+            before = await fetch_stakes(net, nodes)
+            for _ in range(10):
+                try:
+                    result = await net.execute(MODEL, make_inputs(STEPS), deadline_s=8)
+                except ExecutionFailed as error:
+                    return error.refunded_micro_usdc > 0, {}
+                assert np.array_equal(result.outputs["logits"], expected)
+            return True, get_losses(before, await fetch_stakes(net, nodes))
+
+    with replace_nodes(network, node_4="mute") as nodes:
+        ended_well, lost = asyncio.run(play(nodes))
+    assert ended_well and not lost

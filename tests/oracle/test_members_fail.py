@@ -1,0 +1,143 @@
+"""Members that die, hang, cannot be reached, or are replaced, as processes on a real chain."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from splitup import limits
+from splitup.chain.committee import fetch_committee
+from splitup.chain.rpc import Rpc
+from splitup.protocol.certificates import check_certificate
+from tests.builders import HANG_S
+from tests.oracle.committee_network import Network, run_network
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Network]:
+    """One network for all: starting it takes as long as a test."""
+    directory: Path = tmp_path_factory.mktemp("members")
+    async with run_network(directory, sampling_bps=10_000) as network:
+        try:
+            await network.wait_until(network.is_ready, 180)
+            yield network
+        finally:
+            print(network.read_logs())
+
+
+async def finish(network: Network, execution_id: str) -> None:
+    """Wait for plan and settlement, and check the certificate."""
+    certificate = await network.fetch_plan(execution_id)
+    check_certificate(certificate, await fetch_committee(network.client))
+    events = await network.wait_until(lambda: network.find_settlement(execution_id), 60)
+    names = [event.name for event in events]
+    assert names.count("PlanAccepted") == names.count("Settled") == 1
+
+
+async def run_execution(network: Network) -> None:
+    execution_id, _ = await network.request()
+    await finish(network, execution_id)
+
+
+async def has_plan(network: Network, execution_id: str) -> bool:
+    events = await network.client.fetch_events("market")
+    return any(e.name == "PlanAccepted" and e.args["executionId"] == execution_id for e in events)
+
+
+async def test_f06_f07_members_killed_and_stopped_at_any_moment(network: Network) -> None:
+    for place in range(4):
+        execution_id, _ = await network.request()  # under way when the member goes
+        if place % 2:
+            network.signal_member(place, signal.SIGSTOP)
+        else:
+            await network.stop_member(place, signal.SIGKILL)
+        await finish(network, execution_id)
+        await run_execution(network)
+        if place % 2:
+            network.signal_member(place, signal.SIGCONT)
+        else:
+            await network.start_member(place)
+        await network.wait_until(network.is_ready, 180)
+
+    network.signal_member(0, signal.SIGSTOP)
+    await network.stop_member(1, signal.SIGKILL)
+    execution_id, _ = await network.request()
+    head = await network.client.fetch_head()
+    await network.wait_until(lambda: is_past(network, head.number + 2), 90)
+    assert not await has_plan(network, execution_id), "two of four are no quorum"
+    network.signal_member(0, signal.SIGCONT)
+    await finish(network, execution_id)
+    await network.start_member(1)
+    await network.wait_until(network.is_ready, 180)
+    await run_execution(network)
+    assert "Traceback" not in network.read_logs()
+
+
+async def is_past(network: Network, block: int) -> bool:
+    return (await network.client.fetch_head()).number > block
+
+
+async def test_a_member_is_replaced_while_executions_go_on(network: Network) -> None:
+    before = await fetch_committee(network.client)
+    rows = sorted([network.rows[0], network.rows[1], network.rows[2], network.rows[4]])
+    await network.stop_member(3, signal.SIGKILL)  # it is to be replaced because it is gone
+    open_before, _ = await network.request()
+    await network.owner.send("committee", "setMembers", rows)
+    await network.start_member(4)
+    executions = 0
+
+    async def is_over() -> bool:
+        nonlocal executions
+        await run_execution(network)
+        executions += 1
+        return (await network.client.call("committee", "configuration")) == 2
+
+    await asyncio.gather(network.wait_until(is_over, 120), finish(network, open_before))
+    assert executions >= 1
+    after = await fetch_committee(network.client)
+    assert after.group_key == before.group_key
+    assert {m.account for m in after.members} == {row[0] for row in rows}
+
+    async def has_changed() -> bool:
+        statuses = [await network.get_status(place) for place in network.processes]
+        return all(status.get("configuration") == 2 for status in statuses)
+
+    await network.wait_until(has_changed, 90)
+    await network.stop_member(0, signal.SIGKILL)  # now the new member is needed for a quorum
+    await run_execution(network)
+    assert "Traceback" not in network.read_logs()
+
+
+async def test_f14_an_execution_survives_a_reorganisation(network: Network) -> None:
+    """The request moves to another block; whatever was signed for it is signed again."""
+    async with Rpc(network.rpc_url) as rpc:
+        execution_id, _ = await network.request()
+        await network.fetch_plan(execution_id)
+        await rpc.request("anvil_reorg", 2, [])
+    await run_execution(network)  # its transaction finds the gap that the first one left
+    await finish(network, execution_id)
+
+
+async def test_f15_members_stop_at_a_deeper_reorganisation(network: Network) -> None:
+    async with Rpc(network.rpc_url) as rpc:
+        await rpc.request("anvil_mine", hex(limits.REORG_BLOCKS + 40))
+        head = (await network.client.fetch_head()).number
+
+        async def have_seen() -> bool:
+            statuses = [await network.get_status(place) for place in network.processes]
+            return all(status.get("block", 0) >= head for status in statuses)
+
+        await network.wait_until(have_seen, 60)
+        await rpc.request("anvil_reorg", limits.REORG_BLOCKS + 48, [])
+        await rpc.request("anvil_mine", "0x2")
+    for place in list(network.processes):
+        process = network.processes.pop(place)
+        assert await asyncio.wait_for(process.wait(), HANG_S * 4) == 1
+    assert "reorganised by more than" in network.read_logs()
