@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp
+from splitup.client.generation import DecoderName
 from splitup.client.inputs import format_usdc
 from splitup.client.outcome import Array, Result
 from splitup.config import DEFAULT_HOME, HOME_VARIABLE
@@ -128,6 +129,19 @@ def generate_command(
         float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Equal seeds give equal text.")] = 0,
+    top_k: Annotated[
+        int, typer.Option("--top-k", min=0, help="Draw from the likeliest K tokens; 0: from all.")
+    ] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Draw from the fewest tokens of this probability.")
+    ] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End before this text. Repeatable.")
+    ] = None,
+    decoder: Annotated[
+        DecoderName,
+        typer.Option("--decoder", help="How: lookahead takes fewer steps for the same text."),
+    ] = "sequential",
     max_price: PriceFlag = None,
     deadline: DeadlineFlag = DEFAULT_DEADLINE_S,
     config: ConfigFlag = None,
@@ -146,6 +160,10 @@ def generate_command(
                 max_tokens=max_tokens,
                 temperature=temperature,
                 seed=seed,
+                top_k=top_k,
+                top_p=top_p,
+                stop=stop or (),
+                decoder=decoder,
                 max_price_usdc=max_price,
                 deadline_s=deadline,
             ):

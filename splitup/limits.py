@@ -82,6 +82,7 @@ MAX_KERNEL_DEPTH: Final = (
 )
 MAX_PORTS: Final = 256  # inputs, outputs or states of one task
 MAX_WEIGHTS: Final = 65_536  # tensors of one task, or of one safetensors file
+MAX_SYMBOLS: Final = 4  # of one task: rows that come in, rows that go out, and room for two more
 MAX_RANK: Final = 16  # a KV cache of a multi-head model has 4; tinygrad's own views reach 8
 MAX_DIMENSION: Final = 2**31 - 1  # index arithmetic of every renderer is safe in 32 bits
 MAX_ELEMENTS: Final = 2**40  # of a value that is never written to memory (a one-hot product)
@@ -98,6 +99,26 @@ MIN_ROPE_THETA: Final = 10.0  # models use 10,000 to 10^7; exact powers of tiny 
 MAX_ROPE_THETA: Final = 1e12
 MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
+
+# ---- decoding ----------------------------------------------------------------------------------
+
+MAX_STOP_STRINGS: Final = 16  # chat formats use two or three
+MAX_STOP_CHARS: Final = 256  # so much text may have to wait before it is shown
+# ---- comparison, reference, dispute ------------------------------------------------------------
+
+MAX_TOLERANCE: Final = 10**12  # in 10^-9: a difference 1,000 times the value tells nobody anything
+COMPARED_LARGEST: Final = 128  # elements of an output whose exponents and mantissas are compared
+MAX_REFERENCE_ELEMENTS: Final = 2**26  # of one value in the interpreter: 0.5 GB in float64
+MAX_TRACE_LEAVES: Final = 2**32  # 65,536 steps of 65,536 values
+MAX_DISPUTE_PROOFS: Final = 512  # operands of one kernel; a join of 256 ports reads as many
+MAX_DISPUTE_MOVES: Final = 128  # two per turn; 32 and 16 turns for the two trees, and a few
+DISPUTE_ROUND_S: Final = 60.0  # for one answer; a party may have to compute a window again
+MAX_DETERMINISM_CHARS: Final = 200  # of a class's name: a compiler's banner has 60
+MAX_VECTOR_STEPS: Final = 16  # of a reference vector; a fault of a device shows in the first ones
+VECTOR_STEPS: Final = 3  # zero state, a state of one step, a state of two
+VECTOR_ELEMENTS: Final = 1_024  # kept of every output port and step, evenly spread
+PLAUSIBLE_L2_PPB: Final = 50_000_000  # 5 %: bfloat16 has 0.4 % per rounding; a defect is beyond
+MAX_VECTORS_BYTES: Final = 8 * MIB  # 256 ports, or 16 steps of few ports
 
 # ---- pickled state files -----------------------------------------------------------------------
 

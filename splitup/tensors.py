@@ -52,23 +52,43 @@ SAFETENSORS_DTYPES: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype and shape of a tensor."""
+    """Name, dtype and shape of a tensor.
+
+    ``rows`` is "" for a tensor of exactly this shape. Otherwise it names the symbol that the
+    leading dimension is: 1 to ``shape[0]`` rows, as many in all tensors of one step and symbol.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    rows: str = ""
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size in bytes, the largest one where rows vary."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row; of the whole tensor where rows do not vary."""
+        shape = self.shape[1:] if self.rows else self.shape
+        return math.prod(shape) * ITEM_BYTES[self.dtype]
 
     def accepts(self, length: int) -> bool:
         """Return whether a tensor of ``length`` bytes may stand here."""
-        return length == self.nbytes
+        if not self.rows:
+            return length == self.nbytes
+        return 0 < length <= self.nbytes and length % self.row_bytes == 0
+
+    def get_shape(self, length: int) -> tuple[int, ...]:
+        """Return the shape of ``length`` bytes that are accepted."""
+        return (length // self.row_bytes, *self.shape[1:]) if self.rows else self.shape
 
     def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
+        sizes = [str(size) for size in self.shape]
+        if self.rows:
+            sizes[0] = f"{self.rows} <= {sizes[0]}"
+        return f"{self.dtype}[{', '.join(sizes)}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +110,19 @@ def get_numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def check_array(spec: TensorSpec, array: np.ndarray[Any, Any]) -> None:
-    """Raise InvalidInput unless ``array`` has exactly the dtype and shape of ``spec``."""
+    """Raise InvalidInput unless ``array`` has the dtype of ``spec`` and a shape it accepts."""
     wanted = get_numpy_dtype(spec.dtype)
     if array.dtype != wanted:
         raise InvalidInput(
             f"input '{spec.name}' has dtype {array.dtype}; the model wants {spec.dtype}: "
             f"convert it with .astype('{wanted.name}')"
         )
-    if array.shape != spec.shape:
+    shape = array.shape
+    if spec.rows and shape and 1 <= shape[0] <= spec.shape[0]:
+        shape = (spec.shape[0], *shape[1:])
+    if shape != spec.shape:
         raise InvalidInput(
-            f"input '{spec.name}' has shape {list(array.shape)}; the model wants {list(spec.shape)}"
+            f"input '{spec.name}' has shape {list(array.shape)}; the model wants {spec}"
         )
 
 
@@ -111,11 +134,12 @@ def array_to_bytes(spec: TensorSpec, array: np.ndarray[Any, Any]) -> bytes:
 
 def bytes_to_array(spec: TensorSpec, data: bytes | memoryview) -> np.ndarray[Any, Any]:
     """Return a writable array of ``spec`` from its bytes; raises InvalidInput on another length."""
-    if len(data) != spec.nbytes:
+    if not spec.accepts(len(data)):
         raise InvalidInput(
             f"tensor '{spec.name}' came with {len(data)} bytes; {spec} has {spec.nbytes}"
         )
-    return np.frombuffer(data, get_numpy_dtype(spec.dtype)).reshape(spec.shape).copy()
+    shape = spec.get_shape(len(data))
+    return np.frombuffer(data, get_numpy_dtype(spec.dtype)).reshape(shape).copy()
 
 
 def check_inputs(

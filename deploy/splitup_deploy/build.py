@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -43,7 +43,7 @@ from splitup.graph.rules import check_graph
 from splitup.tensors import TensorSpec, encode_safetensors_header
 from splitup_deploy.divide import divide
 from splitup_deploy.frontends import SourceModel, load_model
-from splitup_deploy.frontends.model import Text
+from splitup_deploy.frontends.model import Sizes, Text
 from splitup_deploy.partition import Balance, partition
 from splitup_deploy.passes import materialise_shared_reductions
 from splitup_deploy.tasks import CutTask, cut_graph
@@ -84,7 +84,7 @@ class CompiledModel:
     @property
     def manifest_blob(self) -> Blob:
         """Return the manifest as an object to store."""
-        return _make_blob(get_manifest_key(self.model_id), self.manifest_bytes)
+        return make_blob(get_manifest_key(self.model_id), self.manifest_bytes)
 
 
 def parse_size(text: str) -> int:
@@ -120,8 +120,7 @@ def build(
     model: str,
     target_vram_bytes: int,
     *,
-    context: int | None = None,
-    dims: Mapping[str, int] | None = None,
+    sizes: Sizes | None = None,
     balance: Balance = "latency",
     max_tasks: int | None = None,
 ) -> CompiledModel:
@@ -131,7 +130,7 @@ def build(
     Raises InvalidModel when the model is missing, corrupt or not supported, or when an operation
     needs more than the target.
     """
-    source = prepare(model, context=context, dims=dims)
+    source = prepare(model, sizes)
     divided = divide(source.traced, target_vram_bytes)
     traced = divided.model
     values = check_graph(traced.graph)
@@ -162,6 +161,7 @@ def build(
                 name=output.name,
                 dtype=values[output.node].dtype,
                 shape=values[output.node].shape,
+                rows=values[output.node].rows,
                 task=made[output.node][0],
                 port=made[output.node][1],
             )
@@ -178,19 +178,18 @@ def build(
     return CompiledModel(manifest, data, manifest.model_id, tuple(blobs.values()), times, complete)
 
 
-def prepare(
-    model: str, *, context: int | None = None, dims: Mapping[str, int] | None = None
-) -> SourceModel:
+def prepare(model: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a model and run the passes: the graph that is cut, and the reference for it."""
-    source = load_model(model, context, dims)
+    source = load_model(model, sizes)
     return SourceModel(source.kind, materialise_shared_reductions(source.traced), source.text)
 
 
 def _make_port(spec: TensorSpec) -> Port:
-    return Port(name=spec.name, dtype=spec.dtype, shape=spec.shape)
+    return Port(name=spec.name, dtype=spec.dtype, shape=spec.shape, rows=spec.rows)
 
 
-def _make_blob(key: str, data: bytes) -> Blob:
+def make_blob(key: str, data: bytes) -> Blob:
+    """Return an object whose bytes are at hand."""
     return Blob(key, len(data), compute_digest(data), lambda: iter((data,)))
 
 
@@ -198,7 +197,7 @@ def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) ->
     values = check_graph(task.graph)
     data = task.graph.to_bytes()
     task_id = compute_digest(data)
-    blobs[task_id] = _make_blob(get_task_key(task_id), data)
+    blobs[task_id] = make_blob(get_task_key(task_id), data)
     weights = _describe_weights(model, task.graph)
     if weights is not None:
         blobs[weights.digest] = weights
@@ -208,6 +207,7 @@ def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) ->
             name=spec.name,
             dtype=spec.dtype,
             shape=spec.shape,
+            rows=spec.rows,
             source=InputSource(input=origin)
             if isinstance(origin, str)
             else TaskSource(task=origin[0], port=origin[1]),
@@ -219,8 +219,7 @@ def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) ->
         label=task.label,
         inputs=inputs,
         outputs=tuple(
-            Port(name=output.name, dtype=values[output.node].dtype, shape=values[output.node].shape)
-            for output in task.graph.outputs
+            _make_port(values[output.node].make_spec(output.name)) for output in task.graph.outputs
         ),
         graph_bytes=len(data),
         weights_digest="" if weights is None else weights.digest,
@@ -252,7 +251,7 @@ def _describe_weights(model: TracedModel, graph: Graph) -> Blob | None:
 def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:
     if isinstance(text.tokenizer, bytes):
         name = compute_digest(text.tokenizer)
-        blob = _make_blob(get_blob_key(name), text.tokenizer)
+        blob = make_blob(get_blob_key(name), text.tokenizer)
     else:
         source = FileSlice(text.tokenizer, 0, text.tokenizer.stat().st_size)
         digest = hashlib.sha256()

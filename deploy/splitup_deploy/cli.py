@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+import tempfile
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -33,7 +34,10 @@ from splitup.errors import InvalidInput, SplitUpError
 from splitup.graph.manifest import Manifest, load_manifest
 from splitup.net.gateway import GatewayClient
 from splitup_deploy.build import CompiledModel, build, parse_dims, parse_sizes
+from splitup_deploy.calibrate import calibrate_model, encode_prompt, render_report
 from splitup_deploy.drawing import draw_mermaid, draw_svg
+from splitup_deploy.frontends import Sizes
+from splitup_deploy.honesty import attach_tolerances, attach_vectors, load_tolerances
 from splitup_deploy.inspect import (
     describe_model,
     format_usdc,
@@ -88,6 +92,9 @@ MaxTasksFlag = Annotated[
 ContextFlag = Annotated[
     int | None, typer.Option("--context", min=1, help="Tokens a sequence may have.")
 ]
+ChunkFlag = Annotated[
+    int | None, typer.Option("--chunk", min=1, help="The most tokens of one step (default: 64).")
+]
 DimsFlag = Annotated[
     list[str] | None,
     typer.Option("--dim", help="Size of an ONNX file's symbolic dimension, NAME=SIZE; repeatable."),
@@ -123,9 +130,18 @@ def register_command(
     name: Annotated[str, typer.Option("--name", help="Name under which users find it.")],
     target_vram: Annotated[str, typer.Option("--target-vram", help=_TARGET_HELP)],
     context: ContextFlag = None,
+    chunk: ChunkFlag = None,
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    tolerance: Annotated[
+        Path | None,
+        typer.Option("--tolerance", help="What 'splitup-deploy calibrate' found for this cut."),
+    ] = None,
+    reference: Annotated[
+        bool,
+        typer.Option(help="Run every task here once, so that nodes can try themselves against it."),
+    ] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Compile and show, store and register nothing.")
     ] = False,
@@ -142,9 +158,8 @@ def register_command(
 
     def run() -> None:
         check_name(name)
-        cutting = Cutting(
-            parse_sizes(target_vram), context, balance, max_tasks, parse_dims(dims or [])
-        )
+        sizes = Sizes(context, chunk, parse_dims(dims or []))
+        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
         if dry_run:
             compiled = _compile(output, model, cutting)
             _show_model(output, _profile(compiled, cutting), name, compiled.is_complete)
@@ -171,6 +186,12 @@ def register_command(
                 "config.json, or look at the cut with --dry-run"
             )
 
+        if tolerance is not None:
+            compiled = attach_tolerances(compiled, load_tolerances(tolerance))
+        if reference:
+            with output.log.status("computing reference vectors"):
+                compiled = attach_vectors(compiled)
+
         async def publish(chain: Chain, client: GatewayClient) -> Registration:
             with _UploadBar(output.log) as progress:
                 return await register(compiled, name, chain, client, progress)
@@ -188,6 +209,7 @@ def inspect_command(
     ],
     target_vram: TargetFlag = None,
     context: ContextFlag = None,
+    chunk: ChunkFlag = None,
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
@@ -221,9 +243,8 @@ def inspect_command(
                 raise InvalidInput(
                     f"to compile {model}, say how much memory a task may need: --target-vram 12GB"
                 )
-            cutting = Cutting(
-                parse_sizes(target_vram), context, balance, max_tasks, parse_dims(dims or [])
-            )
+            sizes = Sizes(context, chunk, parse_dims(dims or []))
+            cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
             compiled = _compile(output, model, cutting)
             show(_profile(compiled, cutting), None, compiled.is_complete)
             return
@@ -246,6 +267,57 @@ def inspect_command(
         manifest, found_name = asyncio.run(_with_network(network, None, fetch))
         targets = () if target_vram is None else parse_sizes(target_vram)
         show(compute_profile(manifest, targets_bytes=targets), found_name)
+
+    _run(output, run)
+
+
+@app.command("calibrate")
+def calibrate_command(
+    model: Annotated[str, typer.Argument(help="A model, as for 'register --model'.")],
+    target_vram: Annotated[str, typer.Option("--target-vram", help=_TARGET_HELP)],
+    context: ContextFlag = None,
+    chunk: ChunkFlag = None,
+    dims: DimsFlag = None,
+    balance: BalanceFlag = "latency",
+    max_tasks: MaxTasksFlag = None,
+    steps: Annotated[int, typer.Option("--steps", min=2, max=4096, help="Steps to compute.")] = 24,
+    prompt: Annotated[
+        str, typer.Option("--prompt", help="Text to compute; random tokens follow it.")
+    ] = "",
+    file: Annotated[
+        Path | None, typer.Option("--output", help="File for 'register --tolerance'.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure how far honest machines are apart and how near the smallest cheats come.
+
+    Computes every task with all code generators of this machine, then with lower precision,
+    coarser weights, a skipped layer and a shorter context. Where a line can be drawn between them,
+    it becomes the task's tolerance; elsewhere only equal bytes count. Takes minutes.
+    """
+    output = Output.open(as_json)
+
+    def run() -> None:
+        sizes = Sizes(context, chunk, parse_dims(dims or []))
+        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
+        compiled = _compile(output, model, cutting)
+        with output.log.status("calibrating") as status, tempfile.TemporaryDirectory() as folder:
+            report = calibrate_model(
+                compiled,
+                Path(folder),
+                steps,
+                tokens=encode_prompt(compiled, prompt),
+                say=status.update,
+            )
+        if file is not None:
+            write_file(file, json.dumps(report.make_file(), indent=1) + "\n")
+        if output.as_json:
+            output.print_json(report.to_dict())
+            return
+        output.out.print(render_report(report))
+        for variant in report.variants:
+            how = f"not used: {variant.problem}" if variant.problem else variant.determinism
+            output.log.print(f"{variant.name}: {how}", markup=False, soft_wrap=True)
 
     _run(output, run)
 
@@ -300,10 +372,9 @@ class Cutting:
     """How a model is to be cut; the largest of the targets bounds every task."""
 
     targets_bytes: tuple[int, ...]
-    context: int | None
+    sizes: Sizes
     balance: Balance
     max_tasks: int | None
-    dims: Mapping[str, int]
 
 
 def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
@@ -311,8 +382,7 @@ def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
         return build(
             model,
             max(cutting.targets_bytes),
-            context=cutting.context,
-            dims=cutting.dims,
+            sizes=cutting.sizes,
             balance=cutting.balance,
             max_tasks=cutting.max_tasks,
         )
@@ -329,6 +399,11 @@ def _write_picture(profile: Profile, name: str | None, picture: Picture, file: P
     if file is None:
         sys.stdout.write(text)
         return
+    write_file(file, text)
+
+
+def write_file(file: Path, text: str) -> None:
+    """Write a file the user has named; raises InvalidInput."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -23,18 +23,24 @@ from functools import partial
 from typing import Final
 
 from splitup import limits
-from splitup.graph.cost import compute_roles, find_loads, is_materialised, is_pick, round_up
-from splitup.graph.ir import Graph, Node, Output, Update, Weight, encode_float
+from splitup.graph.cost import (
+    compute_roles,
+    find_loads,
+    is_materialised,
+    is_pick,
+    measure_buffer,
+)
+from splitup.graph.ir import Dim, Graph, Node, Output, Update, Weight, encode_float
 from splitup.graph.rules import Value, check_graph
-from splitup.tensors import ITEM_BYTES
+from splitup.tensors import TensorSpec
 from splitup_deploy.partition import Region, find_regions
 from splitup_deploy.slices import (
     Box,
     Indivisible,
-    count_elements,
     find_operands,
     is_full,
     make_full_box,
+    name_sizes,
     restrict_arg,
 )
 from splitup_deploy.trace import Bank, TracedModel
@@ -153,11 +159,13 @@ class _Scope:
 
     def measure(self, cone: _Cone) -> int:
         """Return the memory of a task that is this cone."""
-        total = sum(round_up(self.values[read].nbytes) for read in cone.reads)
+        total = sum(measure_buffer(self.values[read]) for read in cone.reads)
         for index, box in cone.boxes:
             node = self.graph.nodes[index]
             if node.op == "WEIGHT" or (is_materialised(node.op) and index not in self.loads):
-                total += round_up(count_elements(box) * ITEM_BYTES[self.values[index].dtype])
+                shape = tuple(size for _, size in box)
+                value = self.values[index]
+                total += measure_buffer(TensorSpec("", value.dtype, shape, value.rows))
         return total
 
     def plan_region(self, region: Region, target_bytes: int) -> _Plan | None:
@@ -178,6 +186,8 @@ class _Scope:
             return None
         best: _Plan | None = None
         for axis, length in enumerate(shape):
+            if isinstance(self.values[region.root].dims[axis], str):
+                continue
             spans = _find_spans(length, target_bytes, partial(measure, axis))
             if spans and (best is None or len(spans) < len(best.spans)):
                 best = _Plan(region.root, axis, spans)
@@ -260,6 +270,7 @@ class _Writer:
             tuple(self._nodes),
             tuple(Output(output.name, self._moved[output.node]) for output in graph.outputs),
             tuple(Update(update.state, self._moved[update.node]) for update in graph.updates),
+            graph.symbols,
         )
         check_graph(result)
         return Divided(TracedModel(result, self._labels, self._sources), frozenset(self._borders))
@@ -309,7 +320,7 @@ class _Writer:
         if (known := piece.made.get((index, box))) is not None:
             return known
         scope, graph = self._scope, self._scope.graph
-        node, shape = graph.nodes[index], scope.values[index].shape
+        node, shape, dims = graph.nodes[index], scope.values[index].shape, scope.values[index].dims
         stored = node.op == "CONTIGUOUS"
         written = index == piece.plan.root or index in piece.cluster
         if node.op == "WEIGHT" and not is_full(box, shape):
@@ -319,16 +330,16 @@ class _Writer:
                 index, self._moved[index] if index < len(self._moved) else 0
             )
             if not is_full(box, shape):
-                result = self._add(Node("SHRINK", node.dtype, (result,), box))
+                result = self._add(Node("SHRINK", node.dtype, (result,), name_sizes(box, dims)))
         else:
             operands = scope.step(index, box, piece.plan.bank, piece.span)
             srcs = tuple(self._write_box(piece, *operand) for operand in operands)
             if operands[0][0] == index:
-                result = self._add(Node("SHRINK", node.dtype, srcs, box))
+                result = self._add(Node("SHRINK", node.dtype, srcs, name_sizes(box, dims)))
             elif node.op == "SHRINK":
                 result = srcs[0]
             else:
-                arg = restrict_arg(graph, index, box, operands[0][1])
+                arg = restrict_arg(graph, dims, index, box, operands[0][1])
                 result = self._add(Node(node.op, node.dtype, srcs, arg))
             if stored:
                 label = scope.model.labels.get(index, f"value {index}")
@@ -374,18 +385,19 @@ class _Writer:
         """Return pieces ``first`` to ``end`` as one value: a tree that only selects."""
         values = self._scope.values
         shape, dtype = values[plan.root].shape, values[plan.root].dtype
+        dims = values[plan.root].dims
         if end - first == 1:
             if plan.bank is not None:
                 return pieces[first]
             pads = list(make_full_box(shape))
             pads[plan.axis] = (plan.spans[first][0], shape[plan.axis])
-            return self._add(Node("PAD", dtype, (pieces[first],), tuple(pads)))
+            return self._add(Node("PAD", dtype, (pieces[first],), name_sizes(tuple(pads), dims)))
         middle = (first + end) // 2
-        ones = [1] * len(shape)
+        ones: list[Dim] = [1] * len(shape)
         if plan.bank is not None:
             place = self._moved[plan.bank.chosen]
-            chosen_shape = values[plan.bank.chosen].shape
-            ones[: len(chosen_shape)] = chosen_shape
+            chosen = values[plan.bank.chosen].dims
+            ones[: len(chosen)] = chosen
         else:
             place = self._add(Node("IOTA", "int32", (), shape[plan.axis]))
             ones[plan.axis] = shape[plan.axis]

@@ -47,7 +47,7 @@ import numpy as np
 
 from splitup import limits
 from splitup.errors import InvalidModel
-from splitup.graph.cost import compute_roles, find_loads, is_materialised, round_up
+from splitup.graph.cost import compute_roles, find_loads, is_materialised, measure_buffer
 from splitup.graph.ir import Graph
 from splitup.graph.rules import PARAMS, Value
 from splitup_deploy.timing import Clock, predict_transfer_ps
@@ -166,9 +166,9 @@ def _form_atoms(graph: Graph, values: Sequence[Value], regions: Sequence[Region]
                 if node.op in PARAMS:
                     factor = 2 if node.op == "STATE" else 1  # old and new value
                     assert isinstance(node.arg, int)  # check_graph has seen to it
-                    held[node.op, node.arg] = factor * round_up(values[index].nbytes)
+                    held[node.op, node.arg] = factor * measure_buffer(values[index])
                 elif is_materialised(node.op) and index not in unstored:
-                    activations += round_up(values[index].nbytes)
+                    activations += measure_buffer(values[index])
         reads -= {region.root for region in regions[start:end]}
         atoms.append(_Atom(start, end, held, frozenset(reads), activations, time_ps))
     return atoms
@@ -223,6 +223,7 @@ class _Search:
     ) -> None:
         self.atoms, self.target_bytes = atoms, target_bytes
         self._nbytes = {region.root: values[region.root].nbytes for region in regions}
+        self._spaces = {region.root: measure_buffer(values[region.root]) for region in regions}
         self._place: dict[int, int] = {}
         self._borders: set[int] = set()
         for position, atom in enumerate(atoms):
@@ -252,7 +253,7 @@ class _Search:
             for root in atom.reads:
                 if root not in outside and self._place[root] < start:
                     outside.add(root)
-                    memory += round_up(self._nbytes[root])
+                    memory += self._spaces[root]
                     moved += self._nbytes[root]
             yield position + 1, memory, moved, time_ps
             if memory > self.target_bytes:

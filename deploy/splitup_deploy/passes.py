@@ -73,6 +73,7 @@ def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
         tuple(nodes),
         tuple(Output(output.name, moved[output.node]) for output in graph.outputs),
         tuple(Update(update.state, moved[update.node]) for update in graph.updates),
+        graph.symbols,
     )
     check_graph(result)
     labels = {moved[index]: label for index, label in model.labels.items()}

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from splitup.graph.runtime import TaskProgram
 from splitup_deploy.build import prepare
+from splitup_deploy.frontends.model import Sizes
 
 
-def load_reference(
-    model: str, *, context: int | None = None, dims: Mapping[str, int] | None = None
-) -> TaskProgram:
+def load_reference(model: str, sizes: Sizes | None = None) -> TaskProgram:
     """Compile a whole model for this process's device, without cutting it.
 
     Inputs and outputs are the model's own. On one device and code generator its results equal those
     of the cut model byte for byte.
     """
-    traced = prepare(model, context=context, dims=dims).traced
+    traced = prepare(model, sizes).traced
 
     def get_bytes(name: str) -> memoryview:
         return memoryview(b"".join(traced.weights[name].read()))

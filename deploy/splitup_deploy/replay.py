@@ -1,9 +1,9 @@
 """Run the uncut model over given steps in this one process, and save what it returns.
 
-    python -m splitup_deploy.replay MODEL STEPS.npz OUTPUTS.npz
+    python -m splitup_deploy.replay MODEL STEPS.npz OUTPUTS.npz [CHUNK]
 
-``STEPS.npz`` holds every input with a leading step axis; ``OUTPUTS.npz`` gets every output
-likewise. On stdout: a JSON object with ``load_s``, ``compute_s`` (all steps) and
+``STEPS.npz`` holds every input of every step as "STEP/NAME", steps counted from 0; ``OUTPUTS.npz``
+gets every output likewise. On stdout: a JSON object with ``load_s``, ``compute_s`` (all steps) and
 ``determinism_class``. It is what a distributed execution is compared with and measured against.
 """
 
@@ -19,28 +19,31 @@ import numpy as np
 from splitup.errors import SplitUpError
 from splitup.graph.runtime import describe_device
 from splitup.tensors import array_to_bytes, bytes_to_array
+from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.reference import load_reference
 
 
-def replay(model: str, steps_path: Path, outputs_path: Path) -> dict[str, float | str]:
+def replay(
+    model: str, steps_path: Path, outputs_path: Path, chunk: int | None = None
+) -> dict[str, float | str]:
     """Compute every step in order from a zero state; return the times it took."""
     started = time.perf_counter()
-    program = load_reference(model)
+    program = load_reference(model, Sizes(chunk=chunk))
     loaded = time.perf_counter()
     with np.load(steps_path, allow_pickle=False) as steps:
-        arrays = {spec.name: steps[spec.name] for spec in program.inputs}
-    count = len(next(iter(arrays.values())))
-    rows = [
-        [array_to_bytes(spec, arrays[spec.name][step]) for spec in program.inputs]
-        for step in range(count)
-    ]
+        count = len(steps.files) // len(program.inputs)
+        rows = [
+            [array_to_bytes(spec, steps[f"{step}/{spec.name}"]) for spec in program.inputs]
+            for step in range(count)
+        ]
     state = program.new_state()
     begun = time.perf_counter()
     results = [program.run(state, row) for row in rows]
     ended = time.perf_counter()
     outputs = {
-        spec.name: np.stack([bytes_to_array(spec, result[port]) for result in results])
-        for port, spec in enumerate(program.outputs)
+        f"{step}/{spec.name}": bytes_to_array(spec, data)
+        for step, result in enumerate(results)
+        for spec, data in zip(program.outputs, result, strict=True)
     }
     np.savez(outputs_path, **outputs)  # type: ignore[arg-type]
     return {
@@ -52,10 +55,11 @@ def replay(model: str, steps_path: Path, outputs_path: Path) -> dict[str, float 
 
 def main() -> None:
     """Run the command line; exit code 1 with one sentence on stderr when it cannot."""
-    if len(sys.argv) != 4:
-        raise SystemExit("usage: python -m splitup_deploy.replay MODEL STEPS.npz OUTPUTS.npz")
+    if len(sys.argv) not in (4, 5):
+        raise SystemExit("usage: python -m splitup_deploy.replay MODEL STEPS OUTPUTS [CHUNK]")
+    chunk = int(sys.argv[4]) if len(sys.argv) == 5 else None
     try:
-        report = replay(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+        report = replay(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), chunk)
     except SplitUpError as error:
         raise SystemExit(f"error: {error}") from None
     print(json.dumps(report))

@@ -2,7 +2,8 @@
 
 A **box** is an (offset, size) for every axis of a value. ``find_operands`` says which box of each
 operand a node needs for a box of its own; ``restrict_arg`` gives the node's argument for the
-smaller value. The arithmetic of every element stays what it was.
+smaller value. The arithmetic of every element stays what it was. A symbolic axis is in a box with
+its largest size, and never divided: a box has all of it, or the first row alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from splitup.graph.ir import Arg, Graph
+from splitup.graph.ir import Arg, Dim, Dims, Graph
 from splitup.graph.rules import ARITHMETIC, CONVERSIONS, Value
 
 Box = tuple[tuple[int, int], ...]
@@ -32,6 +33,17 @@ def is_full(box: Box, shape: Sequence[int]) -> bool:
     return box == make_full_box(shape)
 
 
+def name_sizes(box: Box, dims: Dims) -> tuple[tuple[int, Dim], ...]:
+    """Return a box with a symbol's name as the size of every whole symbolic axis.
+
+    A single row of such an axis is a fixed size.
+    """
+    return tuple(
+        (start, dim if isinstance(dim, str) and size > 1 else size)
+        for (start, size), dim in zip(box, dims, strict=True)
+    )
+
+
 def count_elements(box: Box) -> int:
     """Return the number of elements in a box."""
     return math.prod(size for _, size in box)
@@ -45,6 +57,13 @@ def find_operands(
     shapes = [values[src].shape for src in node.srcs]
     if node.op in _ELEMENTWISE:
         return [(src, _unbroadcast(box, s)) for src, s in zip(node.srcs, shapes, strict=True)]
+    if node.op == "LOOKUP":
+        rank = len(shapes[1])
+        return [(node.srcs[0], ((0, shapes[0][0]), *box[rank:])), (node.srcs[1], box[:rank])]
+    if node.op == "SHRINK":
+        pairs = zip(values[index].dims, values[node.srcs[0]].dims, strict=True)
+        if any(isinstance(new, str) and new != old for new, old in pairs):
+            raise Indivisible("SHRINK")
     if node.op == "STACK":
         offset, size = box[0]
         return [(src, box[1:]) for src in node.srcs[offset : offset + size]]
@@ -53,20 +72,24 @@ def find_operands(
     return [(node.srcs[0], _find_operand(node.op, node.arg, box, shapes[0], values[index].shape))]
 
 
-def restrict_arg(graph: Graph, index: int, box: Box, operand: Box) -> Arg:
-    """Return the argument with which a node gives ``box``, from ``operand`` of its operand."""
+def restrict_arg(graph: Graph, dims: Dims, index: int, box: Box, operand: Box) -> Arg:
+    """Return the argument with which a node gives ``box``, from ``operand`` of its operand.
+
+    ``dims`` are the node's own.
+    """
     node = graph.nodes[index]
+    named = name_sizes(box, dims)
     if node.op == "RESHAPE":
-        return tuple(size for _, size in box)
+        return tuple(size for _, size in named)
     if node.op == "EXPAND":
-        return tuple(size for _, size in box[: len(box) - len(operand)])
+        return tuple(size for _, size in named[: len(box) - len(operand)])
     if node.op == "SHRINK":
-        return tuple((0, size) for _, size in box)  # the operand's box has the offset already
+        return tuple((0, size) for _, size in named)  # the operand's box has the offset already
     if node.op == "PAD":
         pads = _get_pairs(node.arg)
         return tuple(
-            (max(before - offset, 0), size)
-            for (before, _), (offset, size) in zip(pads, box, strict=True)
+            (max(before - offset, 0), name)
+            for (before, _), (offset, _), (_, name) in zip(pads, box, named, strict=True)
         )
     return node.arg
 
@@ -92,7 +115,10 @@ def _find_operand(
                 (start + offset, size)
                 for (start, _), (offset, size) in zip(pairs, box, strict=True)
             )
-        return tuple(map(_unpad, (before for before, _ in pairs), box, shape))
+        return tuple(
+            axis if size == whole else _unpad(before, axis, size)
+            for (before, _), axis, size, whole in zip(pairs, box, shape, result, strict=True)
+        )
     assert isinstance(arg, tuple)  # PERMUTE or FLIP; check_graph has seen to it
     if op == "PERMUTE":
         places = [arg.index(axis) for axis in range(len(shape))]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from splitup.graph.ir import Graph, Node, Output, Update
 from splitup.graph.rules import PARAMS, Value
-from splitup.tensors import TensorSpec
 from splitup_deploy.partition import Region
 
 
@@ -98,7 +97,8 @@ def _extract(
             used[node.op].append(node.arg)
     place = {op: {arg: i for i, arg in enumerate(sorted(set(args)))} for op, args in used.items()}
     inputs = [graph.inputs[arg] for arg in place["INPUT"]]
-    ports = [TensorSpec(names[read], values[read].dtype, values[read].shape) for read in reads]
+    ports = [values[read].make_spec(names[read]) for read in reads]
+    bound = {spec.rows for spec in (*inputs, *ports)}
     result: list[Node] = []
     moved: dict[int, int] = {}
     for position, read in enumerate(reads, len(inputs)):
@@ -122,5 +122,6 @@ def _extract(
             for update in graph.updates
             if update.state in states
         ),
+        symbols=tuple(symbol for symbol in graph.symbols if symbol.name in bound),
     )
     return cut, [spec.name for spec in inputs]

@@ -16,8 +16,14 @@ from tinygrad.helpers import Context
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOp
 
-from splitup.graph.bridge import Placeholder, get_tinygrad_dtype, read_tensors
-from splitup.graph.ir import Graph
+from splitup.graph.bridge import (
+    Placeholder,
+    get_dtype_name,
+    get_tinygrad_dtype,
+    make_variable,
+    read_tensors,
+)
+from splitup.graph.ir import Dims, Graph, Symbol
 from splitup.tensors import TensorSpec
 from splitup_deploy.weights import WeightSource
 
@@ -74,6 +80,14 @@ class Tracer:
         self._iotas: dict[int, Tensor] = {}
         self._banks: list[tuple[list[UOp], int]] = []
         self._weight_tensors: dict[str, Tensor] = {}
+        self._symbols: dict[str, Symbol] = {}
+        self._variables: dict[str, UOp] = {}
+
+    def symbol(self, name: str, maximum: int) -> UOp:
+        """Declare a dimension that every step binds anew; an input's spec names it as rows."""
+        self._symbols[name] = Symbol(name, maximum)
+        self._variables[name] = make_variable(self._symbols[name])
+        return self._variables[name]
 
     def input(self, spec: TensorSpec) -> Tensor:
         """Declare an input port and return its placeholder."""
@@ -96,8 +110,8 @@ class Tracer:
     def adopt_weight(self, uop: UOp, source: WeightSource) -> None:
         """Declare that a tinygrad buffer in the traced function is this weight."""
         self._weights[source.spec.name] = source
-        place = len(self._weights) - 1
-        self._placeholders[uop] = Placeholder("WEIGHT", place, source.spec.dtype, source.spec.shape)
+        spec, place = source.spec, len(self._weights) - 1
+        self._placeholders[uop] = Placeholder("WEIGHT", place, spec.dtype, spec.shape)
 
     def adopt_iota(self, uop: UOp, length: int) -> None:
         """Declare that a traced operation gives the int32 values 0 … length-1."""
@@ -122,10 +136,20 @@ class Tracer:
         return self._iotas[length]
 
     def mark(self, tensor: Tensor, label: str) -> Tensor:
-        """Write a value to memory there: a place to cut, called ``label`` before people."""
-        result = tensor.contiguous()
+        """Write a value to memory there: a place to cut, called ``label`` before people.
+
+        Equal values that are marked twice are written twice.
+        """
+        result = Tensor(tensor.contiguous().uop.replace(tag=len(self._labels)))
         self._labels[result.uop] = label
         return result
+
+    def lookup(self, table: Tensor, index: Tensor) -> Tensor:
+        """Return [*index.shape, *table.shape[1:]]: the table's rows, zeros where outside."""
+        names = {variable: name for name, variable in self._variables.items()}
+        dims = tuple(names.get(size, size) for size in (*index.shape, *table.shape[1:]))
+        dtype = get_dtype_name(table.dtype)
+        return self._make_view("LOOKUP", 0, dtype, dims, (table.uop, index.uop))
 
     def mark_bank(
         self, root: Tensor, chosen: Tensor, gates: Tensor, inputs: Sequence[Tensor], experts: int
@@ -151,6 +175,7 @@ class Tracer:
             labels=self._labels,
             outputs=[(name, tensor.contiguous().uop) for name, tensor in outputs.items()],
             updates=[updates[spec.name].contiguous().uop for spec in self._states],
+            symbols=list(self._symbols.values()),
         )
         place = {label: node for node, label in labels.items()}
         banks = []
@@ -160,7 +185,21 @@ class Tracer:
         return TracedModel(graph, labels, dict(self._weights), tuple(banks))
 
     def _place(self, op: str, index: int, spec: TensorSpec) -> Tensor:
-        dtype = get_tinygrad_dtype(spec.dtype)
-        buffer = UOp.new_buffer(TRACE_DEVICE, math.prod(spec.shape), dtype)
-        self._placeholders[buffer] = Placeholder(op, index, spec.dtype, spec.shape)
-        return Tensor(buffer).reshape(spec.shape)
+        dims: Dims = (spec.rows, *spec.shape[1:]) if spec.rows else spec.shape
+        return self._make_view(op, index, spec.dtype, dims)
+
+    def _make_view(
+        self, op: str, index: int, dtype: str, dims: Dims, operands: tuple[UOp, ...] = ()
+    ) -> Tensor:
+        """Return a tensor of its own buffer, of which nothing but the shape is used."""
+        shape = tuple(self._symbols[d].maximum if isinstance(d, str) else d for d in dims)
+        buffer = UOp.new_buffer(TRACE_DEVICE, math.prod(shape), get_tinygrad_dtype(dtype))
+        view = Tensor(buffer).reshape(shape)
+        placeholder = Placeholder(op, index, dtype, dims, operands)
+        if not any(isinstance(d, str) for d in dims):
+            self._placeholders[buffer] = placeholder  # tinygrad may drop the reshape again
+            return view
+        bound = [self._variables[d] if isinstance(d, str) else d for d in dims]
+        view = view.shrink(tuple((0, size) for size in bound))
+        self._placeholders[view.uop] = placeholder
+        return view

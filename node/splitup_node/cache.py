@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,14 @@ import aiohttp
 
 from splitup import limits
 from splitup.errors import PeerFault, StorageUnavailable
-from splitup.graph.manifest import Manifest, get_task_key, get_weights_key, load_manifest
+from splitup.graph.manifest import (
+    Manifest,
+    get_blob_key,
+    get_task_key,
+    get_weights_key,
+    load_manifest,
+)
+from splitup.graph.vectors import Vectors, load_vectors
 from splitup.net.gateway import GatewayClient
 from splitup.net.objects import get_object
 from splitup.wire import Grant, Grants
@@ -56,6 +64,25 @@ class Cache:
         if task.weights_digest:
             key = get_weights_key(task.weights_digest)
             wanted.append((weights, key, task.weights_digest, task.weights_bytes))
+        await self._fetch_missing(model_id, wanted)
+        return graph, weights if task.weights_digest else None
+
+    async def fetch_vectors(self, model_id: str, index: int) -> Vectors | None:
+        """Return a task's reference vectors, None when its model has none."""
+        task = (await self.fetch_manifest(model_id)).tasks[index]
+        digest = task.reference_digest
+        if not digest:
+            return None
+        path = self._directory / f"{digest}.vectors.json"
+        wanted = [(path, get_blob_key(digest), digest, task.reference_bytes)]
+        await self._fetch_missing(model_id, wanted)
+        data = await asyncio.to_thread(path.read_bytes)
+        return load_vectors(data, task.task_id, task.outputs)
+
+    async def _fetch_missing(
+        self, model_id: str, wanted: Sequence[tuple[Path, str, str, int]]
+    ) -> None:
+        """Fetch what is not there in full: (path, key, digest, bytes)."""
         missing = [
             entry
             for entry in wanted
@@ -65,7 +92,6 @@ class Cache:
             grants = await self._gateway.model_grants(model_id)
             for path, key, digest, size in missing:
                 await self._fetch(_find(grants, key), path, digest, size)
-        return graph, weights if task.weights_digest else None
 
     async def _fetch(self, grant: Grant, path: Path, digest: str, size: int) -> None:
         data = await get_object(

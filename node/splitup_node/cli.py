@@ -18,15 +18,16 @@ from rich.table import Table
 from splitup.config import NetworkConfig
 from splitup.errors import InvalidInput, SplitUpError
 from splitup_node.account import Account, format_usdc
+from splitup_node.audit import audit_node
 from splitup_node.config import NodeConfig
-from splitup_node.daemon import run_node
+from splitup_node.daemon import check_registration, run_node
 from splitup_node.setup import create_node
 from splitup_node.status import NodeStatus, read_status
 
 _HELP: Final = """Serve models on your GPU and be paid in USDC.
 
-Exit codes: 0 done; 1 the network, the chain or a peer failed; 2 a flag, file, key or balance is
-wrong; 130 interrupted.
+Exit codes: 0 done; 1 the network, the chain, a peer or an audit failed; 2 a flag, file, key or
+balance is wrong; 130 interrupted.
 """
 _app = typer.Typer(
     help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
@@ -162,6 +163,54 @@ def status(config: ConfigOption = _CONFIG, as_json: JsonOption = False) -> None:
 
 
 @_app.command()
+def audit(
+    config: ConfigOption = _CONFIG,
+    models: Annotated[
+        list[str] | None, typer.Option("--model", help="Name or id; repeatable (default: all).")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Before there is a stake: do not look for one.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether this machine would be slashed: try every task that fits it, serve none.
+
+    Tasks are computed on seeded inputs and compared with what their models were registered with.
+    Exit code 1 when there is a task that this machine must not serve.
+    """
+
+    def work() -> dict[str, Any]:
+        check = None if dry_run else check_registration
+        device, rows = _run(audit_node(NodeConfig.load(config), models or (), check))
+        return {
+            "determinism_class": device["determinism_class"],
+            "may_serve": all(row.may_serve for row in rows),
+            "tasks": [row.to_dict() for row in rows],
+        }
+
+    result = _finish(work, _show_audit, as_json)
+    if not result["may_serve"]:
+        raise typer.Exit(1)
+
+
+def _show_audit(result: dict[str, Any], console: Console) -> None:
+    console.print(f"This machine is {result['determinism_class']}.", soft_wrap=True)
+    if not result["tasks"]:
+        console.print("No registered task fits it.")
+        return
+    table = Table("model", "task", "verdict", "why", box=None)
+    for row in result["tasks"]:
+        name = f"{row['index']} {row['label']}"
+        table.add_row(row["model_id"][:10], name, row["verdict"] or "not tried", row["detail"])
+    console.print(table)
+    refused = sum(not row["may_serve"] for row in result["tasks"])
+    if refused:
+        console.print(f"{refused} of {len(result['tasks'])} tasks must not be served from here.")
+    else:
+        console.print("No stake would be lost.")
+
+
+@_app.command()
 def run(
     config: ConfigOption = _CONFIG,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
@@ -243,8 +292,8 @@ def _finish(
     work: Callable[[], dict[str, Any]],
     show: Callable[[dict[str, Any], Console], None],
     as_json: bool,
-) -> None:
-    """Do the work, print its result, and turn errors into a sentence and an exit code."""
+) -> dict[str, Any]:
+    """Do the work, print and return its result; errors become a sentence and an exit code."""
     try:
         result = work()
     except SplitUpError as error:
@@ -259,6 +308,7 @@ def _finish(
         print(json.dumps(result))
     else:
         show(result, Console())
+    return result
 
 
 def main() -> None:

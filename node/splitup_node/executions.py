@@ -95,8 +95,7 @@ class Execution:
             )
         if not spec.accepts(length_bytes):
             raise PeerFault(
-                f"port {port[1]} of task {port[0]} of {self.id} has {spec.nbytes} bytes a step, "
-                f"not {length_bytes}"
+                f"port {port[1]} of task {port[0]} of {self.id} is {spec}, not {length_bytes} bytes"
             )
         return True
 

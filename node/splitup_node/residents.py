@@ -1,4 +1,7 @@
-"""The tasks loaded in the worker: what they take, and how they get back after its death."""
+"""The tasks loaded in the worker: what they take, and how they get back after its death.
+
+A task is served only after it has given what its reference vectors say (``splitup_node.audit``).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splitup.errors import InvalidModel, SplitUpError, Unavailable
+from splitup.graph.manifest import Task
+from splitup.graph.vectors import Vectors
+from splitup_node.audit import AuditFailed, audit_program
 from splitup_node.cache import Cache
 from splitup_node.supervisor import Supervisor, WorkerLost
 
@@ -35,6 +41,7 @@ class Residents:
         self._memory_bytes = memory_bytes
         self._lock = asyncio.Lock()
         self._tasks: dict[str, Resident] = {}
+        self._failed: dict[str, str] = {}  # task_id -> why it must not be served from here
         self.programs: dict[str, int] = {}  # task_id -> program in the present worker
         self.loading = ""
 
@@ -55,14 +62,17 @@ class Residents:
         return self._memory_bytes - fixed
 
     async def ensure(self, model_id: str, index: int) -> int:
-        """Return the program of a task, downloaded and loaded if it is not resident.
+        """Return the program of a task, downloaded, loaded and tried if it is not resident.
 
-        Raises Unavailable (no memory, worker lost), InvalidModel, StorageUnavailable, PeerFault.
+        Raises Unavailable (no memory, worker lost), InvalidModel, StorageUnavailable, PeerFault,
+        AuditFailed (this machine would be slashed for the task; said again without trying again).
         """
         task = (await self._cache.fetch_manifest(model_id)).tasks[index]
         async with self._lock:
             if task.task_id in self.programs:
                 return self.programs[task.task_id]
+            if task.task_id in self._failed:
+                raise AuditFailed(self._failed[task.task_id])
             if task.vram_bytes > self.free_bytes:
                 raise Unavailable(
                     f"task {index} ({task.label}) needs {task.vram_bytes} bytes of memory; "
@@ -71,13 +81,16 @@ class Residents:
             self.loading = task.task_id
             try:
                 graph, weights = await self._cache.fetch_task(model_id, index)
+                vectors = await self._cache.fetch_vectors(model_id, index)
                 resident = Resident(
                     task.task_id, task.label, task.vram_bytes, task.state_bytes, graph, weights
                 )
                 program = await self._load(resident)
+                self._tasks[task.task_id] = resident  # it has its memory, served or not
+                if vectors is not None:
+                    await self._try(task, program, vectors)
             finally:
                 self.loading = ""
-            self._tasks[task.task_id] = resident
             self.programs[task.task_id] = program
             _log.info("loaded %s (%s)", task.label, task.task_id[:12])
             return program
@@ -86,6 +99,8 @@ class Residents:
         """Load everything into a new worker; a task that fails now is resident no longer."""
         async with self._lock:
             self.programs.clear()
+            for task_id in self._failed:
+                self._tasks.pop(task_id, None)
             for resident in list(self._tasks.values()):
                 try:
                     self.programs[resident.task_id] = await self._load(resident)
@@ -99,6 +114,23 @@ class Residents:
     def forget_programs(self) -> None:
         """Advertise nothing until the tasks are loaded again."""
         self.programs.clear()
+
+    async def _try(self, task: Task, program: int, vectors: Vectors) -> None:
+        try:
+            audit = await audit_program(self._supervisor, program, task, vectors)
+        except WorkerLost:
+            del self._tasks[task.task_id]  # it may be what kills workers
+            raise
+        except SplitUpError as error:
+            self._failed[task.task_id] = f"{task.label} cannot be tried: {error}"
+            raise AuditFailed(self._failed[task.task_id]) from error
+        if not audit.may_serve:
+            self._failed[task.task_id] = (
+                f"{task.label} is not served, because this machine would be slashed for it: "
+                f"{audit.detail}; see 'splitup-node audit --dry-run'"
+            )
+            raise AuditFailed(self._failed[task.task_id])
+        _log.info("%s against its reference vectors: %s", task.label, audit.verdict.value)
 
     async def _load(self, resident: Resident) -> int:
         loaded = await self._supervisor.load(resident.graph, resident.weights)

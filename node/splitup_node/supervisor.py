@@ -98,6 +98,7 @@ class Supervisor:
         self._lost: asyncio.Event = asyncio.Event()
         self._closing = False
         self.restarts = 0
+        self.report: dict[str, str] = {}  # what the present worker says of its device
 
     @property
     def is_running(self) -> bool:
@@ -141,6 +142,7 @@ class Supervisor:
         report: dict[str, str] = parse_json(
             bytes(await self._ask(Kind.DESCRIBE, [], limits.LOAD_TIMEOUT_S))
         )
+        self.report = report
         return report
 
     async def wait_lost(self) -> None:

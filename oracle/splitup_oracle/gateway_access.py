@@ -73,7 +73,7 @@ def check_upload(entry: UploadObject) -> Right:
 
 
 def compute_model_rights(model_id: str, manifest: Manifest) -> list[Right]:
-    """Return the rights to read a model: manifest, tasks, weights, tokenizer."""
+    """Return the rights to read a model: manifest, tasks with all they have, tokenizer."""
     rights = [Right("GET", get_manifest_key(model_id), len(manifest.to_bytes()))]
     for task in manifest.tasks:
         rights += _task_rights(task)
@@ -290,6 +290,8 @@ def _task_rights(task: Task) -> list[Right]:
     rights = [Right("GET", get_task_key(task.task_id), task.graph_bytes)]
     if task.weights_digest:
         rights.append(Right("GET", get_weights_key(task.weights_digest), task.weights_bytes))
+    if task.reference_digest:
+        rights.append(Right("GET", get_blob_key(task.reference_digest), task.reference_bytes))
     return rights
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from splitup import limits, sandbox
 from splitup.errors import SplitUpError
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
+from splitup.graph.recompute import write_tensor
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.logs import iter_tensors, open_verification_logs
@@ -108,6 +109,6 @@ class Rulings:
             )
             with path.open("wb") as file:
                 async for tensor in tensors:
-                    file.write(tensor)
+                    write_tensor(file, tensor)
             paths.append(path)
         return paths

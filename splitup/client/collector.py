@@ -115,7 +115,7 @@ class OutputCollector:
         executor = self.roster.get_author(frame.task)
         if not spec.accepts(frame.length):
             raise PeerFault(
-                f"node {executor} sent {frame.length} bytes for an output of {spec.nbytes}",
+                f"node {executor} sent {frame.length} bytes for an output of {spec}",
                 peer=executor,
             )
         try:

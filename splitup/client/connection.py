@@ -29,12 +29,14 @@ from splitup.chain.committee import fetch_committee
 from splitup.chain.deployment import Deployment
 from splitup.client.evidence import fetch_evidence
 from splitup.client.generation import (
+    DecoderName,
     Token,
     encode_prompt,
     generate_tokens,
+    get_chunk,
     get_text_info,
-    get_width,
     load_tokenizer,
+    make_decoder,
 )
 from splitup.client.inputs import format_usdc, parse_usdc, split_steps
 from splitup.client.money import ensure_balance, fetch_price
@@ -46,8 +48,9 @@ from splitup.codec import encode_canonical
 from splitup.config import NetworkConfig
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import compute_execution_id
+from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
-from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.step import Decoder
 from splitup.errors import (
     ChainRejected,
     ExecutionFailed,
@@ -253,43 +256,58 @@ class SplitUp:
         max_tokens: int = 64,
         temperature: float = 0.0,
         seed: int = 0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        decoder: DecoderName = "sequential",
         max_price_usdc: Usdc | None = None,
         deadline_s: float = DEFAULT_DEADLINE_S,
     ) -> AsyncGenerator[Token, None]:
         """Yield the tokens that continue ``prompt``; equal arguments give equal text.
 
-        Sampling happens here: the nodes see tokens and positions, never the seed. Raises like
-        ``execute``. Close the iterator (or exhaust it) to end and pay the execution.
+        Sampling happens here: the nodes see tokens and positions, never the seed. The text ends
+        before the first string of ``stop``. ``decoder`` changes the number of steps, not the text.
+        Raises like ``execute``. Close the iterator (or exhaust it) to end and pay the execution.
         """
-        decoder, tokenizer = await self.make_decoder(
-            model, prompt, max_tokens=max_tokens, sampler=Sampler(temperature, seed)
+        machine, tokenizer = await self.make_decoder(
+            model,
+            prompt,
+            max_tokens=max_tokens,
+            sampler=Sampler(temperature, seed, top_k, top_p),
+            decoder=decoder,
         )
         async with self.session(
             model,
-            steps=decoder.max_steps,
+            steps=machine.max_steps,
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
         ) as session:
-            async for token in generate_tokens(session, decoder, tokenizer):
+            async for token in generate_tokens(session, machine, tokenizer, stop=stop):
                 yield token
 
     async def make_decoder(
-        self, model: str, prompt: str | Sequence[int], *, max_tokens: int, sampler: Sampler
-    ) -> tuple[SequentialDecoder, Tokenizer]:
+        self,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int,
+        sampler: Sampler,
+        decoder: DecoderName = "sequential",
+    ) -> tuple[Decoder, Tokenizer]:
         """Return the decoder and the tokenizer that ``generate`` would use."""
         found = await self.fetch_model(model)
         info = get_text_info(found.manifest, model)
         tokenizer = load_tokenizer(await self._fetch_tokenizer(found))
-        decoder = SequentialDecoder(
-            encode_prompt(tokenizer, prompt),
-            sampler,
+        request = TextRequest(
+            prompt=tuple(encode_prompt(tokenizer, prompt)),
+            sampler=sampler,
             max_tokens=max_tokens,
-            eos_ids=info.eos_ids,
+            eos_ids=frozenset(info.eos_ids),
             vocab=info.vocab,
             context=info.context,
-            width=get_width(found.manifest),
+            chunk=get_chunk(found.manifest),
         )
-        return decoder, tokenizer
+        return make_decoder(decoder, request), tokenizer
 
     async def fetch_model(self, model: str) -> Model:
         """Return a registered model by name or id; raise InvalidInput when there is none."""

@@ -1,4 +1,4 @@
-"""Text generation over a session: prompt streamed ahead, then a token per step, sampled here."""
+"""Text generation over a session: prompt streamed ahead, then tokens, sampled here."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
-import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from splitup.client.outcome import Array
 from splitup.client.session import Session
-from splitup.decode.sequential import SequentialDecoder, StepInput
+from splitup.decode.lookahead import LookaheadDecoder
+from splitup.decode.prompt import TextRequest
+from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.step import Decoder, make_arrays
+from splitup.decode.stop import StopFilter
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import Manifest, TextInfo
 
-OnStep = Callable[[dict[str, Array], Array], None]  # (inputs by name, logits [T, vocab])
+DecoderName = Literal["sequential", "lookahead"]
+DECODERS: Final[dict[str, Callable[[TextRequest], Decoder]]] = {
+    "sequential": SequentialDecoder,
+    "lookahead": LookaheadDecoder,
+}
+OnStep = Callable[[dict[str, Array], Array], None]  # (inputs by name, logits [R, vocab])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +50,12 @@ def get_text_info(manifest: Manifest, model: str) -> TextInfo:
     return manifest.text
 
 
-def get_width(manifest: Manifest) -> int:
-    """Return T, the token rows of one step."""
-    return next(port.shape[0] for port in manifest.inputs if port.name == "tokens")
+def get_chunk(manifest: Manifest) -> int:
+    """Return the largest number of rows of one step; raise InvalidInput for a model without."""
+    for port in manifest.inputs:
+        if port.name == "tokens":
+            return port.shape[0]
+    raise InvalidInput("the model has no input 'tokens'; it cannot generate text")
 
 
 def load_tokenizer(data: bytes) -> Tokenizer:
@@ -61,36 +73,45 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> list[int
     return [int(token) for token in prompt]
 
 
+def make_decoder(name: DecoderName, request: TextRequest) -> Decoder:
+    """Return the decoder of this name; all of them generate the same tokens."""
+    if name not in DECODERS:
+        raise InvalidInput(f"there is no decoder '{name}'; use one of {', '.join(DECODERS)}")
+    return DECODERS[name](request)
+
+
 async def generate_tokens(
     session: Session,
-    decoder: SequentialDecoder,
+    decoder: Decoder,
     tokenizer: Tokenizer,
     *,
+    stop: Sequence[str] = (),
     on_step: OnStep | None = None,
 ) -> AsyncIterator[Token]:
     """Drive the decoder over the session; yields tokens as they become certain.
 
     Steps are submitted as soon as the decoder has them and their logits taken in order, so that
-    prompt steps overlap in the pipeline of nodes. ``on_step`` sees every step's inputs and logits.
+    prompt steps overlap in the pipeline of nodes. The text ends before the first string of
+    ``stop``. ``on_step`` sees every step's inputs and logits.
     """
     stream = DecodeStream(skip_special_tokens=True)
+    chunk = get_chunk(session.manifest)
     in_flight: deque[tuple[dict[str, Array], asyncio.Future[dict[str, Array]]]] = deque()
+    ends = StopFilter(stop)
     number = 0
-    while not decoder.finished:
+    while not decoder.finished and not ends.found:
         while (step := decoder.next_step()) is not None:
-            arrays = _to_arrays(step)
+            arrays = make_arrays(step, chunk)
             in_flight.append((arrays, session.submit(arrays)))
         arrays, future = in_flight.popleft()
         logits = (await future)["logits"]
         if on_step is not None:
             on_step(arrays, logits)
         for token in decoder.receive_logits(number, logits):
-            yield Token(token, stream.step(tokenizer, token) or "")
+            if not ends.found:
+                for known, text in ends.push(token, stream.step(tokenizer, token) or ""):
+                    yield Token(known, text)
         number += 1
-
-
-def _to_arrays(step: StepInput) -> dict[str, Array]:
-    return {
-        "tokens": np.array(step.tokens, dtype=np.int32),
-        "positions": np.array(step.positions, dtype=np.int32),
-    }
+    if not ends.found:
+        for known, text in ends.flush():
+            yield Token(known, text)

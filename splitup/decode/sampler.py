@@ -3,6 +3,10 @@
 ``argmax(logits / temperature + Gumbel(seed, position))`` draws from the softmax exactly (the
 Gumbel-max trick), and because the noise depends on nothing but (seed, position), every decoder
 that computes the same logits emits the same tokens, and a verifier can replay the choice.
+
+Before the noise, in this order: divide by the temperature; keep the ``top_k`` largest; of these
+keep the fewest that have a probability of ``top_p`` together. Of equal logits the first counts as
+larger.
 """
 
 from __future__ import annotations
@@ -21,10 +25,15 @@ _MAX_TEMPERATURE = 100.0  # above this the noise is all there is
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """How tokens are chosen: ``temperature`` 0 takes the largest logit, ``seed`` keys the noise."""
+    """How tokens are chosen: ``temperature`` 0 takes the largest logit, ``seed`` keys the noise.
+
+    ``top_k`` 0 and ``top_p`` 1 keep every token.
+    """
 
     temperature: float = 0.0
     seed: int = 0
+    top_k: int = 0
+    top_p: float = 1.0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature) or not 0 <= self.temperature <= _MAX_TEMPERATURE:
@@ -33,6 +42,10 @@ class Sampler:
             )
         if not 0 <= self.seed <= _MAX_SEED:
             raise InvalidInput(f"seed is {self.seed}; give an integer from 0 to 2^64 - 1")
+        if self.top_k < 0:
+            raise InvalidInput(f"top_k is {self.top_k}; give 0 for all tokens, or how many")
+        if not 0 < self.top_p <= 1:
+            raise InvalidInput(f"top_p is {self.top_p}; give a number above 0, at most 1")
 
     def choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
         """Return the token that follows ``position``.
@@ -47,7 +60,20 @@ class Sampler:
         if self.temperature == 0:
             return int(np.argmax(logits))
         scaled = logits.astype(np.float64) / self.temperature
-        return int(np.argmax(scaled + compute_gumbel(self.seed, position, logits.size)))
+        noisy = scaled + compute_gumbel(self.seed, position, logits.size)
+        if 0 < self.top_k < logits.size or self.top_p < 1:
+            kept = self._find_kept(scaled)
+            return int(kept[np.argmax(noisy[kept])])
+        return int(np.argmax(noisy))
+
+    def _find_kept(self, scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+        """Return the tokens that ``top_k`` and ``top_p`` leave, in the order of the vocabulary."""
+        order = np.argsort(-scaled, kind="stable")[: self.top_k or None]
+        if self.top_p < 1:
+            powers = np.exp(scaled[order] - scaled[order[0]])
+            before = np.cumsum(powers) - powers
+            order = order[: max(1, np.count_nonzero(before < self.top_p * powers.sum()))]
+        return np.sort(order)
 
 
 def compute_gumbel(seed: int, position: int, count: int) -> npt.NDArray[np.float64]:

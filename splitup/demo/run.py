@@ -35,6 +35,7 @@ MODEL: Final = "packages-4m"
 PROMPT: Final = "network monitoring tool that"  # how a package's description may begin
 NODES: Final = 6
 TARGET_VRAM: Final = "1.3MB"  # twelve tasks
+CHUNK: Final = 8  # rows of a step; more of them take more memory than a weight of this model
 NODE_VRAM_BYTES: Final = 10_000_000  # eight or nine of them
 MAX_TOKENS: Final = 32
 _MIN_HOLDERS: Final = 3  # an executor, a validator, and a third to break a tie
@@ -62,8 +63,8 @@ class Generation:
     session: Session
     text: str
     tokens: int
-    steps: dict[str, Array]  # every input, by name, with a leading step axis
-    logits: Array  # [steps, T, vocab]
+    steps: tuple[dict[str, Array], ...]  # every step's inputs, by name
+    logits: Array  # of all rows that were wanted: [rows, vocab]
     trace: tuple[TraceEvent, ...]
     elapsed_s: float
     plan_s: float
@@ -169,8 +170,8 @@ async def generate(net: SplitUp, prompt: str, *, max_tokens: int) -> Generation:
         session=session,
         text="".join(pieces),
         tokens=len(pieces),
-        steps={name: np.stack([row[name] for row in inputs]) for name in inputs[0]},
-        logits=np.stack(logits),
+        steps=tuple(inputs),
+        logits=np.concatenate(logits),
         trace=make_trace(session.manifest, traces),
         elapsed_s=elapsed_s,
         plan_s=planned - submitted,
@@ -180,12 +181,18 @@ async def generate(net: SplitUp, prompt: str, *, max_tokens: int) -> Generation:
 async def compare(directory: Path, example: Path, generation: Generation) -> Comparison:
     """Run the uncut model over the same steps in a process of its own; compare all logits."""
     steps, outputs = directory / "steps.npz", directory / "reference.npz"
-    np.savez(steps, **generation.steps)  # type: ignore[arg-type]
+    arrays = {
+        f"{number}/{name}": array
+        for number, step in enumerate(generation.steps)
+        for name, array in step.items()
+    }
+    np.savez(steps, **arrays)  # type: ignore[arg-type]
     report = await _run_program(
-        [sys.executable, "-m", "splitup_deploy.replay", example, steps, outputs]
+        [sys.executable, "-m", "splitup_deploy.replay", example, steps, outputs, str(CHUNK)]
     )
     with np.load(outputs, allow_pickle=False) as reference:
-        expected = reference["logits"]
+        count = len(generation.steps)
+        expected = np.concatenate([reference[f"{step}/logits"] for step in range(count)])
     equal = expected.shape == generation.logits.shape
     difference = np.abs(expected - generation.logits).max() if equal else np.inf
     return Comparison(
@@ -219,6 +226,7 @@ async def register(directory: Path, example: Path) -> None:
         [
             *(find_program("splitup-deploy"), "register", "--json"),
             *("--model", example, "--name", MODEL, "--target-vram", TARGET_VRAM),
+            *("--chunk", str(CHUNK)),
             *("--config", directory),
         ]
     )

@@ -8,10 +8,14 @@ Three differences are bridged. tinygrad keeps shapes as operations of their own;
 in its argument. tinygrad has "weak" Python numbers; here every value has the dtype that it is
 used with. And every CONTIGUOUS becomes a buffer of its own with one kernel that fills it, whether
 or not the value leaves the task: so cutting a graph there changes no kernel.
+
+A symbol is a tinygrad variable. Where it is the leading dimension of a value in memory, rows are a
+little further apart than they are long (``splitup.graph.cost.get_stride``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,8 +25,29 @@ from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp
 
 from splitup.errors import InvalidModel
-from splitup.graph.ir import Arg, Graph, Node, Output, Update, Weight, decode_float, encode_float
-from splitup.graph.rules import ARITHMETIC, COMPARISONS, INTEGERS, MOVEMENT, round_float
+from splitup.graph.cost import get_stride
+from splitup.graph.ir import (
+    Arg,
+    Dim,
+    Dims,
+    Graph,
+    Node,
+    Output,
+    Symbol,
+    Update,
+    Weight,
+    decode_float,
+    encode_float,
+)
+from splitup.graph.rules import (
+    ARITHMETIC,
+    COMPARISONS,
+    INTEGERS,
+    MOVEMENT,
+    Value,
+    check_graph,
+    round_float,
+)
 from splitup.tensors import ITEM_BYTES, TensorSpec
 
 TINYGRAD_VERSION: Final = "0.14.0"
@@ -45,12 +70,21 @@ def get_dtype_name(dtype: DType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What a tinygrad BUFFER stands for: INPUT, WEIGHT or STATE and its place there, or IOTA."""
+    """What a tinygrad operation stands for: INPUT, WEIGHT or STATE and its place there, or IOTA.
+
+    Or a LOOKUP of its operands: the table and the index.
+    """
 
     op: str
     index: int
     dtype: str
-    shape: tuple[int, ...]
+    dims: Dims
+    operands: tuple[UOp, ...] = ()
+
+
+def make_variable(symbol: Symbol) -> UOp:
+    """Return the tinygrad variable that a symbol is."""
+    return UOp.variable(symbol.name, 1, symbol.maximum)
 
 
 # ---- tinygrad -> graph -------------------------------------------------------------------------
@@ -62,13 +96,16 @@ class _Reader:
     labels: Mapping[UOp, str]
     nodes: list[Node] = field(default_factory=list)
     index: dict[Node, int] = field(default_factory=dict)
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    shapes: list[Dims] = field(default_factory=list)
     done: dict[tuple[UOp, str], int] = field(default_factory=dict)
     node_labels: dict[int, str] = field(default_factory=dict)
 
-    def add(self, node: Node, shape: tuple[int, ...]) -> int:
-        """Return the position of ``node``, appending it unless an equal one is there."""
-        if (found := self.index.get(node)) is None:
+    def add(self, node: Node, shape: Dims, is_own: bool = False) -> int:
+        """Return the position of ``node``, appending it unless an equal one is there.
+
+        A node that ``is_own`` is appended all the same.
+        """
+        if (found := self.index.get(node)) is None or is_own:
             found = self.index[node] = len(self.nodes)
             self.nodes.append(node)
             self.shapes.append(shape)
@@ -84,11 +121,13 @@ def read_tensors(
     labels: Mapping[UOp, str],
     outputs: Sequence[tuple[str, UOp]],
     updates: Sequence[UOp],
+    symbols: Sequence[Symbol] = (),
 ) -> tuple[Graph, dict[int, str]]:
     """Return the graph that computes ``outputs`` and ``updates``, and its nodes' labels.
 
-    ``placeholders`` says what each tinygrad BUFFER stands for; ``updates`` has one value per
-    state. Raises InvalidModel for an operation that has no place in a task.
+    ``placeholders`` says what tinygrad operations stand for; ``updates`` has one value per
+    state. Values in memory with a label are each their own, equal ones too. Raises InvalidModel
+    for an operation that has no place in a task.
     """
     reader = _Reader(placeholders, labels)
     results = [_read(reader, uop) for _, uop in outputs]
@@ -100,6 +139,7 @@ def read_tensors(
         nodes=tuple(reader.nodes),
         outputs=tuple(Output(name, node) for (name, _), node in zip(outputs, results, strict=True)),
         updates=tuple(Update(state, node) for state, node in enumerate(new_states)),
+        symbols=tuple(symbols),
     )
     return graph, reader.node_labels
 
@@ -133,7 +173,9 @@ def _concrete(dtype: DType) -> str:
 
 def _list_operands(reader: _Reader, uop: UOp, dtype: str) -> list[tuple[UOp, str]]:
     """Return the operands to read first, each with the dtype that it is to have."""
-    if uop in reader.placeholders or uop.op is Ops.CONST:
+    if (known := reader.placeholders.get(uop)) is not None:
+        return list(zip(known.operands, (known.dtype, "int32"), strict=False))
+    if uop.op is Ops.CONST:
         return []
     if uop.op in _TRANSPARENT or uop.op.name in MOVEMENT or uop.op in (Ops.REDUCE, Ops.CONTIGUOUS):
         return [(uop.src[0], dtype)]
@@ -163,7 +205,8 @@ def _is_weak_const(uop: UOp) -> bool:
 
 def _read_one(reader: _Reader, uop: UOp, dtype: str, operands: list[int]) -> int:
     if (known := reader.placeholders.get(uop)) is not None:
-        position = reader.add(Node(known.op, known.dtype, (), known.index), known.shape)
+        arg: Arg = None if known.operands else known.index
+        position = reader.add(Node(known.op, known.dtype, tuple(operands), arg), known.dims)
         return _reshape(reader, position, _get_shape(uop))
     if uop.op is Ops.CONST:
         return reader.add(Node("CONST", dtype, (), _encode_const(uop.arg, dtype)), ())
@@ -179,11 +222,11 @@ def _read_one(reader: _Reader, uop: UOp, dtype: str, operands: list[int]) -> int
         return reader.add(Node(uop.op.name, dtype, (operands[0],)), shape)
     if uop.op is Ops.RESHAPE:
         return _reshape(reader, operands[0], shape)
-    arg: Arg = None
+    arg = None
     if uop.op is Ops.EXPAND:
-        arg = tuple(int(size) for size in uop.marg)
+        arg = tuple(_get_dim(size, uop.op) for size in uop.marg)
     elif uop.op in (Ops.PAD, Ops.SHRINK):
-        arg = tuple((int(offset), int(size)) for offset, size in uop.marg)
+        arg = tuple((int(offset), _get_dim(size, uop.op)) for offset, size in uop.marg)
     elif uop.op in (Ops.PERMUTE, Ops.FLIP):
         arg = tuple(int(item) for item in uop.marg)
     elif uop.op is Ops.REDUCE:
@@ -191,13 +234,15 @@ def _read_one(reader: _Reader, uop: UOp, dtype: str, operands: list[int]) -> int
     if arg == () or (uop.op is Ops.REDUCE and uop.arg[1] == 0):
         return operands[0]
     result = "bool" if uop.op.name in COMPARISONS else dtype
-    position = reader.add(Node(uop.op.name, result, tuple(operands), arg), shape)
+    node = Node(uop.op.name, result, tuple(operands), arg)
+    is_own = uop.op is Ops.CONTIGUOUS and uop in reader.labels
+    position = reader.add(node, shape, is_own)
     if uop in reader.labels:
         reader.node_labels[position] = reader.labels[uop]
     return position
 
 
-def _reshape(reader: _Reader, operand: int, shape: tuple[int, ...]) -> int:
+def _reshape(reader: _Reader, operand: int, shape: Dims) -> int:
     """Reshape once, and only where the shape changes: tracing leaves chains of RESHAPE behind."""
     while reader.nodes[operand].op == "RESHAPE":
         operand = reader.nodes[operand].srcs[0]
@@ -207,10 +252,16 @@ def _reshape(reader: _Reader, operand: int, shape: tuple[int, ...]) -> int:
     return reader.add(Node("RESHAPE", node.dtype, (operand,), shape), shape)
 
 
-def _get_shape(uop: UOp) -> tuple[int, ...]:
-    if not all(isinstance(size, int) for size in uop.shape):
-        raise InvalidModel(f"the traced graph has a symbolic shape at {uop.op.name}: use integers")
-    return tuple(int(size) for size in uop.shape)
+def _get_shape(uop: UOp) -> Dims:
+    return tuple(_get_dim(size, uop.op) for size in uop.shape)
+
+
+def _get_dim(size: Any, op: Ops) -> Dim:
+    if isinstance(size, UOp) and size.is_variable:
+        return str(size.expr)
+    if not isinstance(size, int):
+        raise InvalidModel(f"the traced graph computes with a symbolic shape at {op.name}")
+    return int(size)
 
 
 def _encode_const(value: Any, dtype: str) -> str:
@@ -232,7 +283,10 @@ def _encode_const(value: Any, dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A graph's tinygrad operations. Every buffer is a BUFFER operation of one axis."""
+    """A graph's tinygrad operations. Every buffer is a BUFFER operation of one axis.
+
+    Weights, states and updates are contiguous; inputs and outputs may have rows further apart.
+    """
 
     inputs: tuple[UOp, ...]
     weights: tuple[UOp, ...]
@@ -243,23 +297,20 @@ class Lowered:
 
 
 def write_graph(graph: Graph, device: str) -> Lowered:
-    """Return tinygrad operations for ``device`` that compute a graph; it has been checked."""
+    """Return tinygrad operations for ``device`` that compute a graph; raises InvalidModel."""
+    checked = check_graph(graph)
+    variables = {symbol.name: make_variable(symbol) for symbol in graph.symbols}
 
-    def allocate(spec: TensorSpec | Weight) -> UOp:
-        size = 1
-        for length in spec.shape:
-            size *= length
-        return UOp.new_buffer(device, size, _DTYPES[spec.dtype])
+    def allocate(spec: TensorSpec | Weight | Value) -> tuple[UOp, UOp]:
+        """Return a buffer and its view of the right shape."""
+        dims = spec.dims if isinstance(spec, Value) else graph.get_dims(spec)
+        buffer = UOp.new_buffer(device, _count_elements(spec.shape, dims), _DTYPES[spec.dtype])
+        return buffer, _view(buffer, spec.shape, dims, variables)
 
     tables = {
         "INPUT": [allocate(spec) for spec in graph.inputs],
         "WEIGHT": [allocate(weight) for weight in graph.weights],
         "STATE": [allocate(spec) for spec in graph.states],
-    }
-    specs: dict[str, Sequence[TensorSpec | Weight]] = {
-        "INPUT": graph.inputs,
-        "WEIGHT": graph.weights,
-        "STATE": graph.states,
     }
     values: list[UOp] = []
     stored: dict[int, UOp] = {}
@@ -267,26 +318,58 @@ def write_graph(graph: Graph, device: str) -> Lowered:
         sources = [values[src] for src in node.srcs]
         if node.op in tables:
             assert isinstance(node.arg, int)  # check_graph has seen to it
-            values.append(tables[node.op][node.arg].reshape(specs[node.op][node.arg].shape))
+            values.append(tables[node.op][node.arg][1])
         elif node.op == "CONTIGUOUS":
-            value = sources[0]
-            size = 1
-            for length in value.shape:
-                size *= length
-            stored[position] = buffer = UOp.new_buffer(device, size, _DTYPES[node.dtype])
-            view = buffer.reshape(value.shape)
-            values.append(view.after(view.store(value)))
+            stored[position], view = allocate(checked[position])
+            values.append(view.after(view.store(sources[0])))
+        elif node.op == "REDUCE":
+            values.append(_write_reduce(node, sources[0], checked[node.srcs[0]].dims))
         else:
-            values.append(_WRITERS.get(node.op, _write_plain)(node, sources))
+            bound = Node(node.op, node.dtype, node.srcs, _bind(node, variables))
+            values.append(_WRITERS.get(node.op, _write_plain)(bound, sources))
     roots = [values[output.node] for output in graph.outputs]
     roots += [values[update.node] for update in graph.updates]
     return Lowered(
-        inputs=tuple(tables["INPUT"]),
-        weights=tuple(tables["WEIGHT"]),
-        states=tuple(tables["STATE"]),
+        inputs=tuple(buffer for buffer, _ in tables["INPUT"]),
+        weights=tuple(buffer for buffer, _ in tables["WEIGHT"]),
+        states=tuple(buffer for buffer, _ in tables["STATE"]),
         outputs=tuple(stored[output.node] for output in graph.outputs),
         updates=tuple(stored[update.node] for update in graph.updates),
         roots=tuple(dict.fromkeys(roots)),
+    )
+
+
+def _count_elements(shape: tuple[int, ...], dims: Dims) -> int:
+    if dims and isinstance(dims[0], str):
+        return shape[0] * get_stride(math.prod(shape[1:]))
+    return math.prod(shape)
+
+
+def _view(buffer: UOp, shape: tuple[int, ...], dims: Dims, variables: Mapping[str, UOp]) -> UOp:
+    """Return the rows in use of a buffer for a value of these largest and actual dimensions."""
+    bound = tuple(variables[size] if isinstance(size, str) else size for size in dims)
+    if dims and isinstance(dims[0], str):
+        length = math.prod(shape[1:])
+        rows = buffer.reshape((shape[0], get_stride(length)))
+        rows = rows._mop(Ops.SHRINK, ((0, bound[0]), (0, length)))
+        return rows.reshape((bound[0], *shape[1:]))
+    view = buffer.reshape(shape)
+    if bound == shape:
+        return view
+    return view._mop(Ops.SHRINK, tuple((0, size) for size in bound))
+
+
+def _bind(node: Node, variables: Mapping[str, UOp]) -> Any:
+    """Return a movement's argument with variables in place of symbols."""
+    if node.op not in MOVEMENT or not variables:
+        return node.arg
+    assert isinstance(node.arg, tuple)  # check_graph has seen to it
+
+    def bind(size: Dim) -> Any:
+        return variables[size] if isinstance(size, str) else size
+
+    return tuple(
+        (item[0], bind(item[1])) if isinstance(item, tuple) else bind(item) for item in node.arg
     )
 
 
@@ -314,12 +397,13 @@ def _write_movement(node: Node, sources: list[UOp]) -> UOp:
     return sources[0]._mop(Ops[node.op], arg)
 
 
-def _write_reduce(node: Node, sources: list[UOp]) -> UOp:
+def _write_reduce(node: Node, value: UOp, dims: Dims) -> UOp:
     """Fold axes, but not those of one element, on which tinygrad's code generator may fail."""
     assert isinstance(node.arg, tuple) and isinstance(node.arg[1], int)  # as check_graph has seen
-    shape, count = sources[0].shape, node.arg[1]
-    folded = tuple(size for size in shape[:count] if size != 1)
-    value = sources[0].reshape((*folded, *shape[count:])) if len(folded) < count else sources[0]
+    shape, count = value.shape, node.arg[1]
+    folded = [size for size, dim in zip(shape[:count], dims, strict=False) if dim != 1]
+    if len(folded) < count:
+        value = value.reshape((*folded, *shape[count:]))
     if not folded:
         return value
     return UOp(Ops.REDUCE, src=(value,), arg=(Ops[str(node.arg[0])], len(folded)))
@@ -334,10 +418,27 @@ def _write_iota(node: Node, sources: list[UOp]) -> UOp:
     return Tensor.arange(node.arg, dtype=dtypes.int32).uop
 
 
+def _write_lookup(node: Node, sources: list[UOp]) -> UOp:
+    """Add up the table's rows where their number is the index: tinygrad makes it a guarded load."""
+    table, index = sources
+    length, rest, shape = table.shape[0], table.shape[1:], index.shape
+    largest = int(length.vmax) if isinstance(length, UOp) else length
+    iota = Tensor.arange(largest, dtype=dtypes.int32).uop._mop(Ops.SHRINK, ((0, length),))
+    ones = (1,) * len(rest)
+    number = iota.reshape((length, *(1,) * len(shape), *ones))
+    hit = Tensor(number) == Tensor(index.reshape((1, *shape, *ones)))
+    rows = Tensor(table.reshape((length, *(1,) * len(shape), *rest)))
+    zero = Tensor(UOp.const(0, _DTYPES[node.dtype]))
+    value = hit.where(rows, zero).uop
+    if length == 1:
+        return value.reshape((*shape, *rest))
+    return UOp(Ops.REDUCE, src=(value,), arg=(Ops.ADD, 1))
+
+
 _WRITERS: Final[dict[str, Callable[[Node, list[UOp]], UOp]]] = {
     "CONST": _write_const,
     "IOTA": _write_iota,
-    "REDUCE": _write_reduce,
+    "LOOKUP": _write_lookup,
     "CAST": _write_conversion,
     "BITCAST": _write_conversion,
     **dict.fromkeys(MOVEMENT, _write_movement),

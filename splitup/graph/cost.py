@@ -14,12 +14,33 @@ from typing import Final
 from splitup.codec import MAX_SAFE_INTEGER
 from splitup.graph.ir import Graph, Node
 from splitup.graph.rules import MOVEMENT, Value
+from splitup.tensors import ITEM_BYTES, TensorSpec
 
 BUFFER_ALIGNMENT: Final = 256  # tinygrad's planner places values at multiples of this
 # One micro-USDC buys this much. A 5 TFLOP/s, 300 GB/s card rented at 0.20 USDC an hour does
 # 90 GFLOP and 5 GB in that price; half of it is left to the owner.
 FLOPS_PER_MICRO_USDC: Final = 50 * 10**9
 BYTES_PER_MICRO_USDC: Final = 25 * 10**8
+
+
+ROW_PADDING: Final = 16  # elements between rows whose number is a symbol
+
+
+def get_stride(length: int) -> int:
+    """Return how many elements apart rows of ``length`` elements stand where a symbol counts them.
+
+    Were they without a gap, tinygrad would run over rows and elements in one loop of symbolic
+    length, which it does not vectorise.
+    """
+    return length + ROW_PADDING if length > 1 else length
+
+
+def measure_buffer(spec: Value | TensorSpec) -> int:
+    """Return the memory that a value or a port takes at its largest."""
+    if not spec.rows:
+        return round_up(spec.nbytes)
+    length = math.prod(spec.shape[1:])
+    return round_up(spec.shape[0] * get_stride(length) * ITEM_BYTES[spec.dtype])
 
 
 def round_up(nbytes: int) -> int:
@@ -47,11 +68,11 @@ def compute_vram_bytes(graph: Graph, values: Sequence[Value]) -> int:
     updated = {update.node for update in graph.updates}  # already counted as state
     loads = find_loads(graph, values, compute_roles(graph))
     activations = sum(
-        round_up(value.nbytes)
+        measure_buffer(value)
         for position, (node, value) in enumerate(zip(graph.nodes, values, strict=True))
         if is_materialised(node.op) and position not in updated and position not in loads
     )
-    ports = sum(round_up(spec.nbytes) for spec in graph.inputs)
+    ports = sum(measure_buffer(spec) for spec in graph.inputs)
     return compute_weight_bytes(graph) + compute_state_bytes(graph) + ports + activations
 
 
@@ -68,7 +89,7 @@ def list_flops(graph: Graph, values: Sequence[Value], roles: Sequence[str]) -> l
     """
     return [
         math.prod(value.shape)
-        if is_pick(node, roles)
+        if is_pick(node, roles) or node.op == "LOOKUP"
         else 0
         if roles[position]
         else value.operations

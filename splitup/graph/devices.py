@@ -9,6 +9,7 @@ objects that this package ships, so that an x86-64 machine needs nothing but Pyt
 from __future__ import annotations
 
 import base64
+import ctypes
 import functools
 import hashlib
 import importlib.metadata
@@ -160,6 +161,8 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
         parts.append("x86_64")  # the assembler asks for no feature of the CPU (ADR 2)
     else:
         parts.append(_get_cpu_features())
+    if renderer == "LLVM":
+        parts.append(_get_llvm_version())
     if clang:
         banner = subprocess.run([clang, "--version"], capture_output=True, text=True, check=False)
         parts.append((banner.stdout.splitlines() or ["unknown clang"])[0])
@@ -175,3 +178,12 @@ def _get_cpu_features() -> str:
                 text += " ".join(sorted(line.partition(":")[2].split()))
                 break
     return f"{platform.machine()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _get_llvm_version() -> str:
+    """Return the version of the library that generates the kernels."""
+    from tinygrad.runtime.autogen import llvm  # only there is the library looked for
+
+    numbers = [ctypes.c_uint32() for _ in range(3)]
+    llvm.LLVMGetVersion(*numbers)
+    return "LLVM " + ".".join(str(number.value) for number in numbers)

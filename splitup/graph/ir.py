@@ -1,7 +1,9 @@
 """The graph of a task: typed nodes in topological order, and its canonical bytes.
 
-A graph is a pure function ``(inputs, state) -> (outputs, new state)`` over tensors of fixed shape.
-It holds data only: no source, no pickle, no call. A node names its operation, its dtype, its
+A graph is a pure function ``(inputs, state) -> (outputs, new state)`` over tensors. A dimension is
+a number, or a **symbol** that every step binds anew to 1 … its maximum: the rows that the step
+brings. Weights and states have no symbols, ports at most one, in front.
+A graph holds data only: no source, no pickle, no call. A node names its operation, its dtype, its
 operands by their position in the list, and one argument; shapes follow from these and are
 recomputed by whoever reads the graph (``splitup.graph.rules``).
 
@@ -11,11 +13,16 @@ Operations and their argument:
     IOTA                  n: the int32 values 0 … n-1
     CONST                 a scalar: "0"/"1" for bool, decimal for integers, for floats the 16
                           hexadecimal digits of the IEEE 754 binary64 of the value
-    RESHAPE               the new shape
+    RESHAPE               the new shape. Symbols keep their order, and the number of elements
+                          before, between and behind them
     EXPAND                the dimensions put in front of the operand's own
     PERMUTE               the order of axes
-    PAD, SHRINK           (offset, size) for every axis; PAD fills with zeros
+    PAD, SHRINK           (offset, size) for every axis; PAD fills with zeros. Of a symbolic axis,
+                          SHRINK keeps all, (0, symbol), or the first row, (0, 1); PAD keeps all.
+                          SHRINK may cut a fixed axis to a symbol that is never larger
     FLIP                  1 for every axis that is reversed, else 0
+    LOOKUP                none: (table, int32 index) -> for every index that row of the table, and
+                          zeros where an index is outside
     STACK                 none: operands of one shape, put side by side along a new first axis
     REDUCE                (ADD, MUL or MAX, n): folds the first n axes
     CONTIGUOUS            none: the value is written to memory. Tasks are cut only here
@@ -37,7 +44,9 @@ from splitup.tensors import TensorSpec
 FORMAT: Final = "splitup.graph"
 VERSION: Final = 1
 
-Arg = int | str | tuple[int, ...] | tuple[tuple[int, int], ...] | tuple[str, int] | None
+Dim = int | str  # a number, or the name of a symbol
+Dims = tuple[Dim, ...]
+Arg = int | str | tuple[Dim, ...] | tuple[tuple[int, Dim], ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,14 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class Symbol:
+    """A dimension that every step binds to 1 … ``maximum``, which is 2 or more."""
+
+    name: str
+    maximum: int
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """An output port and the node that gives its value."""
 
@@ -91,6 +108,13 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
     updates: tuple[Update, ...]
+    symbols: tuple[Symbol, ...] = ()
+
+    def get_dims(self, spec: TensorSpec | Weight) -> Dims:
+        """Return a port's, weight's or state's dimensions, its symbol by name."""
+        if isinstance(spec, TensorSpec) and spec.rows:
+            return (spec.rows, *spec.shape[1:])
+        return spec.shape
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes; their SHA-256 is the task's identity."""
@@ -98,7 +122,10 @@ class Graph:
             {
                 "format": FORMAT,
                 "version": VERSION,
-                "inputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in self.inputs],
+                "symbols": [[symbol.name, symbol.maximum] for symbol in self.symbols],
+                "inputs": [
+                    [spec.name, spec.dtype, list(self.get_dims(spec))] for spec in self.inputs
+                ],
                 "weights": [[w.name, w.dtype, list(w.shape), w.digest] for w in self.weights],
                 "states": [[spec.name, spec.dtype, list(spec.shape)] for spec in self.states],
                 "nodes": [[n.op, n.dtype, list(n.srcs), _to_lists(n.arg)] for n in self.nodes],
@@ -125,7 +152,8 @@ def parse_graph(data: bytes | memoryview) -> Graph:
     except InvalidInput as error:
         raise InvalidModel(f"the task's bytes are no graph: {error}") from None
     _expect(isinstance(value, dict), "the top level is no object")
-    keys = {"format", "version", "inputs", "weights", "states", "nodes", "outputs", "updates"}
+    keys = {"format", "version", "symbols", "inputs", "weights", "states", "nodes"}
+    keys |= {"outputs", "updates"}
     _expect(set(value) == keys, "the top level has other keys than a graph")
     _expect(value["format"] == FORMAT, "the format is not " + FORMAT)
     _expect(
@@ -133,16 +161,19 @@ def parse_graph(data: bytes | memoryview) -> Graph:
         f"the version is not {VERSION}; update SplitUp or compile the model again",
     )
     _bound(value, "nodes", limits.MAX_GRAPH_NODES)
-    for key in ("inputs", "states", "outputs", "updates"):
+    for key in ("symbols", "inputs", "states", "outputs", "updates"):
         _bound(value, key, limits.MAX_PORTS)
     _bound(value, "weights", limits.MAX_WEIGHTS)
+    symbols = tuple(Symbol(*_parse_pair(row, "symbol", str, int)) for row in value["symbols"])
+    maxima = {symbol.name: symbol.maximum for symbol in symbols}
     return Graph(
-        inputs=tuple(_parse_spec(row, "input") for row in value["inputs"]),
+        inputs=tuple(_parse_input(row, maxima) for row in value["inputs"]),
         weights=tuple(_parse_weight(row) for row in value["weights"]),
         states=tuple(_parse_spec(row, "state") for row in value["states"]),
         nodes=tuple(_parse_node(row, index) for index, row in enumerate(value["nodes"])),
         outputs=tuple(Output(*_parse_pair(row, "output", str, int)) for row in value["outputs"]),
         updates=tuple(Update(*_parse_pair(row, "update", int, int)) for row in value["updates"]),
+        symbols=symbols,
     )
 
 
@@ -173,6 +204,10 @@ def _bound(value: dict[str, Any], key: str, limit: int) -> None:
     _expect(len(value[key]) <= limit, f"'{key}' has {len(value[key])} entries, more than {limit}")
 
 
+def _is_dim(value: Any) -> bool:
+    return type(value) is int or isinstance(value, str)
+
+
 def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
@@ -187,6 +222,18 @@ def _parse_spec(row: Any, what: str) -> TensorSpec:
         f"an {what} is not [name, dtype, shape]",
     )
     return TensorSpec(row[0], row[1], tuple(row[2]))
+
+
+def _parse_input(row: Any, maxima: dict[str, int]) -> TensorSpec:
+    """Read an input, whose leading dimension may be a symbol: the spec gets its maximum."""
+    rows = ""
+    if isinstance(row, list) and len(row) == 3 and isinstance(row[2], list) and row[2]:
+        first = row[2][0]
+        if isinstance(first, str):
+            _expect(first in maxima, "an input's symbol is not in the table of symbols")
+            rows, row = first, [row[0], row[1], [maxima[first], *row[2][1:]]]
+    spec = _parse_spec(row, "input")
+    return TensorSpec(spec.name, spec.dtype, spec.shape, rows)
 
 
 def _parse_weight(row: Any) -> Weight:
@@ -214,12 +261,13 @@ def _parse_arg(value: Any, index: int) -> Arg:
     if value is None or isinstance(value, str) or type(value) is int:
         return value
     if isinstance(value, list):
-        if all(type(item) is int for item in value):
+        if all(_is_dim(item) for item in value):
             return tuple(value)
-        if all(_is_shape(item) and len(item) == 2 for item in value):
+        if all(
+            isinstance(item, list) and len(item) == 2 and type(item[0]) is int and _is_dim(item[1])
+            for item in value
+        ):
             return tuple((item[0], item[1]) for item in value)
-        if len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int:
-            return (value[0], value[1])
     raise InvalidModel(f"the task's bytes are no graph: node {index} has an unknown argument")
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from splitup import limits
 from splitup.codec import MAX_SAFE_INTEGER, compute_digest, decode_canonical, encode_canonical
 from splitup.errors import InvalidInput, InvalidModel
+from splitup.graph.compare import FLOATS, Tolerance
 from splitup.tensors import ITEM_BYTES, TensorSpec
 
 VERSION: Final = 1
@@ -23,6 +24,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=limits.MAX_NAME_CHARS)]
 Label = Annotated[str, Field(pattern=r"^[ -~]+$", max_length=limits.MAX_NAME_CHARS)]
 Size = Annotated[int, Field(ge=0, le=MAX_SAFE_INTEGER)]
+Rows = Annotated[str, Field(pattern=r"^[A-Z]{0,8}$")]
 Length = Annotated[int, Field(ge=1, le=limits.MAX_DIMENSION)]
 _MODEL_ID = re.compile(r"0x[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -33,20 +35,21 @@ class _Record(BaseModel):
 
 
 class Port(_Record):
-    """A tensor that goes into or comes out of a task or a model."""
+    """A tensor that goes into or comes out of a task or a model; ``shape`` is the largest one."""
 
     name: Name
     dtype: Literal[tuple(ITEM_BYTES)]  # type: ignore[valid-type]
     shape: Annotated[tuple[Length, ...], Field(max_length=limits.MAX_RANK)]
+    rows: Rows = ""  # the symbol that the leading dimension is, or ""
 
     @property
     def spec(self) -> TensorSpec:
-        """Return name, dtype and shape."""
-        return TensorSpec(self.name, self.dtype, self.shape)
+        """Return name, dtype, shape and rows."""
+        return TensorSpec(self.name, self.dtype, self.shape, self.rows)
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size in bytes, the largest one where rows vary."""
         return self.spec.nbytes
 
 
@@ -77,7 +80,12 @@ class OutputPort(Port):
 
 
 class Task(_Record):
-    """One task; ``flops`` and ``price_micro_usdc`` are per step, ``vram_bytes`` with one state."""
+    """One task; ``flops`` and ``price_micro_usdc`` are per step, ``vram_bytes`` with one state.
+
+    ``tolerances`` say how far honest outputs of another determinism class may be, at most one per
+    dtype, ascending; for a dtype without one, and within a class, only equal bytes count.
+    ``reference_digest`` names the task's reference vectors (``splitup.graph.vectors``).
+    """
 
     task_id: Digest
     label: Label
@@ -90,6 +98,9 @@ class Task(_Record):
     vram_bytes: Size
     flops: Size
     price_micro_usdc: Annotated[int, Field(ge=1, le=MAX_SAFE_INTEGER)]
+    tolerances: Annotated[tuple[Tolerance, ...], Field(max_length=len(FLOATS))] = ()
+    reference_digest: Digest | Literal[""] = ""  # "" without reference vectors
+    reference_bytes: Annotated[int, Field(ge=0, le=limits.MAX_VECTORS_BYTES)] = 0
 
 
 class TextInfo(_Record):
@@ -190,6 +201,7 @@ def check_manifest(manifest: Manifest) -> None:
     for output in manifest.outputs:
         source = _find(manifest, output.task, output.port, len(manifest.tasks))
         _check_same(f"output '{output.name}'", output, source)
+    _check_rows(manifest)
     if unread := set(inputs) - used:
         raise InvalidModel(f"the manifest is invalid: no task reads input '{min(unread)}'")
     for index, task in enumerate(manifest.tasks):
@@ -231,6 +243,13 @@ def _check_unique(owner: str, names: list[str]) -> None:
 def _check_task(name: str, task: Task) -> None:
     if (task.weights_digest == "") != (task.weights_bytes == 0):
         raise InvalidModel(f"the manifest is invalid: {name} has weights without a digest")
+    if (task.reference_digest == "") != (task.reference_bytes == 0):
+        raise InvalidModel(f"the manifest is invalid: {name} has a reference without a digest")
+    dtypes = [tolerance.dtype for tolerance in task.tolerances]
+    if dtypes != sorted(set(dtypes)):
+        raise InvalidModel(f"the manifest is invalid: {name} has two tolerances for one dtype")
+    if not all(tolerance.list_bounds() for tolerance in task.tolerances):
+        raise InvalidModel(f"the manifest is invalid: {name} has a tolerance that bounds nothing")
     if task.state_bytes > task.vram_bytes:
         raise InvalidModel(f"the manifest is invalid: {name} has more state than memory")
     for port in (*task.inputs, *task.outputs):
@@ -239,6 +258,27 @@ def _check_task(name: str, task: Task) -> None:
                 f"the manifest is invalid: port '{port.name}' of {name} has {port.nbytes} bytes; "
                 f"the limit is {limits.MAX_TENSOR_BYTES}"
             )
+
+
+def _check_rows(manifest: Manifest) -> None:
+    """Check that a symbol has one maximum in the whole model, and that inputs bind all of them.
+
+    A task's own graph has to bind what it uses; so here only the model's inputs are looked at.
+    """
+    maxima: dict[str, int] = {}
+    ports: list[Port] = [*manifest.inputs, *manifest.outputs]
+    for task in manifest.tasks:
+        ports += [*task.inputs, *task.outputs]
+    for port in ports:
+        if port.rows and (
+            not port.shape or maxima.setdefault(port.rows, port.shape[0]) != port.shape[0]
+        ):
+            raise InvalidModel(
+                f"the manifest is invalid: port '{port.name}' has other rows than its symbol "
+                f"'{port.rows}'"
+            )
+    if unbound := set(maxima) - {port.rows for port in manifest.inputs}:
+        raise InvalidModel(f"the manifest is invalid: no input binds symbol '{min(unbound)}'")
 
 
 def _find(manifest: Manifest, task: int, port: int, before: int) -> Port | None:
@@ -251,7 +291,7 @@ def _find(manifest: Manifest, task: int, port: int, before: int) -> Port | None:
 def _check_same(what: str, port: Port, source: Port | None) -> None:
     if source is None:
         raise InvalidModel(f"the manifest is invalid: {what} has no earlier source")
-    if (port.dtype, port.shape) != (source.dtype, source.shape):
+    if (port.dtype, port.shape, port.rows) != (source.dtype, source.shape, source.rows):
         raise InvalidModel(
             f"the manifest is invalid: {what} is {port.spec}; its source gives {source.spec}"
         )

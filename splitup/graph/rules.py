@@ -3,7 +3,8 @@
 The graph may come from anybody. Everything here is linear in its size, allocates nothing that
 grows with a shape, and does not recurse. The rules in order, cheapest first:
 
-    ports       names, dtypes, shapes and digests of inputs, weights, states, outputs, updates
+    ports       names, dtypes, shapes and digests of inputs, weights, states, outputs, updates;
+                every symbol leads an input, which binds it
     op          only the operations of the allow-list
     arity       as many operands as the operation takes, all of them earlier nodes
     dtype       operands and result have dtypes that the operation is defined for
@@ -11,7 +12,8 @@ grows with a shape, and does not recurse. The rules in order, cheapest first:
     shape       recomputed from the operands: no index can leave its operand
     const       representable in its dtype, written in one way
     division    integers are divided by positive constants only, shifted by less than their width
-    size        rank, dimensions, elements; bytes of what is written to memory
+    size        rank, dimensions, elements; bytes of what is written to memory. A symbol counts
+                as its maximum
     depth       of the chain of operands, and of the part of it that becomes one kernel
     cost        operations per step
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +30,17 @@ import numpy as np
 
 from splitup import limits
 from splitup.errors import InvalidModel
-from splitup.graph.ir import Arg, Graph, Node, Weight, decode_float, encode_float, parse_graph
+from splitup.graph.ir import (
+    Arg,
+    Dim,
+    Dims,
+    Graph,
+    Node,
+    Weight,
+    decode_float,
+    encode_float,
+    parse_graph,
+)
 from splitup.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
 
 FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -57,28 +69,50 @@ ARITHMETIC: Final[dict[str, tuple[int, frozenset[str]]]] = {
     "WHERE": (3, ANY),
 }
 OPERATIONS: Final = (
-    SOURCES | MOVEMENT | CONVERSIONS | frozenset(ARITHMETIC) | {"STACK", "REDUCE", "CONTIGUOUS"}
+    SOURCES
+    | MOVEMENT
+    | CONVERSIONS
+    | frozenset(ARITHMETIC)
+    | {"LOOKUP", "STACK", "REDUCE", "CONTIGUOUS"}
 )
 REDUCTIONS: Final = frozenset({"ADD", "MUL", "MAX"})
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FLOAT = re.compile(r"[0-9a-f]{16}")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,19}")
+_SYMBOL = re.compile(r"[A-Z]{1,8}")
 _NAME = re.compile(rf"[\x21-\x7e]{{1,{limits.MAX_NAME_CHARS}}}")
+
+
+_Inferred = tuple[str, Dims, int]  # dtype, dimensions, operations
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a node gives: ``operations`` is the arithmetic it takes to compute it once."""
+    """What a node gives: ``operations`` is the arithmetic it takes to compute it once.
+
+    ``dims`` are its dimensions with symbols by name; in ``shape``, and in all that is counted from
+    it, they have their maxima.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     operations: int
+    dims: Dims
 
     @property
     def nbytes(self) -> int:
         """Bytes, were it written to memory."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def rows(self) -> str:
+        """Return the symbol that the leading dimension is, or ""."""
+        return self.dims[0] if self.dims and isinstance(self.dims[0], str) else ""
+
+    def make_spec(self, name: str) -> TensorSpec:
+        """Return a port of this value."""
+        return TensorSpec(name, self.dtype, self.shape, self.rows)
 
 
 def load_graph(data: bytes | memoryview) -> Graph:
@@ -91,6 +125,7 @@ def load_graph(data: bytes | memoryview) -> Graph:
 def check_graph(graph: Graph) -> tuple[Value, ...]:
     """Return every node's dtype, shape and cost; raises InvalidModel naming node and rule."""
     _check_tables(graph)
+    maxima = {symbol.name: symbol.maximum for symbol in graph.symbols}
     values: list[Value] = []
     depths: list[int] = []
     chains: list[int] = []
@@ -99,7 +134,8 @@ def check_graph(graph: Graph) -> tuple[Value, ...]:
         try:
             _check_operands(node, index)
             sources = [values[src] for src in node.srcs]
-            value = _infer(graph, node, sources)
+            dtype, dims, work = _infer(graph, node, sources, maxima)
+            value = Value(dtype, _resolve(dims, maxima), work, dims)
             _check_value(node, value)
         except _Broken as broken:
             name = node.op if node.op in OPERATIONS else repr(node.op[:40])
@@ -149,6 +185,7 @@ def _require(condition: bool, rule: str, problem: str) -> None:
 def _check_tables(graph: Graph) -> None:
     _ports(len(graph.nodes) <= limits.MAX_GRAPH_NODES, f"more than {limits.MAX_GRAPH_NODES} nodes")
     _ports(len(graph.weights) <= limits.MAX_WEIGHTS, f"more than {limits.MAX_WEIGHTS} weights")
+    _check_symbols(graph)
     specs = [weight.spec for weight in graph.weights]
     for what, table in (("input", graph.inputs), ("weight", specs), ("state", graph.states)):
         _ports(what == "weight" or len(table) <= limits.MAX_PORTS, f"too many {what}s")
@@ -161,6 +198,28 @@ def _check_tables(graph: Graph) -> None:
     _ports(1 <= len(names) <= limits.MAX_PORTS, f"{len(names)} outputs")
     _ports(len(set(names)) == len(names), "an output name occurs twice")
     _ports(all(_NAME.fullmatch(name) for name in names), "an output has an illegal name")
+
+
+def _check_symbols(graph: Graph) -> None:
+    _ports(len(graph.symbols) <= limits.MAX_SYMBOLS, f"more than {limits.MAX_SYMBOLS} symbols")
+    maxima = {symbol.name: symbol.maximum for symbol in graph.symbols}
+    _ports(len(maxima) == len(graph.symbols), "a symbol's name occurs twice")
+    for name, maximum in maxima.items():
+        _ports(bool(_SYMBOL.fullmatch(name)), "a symbol has an illegal name")
+        _ports(2 <= maximum <= limits.MAX_DIMENSION, f"symbol '{name}' has an impossible maximum")
+    bound = {spec.rows for spec in graph.inputs if spec.rows}
+    _ports(bound == set(maxima), "the symbols are not those that inputs bind")
+    for spec in graph.inputs:
+        _ports(
+            not spec.rows or spec.shape[:1] == (maxima[spec.rows],),
+            f"input '{spec.name}' has another size than its symbol's maximum",
+        )
+    _ports(all(not spec.rows for spec in graph.states), "a state has a symbol")
+
+
+def _resolve(dims: Dims, maxima: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the largest shape that these dimensions may have."""
+    return tuple(maxima[size] if isinstance(size, str) else size for size in dims)
 
 
 def _check_spec(what: str, spec: TensorSpec) -> None:
@@ -197,8 +256,13 @@ def _check_results(graph: Graph, values: list[Value]) -> None:
     for update, state in zip(graph.updates, graph.states, strict=True):
         value = values[update.node]
         _ports(
-            (value.dtype, value.shape) == (state.dtype, state.shape),
+            (value.dtype, value.dims) == (state.dtype, state.shape),
             f"state '{state.name}' is updated with another dtype or shape",
+        )
+    for output in graph.outputs:
+        _ports(
+            all(type(size) is int for size in values[output.node].dims[1:]),
+            f"output '{output.name}' has a symbol that is not in front",
         )
 
 
@@ -211,13 +275,14 @@ def _check_operands(node: Node, index: int) -> None:
     elif node.op in ARITHMETIC:
         count = ARITHMETIC[node.op][0]
     else:
-        count = 1
+        count = 2 if node.op == "LOOKUP" else 1
     _require(len(node.srcs) == count, "arity", f"it takes {count} operands, not {len(node.srcs)}")
     _require(all(0 <= src < index for src in node.srcs), "arity", "an operand is no earlier node")
     _require(node.dtype in ITEM_BYTES, "dtype", f"unknown dtype {node.dtype!r:.40}")
 
 
-def _infer(graph: Graph, node: Node, sources: list[Value]) -> Value:
+def _infer(graph: Graph, node: Node, sources: list[Value], maxima: Mapping[str, int]) -> _Inferred:
+    """Return a node's dtype, dimensions and operations."""
     if node.op in PARAMS:
         return _infer_param(graph, node)
     if node.op == "IOTA":
@@ -227,25 +292,31 @@ def _infer(graph: Graph, node: Node, sources: list[Value]) -> Value:
             "it wants a length",
         )
         assert isinstance(node.arg, int)  # for the type checker
-        return Value("int32", (node.arg,), 0)
+        return "int32", (node.arg,), 0
     if node.op == "CONST":
         _check_const(graph, node)
-        return Value(node.dtype, (), 0)
+        return node.dtype, (), 0
     source = sources[0]
     if node.op in MOVEMENT:
-        return Value(source.dtype, _infer_movement(node.op, node.arg, source.shape), 0)
+        return source.dtype, _infer_movement(node.op, node.arg, source.dims, maxima), 0
     if node.op == "REDUCE":
         return _infer_reduce(node, source)
     _require(node.arg is None, "argument", "it takes none")
+    if node.op == "LOOKUP":
+        _require(sources[1].dtype == "int32", "dtype", "its index is not int32")
+        _require(len(source.dims) >= 1, "shape", "its table has no axis")
+        dims = sources[1].dims + source.dims[1:]
+        _require(len(dims) <= limits.MAX_RANK, "size", f"more than {limits.MAX_RANK} axes")
+        return source.dtype, dims, math.prod(_resolve(dims, maxima))
     if node.op == "STACK":
         _require(
-            all((s.dtype, s.shape) == (source.dtype, source.shape) for s in sources),
+            all((s.dtype, s.dims) == (source.dtype, source.dims) for s in sources),
             "shape",
             "its operands differ",
         )
-        return Value(source.dtype, (len(sources), *source.shape), 0)
+        return source.dtype, (len(sources), *source.dims), 0
     if node.op == "CONTIGUOUS":
-        return Value(source.dtype, source.shape, 0)
+        return source.dtype, source.dims, 0
     if node.op in CONVERSIONS:
         if node.op == "BITCAST":
             _require(
@@ -254,11 +325,11 @@ def _infer(graph: Graph, node: Node, sources: list[Value]) -> Value:
                 "dtype",
                 f"{source.dtype} cannot be read as {node.dtype}",
             )
-        return Value(node.dtype, source.shape, 0)
+        return node.dtype, source.dims, 0
     return _infer_arithmetic(graph, node, sources)
 
 
-def _infer_param(graph: Graph, node: Node) -> Value:
+def _infer_param(graph: Graph, node: Node) -> _Inferred:
     tables: dict[str, Sequence[TensorSpec | Weight]] = {
         "INPUT": graph.inputs,
         "WEIGHT": graph.weights,
@@ -272,60 +343,97 @@ def _infer_param(graph: Graph, node: Node) -> Value:
     )
     assert isinstance(node.arg, int)  # for the type checker
     entry = table[node.arg]
-    return Value(entry.dtype, entry.shape, 0)
+    return entry.dtype, graph.get_dims(entry), 0
 
 
-def _infer_movement(op: str, arg: Arg, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _infer_movement(op: str, arg: Arg, dims: Dims, maxima: Mapping[str, int]) -> Dims:
     if op in ("PAD", "SHRINK"):
-        _require(_is_pairs(arg, len(shape)), "argument", "it wants (offset, size) per axis")
-        assert isinstance(arg, tuple)  # for the type checker
-        result: list[int] = []
-        for pair, old in zip(arg, shape, strict=True):
-            assert isinstance(pair, tuple)  # for the type checker
-            offset, size = pair
-            inner, outer = (old, size) if op == "PAD" else (size, old)
+        _require(_is_pairs(arg, len(dims)), "argument", "it wants (offset, size) per axis")
+        pairs: tuple[tuple[int, Dim], ...] = arg  # type: ignore[assignment]
+        for (offset, size), old in zip(pairs, dims, strict=True):
             _require(
-                offset >= 0 and size >= 1 and offset + inner <= outer,
+                _fits(op, offset, size, old, maxima),
                 "shape",
-                f"({offset}, {size}) does not fit an axis of {old}",
+                f"({offset}, {size!s:.40}) does not fit an axis of {old}",
             )
-            result.append(size)
-        return tuple(result)
+        return tuple(size for _, size in pairs)
     _require(
-        isinstance(arg, tuple) and all(type(item) is int for item in arg),
+        isinstance(arg, tuple) and all(isinstance(item, int | str) for item in arg),
         "argument",
-        "it wants a list of integers",
+        "it wants a list of integers or symbols",
     )
-    numbers: tuple[int, ...] = arg  # type: ignore[assignment]
-    _require(len(numbers) <= limits.MAX_RANK, "size", f"more than {limits.MAX_RANK} axes")
-    if op == "PERMUTE":
-        _require(sorted(numbers) == list(range(len(shape))), "shape", "it is no order of the axes")
-        return tuple(shape[axis] for axis in numbers)
-    if op == "FLIP":
+    sizes: Dims = arg  # type: ignore[assignment]
+    _require(len(sizes) <= limits.MAX_RANK, "size", f"more than {limits.MAX_RANK} axes")
+    if op in ("PERMUTE", "FLIP"):
         _require(
-            len(numbers) == len(shape) and set(numbers) <= {0, 1},
-            "argument",
-            "it wants a 0 or 1 per axis",
+            all(type(item) is int for item in sizes), "argument", "it wants a list of integers"
         )
-        return shape
+        return _infer_order(op, sizes, dims)  # type: ignore[arg-type]
     _require(
-        all(1 <= size <= limits.MAX_DIMENSION for size in numbers), "size", "a size is impossible"
+        all(
+            size in maxima if isinstance(size, str) else 1 <= size <= limits.MAX_DIMENSION
+            for size in sizes
+        ),
+        "size",
+        "a size is impossible",
     )
     if op == "EXPAND":
-        return numbers + shape
-    _require(math.prod(numbers) == math.prod(shape), "shape", "the number of elements changes")
-    return numbers
+        return sizes + dims
+    _require(_measure(sizes) == _measure(dims), "shape", "the number of elements changes")
+    return sizes
+
+
+def _infer_order(op: str, numbers: tuple[int, ...], dims: Dims) -> Dims:
+    if op == "PERMUTE":
+        _require(sorted(numbers) == list(range(len(dims))), "shape", "it is no order of the axes")
+        return tuple(dims[axis] for axis in numbers)
+    _require(
+        len(numbers) == len(dims) and set(numbers) <= {0, 1},
+        "argument",
+        "it wants a 0 or 1 per axis",
+    )
+    _require(
+        not any(flip and isinstance(size, str) for flip, size in zip(numbers, dims, strict=True)),
+        "shape",
+        "it reverses a symbolic axis",
+    )
+    return dims
+
+
+def _fits(op: str, offset: int, size: Dim, old: Dim, maxima: Mapping[str, int]) -> bool:
+    """Say whether an axis may be padded or shrunk like this, whatever the symbols are bound to."""
+    if isinstance(size, str):
+        if size not in maxima or offset != 0:
+            return False
+        return size == old or (op == "SHRINK" and isinstance(old, int) and maxima[size] <= old)
+    if isinstance(old, str):
+        return op == "SHRINK" and (offset, size) == (0, 1)
+    inner, outer = (old, size) if op == "PAD" else (size, old)
+    return offset >= 0 and size >= 1 and offset + inner <= outer
+
+
+def _measure(dims: Dims) -> list[Dim]:
+    """Return the symbols in order, and the number of elements before, between and behind them."""
+    result: list[Dim] = []
+    product = 1
+    for size in dims:
+        if isinstance(size, str):
+            result += [product, size]
+            product = 1
+        else:
+            product *= size
+    return [*result, product]
 
 
 def _is_pairs(arg: Arg, length: int) -> bool:
     return (
         isinstance(arg, tuple)
         and len(arg) == length
-        and all(isinstance(pair, tuple) and len(pair) == 2 for pair in arg)
+        and all(isinstance(pair, tuple) and len(pair) == 2 and type(pair[0]) is int for pair in arg)
     )
 
 
-def _infer_reduce(node: Node, source: Value) -> Value:
+def _infer_reduce(node: Node, source: Value) -> _Inferred:
     arg = node.arg
     _require(
         isinstance(arg, tuple)
@@ -338,10 +446,10 @@ def _infer_reduce(node: Node, source: Value) -> Value:
     )
     assert isinstance(arg, tuple) and isinstance(arg[1], int)  # for the type checker
     _require(source.dtype in NUMBERS or arg[0] != "ADD", "dtype", "bool cannot be added up")
-    return Value(source.dtype, source.shape[arg[1] :], math.prod(source.shape))
+    return source.dtype, source.dims[arg[1] :], math.prod(source.shape)
 
 
-def _infer_arithmetic(graph: Graph, node: Node, sources: list[Value]) -> Value:
+def _infer_arithmetic(graph: Graph, node: Node, sources: list[Value]) -> _Inferred:
     operands = sources
     if node.op == "WHERE":
         _require(sources[0].dtype == "bool", "dtype", "its condition is not bool")
@@ -355,14 +463,15 @@ def _infer_arithmetic(graph: Graph, node: Node, sources: list[Value]) -> Value:
     _require(dtype in ARITHMETIC[node.op][1], "dtype", f"it is not defined for {dtype}")
     if node.op in DIVISIONS or node.op in SHIFTS:
         _check_divisor(graph, node)
+    dims = _broadcast([source.dims for source in sources])
     shape = _broadcast([source.shape for source in sources])
     result = "bool" if node.op in COMPARISONS else dtype
-    return Value(result, shape, math.prod(shape))
+    return result, dims, math.prod(shape)  # type: ignore[arg-type]
 
 
-def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+def _broadcast(shapes: list[Dims]) -> Dims:
     rank = max(len(shape) for shape in shapes)
-    result = [1] * rank
+    result: list[Dim] = [1] * rank
     for shape in shapes:
         for axis, size in enumerate(shape, rank - len(shape)):
             _require(
@@ -370,7 +479,7 @@ def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
                 "shape",
                 f"operands of sizes {result[axis]} and {size} do not broadcast",
             )
-            result[axis] = max(result[axis], size)
+            result[axis] = size if result[axis] == 1 else result[axis]
     return tuple(result)
 
 

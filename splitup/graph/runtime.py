@@ -11,11 +11,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tinygrad.device import Buffer
 from tinygrad.engine.realize import compile_linear, get_call_arg_uops, get_runtime
 from tinygrad.helpers import Context
@@ -28,11 +30,17 @@ from tinygrad.uop.ops import Ops, UOp
 from splitup.codec import compute_digest
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.bridge import Lowered, get_tinygrad_dtype, write_graph
-from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
+from splitup.graph.cost import compute_state_bytes, compute_vram_bytes, get_stride
 from splitup.graph.devices import DeviceReport, select_device
 from splitup.graph.ir import Graph
 from splitup.graph.rules import check_graph, load_graph
-from splitup.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
+from splitup.tensors import (
+    ITEM_BYTES,
+    SafeTensor,
+    TensorSpec,
+    parse_safetensors,
+    validate_safetensors,
+)
 
 Launch = Callable[[], Any]
 
@@ -83,9 +91,10 @@ class TaskProgram:
         values = check_graph(graph)
         self.inputs: tuple[TensorSpec, ...] = graph.inputs
         self.outputs: tuple[TensorSpec, ...] = tuple(
-            TensorSpec(output.name, values[output.node].dtype, values[output.node].shape)
-            for output in graph.outputs
+            values[output.node].make_spec(output.name) for output in graph.outputs
         )
+        # what the kernels get for their variables; a step writes the numbers of its rows here
+        self._rows = {symbol.name: ctypes.c_uint64(1) for symbol in graph.symbols}
         self.states: tuple[TensorSpec, ...] = graph.states
         self.state_bytes = compute_state_bytes(graph)
         self.vram_bytes = compute_vram_bytes(graph, values)
@@ -93,15 +102,18 @@ class TaskProgram:
         lowered = write_graph(graph, self.device)
         self._resident: dict[UOp, Buffer] = {}
         self._load_weights(graph, lowered, get_bytes)
-        self._writers = [_make_writer(self._allocate(uop)) for uop in lowered.inputs]
+        self._writers = [
+            _make_port_writer(self._allocate(uop), spec)
+            for uop, spec in zip(lowered.inputs, graph.inputs, strict=True)
+        ]
         self._calls = self._compile(lowered)
         self._outputs = [
             lowered.updates.index(uop)
             if uop in lowered.updates
-            else _make_reader(self._allocate(uop))
-            for uop in lowered.outputs
+            else _make_port_reader(self._allocate(uop), spec, self._rows)
+            for uop, spec in zip(lowered.outputs, self.outputs, strict=True)
         ]
-        self.run(self.new_state(), [bytes(spec.nbytes) for spec in self.inputs])
+        self.run(self.new_state(), [bytes(spec.row_bytes) for spec in self.inputs])
 
     @property
     def allocated_bytes(self) -> int:
@@ -124,19 +136,30 @@ class TaskProgram:
         """Compute one step and advance ``state``; returns the bytes of every output.
 
         Inputs are in the order of ``self.inputs``. Raises InvalidInput when their number or
-        length is wrong; the state is then, as after any error, what it was.
+        length is wrong, or when those of one symbol disagree on their rows; the state is then, as
+        after any error, what it was.
         """
         if state._program is not self:
             raise InvalidInput("the state belongs to another program; use this one's new_state()")
         if len(inputs) != len(self.inputs):
             raise InvalidInput(f"the task takes {len(self.inputs)} inputs and got {len(inputs)}")
+        rows: dict[str, int] = {}
         for spec, data in zip(self.inputs, inputs, strict=True):
-            if len(data) != spec.nbytes:
+            if not spec.accepts(len(data)):
                 raise InvalidInput(
                     f"input '{spec.name}' has {len(data)} bytes; {spec} has {spec.nbytes}"
                 )
             if spec.dtype == "bool" and max(bytes(data)) > 1:
                 raise InvalidInput(f"input '{spec.name}' is bool and holds a byte other than 0, 1")
+            if spec.rows:
+                count = len(data) // spec.row_bytes
+                if rows.setdefault(spec.rows, count) != count:
+                    raise InvalidInput(
+                        f"input '{spec.name}' has {count} rows; another one of this step "
+                        f"has {rows[spec.rows]}"
+                    )
+        for name, count in rows.items():
+            self._rows[name].value = count
         for write, data in zip(self._writers, inputs, strict=True):
             write(data)
         for launch in state._launches[state._parity]:
@@ -190,7 +213,7 @@ class TaskProgram:
             linear, variables = create_linear_with_vars(call)
             linear = compile_linear(memory_plan_rewrite(linear, held), beam=0)
         if variables:
-            raise InvalidModel("the graph left variables open")  # rules allow integer shapes only
+            raise InvalidModel("the graph bound variables while it was scheduled")
         olds = {uop: index for index, uop in enumerate(lowered.states)}
         news = {uop: index for index, uop in enumerate(lowered.updates)}
         return [self._prepare(item, olds, news) for item in linear.src]
@@ -211,21 +234,28 @@ class TaskProgram:
                 arguments.append(self._allocate(uop))
             else:  # a view into the arena that the memory planner laid out
                 arguments.append(self._allocate(uop, uop.buffer))
-        return _Call(self.device, program, arguments)
+        return _Call(self.device, program, arguments, self._rows)
 
     def _bind(self, old: list[Buffer], new: list[Buffer]) -> list[Launch]:
         return [call.bind((old, new)) for call in self._calls]
 
 
 class _Call:
-    """One compiled kernel and its buffers; a pair stands for (old or new, state)."""
+    """One compiled kernel and its buffers; a pair stands for (old or new, state).
 
-    __slots__ = ("arguments", "device", "program", "runtime")
+    ``rows`` holds what its variables are bound to when it is launched.
+    """
+
+    __slots__ = ("arguments", "device", "program", "rows", "runtime")
 
     def __init__(
-        self, device: str, program: UOp, arguments: list[Buffer | tuple[int, int]]
+        self,
+        device: str,
+        program: UOp,
+        arguments: list[Buffer | tuple[int, int]],
+        rows: Mapping[str, ctypes.c_uint64],
     ) -> None:
-        self.device, self.program, self.arguments = device, program, arguments
+        self.device, self.program, self.arguments, self.rows = device, program, arguments, rows
         self.runtime = get_runtime(device, program)
 
     def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> Launch:
@@ -234,18 +264,24 @@ class _Call:
             states[item[0]][item[1]] if isinstance(item, tuple) else item for item in self.arguments
         ]
         raw = [buffer.get_buf(self.device) for buffer in buffers]
-        sizes, local = self.program.arg.launch_dims({})
-        if isinstance(self.runtime, CPUProgram) and sizes[0] == 1 and not self.program.arg.vars:
+        info = self.program.arg
+        names = [variable.expr for variable in info.vars]
+        if isinstance(self.runtime, CPUProgram) and info.global_size[0] == 1:
             # tinygrad's own call builds these arguments anew each time: 5 µs instead of 1
             addresses = [ctypes.c_uint64(buffer.va_addr) for buffer in raw]
-            return functools.partial(self.runtime.fxn, *addresses)
-        return functools.partial(
-            self.runtime,
-            *raw,
-            global_size=sizes,
-            local_size=local,
-            vals=self.program.arg.vals({}),
-        )
+            return functools.partial(
+                self.runtime.fxn, *addresses, *(self.rows[name] for name in names)
+            )
+        if not names:
+            sizes, local = info.launch_dims({})
+            return functools.partial(self.runtime, *raw, global_size=sizes, local_size=local)
+
+        def launch() -> None:
+            bound = {name: self.rows[name].value for name in names}
+            sizes, local = info.launch_dims(bound)
+            self.runtime(*raw, global_size=sizes, local_size=local, vals=info.vals(bound))
+
+        return launch
 
 
 def _make_writer(buffer: Buffer) -> Callable[[bytes | memoryview], None]:
@@ -266,6 +302,62 @@ def _make_reader(buffer: Buffer) -> Callable[[], bytes]:
         view: memoryview = buffer.as_memoryview(force_zero_copy=True).cast("B")
         return view.tobytes
     return lambda: bytes(buffer.as_memoryview())
+
+
+def _make_port_writer(buffer: Buffer, spec: TensorSpec) -> Callable[[bytes | memoryview], None]:
+    """Return a function that fills an input's buffer, up to the rows that it is given."""
+    stride = _get_row_stride(spec)
+    if buffer.device != "CPU":
+        write = _make_writer(buffer)
+
+        def write_padded(data: bytes | memoryview) -> None:
+            write(_spread_rows(data, spec.row_bytes, stride))
+
+        return write_padded
+    view = buffer.as_memoryview(force_zero_copy=True).cast("B")
+    table = np.frombuffer(view, np.uint8)
+    if spec.rows:
+        table = table.reshape(spec.shape[0], stride)[:, : spec.row_bytes]
+
+    def fill(data: bytes | memoryview) -> None:
+        if stride == spec.row_bytes or len(data) == spec.row_bytes:
+            view[: len(data)] = data
+        else:
+            rows = np.frombuffer(data, np.uint8).reshape(-1, spec.row_bytes)
+            table[: len(rows)] = rows
+
+    return fill
+
+
+def _make_port_reader(
+    buffer: Buffer, spec: TensorSpec, bound: Mapping[str, ctypes.c_uint64]
+) -> Callable[[], bytes]:
+    """Return a function that waits for the device and copies an output's rows out."""
+    read = _make_reader(buffer)
+    if not spec.rows:
+        return read
+    stride, length, rows = _get_row_stride(spec), spec.row_bytes, bound[spec.rows]
+    if buffer.device == "CPU":
+        view = buffer.as_memoryview(force_zero_copy=True).cast("B")
+        table = np.frombuffer(view, np.uint8).reshape(-1, stride)[:, :length]
+        return lambda: bytes(view[:length]) if rows.value == 1 else table[: rows.value].tobytes()
+    return lambda: (
+        np.frombuffer(read(), np.uint8).reshape(-1, stride)[: rows.value, :length].tobytes()
+    )
+
+
+def _get_row_stride(spec: TensorSpec) -> int:
+    """Return how many bytes apart a port's rows are in memory."""
+    length = math.prod(spec.shape[1:])
+    return get_stride(length) * ITEM_BYTES[spec.dtype] if spec.rows else spec.nbytes
+
+
+def _spread_rows(data: bytes | memoryview, length: int, stride: int) -> bytes:
+    """Return rows of ``length`` bytes with gaps between them."""
+    if length == stride:
+        return bytes(data)
+    rows = np.frombuffer(data, np.uint8).reshape(-1, length)
+    return np.pad(rows, ((0, 0), (0, stride - length))).tobytes()
 
 
 def open_weights(weights: bytes | Path | None) -> Callable[[str], memoryview]:

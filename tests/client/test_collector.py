@@ -58,7 +58,7 @@ def test_another_nodes_signature_is_refused() -> None:
         ({"task": 0}, "no output of this execution"),
         ({"port": 1}, "no output of this execution"),
         ({"step": 4}, "no output of this execution"),
-        ({"length": 8}, "sent 8 bytes for an output of 4"),
+        ({"length": 8}, "sent 8 bytes for an output of float32"),
         ({"kind": FrameKind.END}, "only clients do"),
     ],
 )

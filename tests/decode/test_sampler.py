@@ -39,6 +39,36 @@ def test_sampling_follows_the_softmax() -> None:
         np.testing.assert_allclose(counts / 4000, weights / weights.sum(), atol=0.03)
 
 
+def test_top_k_and_then_top_p() -> None:
+    logits = np.log(np.array([0.1, 0.3, 0.3, 0.2, 0.1], dtype=np.float32))
+
+    def draw(**change: float) -> set[int]:
+        sampler = Sampler(1.0, seed=3, **change)  # type: ignore[arg-type]
+        return {sampler.choose(logits, position) for position in range(300)}
+
+    assert draw() == {0, 1, 2, 3, 4}
+    assert draw(top_k=1) == {1}  # of equal ones the first
+    assert draw(top_k=3) == {1, 2, 3}
+    assert draw(top_p=0.25) == {1} and draw(top_p=0.55) == {1, 2}
+    # of the three that are left, the first two have 0.75 of the probability
+    assert draw(top_k=3, top_p=0.7) == {1, 2} and draw(top_k=3, top_p=0.8) == {1, 2, 3}
+    assert Sampler(0.0, top_k=2, top_p=0.1).choose(logits, 0) == 1
+
+
+def test_warpers_do_not_move_the_noise() -> None:
+    logits = np.array([1.0, 3.0, 2.0, -1.0], dtype=np.float32)
+    free, warped = Sampler(1.0, 7), Sampler(1.0, 7, top_k=2)
+    for position in range(100):
+        if (token := free.choose(logits, position)) in (1, 2):
+            assert warped.choose(logits, position) == token
+
+
+@pytest.mark.parametrize("change", [{"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}])
+def test_impossible_warpers_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match="top_"):
+        Sampler(1.0, **change)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("temperature", [-0.1, float("nan"), float("inf"), 1e6])
 def test_impossible_temperature_is_refused(temperature: float) -> None:
     with pytest.raises(InvalidInput, match="temperature"):

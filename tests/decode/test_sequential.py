@@ -5,79 +5,68 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
-from splitup.decode.sequential import INACTIVE, SequentialDecoder, StepInput
+from splitup.decode.sequential import SequentialDecoder
+from splitup.decode.step import make_causal_step
 from splitup.errors import InvalidInput
-
-VOCAB = 32
-
-
-class CountingModel:
-    """A model whose next token is the current one plus one; keeps rows like a real one."""
-
-    def __init__(self) -> None:
-        self.cache: dict[int, int] = {}
-
-    def run(self, step: StepInput) -> np.ndarray:
-        logits = np.zeros((len(step.tokens), VOCAB), dtype=np.float32)
-        for row, (token, position) in enumerate(zip(step.tokens, step.positions, strict=True)):
-            if position == INACTIVE:
-                continue
-            assert position == len(self.cache), "rows must arrive in order, without a gap"
-            self.cache[position] = token
-            logits[row, (token + 1) % VOCAB] = 1.0
-        return logits
+from tests.decode.models import VOCAB, SequenceModel, decode
 
 
-def decode(decoder: SequentialDecoder, *, pipelined: bool) -> tuple[list[int], int]:
-    model, tokens, waiting, steps = CountingModel(), [], [], 0
-    while not decoder.finished:
-        step = decoder.next_step()
-        if step is not None:
-            waiting.append((steps, model.run(step)))
-            steps += 1
-            if pipelined:
-                continue
-        number, logits = waiting.pop(0)
-        tokens += decoder.receive_logits(number, logits)
-    return tokens, steps
+def make_decoder(
+    prompt: list[int],
+    *,
+    max_tokens: int,
+    eos_ids: tuple[int, ...] = (),
+    context: int = 100,
+    chunk: int = 1,
+) -> SequentialDecoder:
+    request = TextRequest(
+        tuple(prompt), Sampler(), max_tokens, frozenset(eos_ids), VOCAB, context, chunk
+    )
+    return SequentialDecoder(request)
+
+
+def continue_greedily(prompt: list[int], count: int) -> list[int]:
+    model, tokens = SequenceModel(), list(prompt)
+    for _ in range(count):
+        tokens.append(int(np.argmax(model.compute_logits(tokens))))
+    return tokens[len(prompt) :]
 
 
 @given(
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9),
     max_tokens=st.integers(1, 12),
-    width=st.integers(1, 4),
+    chunk=st.integers(1, 4),
     pipelined=st.booleans(),
 )
-def test_every_width_and_order_gives_the_same_tokens(
-    prompt: list[int], max_tokens: int, width: int, pipelined: bool
+def test_every_chunk_and_order_gives_the_same_tokens(
+    prompt: list[int], max_tokens: int, chunk: int, pipelined: bool
 ) -> None:
-    decoder = SequentialDecoder(
-        prompt, Sampler(), max_tokens=max_tokens, eos_ids=(), vocab=VOCAB, context=100, width=width
-    )
+    decoder = make_decoder(prompt, max_tokens=max_tokens, chunk=chunk)
     promised = decoder.max_steps
-    tokens, steps = decode(decoder, pipelined=pipelined)
-    assert tokens == [(prompt[-1] + 1 + i) % VOCAB for i in range(max_tokens)]
-    assert steps == promised
+    tokens, steps = decode(decoder, SequenceModel(chunk), pipelined=pipelined)
+    assert tokens == continue_greedily(prompt, max_tokens)
+    assert steps == promised == -(-len(prompt) // chunk) + max_tokens - 1
 
 
 def test_prompt_is_handed_out_before_the_first_logits() -> None:
-    decoder = SequentialDecoder(
-        [5, 6, 7], Sampler(), max_tokens=2, eos_ids=(), vocab=VOCAB, context=10
-    )
-    steps = [decoder.next_step() for _ in range(4)]
-    assert steps == [StepInput((5,), (0,)), StepInput((6,), (1,)), StepInput((7,), (2,)), None]
+    decoder = make_decoder([5, 6, 7], max_tokens=2, context=10, chunk=2)
+    steps = [decoder.next_step() for _ in range(3)]
+    assert steps == [make_causal_step([5, 6], 0), make_causal_step([7], 2), None]
 
 
 def test_end_token_stops_and_is_not_returned() -> None:
-    decoder = SequentialDecoder([1], Sampler(), max_tokens=9, eos_ids=(4,), vocab=VOCAB, context=10)
-    assert decode(decoder, pipelined=False)[0] == [2, 3]
+    text = continue_greedily([1], 4)
+    end = next(i for i in range(1, 4) if text[i] not in text[:i])
+    decoder = make_decoder([1], max_tokens=9, eos_ids=(text[end],))
+    assert decode(decoder, SequenceModel(1))[0] == text[:end]
     assert decoder.next_step() is None
 
 
 def test_context_bounds_what_is_generated() -> None:
-    decoder = SequentialDecoder([1, 2], Sampler(), max_tokens=9, eos_ids=(), vocab=VOCAB, context=4)
-    tokens, steps = decode(decoder, pipelined=True)
+    decoder = make_decoder([1, 2], max_tokens=9, context=4)
+    tokens, steps = decode(decoder, SequenceModel(1), pipelined=True)
     assert (len(tokens), steps) == (3, 4)
 
 
@@ -87,6 +76,4 @@ def test_context_bounds_what_is_generated() -> None:
 )
 def test_bad_requests_are_one_sentence(prompt: list[int], max_tokens: int, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        SequentialDecoder(
-            prompt, Sampler(), max_tokens=max_tokens, eos_ids=(), vocab=VOCAB, context=10
-        )
+        make_decoder(prompt, max_tokens=max_tokens, context=10)

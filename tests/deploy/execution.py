@@ -22,6 +22,7 @@ class CutModel:
     def __init__(self, compiled: CompiledModel) -> None:
         stored = {blob.key: b"".join(blob.open()) for blob in compiled.blobs}
         self.manifest: Manifest = load_manifest(compiled.manifest_bytes)
+        self.inputs = self.manifest.inputs
         self.programs = [
             TaskProgram(
                 stored[get_task_key(task.task_id)],

@@ -90,9 +90,14 @@ def load_example() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def compute_logits(
-    config: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int]
+    config: dict[str, Any],
+    weights: dict[str, np.ndarray],
+    tokens: list[int],
+    seen: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the logits after every token, float32 [len(tokens), vocab].
+
+    ``seen[i, j]`` says whether token i attends to token j; by default, to all up to itself.
 
     Plain numpy from the papers: RMSNorm (arXiv 1910.07467), rotary positions in the half-split
     layout (arXiv 2104.09864), grouped queries (arXiv 2305.13245), SwiGLU (arXiv 2002.05202).
@@ -114,7 +119,7 @@ def compute_logits(
         return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
 
     x = weights["model.embed_tokens.weight"][tokens].astype(np.float64)
-    future = np.triu(np.full((count, count), -np.inf), 1)
+    future = np.where(np.tri(count, dtype=bool) if seen is None else seen, 0.0, -np.inf)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         h = norm(x, prefix + "input_layernorm.weight")

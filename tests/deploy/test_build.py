@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load
 from splitup_deploy.build import build, parse_size
+from splitup_deploy.frontends.model import Sizes
 
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import load_manifest
@@ -18,11 +19,13 @@ from splitup.graph.rules import load_graph
 from tests.deploy.llamas import EXAMPLE, load_example
 
 TARGET = parse_size("1.3MB")
+CHUNK = Sizes(chunk=8)
 
 SCRIPT = """
 import sys
 from splitup_deploy.build import build
-compiled = build(sys.argv[1], int(sys.argv[2]))
+from splitup_deploy.frontends.model import Sizes
+compiled = build(sys.argv[1], int(sys.argv[2]), sizes=Sizes(chunk=8))
 print(compiled.model_id, *(blob.digest for blob in compiled.blobs))
 """
 
@@ -43,12 +46,12 @@ def test_the_same_bytes_in_every_process(environment: dict[str, str]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    compiled = build(str(EXAMPLE), TARGET)
+    compiled = build(str(EXAMPLE), TARGET, sizes=CHUNK)
     assert done.stdout.split() == [compiled.model_id, *(blob.digest for blob in compiled.blobs)]
 
 
 def test_objects_are_what_the_manifest_says() -> None:
-    compiled = build(str(EXAMPLE), TARGET)
+    compiled = build(str(EXAMPLE), TARGET, sizes=CHUNK)
     stored = {}
     for blob in (*compiled.blobs, compiled.manifest_blob):
         data = b"".join(blob.open())

@@ -7,30 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from splitup_deploy.frontends.checkpoint import DirectoryWeights
-from splitup_deploy.frontends.decoder import trace_decoder
-from splitup_deploy.frontends.huggingface import parse_config
+from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.frontends.rope import compute_rope_table, make_rope
 from splitup_deploy.reference import load_reference
 
 from splitup.errors import InvalidModel
-from splitup.graph.runtime import TaskProgram
 from tests.deploy.llamas import TINY, compute_logits, relative_error, save_llama
+from tests.deploy.steps import feed
 
 TOKENS = [5, 0, 39, 7, 7, 12, 1, 30, 22, 3]
-
-
-def feed(program: TaskProgram, tokens: list[int], rows: int = 1) -> np.ndarray:
-    """Feed tokens ``rows`` at a time; a last, shorter group is filled up with switched-off rows."""
-    state, logits = program.new_state(), []
-    for start in range(0, len(tokens), rows):
-        group = tokens[start : start + rows]
-        idle = [0] * (rows - len(group))
-        positions = list(range(start, start + len(group))) + [-1 for _ in idle]
-        data = [np.array(x, np.int32).tobytes() for x in (group + idle, positions)]
-        (result,) = program.run(state, data)
-        logits.append(np.frombuffer(result, np.float32).reshape(rows, -1)[: len(group)])
-    return np.concatenate(logits)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +37,12 @@ def test_logits_agree_with_numpy(change: dict[str, Any], tmp_path: Path) -> None
 
 def test_several_rows_in_one_step_give_the_same(tmp_path: Path) -> None:
     weights = save_llama(tmp_path)
-    source = DirectoryWeights(tmp_path)
-    traced = trace_decoder(parse_config(TINY, None), source, rows=4)
-
-    def get_bytes(name: str) -> memoryview:
-        return memoryview(b"".join(traced.weights[name].read()))
-
-    program = TaskProgram.from_graph(traced.graph, get_bytes)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    program = load_reference(str(tmp_path), Sizes(chunk=4))
     wanted = compute_logits(TINY, weights, TOKENS)
     assert relative_error(feed(program, TOKENS, rows=4), wanted) <= 1e-4
+    with pytest.raises(InvalidModel, match="--chunk 1 to 16"):
+        load_reference(str(tmp_path), Sizes(chunk=17))
 
 
 def test_shards_give_the_same_model(tmp_path: Path) -> None:

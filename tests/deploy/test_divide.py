@@ -11,6 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from splitup_deploy.build import build
 from splitup_deploy.divide import divide
+from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.partition import find_regions, partition
 from splitup_deploy.reference import load_reference
 from splitup_deploy.tasks import CutTask, cut_graph
@@ -24,6 +25,7 @@ from splitup.tensors import TensorSpec
 from tests.deploy.evaluate import evaluate
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import save_llama
+from tests.deploy.steps import as_inputs
 from tests.graph.graphs import Builder
 
 
@@ -197,18 +199,15 @@ def test_boxes_of_weights(data: st.DataObject, tmp_path_factory: pytest.TempPath
 def test_embedding_head_and_mlp_in_pieces_give_the_same_bytes(tmp_path: Path) -> None:
     """Bit for bit with the uncut model, on the kernels of this process's device."""
     save_llama(tmp_path / "m", {"hidden_size": 64, "intermediate_size": 192, "vocab_size": 320})
-    compiled = build(str(tmp_path / "m"), 45_000)
+    compiled = build(str(tmp_path / "m"), 45_000, sizes=Sizes(chunk=2))
     tasks = compiled.manifest.tasks
     labels = " ".join(task.label for task in tasks)
     assert "embed 2 of" in labels and "head 2 of" in labels and "MLP 2 of" in labels
     assert all(task.vram_bytes <= 45_000 for task in tasks)
     assert {edge for edge in compiled.manifest.edges() if edge[1] - edge[0] > 1}  # no chain
-    cut, whole = CutModel(compiled), load_reference(str(tmp_path / "m"))
+    cut, whole = CutModel(compiled), load_reference(str(tmp_path / "m"), Sizes(chunk=2))
     states, state = cut.new_states(), whole.new_state()
     for position, token in enumerate([3, 319, 0, 77, 150, 9]):
-        inputs = {
-            "tokens": np.array([token], np.int32).tobytes(),
-            "positions": np.array([position], np.int32).tobytes(),
-        }
+        inputs = as_inputs(whole.inputs, token, position)
         (wanted,) = whole.run(state, [inputs[spec.name] for spec in whole.inputs])
         assert cut.step(states, inputs)["logits"] == wanted

@@ -12,6 +12,7 @@ from splitup_deploy.build import build
 from splitup_deploy.frontends.checkpoint import DirectoryWeights
 from splitup_deploy.frontends.decoder import trace_decoder
 from splitup_deploy.frontends.huggingface import parse_config
+from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.reference import load_reference
 
 from splitup.errors import InvalidModel
@@ -26,6 +27,7 @@ from tests.deploy.checkpoints import (
 )
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error
+from tests.deploy.steps import as_inputs
 from tests.deploy.test_decoder import feed
 
 BOUND = 1e-5
@@ -42,7 +44,7 @@ def test_logits_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None
     case = CASES[name]
     assert golden[f"{name}/digest"] == compute_checkpoint_digest(case), "run make_golden.py"
     save_checkpoint(tmp_path, case)
-    given = feed(load_reference(str(tmp_path), context=case.context), TOKENS)
+    given = feed(load_reference(str(tmp_path), Sizes(context=case.context)), TOKENS)
     assert relative_error(given, golden[f"{name}/steps"]) <= BOUND
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
@@ -52,7 +54,7 @@ def test_several_rows_in_one_step_agree(name: str, golden: dict[str, Any], tmp_p
     case = CASES[name]
     save_checkpoint(tmp_path, case)
     config = parse_config(case.config, case.context)
-    traced = trace_decoder(config, DirectoryWeights(tmp_path), rows=8)
+    traced = trace_decoder(config, DirectoryWeights(tmp_path), 8)
 
     def get_bytes(weight: str) -> memoryview:
         return memoryview(b"".join(traced.weights[weight].read()))
@@ -63,13 +65,12 @@ def test_several_rows_in_one_step_agree(name: str, golden: dict[str, Any], tmp_p
 
 def test_a_cut_gemma_gives_equal_bytes(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, CASES["gemma3"])
-    whole = load_reference(str(tmp_path))
-    cut = CutModel(build(str(tmp_path), 45_000))
+    whole = load_reference(str(tmp_path), Sizes(chunk=2))
+    cut = CutModel(build(str(tmp_path), 45_000, sizes=Sizes(chunk=2)))
     assert len(cut.manifest.tasks) >= 6
     states, state = cut.new_states(), whole.new_state()
     for position, token in enumerate(TOKENS):
-        row = {"tokens": token, "positions": position}
-        inputs = {name: np.array([value], np.int32).tobytes() for name, value in row.items()}
+        inputs = as_inputs(whole.inputs, token, position)
         (wanted,) = whole.run(state, [inputs[spec.name] for spec in whole.inputs])
         assert cut.step(states, inputs)["logits"] == wanted
 

@@ -19,11 +19,11 @@ from tinygrad.tensor import Tensor
 from tokenizers import Tokenizer
 
 from splitup.errors import InvalidModel
-from splitup.tensors import array_to_bytes
 from tests.builders import HANG_S
 from tests.deploy.execution import CutModel
 from tests.deploy.ggufs import KINDS, make_tokens, save_gguf, write_gguf
 from tests.deploy.llamas import compute_logits, relative_error, save_llama
+from tests.deploy.steps import as_inputs
 
 GOLDEN = Path(__file__).parent / "golden" / "gguf_blocks.npz"
 TOKENS = [5, 7, 1, 30, 2]
@@ -35,11 +35,7 @@ def run(compiled: CompiledModel, tokens: list[int]) -> np.ndarray:
     states = cut.new_states()
     rows = []
     for position, token in enumerate(tokens):
-        values = {"tokens": token, "positions": position}
-        given = {
-            port.name: array_to_bytes(port.spec, np.array([values[port.name]], np.int32))
-            for port in compiled.manifest.inputs
-        }
+        given = as_inputs(compiled.manifest.inputs, token, position)
         rows.append(np.frombuffer(cut.step(states, given)["logits"], np.float32))
     return np.array(rows)
 

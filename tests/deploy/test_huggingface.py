@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.fields import IGNORED
 from splitup_deploy.frontends.huggingface import load_huggingface, parse_config
+from splitup_deploy.frontends.model import Sizes
 
 from splitup.errors import InvalidModel
 from tests.deploy.checkpoints import CASES
@@ -21,7 +22,7 @@ def test_text_and_context(tmp_path: Path) -> None:
     model = load_model(str(tmp_path))
     assert model.kind == "text-generation" and model.text is not None
     assert (model.text.eos_ids, model.text.vocab, model.text.context) == ((1, 3), 40, 16)
-    short = load_model(str(tmp_path), context=8)
+    short = load_model(str(tmp_path), Sizes(context=8))
     assert short.traced.graph.states[0].shape == (8, 2, 2, 8)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7}')
     changed = load_model(str(tmp_path))
@@ -81,7 +82,7 @@ def test_the_context_is_bounded(tmp_path: Path) -> None:
     save_llama(tmp_path)
     for context in (0, -1, 17):
         with pytest.raises(InvalidModel, match="1 to 16 positions"):
-            load_model(str(tmp_path), context=context)
+            load_model(str(tmp_path), Sizes(context=context))
 
 
 def test_missing_and_corrupt_files_are_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from splitup_deploy.build import build
 from splitup_deploy.frontends.decoder import trace_decoder
 from splitup_deploy.frontends.huggingface import parse_config
+from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.frontends.moe import choose_feed_forward
 from splitup_deploy.reference import load_reference
 from splitup_deploy.weights import WeightSource
@@ -32,15 +33,10 @@ from tests.deploy.moes import (
     make_weights,
     save_moe,
 )
+from tests.deploy.steps import as_inputs, feed
 
-TARGET = 36_000  # one expert's weights are 18 kB, those of all four do not fit
-
-
-def as_inputs(token: int, position: int) -> dict[str, bytes]:
-    return {
-        "tokens": np.array([token], np.int32).tobytes(),
-        "positions": np.array([position], np.int32).tobytes(),
-    }
+TARGET = 40_000  # one expert takes 26 kB with its rows, two do not fit
+CHUNK = Sizes(chunk=2)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -49,13 +45,8 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         assert str(golden[f"{name}/digest"]) == compute_digest(CASES[name])
         wanted = golden[f"{name}/logits"]
     save_moe(tmp_path / "m", CASES[name])
-    program = load_reference(str(tmp_path / "m"))
-    state, rows = program.new_state(), []
-    for position, token in enumerate(TOKENS):
-        inputs = as_inputs(token, position)
-        (data,) = program.run(state, [inputs[spec.name] for spec in program.inputs])
-        rows.append(np.frombuffer(data, np.float32))
-    assert relative_error(np.stack(rows), wanted) <= 1e-5
+    given = feed(load_reference(str(tmp_path / "m")), TOKENS)
+    assert relative_error(given, wanted) <= 1e-5
 
 
 def test_the_numpy_model_is_right_as_well() -> None:
@@ -92,12 +83,11 @@ def test_several_rows_at_once_in_bfloat16() -> None:
     program = TaskProgram.from_graph(
         traced.graph, lambda name: memoryview(b"".join(traced.weights[name].read()))
     )
-    tokens, positions = np.array(TOKENS[:2], np.int32), np.arange(2, dtype=np.int32)
-    (data,) = program.run(program.new_state(), [tokens.tobytes(), positions.tobytes()])
+    given = feed(program, TOKENS[:2], rows=2)
     for array in weights.values():
         array.view(np.uint32)[:] &= 0xFFFF0000
     wanted = compute_logits(config, weights, TOKENS[:2])
-    assert relative_error(np.frombuffer(data, np.float32).reshape(wanted.shape), wanted) <= 1e-5
+    assert relative_error(given, wanted) <= 1e-5
 
 
 def find_gates(task: Task) -> int | None:
@@ -110,7 +100,7 @@ def find_gates(task: Task) -> int | None:
 
 def test_experts_without_a_gate_are_not_run(tmp_path: Path) -> None:
     save_moe(tmp_path / "m", MIXTRAL, "float32")
-    compiled = build(str(tmp_path / "m"), TARGET)
+    compiled = build(str(tmp_path / "m"), TARGET, sizes=CHUNK)
     tasks = compiled.manifest.tasks
     gates = [find_gates(task) for task in tasks]
     assert sum(gate is not None for gate in gates) == 2 * 4  # every expert is a task
@@ -119,11 +109,11 @@ def test_experts_without_a_gate_are_not_run(tmp_path: Path) -> None:
         sources = {source for source, target in compiled.manifest.edges() if target == index}
         if gate is not None:  # parallel: they read from the router's task alone
             assert len(sources) == 1 and tasks[index].state_bytes == 0
-    cut, whole = CutModel(compiled), load_reference(str(tmp_path / "m"))
+    cut, whole = CutModel(compiled), load_reference(str(tmp_path / "m"), CHUNK)
     states, state, lazy = cut.new_states(), whole.new_state(), cut.new_states()
     skipped = 0
     for position, token in enumerate(TOKENS):
-        inputs = as_inputs(token, position)
+        inputs = as_inputs(cut.inputs, token, position)
         (wanted,) = whole.run(state, [inputs[spec.name] for spec in whole.inputs])
         assert cut.step(states, inputs)["logits"] == wanted  # bit for bit, all experts run
         made: dict[tuple[int, int], bytes] = {}
@@ -135,7 +125,7 @@ def test_experts_without_a_gate_are_not_run(tmp_path: Path) -> None:
                 for port in task.inputs
             ]
             gate = gates[index]
-            zeros = [bytes(port.nbytes) for port in task.outputs]
+            zeros = [bytes(port.spec.row_bytes) for port in task.outputs]
             if gate is not None and not any(data[gate]):
                 assert program.run(program.new_state(), data) == zeros  # exactly zero, not -0.0
                 results, skipped = zeros, skipped + 1
@@ -157,24 +147,26 @@ def test_an_infinite_weight_of_another_expert_is_not_seen(tmp_path: Path) -> Non
         if re.search(r"experts\.[23]\.w2", name):
             weights[name][:] = np.inf
     save_moe(tmp_path / "m", config, weights=weights)
-    cut = CutModel(build(str(tmp_path / "m"), TARGET))
-    logits = np.frombuffer(cut.step(cut.new_states(), as_inputs(3, 0))["logits"], np.float32)
+    cut = CutModel(build(str(tmp_path / "m"), TARGET, sizes=CHUNK))
+    logits = np.frombuffer(
+        cut.step(cut.new_states(), as_inputs(cut.inputs, 3, 0))["logits"], np.float32
+    )
     assert np.isfinite(logits).all()
 
 
 def test_groups_of_experts_and_dense_layers(tmp_path: Path) -> None:
     save_moe(tmp_path / "m", {**QWEN3_MOE, "num_hidden_layers": 2})
-    compiled = build(str(tmp_path / "m"), 40_000)
+    compiled = build(str(tmp_path / "m"), 40_000, sizes=CHUNK)
     groups = [task for task in compiled.manifest.tasks if find_gates(task) is not None]
     assert [task.label for task in groups[:2]] == [
         "block 0 experts 1 of 2",
         "block 0 experts 2 of 2",
     ]
     assert not any(task.label.startswith("block 1 experts") for task in compiled.manifest.tasks)
-    cut, whole = CutModel(compiled), load_reference(str(tmp_path / "m"))
+    cut, whole = CutModel(compiled), load_reference(str(tmp_path / "m"), CHUNK)
     states, state = cut.new_states(), whole.new_state()
     for position, token in enumerate(TOKENS[:4]):
-        inputs = as_inputs(token, position)
+        inputs = as_inputs(cut.inputs, token, position)
         (wanted,) = whole.run(state, [inputs[spec.name] for spec in whole.inputs])
         assert cut.step(states, inputs)["logits"] == wanted
 
@@ -183,7 +175,7 @@ def test_a_step_costs_the_chosen_experts_only(tmp_path: Path) -> None:
     costs = []
     for experts in (2, 8):
         save_moe(tmp_path / str(experts), {**MIXTRAL, "num_local_experts": experts})
-        compiled = build(str(tmp_path / str(experts)), 10**9)
+        compiled = build(str(tmp_path / str(experts)), 10**9, sizes=Sizes(chunk=1))
         costs.append((compiled.manifest.tasks[0].flops, compiled.times_ps[0]))
     assert costs[1][0] <= 1.05 * costs[0][0] and costs[1][1] <= 1.05 * costs[0][1]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from splitup_deploy.build import CompiledModel, build, parse_dims
+from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.frontends.onnx_file import read_onnx
 from splitup_deploy.reference import load_reference
 
@@ -69,10 +70,10 @@ def test_symbolic_dimensions_are_given_or_asked_for(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match=r"axis 0 of input 'picture'.*--dim batch=1"):
         build(source, LARGE)
     with pytest.raises(InvalidModel, match="'sequence'"):
-        build(source, LARGE, dims={"batch": 1, "sequence": 2})
+        build(source, LARGE, sizes=Sizes(dims={"batch": 1, "sequence": 2}))
     with pytest.raises(InvalidModel, match="size 0"):
-        build(source, LARGE, dims={"batch": 0})
-    compiled = build(source, LARGE, dims={"batch": 3})
+        build(source, LARGE, sizes=Sizes(dims={"batch": 0}))
+    compiled = build(source, LARGE, sizes=Sizes(dims={"batch": 3}))
     assert compiled.manifest.outputs[0].shape == (3, 5)
     picture = np.random.default_rng(1).normal(0, 1, (3, 3, 8, 8)).astype(np.float32)
     (given,) = run(compiled, picture)

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from splitup_deploy.build import build
 from splitup_deploy.cli import app
+from splitup_deploy.honesty import attach_vectors
 from splitup_deploy.register import fetch_model, register
 from typer.testing import CliRunner
 
@@ -104,10 +105,10 @@ async def test_register_stores_everything_then_says_so(
     home = write_home(network, tmp_path / "home")
     code, first = await register_cli(home, f"{models}:first", "first")
     assert code == 0, first
-    assert first["uploaded_objects"] == 2 * len(first["tasks"]) + 1 > 5
+    assert first["uploaded_objects"] == 3 * len(first["tasks"]) + 1 > 5  # with the vectors
     assert first["transaction"].startswith("0x")
 
-    compiled = build(f"{models}:first", 20_000)
+    compiled = attach_vectors(build(f"{models}:first", 20_000))
     found = await fetch_model(network.owner, compiled.model_id)
     assert found is not None
     assert (found.name, found.task_count) == ("first", len(first["tasks"]))

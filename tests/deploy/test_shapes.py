@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from splitup_deploy.build import build, parse_size, parse_sizes
 from splitup_deploy.cli import app
+from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.reference import load_reference
 from typer.testing import CliRunner
 
@@ -59,7 +60,7 @@ def test_seventy_billion_parameters_in_seconds() -> None:
     described, peak_bytes = map(json.loads, done.stdout.splitlines())
     assert time.monotonic() - begun <= 30 and peak_bytes <= 2 * 10**9
     tasks = described["tasks"]
-    assert len(tasks) == 14 and all(task["vram_bytes"] <= 12 * 10**9 for task in tasks)
+    assert len(tasks) == 17 and all(task["vram_bytes"] <= 12 * 10**9 for task in tasks)
     assert described["imbalance"] <= 0.1 and described["model_id"] is None
     weights = sum(task["weights_bytes"] for task in tasks)
     assert 2 * 70.5e9 <= weights <= 2 * 70.7e9 + 80 * 8192 * 128 * 4  # and the rope tables
@@ -74,7 +75,7 @@ def test_seventy_billion_parameters_in_seconds() -> None:
 )
 def test_mixtures_of_experts(name: str, parameters: float, target: str) -> None:
     path = str(CONFIGS / f"{name}.json")
-    compiled = build(path, parse_size(target), context=4096)
+    compiled = build(path, parse_size(target), sizes=Sizes(context=4096))
     tasks = compiled.manifest.tasks
     assert all(task.vram_bytes <= parse_size(target) for task in tasks)
     weights = sum(task.weights_bytes for task in tasks)
@@ -86,9 +87,9 @@ def test_mixtures_of_experts(name: str, parameters: float, target: str) -> None:
 
 def test_shapes_give_the_cut_that_weights_give(tmp_path: Path) -> None:
     shutil.copy(EXAMPLE / "config.json", tmp_path / "config.json")
-    known = build(str(EXAMPLE), parse_size("1.3MB"))
+    known = build(str(EXAMPLE), parse_size("1.3MB"), sizes=Sizes(chunk=8))
     for source in (tmp_path, tmp_path / "config.json"):
-        shapes = build(str(source), parse_size("1.3MB"))
+        shapes = build(str(source), parse_size("1.3MB"), sizes=Sizes(chunk=8))
         for ours, theirs in zip(shapes.manifest.tasks, known.manifest.tasks, strict=True):
             fields = ("label", "weights_bytes", "state_bytes", "vram_bytes", "flops")
             assert all(getattr(ours, field) == getattr(theirs, field) for field in fields)
@@ -122,14 +123,14 @@ def test_lists_of_sizes() -> None:
 
 
 def test_inspect_draws_and_sorts_into_classes(tmp_path: Path) -> None:
-    target = ("--target-vram", "1.06MB,1.3MB")
+    target = ("--target-vram", "1.15MB,1.3MB", "--chunk", "8")
     code, text = invoke("inspect", str(EXAMPLE), *target)
-    assert code == 0 and "cards    1.06 MB: 11 tasks, 1.3 MB: 1 task" in text
+    assert code == 0 and "cards    1.15 MB: 6 tasks, 1.3 MB: 6 tasks" in text
     code, text = invoke("inspect", str(EXAMPLE), *target, "--json")
     classes: list[dict[str, Any]] = json.loads(text)["classes"]
     assert classes == [
-        {"vram_bytes": 1_060_000, "tasks": 11},
-        {"vram_bytes": 1_300_000, "tasks": 1},
+        {"vram_bytes": 1_150_000, "tasks": 6},
+        {"vram_bytes": 1_300_000, "tasks": 6},
     ]
     code, text = invoke("inspect", str(EXAMPLE), *target, "--format", "mermaid")
     assert code == 0 and text.startswith("flowchart TD\n")
@@ -144,7 +145,7 @@ def test_inspect_draws_and_sorts_into_classes(tmp_path: Path) -> None:
 
 
 def test_balance_and_the_number_of_tasks() -> None:
-    target = ("--target-vram", "1.3MB", "--json")
+    target = ("--target-vram", "1.3MB", "--chunk", "8", "--json")
     code, text = invoke("inspect", str(EXAMPLE), *target, "--max-tasks", "11")
     assert code == 2 and "at least 12 tasks; 11 are allowed" in text
     longest = []

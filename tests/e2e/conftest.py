@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "packages-4m"
 MODEL = "packages-4m"
 TARGET_VRAM = "1.9MB"
+CHUNK = 8
 NODES = 5
 NODE_VRAM_BYTES = 100_000_000
 SERVE = Path(__file__).with_name("serve_network.py")
@@ -172,6 +173,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
             [
                 *(find_program("splitup-deploy"), "register", "--json", "--model", EXAMPLE),
                 *("--name", MODEL, "--target-vram", TARGET_VRAM, "--config", network.directory),
+                *("--chunk", str(CHUNK)),
             ],
             capture_output=True,
             text=True,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from splitup.graph.ir import Arg, Graph, Node, Output, Update, Weight
+from splitup.graph.ir import Arg, Graph, Node, Output, Symbol, Update, Weight
 from splitup.tensors import TensorSpec, encode_safetensors_header
 
 
@@ -20,6 +20,7 @@ class Builder:
         self.weights: list[Weight] = []
         self.weight_bytes: dict[str, bytes] = {}
         self.nodes: list[Node] = []
+        self.symbols: dict[str, int] = {}
 
     def add(self, op: str, dtype: str, *srcs: int, arg: Arg = None) -> int:
         self.nodes.append(Node(op, dtype, srcs, arg))
@@ -27,6 +28,12 @@ class Builder:
 
     def input(self, name: str, dtype: str, *shape: int) -> int:
         self.inputs.append(TensorSpec(name, dtype, shape))
+        return self.add("INPUT", dtype, arg=len(self.inputs) - 1)
+
+    def rows(self, name: str, dtype: str, symbol: str, maximum: int, *shape: int) -> int:
+        """Add an input whose leading dimension is a symbol."""
+        self.symbols[symbol] = maximum
+        self.inputs.append(TensorSpec(name, dtype, (maximum, *shape), symbol))
         return self.add("INPUT", dtype, arg=len(self.inputs) - 1)
 
     def state(self, name: str, dtype: str, *shape: int) -> int:
@@ -54,6 +61,7 @@ class Builder:
             tuple(self.nodes),
             tuple(Output(name, node) for name, node in outputs.items()),
             tuple(Update(state, node) for state, node in enumerate(updates)),
+            tuple(Symbol(*item) for item in self.symbols.items()),
         )
 
     def safetensors(self) -> bytes:

@@ -80,7 +80,7 @@ def test_any_value_in_any_place_is_legal_or_refused(data: st.DataObject) -> None
         {"inputs": [["x", "float32"]]},
         {"outputs": [["y", "3"]]},
         {"weights": [["w", "float32", [4], 7]]},
-        {"nodes": [["INPUT", "float32", [], [1, "x", 2]]]},
+        {"nodes": [["INPUT", "float32", [], [1, ["x"]]]]},
         {"nodes": [["INPUT", "float32", [True], 0]]},
     ],
 )

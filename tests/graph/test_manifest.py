@@ -19,8 +19,8 @@ from splitup.graph.manifest import (
 )
 from tests.builders import HANG_S
 
-X = {"name": "x", "dtype": "float32", "shape": [1, 4]}
-Y = {"name": "y", "dtype": "float32", "shape": [1, 8]}
+X = {"name": "x", "dtype": "float32", "shape": [1, 4], "rows": ""}
+Y = {"name": "y", "dtype": "float32", "shape": [1, 8], "rows": ""}
 
 
 def make_task(index: int, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
@@ -36,6 +36,9 @@ def make_task(index: int, inputs: list[Any], outputs: list[Any]) -> dict[str, An
         "vram_bytes": 4096,
         "flops": 10,
         "price_micro_usdc": 3 + index,
+        "tolerances": [],
+        "reference_digest": "",
+        "reference_bytes": 0,
     }
 
 
@@ -179,3 +182,30 @@ def test_keys() -> None:
     for bad in ("", "../x", "0x" + digest, digest.upper(), digest + "\n"):
         with pytest.raises(InvalidInput):
             get_task_key(bad)
+
+
+def test_a_tolerance_and_a_reference_are_part_of_the_task() -> None:
+    value = make()
+    tolerance = {
+        "dtype": "float32",
+        "relative_l2_ppb": 50,
+        "exponent_ppb": None,
+        "mantissa_ppb": None,
+        "max_ulp": None,
+    }
+    value["tasks"][1] |= {"tolerances": [tolerance], "reference_digest": "ab" * 32}
+    value["tasks"][1]["reference_bytes"] = 700
+    manifest = load_manifest(encode_canonical(value))
+    assert manifest.tasks[1].tolerances[0].list_bounds() == {"relative_l2_ppb": 50}
+    assert manifest.model_id != load_manifest(encode_canonical(make())).model_id
+    for change, problem in (
+        ({"reference_bytes": 0}, "reference without a digest"),
+        ({"tolerances": [tolerance, tolerance]}, "two tolerances"),
+        ({"tolerances": [{**tolerance, "relative_l2_ppb": None}]}, "bounds nothing"),
+        ({"tolerances": [{**tolerance, "relative_l2_ppb": -1}]}, "tolerances"),
+        ({"tolerances": [{**tolerance, "dtype": "int32"}]}, "tolerances"),
+    ):
+        wrong = make()
+        wrong["tasks"][1] = {**value["tasks"][1], **change}
+        with pytest.raises(InvalidModel, match=problem):
+            load_manifest(encode_canonical(wrong))

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from splitup import limits
+from splitup.codec import compute_digest
 from splitup.graph.ir import Graph, Node, Output, Update
+from splitup.graph.reference import compute_graph
+from splitup.graph.vectors import make_inputs, make_vectors
 from splitup.tensors import TensorSpec
+
+DETERMINISM = "tinygrad 0.14.0/CPU:X86/x86_64"
 
 
 def make_accumulator(size: int = 4) -> Graph:
@@ -38,3 +46,16 @@ def make_sum(size: int = 4) -> Graph:
         outputs=(Output("z", 3),),
         updates=(),
     )
+
+
+def make_reference(graph: Graph, determinism: str = DETERMINISM) -> bytes:
+    """Return the reference vectors of one of these tasks, whose only sums are exact."""
+    outputs, state = [], np.zeros([spec.shape[0] for spec in graph.states], np.float32)
+    for step in range(limits.VECTOR_STEPS):
+        inputs = make_inputs(graph.inputs, 1, step)
+        params = {("INPUT", i): np.frombuffer(data, np.float32) for i, data in enumerate(inputs)}
+        values = compute_graph(graph, {**params, ("STATE", 0): state})
+        state = values[graph.outputs[0].node]
+        outputs.append([state.tobytes()])
+    task_id, ports = compute_digest(graph.to_bytes()), [TensorSpec("y", "float32", state.shape)]
+    return make_vectors(task_id, 1, determinism, outputs, ports).to_bytes()

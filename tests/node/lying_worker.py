@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from splitup_node.audit import SESSION
 from splitup_node.ipc import RunAnswer, RunRequest
 from splitup_node.worker import Worker, main
 
@@ -18,10 +19,12 @@ LIE_EVERY, LIE_AT = 1, 0
 
 
 class LyingWorker(Worker):
+    """Tells the truth while its own daemon tries it, for otherwise it would get no work."""
+
     _lies = True
 
     def run(self, request: RunRequest) -> RunAnswer:
-        self._lies = request.session % LIE_EVERY == LIE_AT
+        self._lies = request.session != SESSION and request.session % LIE_EVERY == LIE_AT
         return super().run(request)
 
     def compute(

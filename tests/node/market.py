@@ -21,13 +21,14 @@ from splitup_node.supervisor import WORKER_ARGV
 from splitup.chain.anvil import derive_key
 from splitup.chain.client import Chain
 from splitup.chain.market import request_to_abi, terms_to_abi
+from splitup.codec import compute_digest
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.crypto.quorum import pack_signatures, sign_quorum, snapshot_struct_hash
 from splitup.graph.ir import Graph
-from splitup.graph.manifest import Manifest, get_task_key
+from splitup.graph.manifest import Manifest, get_blob_key, get_task_key
 from splitup.net.gateway import UploadObject
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.protocol.attestations import sign_attestation
@@ -43,6 +44,7 @@ from splitup.wire import (
     VerificationCommitment,
     VerificationResult,
 )
+from tests.node.graphs import make_reference
 from tests.oracle.gateway_network import MNEMONIC, Network, confirm_group_key
 
 FIRST_NODE = 5  # accounts 0 to 4 are the owner and the committee
@@ -376,8 +378,10 @@ async def open_market(
 async def _store_model(network: Network, manifest: Manifest, graphs: dict[str, Graph]) -> None:
     await network.store_manifest(manifest)
     async with network.open(network.client) as gateway:
-        for task_id, graph in graphs.items():
-            data = graph.to_bytes()
-            entry = UploadObject(key=get_task_key(task_id), length_bytes=len(data), sha256=task_id)
+        objects = {get_task_key(task_id): graph.to_bytes() for task_id, graph in graphs.items()}
+        for reference in map(make_reference, graphs.values()):
+            objects[get_blob_key(compute_digest(reference))] = reference
+        for key, data in objects.items():
+            entry = UploadObject(key=key, length_bytes=len(data), sha256=compute_digest(data))
             for grant in (await gateway.upload_grants([entry])).grants:
                 await gateway.upload_object(grant, lambda data=data: iter([data]), lambda _: None)

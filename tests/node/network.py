@@ -53,7 +53,7 @@ from splitup.wire import (
     Trace,
     decode_frame,
 )
-from tests.node.graphs import make_accumulator, make_sum
+from tests.node.graphs import make_accumulator, make_reference, make_sum
 
 
 def make_manifest(size: int = 4, *, tasks: int = 3) -> tuple[Manifest, dict[str, Graph]]:
@@ -72,6 +72,7 @@ def make_manifest(size: int = 4, *, tasks: int = 3) -> tuple[Manifest, dict[str,
         if last:
             inputs.append(TaskInput(**port("y"), source=before))
         graph = total if last else accumulator
+        reference = make_reference(graph)
         rows.append(
             Task(
                 task_id=_digest(graph),
@@ -85,6 +86,8 @@ def make_manifest(size: int = 4, *, tasks: int = 3) -> tuple[Manifest, dict[str,
                 vram_bytes=64 * size,
                 flops=size,
                 price_micro_usdc=10,
+                reference_digest=hashlib.sha256(reference).hexdigest(),
+                reference_bytes=len(reference),
             )
         )
     manifest = Manifest(

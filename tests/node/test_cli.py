@@ -27,7 +27,10 @@ USDC = 10**6
 async def market(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeMarket]:
     root = tmp_path_factory.mktemp("market")
     manifest, graphs = make_manifest(4)
-    async with run_network(root) as network, open_market(network, root, manifest, graphs) as opened:
+    async with (
+        run_network(root, open_models=True) as network,
+        open_market(network, root, manifest, graphs) as opened,
+    ):
         yield opened
 
 
@@ -73,6 +76,23 @@ async def test_stake_status_unstake_and_withdraw(market: NodeMarket) -> None:
     assert early.exit_code == 1 and "is locked until" in early.output
     assert (await call_json("unstake", "--cancel", "-c", path))["unbonding_at_s"] == 0
     assert (await call_json("withdraw", "-c", path))["balance_micro_usdc"] == 0
+
+
+async def test_audit_before_and_after_staking(market: NodeMarket) -> None:
+    market.make_config("auditor", 8)
+    path = market.root / "auditor" / "node.toml"
+    result = await call("audit", "-c", path, "--dry-run", "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and report["may_serve"], report
+    assert {row["verdict"] for row in report["tasks"]} == {"equal"}
+    assert len(report["tasks"]) == 2  # accumulators are one task, however often they occur
+    assert report["determinism_class"].startswith("tinygrad")
+    result = await call("audit", "--config", path, "--model", "tiny", "--dry-run")
+    assert "No stake would be lost" in result.stdout
+    result = await call("audit", "--config", path, "--model", "huge", "--dry-run")
+    assert result.exit_code == 2 and "no model 'huge'" in result.output
+    result = await call("audit", "--config", path)
+    assert result.exit_code == 2 and "has no stake" in result.output
 
 
 async def test_init_writes_what_run_reads(market: NodeMarket) -> None:

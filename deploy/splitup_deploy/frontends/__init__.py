@@ -5,7 +5,7 @@ A new format is one module and one entry in ``FRONT_ENDS``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,61 +14,66 @@ from splitup.errors import InvalidModel
 from splitup_deploy.frontends.callable import is_callable_reference, load_callable
 from splitup_deploy.frontends.gguf import is_gguf_file, load_gguf
 from splitup_deploy.frontends.huggingface import is_huggingface_directory, load_huggingface
-from splitup_deploy.frontends.model import SourceModel
+from splitup_deploy.frontends.model import Sizes, SourceModel
 from splitup_deploy.frontends.onnx import is_onnx_file, load_onnx
 from splitup_deploy.frontends.shapes import is_without_weights, load_shapes
 
-__all__ = ["FRONT_ENDS", "FrontEnd", "SourceModel", "load_model"]
+__all__ = ["FRONT_ENDS", "FrontEnd", "Sizes", "SourceModel", "load_model"]
 
-_Load = Callable[[str, "int | None", Mapping[str, int]], SourceModel]
+_Load = Callable[[str, Sizes], SourceModel]
 
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """``recognises`` looks at the source only as far as it must; ``load`` traces it.
-
-    ``load`` takes the source, the context and the sizes of symbolic dimensions.
-    """
+    """``recognises`` looks at the source only as far as it must; ``load`` traces it."""
 
     recognises: Callable[[str], bool]
     load: _Load
 
 
-def _fixed(load: Callable[[str, int | None], SourceModel]) -> _Load:
+def _fixed(load: _Load) -> _Load:
     """Return a loader for a format without symbolic dimensions."""
 
-    def load_fixed(source: str, context: int | None, dims: Mapping[str, int]) -> SourceModel:
-        if dims:
+    def load_fixed(source: str, sizes: Sizes) -> SourceModel:
+        if sizes.dims:
             raise InvalidModel(
-                f"'{source}' has no dimension '{next(iter(dims)):.80}'; "
+                f"'{source}' has no dimension '{next(iter(sizes.dims)):.80}'; "
                 "only ONNX files have symbolic dimensions"
             )
-        return load(source, context)
+        return load(source, sizes)
 
     return load_fixed
+
+
+def _textless(load: _Load) -> _Load:
+    """Return a loader for a format that holds no text models."""
+
+    def load_function(source: str, sizes: Sizes) -> SourceModel:
+        for name in ("context", "chunk"):
+            if getattr(sizes, name) is not None:
+                raise InvalidModel(f"'{source}' is no text model: leave out the {name}")
+        return load(source, sizes)
+
+    return load_function
 
 
 FRONT_ENDS: Final[dict[str, FrontEnd]] = {
     "shapes": FrontEnd(is_without_weights, _fixed(load_shapes)),
     "huggingface": FrontEnd(is_huggingface_directory, _fixed(load_huggingface)),
     "gguf": FrontEnd(is_gguf_file, _fixed(load_gguf)),
-    "onnx": FrontEnd(is_onnx_file, load_onnx),
-    "callable": FrontEnd(is_callable_reference, _fixed(load_callable)),
+    "onnx": FrontEnd(is_onnx_file, _textless(load_onnx)),
+    "callable": FrontEnd(is_callable_reference, _fixed(_textless(load_callable))),
 }
 
 
-def load_model(
-    source: str, context: int | None = None, dims: Mapping[str, int] | None = None
-) -> SourceModel:
+def load_model(source: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a model: a Hugging Face directory, an ONNX or GGUF file, or ``module:function``.
 
-    ``context`` is the number of KV cache rows of a text model, None for the model's own; ``dims``
-    gives the sizes of an ONNX file's symbolic dimensions. Raises InvalidModel naming what is
-    missing or not supported.
+    Raises InvalidModel naming what is missing or not supported.
     """
     for front_end in FRONT_ENDS.values():
         if front_end.recognises(source):
-            return front_end.load(source, context, dims or {})
+            return front_end.load(source, sizes or Sizes())
     what = "is no model" if Path(source).exists() else "does not exist"
     raise InvalidModel(
         f"'{source}' {what}: give a Hugging Face directory with config.json and safetensors "

@@ -27,7 +27,7 @@ from tinygrad.uop.ops import Ops, UOp
 from splitup.errors import InvalidModel
 from splitup.graph.bridge import get_dtype_name
 from splitup.tensors import ITEM_BYTES, TensorSpec
-from splitup_deploy.frontends.model import SourceModel
+from splitup_deploy.frontends.model import Sizes, SourceModel
 from splitup_deploy.passes import materialise_reductions
 from splitup_deploy.trace import TracedModel, Tracer, tracing
 from splitup_deploy.weights import WeightSource
@@ -40,10 +40,8 @@ def is_callable_reference(source: str) -> bool:
     return bool(_REFERENCE.fullmatch(source))
 
 
-def load_callable(source: str, context: int | None = None) -> SourceModel:
+def load_callable(source: str, sizes: Sizes | None = None) -> SourceModel:
     """Import and trace ``module:function``; raises InvalidModel when that is not possible."""
-    if context is not None:
-        raise InvalidModel(f"'{source}' is a function, not a text model: leave out the context")
     module_name, _, function_name = source.partition(":")
     with tracing():
         if str(Path.cwd()) not in sys.path:

@@ -1,13 +1,16 @@
-"""The step function of dense decoder-only language models, traced with tinygrad.
+"""The step function of decoder-only language models, traced with tinygrad.
 
 One block is described once, with named variations (``DecoderConfig``); a family of models is a
 choice of them (``splitup_deploy.frontends.families``).
 
-One step feeds T rows: ``tokens`` and ``positions``, int32 [T]. A position is the row's place in
-the sequence and in the KV cache; -1 switches a row off. Every layer keeps one state, ``[context,
-2, kv_heads, head_dim]`` (keys, then values), which the step returns updated: the new rows are
-selected into it, never indexed, so no input can reach outside. A row attends to the cache rows at
-or before its own position, in a local layer only to the last ``window`` of them.
+One step brings T rows, 1 to C, and returns logits for R of them. ``splitup.decode.step`` describes
+what it is fed, ``docs/adr/0006-one-step-function.md`` why. Every layer keeps one state, ``[context,
+2, kv_heads, head_dim]`` (keys, then values), which the step returns updated. All rows are looked up
+and selected, with zeros for what is outside, so no input can reach beyond a tensor.
+
+A row's attention runs over positions, not over places in the cache: whatever way its keys came
+there, they are added up in one order. So logits are the same bytes in every step that shows a row
+the same sequence.
 
 Values are written to memory where a later kernel would otherwise compute them again, and
 nowhere else; these are the places where the model can be cut. Arithmetic is float32, weights stay
@@ -23,14 +26,17 @@ from typing import Literal, Protocol
 
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
+from tinygrad.uop.ops import UOp
 
+from splitup.errors import InvalidModel
 from splitup.tensors import TensorSpec
 from splitup_deploy.frontends.quantised import dequantise
 from splitup_deploy.frontends.rope import Rope, RopeTable
 from splitup_deploy.trace import TracedModel, Tracer, tracing
 from splitup_deploy.weights import WeightSource
 
-MASKED = -1e30  # finite, so that a switched-off row, where everything is masked, gives no NaN
+CHUNK = 64  # the largest number of rows of one step, unless somebody asks for another
+MASKED = -1e30  # finite, so that a row that sees nothing gives no NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +101,28 @@ FeedForward = Callable[["Step", Tensor, int], Tensor]
 def trace_decoder(
     config: DecoderConfig,
     weights: Weights,
-    rows: int = 1,
+    chunk: int | None = None,
     feed_forward: FeedForward | None = None,
 ) -> TracedModel:
-    """Trace one step of ``rows`` rows: tokens, positions -> logits float32 [rows, vocab].
+    """Trace a step of up to ``chunk`` rows: tokens, layout, outputs -> logits [R, vocab].
 
-    ``feed_forward`` takes the place of the dense MLP.
+    No chunk means 64 rows, or the context if that is less. ``feed_forward`` takes the place of the
+    dense MLP. Raises InvalidModel for a chunk that is no size or larger than the context.
     """
+    if chunk is not None and not 1 <= chunk <= config.context:
+        raise InvalidModel(
+            f"a step of {chunk} rows is not possible; give --chunk 1 to {config.context}"
+        )
+    chunk = chunk or min(CHUNK, config.context)
     with tracing():
         tracer = Tracer()
-        tokens = tracer.input(TensorSpec("tokens", "int32", (rows,)))
-        positions = tracer.input(TensorSpec("positions", "int32", (rows,)))
-        step = Step(config, weights, tracer, positions, rows)
+        rows = tracer.symbol("T", chunk) if chunk > 1 else 1
+        wanted = tracer.symbol("R", chunk) if chunk > 1 else 1
+        names = ("T", "R") if chunk > 1 else ("", "")
+        tokens = tracer.input(TensorSpec("tokens", "int32", (chunk,), names[0]))
+        layout = tracer.input(TensorSpec("layout", "int32", (chunk, 2 + 2 * chunk), names[0]))
+        outputs = tracer.input(TensorSpec("outputs", "int32", (chunk,), names[1]))
+        step = Step(config, weights, tracer, Layout(tracer, layout, rows, chunk), rows)
         table = weights.get("model.embed_tokens.weight", config.vocab, config.hidden)
         x = step.select(tokens, config.vocab, step.tensor(table))
         if config.embedding_scale != 1.0:
@@ -118,23 +134,75 @@ def trace_decoder(
             updates[f"layers.{layer}.kv"] = update
             x = step.mlp(x, layer, feed_forward or compute_dense_mlp)
         x = step.norm(x, "model.norm.weight", "final norm")
+        x = tracer.mark(tracer.lookup(x, outputs), "head: rows")
         if not config.tied:
             table = weights.get("lm_head.weight", config.vocab, config.hidden)
-        logits = step.matmul(x, table, config.vocab, config.hidden)
+        logits = step.matmul(x, table, config.vocab, config.hidden, wanted)
         if config.logit_cap is not None:
             logits = soft_cap(logits, config.logit_cap)
         logits = tracer.mark(logits, "head")
         return tracer.finish({"logits": logits}, updates)
 
 
+class Layout:
+    """What a step says about its rows: ``layout`` int32 [rows, 2 + 2 chunk], column by column."""
+
+    def __init__(self, tracer: Tracer, layout: Tensor, rows: UOp | int, chunk: int) -> None:
+        self._tracer, self._chunk, self._rows = tracer, chunk, rows
+        self._layout = layout
+
+    def _take(self, rows: UOp | int, start: int, count: int) -> Tensor:
+        return self._layout.shrink(((0, rows), (start, start + count)))
+
+    @property
+    def positions(self) -> Tensor:
+        """Return the rows' positions: int32 [rows]."""
+        return self._take(self._rows, 0, 1).reshape(self._rows)
+
+    def get_start(self, context: int) -> Tensor:
+        """Return how many cache rows count, as the first row says: int32 [1]."""
+        return self._take(1, 1, 1).reshape(1).maximum(0).minimum(context)
+
+    def find_slots(self, context: int) -> Tensor:
+        """Return where the key that a row sees at a position stands: int32 [rows, context].
+
+        Before the start that is the cache row of this number; behind it the row's own columns name
+        a new row, counted from 1. Where it sees nothing, ``-context``.
+        """
+        start = self.get_start(context)
+        place = self._tracer.iota(context)
+        sources = self._take(self._rows, 2, self._chunk).permute(1, 0)  # [chunk, rows]
+        source = self._tracer.lookup(sources, place - start).permute(1, 0)  # [rows, context]
+        place, start = place.reshape(1, context), start.reshape(1, 1)
+        is_named = (source > 0) & (source <= self._chunk)
+        fresh = is_named.where(source, 0) + start - 1
+        return (place < start).where(place, is_named.where(fresh, -context))
+
+    def find_kept(self, context: int) -> Tensor:
+        """Return which old row every cache row before the start takes: int32 [context].
+
+        The last chunk of them look further on by what the first row's columns say.
+        """
+        place = self._tracer.iota(context)
+        last = place - (self.get_start(context) - self._chunk)
+        shifts = self._take(1, 2 + self._chunk, self._chunk).reshape(self._chunk)
+        shift = self._tracer.lookup(shifts, last)
+        return place + shift.maximum(0).minimum(self._chunk)
+
+
 class Step:
     """One step while it is traced: the model's parts, for ``trace_decoder`` and feed-forwards."""
 
     def __init__(
-        self, config: DecoderConfig, weights: Weights, tracer: Tracer, positions: Tensor, rows: int
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        tracer: Tracer,
+        layout: Layout,
+        rows: UOp | int,
     ) -> None:
         self.config, self.weights, self.tracer = config, weights, tracer
-        self.positions, self.rows = positions, rows
+        self.layout, self.rows = layout, rows
 
     def tensor(self, source: WeightSource) -> Tensor:
         """Return a weight as float32. bfloat16 is widened by hand: few CPUs and compilers can."""
@@ -153,13 +221,17 @@ class Step:
         """
         rest = table.shape[1:]
         ones = (1,) * len(rest)
-        hit = self.tracer.iota(length).reshape(1, length, *ones) == index.reshape(-1, 1, *ones)
+        shape = (index.shape[0], 1, *ones)
+        hit = self.tracer.iota(length).reshape(1, length, *ones) == index.reshape(shape)
         return hit.where(table.reshape(1, length, *rest), 0.0).sum(1)
 
-    def matmul(self, x: Tensor, source: WeightSource, out: int, inner: int) -> Tensor:
+    def matmul(
+        self, x: Tensor, source: WeightSource, out: int, inner: int, rows: UOp | int | None = None
+    ) -> Tensor:
         """Return x [rows, inner] times the transpose of a weight [out, inner]."""
         weight = self.tensor(source)
-        return (x.reshape(self.rows, 1, inner) * weight.reshape(1, out, inner)).sum(2)
+        rows = self.rows if rows is None else rows
+        return (x.reshape(rows, 1, inner) * weight.reshape(1, out, inner)).sum(2)
 
     def project(
         self, x: Tensor, name: str, parts: list[tuple[str, int]], inner: int, bias: bool
@@ -227,7 +299,7 @@ class Step:
         half = rope.pairs
         spec = TensorSpec(f"layers.{layer}.rope", "float32", (c.context, 2, half))
         table = self.tracer.weight(WeightSource(spec, (RopeTable(rope, c.context),)))
-        angles = self.select(self.positions, c.context, table)  # [rows, 2, half]
+        angles = self.select(self.layout.positions, c.context, table)  # [rows, 2, half]
         angles = self.tracer.mark(angles, label + ": rope angles")
         cosine, sine = angles[:, 0:1, :], angles[:, 1:2, :]
         count = c.heads + c.kv_heads
@@ -256,46 +328,55 @@ class Step:
         qk = self.norm_heads(qkv[:, :turned], layer, label) if c.qk_norm else qkv
         qk = self.rotate(qk, layer, label)
         fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
+        fresh = mark(fresh, f"{label}: k, v")  # else the cache is not written in vectors
         cache = mark(self.write_cache(layer, fresh), f"{label}: KV cache")
-        keys = cache[:, 0].permute(1, 0, 2)  # [kv_heads, context, head_dim]
-        values = cache[:, 1].permute(1, 0, 2)
+        slots = mark(self.find_slots(layer), f"{label}: cache rows seen")  # [rows, context]
+        # one index per query head: broadcast later, what is looked up would be written to memory
+        index = (
+            bound_slots(slots, c.context)
+            .reshape(rows, 1, c.context)
+            .expand(rows, groups, c.context)
+        )
+        keys, values = (
+            self.tracer.lookup(cache[:, part], index).permute(0, 3, 1, 2, 4) for part in (0, 1)
+        )  # [rows, kv_heads, groups, context, head_dim]
         query = qk[:, : c.heads].reshape(rows, c.kv_heads, groups, 1, c.head_dim)
-        scores = (query * keys.reshape(1, c.kv_heads, 1, c.context, c.head_dim)).sum(4)
-        scores = mark(self.mask(scores, layer), f"{label}: scores")
+        scores = (query * keys).sum(4) * (c.attention_scale or 1.0 / math.sqrt(c.head_dim))
+        if c.attention_cap is not None:
+            scores = soft_cap(scores, c.attention_cap)
+        is_seen = slots.reshape(rows, 1, 1, c.context) >= 0
+        scores = mark(is_seen.where(scores, MASKED), f"{label}: scores")
         powers = mark((scores - scores.max(3, keepdim=True)).exp(), f"{label}: softmax")
         total = mark(powers.sum(3), f"{label}: softmax sum")  # [rows, kv_heads, groups]
         spread = powers.reshape(rows, c.kv_heads, groups, c.context, 1)
-        mixed = (spread * values.reshape(1, c.kv_heads, 1, c.context, c.head_dim)).sum(3)
+        mixed = (spread * values).sum(3)
         mixed = mark((mixed / total.unsqueeze(3)).reshape(rows, width), f"{label}: values")
         name = f"{prefix}.self_attn.o_proj"
         branch = self.project(mixed, name, [(name, c.hidden)], width, c.output_bias)
         return self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label), cache
 
-    def mask(self, scores: Tensor, layer: int) -> Tensor:
-        """Return scores [rows, kv_heads, groups, context], scaled and capped, of what is seen."""
+    def find_slots(self, layer: int) -> Tensor:
+        """Return the cache rows that a layer's rows see, by position: int32 [rows, context]."""
         c = self.config
-        scale = c.attention_scale or 1.0 / math.sqrt(c.head_dim)
-        place = self.positions.reshape(self.rows, 1, 1, 1)
-        column = self.tracer.iota(c.context).reshape(1, 1, 1, c.context)
-        seen = column <= place
-        if c.local is not None and layer in c.local.layers and c.local.window < c.context:
-            seen = seen & (place < column + c.local.window)
-        scores = scores * scale
-        if c.attention_cap is not None:
-            scores = soft_cap(scores, c.attention_cap)
-        return seen.where(scores, MASKED)
+        slots = self.layout.find_slots(c.context)
+        if c.local is None or layer not in c.local.layers or c.local.window >= c.context:
+            return slots
+        place = self.layout.positions.reshape(self.rows, 1)
+        is_near = place < self.tracer.iota(c.context).reshape(1, c.context) + c.local.window
+        return is_near.where(slots, -c.context)
 
     def write_cache(self, layer: int, fresh: Tensor) -> Tensor:
-        """Return the layer's KV cache with the rows [rows, 2, kv_heads, head_dim] written in."""
-        c, rows = self.config, self.rows
+        """Return the layer's KV cache: kept rows, new ones [rows, 2, kv_heads, head_dim], zeros.
+
+        Nothing is left of rows that were not kept.
+        """
+        c = self.config
         row = (2, c.kv_heads, c.head_dim)
         old = self.tracer.state(TensorSpec(f"layers.{layer}.kv", "float32", (c.context, *row)))
-        iota = self.tracer.iota(c.context).reshape(c.context, 1, 1, 1, 1)
-        hit = iota == self.positions.reshape(1, rows, 1, 1, 1)  # [context, rows, 1, 1, 1]
-        if rows == 1:
-            return hit.reshape(c.context, 1, 1, 1).where(fresh.reshape(1, *row), old)
-        written = hit.where(fresh.reshape(1, rows, *row), 0.0).sum(1)
-        return hit.max(1).where(written, old)
+        place, start = self.tracer.iota(c.context), self.layout.get_start(c.context)
+        kept = self.tracer.lookup(old, self.layout.find_kept(c.context))
+        new = self.tracer.lookup(fresh, place - start)
+        return (place < start).reshape(c.context, 1, 1, 1).where(kept, new)
 
     def mlp(self, x: Tensor, layer: int, feed_forward: FeedForward) -> Tensor:
         """Return x plus the feed-forward part of one layer."""
@@ -327,6 +408,16 @@ def compute_dense_mlp(step: Step, h: Tensor, layer: int) -> Tensor:
     active = step.tracer.mark(active, f"block {layer} MLP: activation")
     down = f"{prefix}.down_proj"
     return step.project(active, down, [(down, c.hidden)], c.intermediate, c.mlp_bias)
+
+
+def bound_slots(slots: Tensor, context: int) -> Tensor:
+    """Return slots as rows of a cache in a way that shows that none is outside; nothing is row 0.
+
+    A load that may be outside needs a guard, which costs as much as the load.
+    """
+    if context & (context - 1) == 0:
+        return slots & (context - 1)
+    return slots.maximum(0).minimum(context - 1)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

@@ -22,7 +22,7 @@ from splitup_deploy.frontends.families import ARCHITECTURES
 from splitup_deploy.frontends.fields import Fields
 from splitup_deploy.frontends.gguf_file import GgufFile, GgufTensor, read_gguf
 from splitup_deploy.frontends.gguf_tokenizer import make_tokenizer
-from splitup_deploy.frontends.model import SourceModel, Text
+from splitup_deploy.frontends.model import Sizes, SourceModel, Text
 from splitup_deploy.weights import FileSlice, Part, WeightSource
 
 FAMILIES: Final = {
@@ -87,7 +87,7 @@ def is_gguf_file(source: str) -> bool:
     return source.endswith(".gguf") and Path(source).is_file()
 
 
-def load_gguf(source: str, context: int | None = None) -> SourceModel:
+def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     """Trace a GGUF file; raises InvalidModel naming the file and what is not supported."""
     file = read_gguf(Path(source))
     family = file.metadata.get("general.architecture")
@@ -97,9 +97,9 @@ def load_gguf(source: str, context: int | None = None) -> SourceModel:
         )
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise InvalidModel(f"'{source}' is one of several parts; merge them with llama-gguf-split")
-    config = read_config(file, family, context)
+    config = read_config(file, family, sizes.context)
     weights = GgufWeights(file, config, interleaved=family == "llama")
-    traced = trace_decoder(config, weights)
+    traced = trace_decoder(config, weights, sizes.chunk)
     weights.check_all_read((_ROPE_FACTORS,))
     tokenizer = make_tokenizer(file.metadata, config.vocab)
     if tokenizer is None:

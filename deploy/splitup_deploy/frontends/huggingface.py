@@ -12,7 +12,7 @@ from splitup_deploy.frontends.checkpoint import DirectoryWeights, read_json
 from splitup_deploy.frontends.decoder import DecoderConfig, trace_decoder
 from splitup_deploy.frontends.families import ARCHITECTURES
 from splitup_deploy.frontends.fields import Fields
-from splitup_deploy.frontends.model import SourceModel, Text
+from splitup_deploy.frontends.model import Sizes, SourceModel, Text
 
 
 def is_huggingface_directory(source: str) -> bool:
@@ -20,16 +20,17 @@ def is_huggingface_directory(source: str) -> bool:
     return Path(source).is_dir()
 
 
-def load_huggingface(source: str, context: int | None = None) -> SourceModel:
+def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a Hugging Face directory; raises InvalidModel naming file and problem."""
+    sizes = sizes or Sizes()
     directory = Path(source)
     table = read_json(directory / "config.json", limits.MAX_CONFIG_BYTES)
-    config = parse_config(table, context)
+    config = parse_config(table, sizes.context)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
     text = Text(tokenizer, _read_eos_ids(directory, table), config.vocab, config.context)
     weights = DirectoryWeights(directory)
-    traced = trace_decoder(config, weights, feed_forward=moe.choose_feed_forward(config))
+    traced = trace_decoder(config, weights, sizes.chunk, moe.choose_feed_forward(config))
     weights.check_all_read(("lm_head.weight",) if config.tied else ())
     return SourceModel("text-generation", traced, text)
 

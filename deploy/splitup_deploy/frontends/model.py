@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from splitup_deploy.trace import TracedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What somebody who compiles a model may choose; None leaves the choice to the front end.
+
+    ``context``: positions of a text model. ``chunk``: the most rows of one of its steps. ``dims``:
+    the sizes of an ONNX file's symbolic dimensions.
+    """
+
+    context: int | None = None
+    chunk: int | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

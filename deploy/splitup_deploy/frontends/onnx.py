@@ -25,7 +25,7 @@ from splitup import limits
 from splitup.errors import InvalidModel
 from splitup.graph.bridge import get_dtype_name, get_tinygrad_dtype
 from splitup.tensors import TensorSpec, get_numpy_dtype
-from splitup_deploy.frontends.model import SourceModel
+from splitup_deploy.frontends.model import Sizes, SourceModel
 from splitup_deploy.frontends.onnx_file import OnnxGraph, OnnxNode, OnnxPort, OnnxTensor, read_onnx
 from splitup_deploy.frontends.onnx_ops import CONSTANT_INPUTS, OPERATIONS, REFUSED
 from splitup_deploy.frontends.onnx_tinygrad import (
@@ -60,15 +60,11 @@ def is_onnx_file(source: str) -> bool:
     return source.endswith(".onnx") and Path(source).is_file()
 
 
-def load_onnx(
-    source: str, context: int | None = None, dims: Mapping[str, int] | None = None
-) -> SourceModel:
-    """Trace an ONNX file; ``dims`` gives its symbolic dimensions by name.
+def load_onnx(source: str, sizes: Sizes) -> SourceModel:
+    """Trace an ONNX file; ``sizes.dims`` gives its symbolic dimensions by name.
 
     Raises InvalidModel naming the node, or the input, and the problem.
     """
-    if context is not None:
-        raise InvalidModel(f"'{source}' is an ONNX file, not a text model: leave out the context")
     model = read_onnx(Path(source))
     for domain, version in model.opsets.items():
         if domain == "" and not MIN_OPSET <= version <= MAX_OPSET:
@@ -78,7 +74,7 @@ def load_onnx(
             )
     with tracing():
         importer = _Importer(model.opsets)
-        traced = importer.trace(model.graph, dict(dims or {}))
+        traced = importer.trace(model.graph, dict(sizes.dims))
         return SourceModel("function", materialise_reductions(traced), None)
 
 

@@ -14,7 +14,7 @@ from splitup.tensors import TensorSpec
 from splitup_deploy.frontends.checkpoint import FLOAT_DTYPES, read_json
 from splitup_deploy.frontends.decoder import trace_decoder
 from splitup_deploy.frontends.huggingface import parse_config
-from splitup_deploy.frontends.model import SourceModel
+from splitup_deploy.frontends.model import Sizes, SourceModel
 from splitup_deploy.frontends.moe import choose_feed_forward
 from splitup_deploy.weights import Absent, WeightSource
 
@@ -30,13 +30,14 @@ def is_without_weights(source: str) -> bool:
     return path.suffix == ".json" and path.is_file()
 
 
-def load_shapes(source: str, context: int | None = None) -> SourceModel:
+def load_shapes(source: str, sizes: Sizes) -> SourceModel:
     """Trace a model from its config.json; the weights are known by their shapes only."""
     path = Path(source)
     file = path / "config.json" if path.is_dir() else path
     table = read_json(file, limits.MAX_CONFIG_BYTES)
-    config = parse_config(table, context)
-    traced = trace_decoder(config, ShapeWeights(table), feed_forward=choose_feed_forward(config))
+    config = parse_config(table, sizes.context)
+    weights = ShapeWeights(table)
+    traced = trace_decoder(config, weights, sizes.chunk, choose_feed_forward(config))
     return SourceModel("text-generation", traced, None)
 
 

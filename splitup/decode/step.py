@@ -1,0 +1,159 @@
+"""One step of a sequence model: its rows, what each of them sees, what is kept, what is wanted.
+
+All decoders drive a model through this one form (``docs/adr/0006-one-step-function.md``), which a
+model takes as three inputs. For a step of T rows, at most C (the model's chunk):
+
+    tokens   int32 [T]          the rows' tokens
+    outputs  int32 [R]          the rows whose logits are wanted, 1 to C of them
+    layout   int32 [T, 2 + 2C]  per row
+        column 0                its position in the sequence
+        column 1                start: how many cache rows count; read from the first row
+        columns 2 … 1 + C       1 + the new row whose key it sees at position start + column,
+                                0 for none; before the start it sees every cache row
+        columns 2 + C …         kept rows; read from the first row. Before anything else, cache row
+                                start - C + column takes the row that stands this much further on
+
+The T new rows are put into the cache from row ``start`` on, for the next step to keep or not. What
+stands behind them is lost. Row n of the cache holds position n once it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from splitup.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What one step feeds; row i has ``tokens[i]``, ``positions[i]`` and ``sees[i]``.
+
+    ``start`` cache rows count. ``sees[i]`` are the new rows that row i attends to, itself included:
+    one per position at most. ``kept`` are the rows of the step before that stay, in the order of
+    their positions; those that led it need not be named. ``outputs`` are the rows whose logits
+    are wanted.
+    """
+
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+    start: int
+    sees: tuple[Sequence[int], ...]
+    outputs: tuple[int, ...]
+    kept: tuple[int, ...] = ()
+
+
+class Decoder(Protocol):
+    """A decoding algorithm without I/O: steps go out, logits come in, tokens become certain.
+
+    A step that ``next_step`` returns may be run at once, before the logits of earlier ones are
+    back; logits are handed in by the number of their step, in order.
+    """
+
+    @property
+    def finished(self) -> bool:
+        """Say whether no token follows."""
+        ...
+
+    @property
+    def max_steps(self) -> int:
+        """Return how many steps may be needed at most from here on."""
+        ...
+
+    def next_step(self) -> StepInput | None:
+        """Return the next step, or None while logits are awaited or all is done."""
+        ...
+
+    def receive_logits(self, step: int, logits: npt.NDArray[np.float32]) -> list[int]:
+        """Take the logits of a step, float32 [R, vocab]; return the tokens they make certain."""
+        ...
+
+
+def make_causal_step(
+    tokens: Sequence[int], start: int, outputs: Sequence[int] | None = None
+) -> StepInput:
+    """Return a step of consecutive tokens, each of which sees those before it.
+
+    By default the last one's logits are wanted.
+    """
+    count = len(tokens)
+    return StepInput(
+        tokens=tuple(tokens),
+        positions=tuple(range(start, start + count)),
+        start=start,
+        sees=tuple(range(row + 1) for row in range(count)),
+        outputs=(count - 1,) if outputs is None else tuple(outputs),
+    )
+
+
+def make_tree_step(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    start: int,
+    outputs: Sequence[int] | None = None,
+    kept: Sequence[int] = (),
+) -> StepInput:
+    """Return a step of a tree of tokens: row i continues row ``parents[i]``, an earlier one.
+
+    A parent of -1 is the end of the cache. By default all logits are wanted.
+    """
+    paths: list[tuple[int, ...]] = []
+    for row, parent in enumerate(parents):
+        paths.append((*(paths[parent] if parent >= 0 else ()), row))
+    return StepInput(
+        tokens=tuple(tokens),
+        positions=tuple(start + len(path) - 1 for path in paths),
+        start=start,
+        sees=tuple(paths),
+        outputs=tuple(range(len(tokens))) if outputs is None else tuple(outputs),
+        kept=tuple(kept),
+    )
+
+
+def make_block_step(
+    tokens: Sequence[int], start: int, outputs: Sequence[int] | None = None
+) -> StepInput:
+    """Return a step of consecutive tokens that all see each other. By default all are wanted."""
+    count = len(tokens)
+    return StepInput(
+        tokens=tuple(tokens),
+        positions=tuple(range(start, start + count)),
+        start=start,
+        sees=(range(count),) * count,
+        outputs=tuple(range(count)) if outputs is None else tuple(outputs),
+    )
+
+
+def make_arrays(step: StepInput, chunk: int) -> dict[str, npt.NDArray[Any]]:
+    """Return a step as a model of this chunk takes it, by name.
+
+    Raises InvalidInput for a step that the layout cannot say: too many rows, two rows seen at one
+    position, or one too far behind the start.
+    """
+    count = len(step.tokens)
+    if not 1 <= count <= chunk or not 1 <= len(step.outputs) <= chunk:
+        raise InvalidInput(
+            f"a step has {count} rows and {len(step.outputs)} wanted ones; "
+            f"the model takes 1 to {chunk}"
+        )
+    layout = np.zeros((count, 2 + 2 * chunk), np.int32)
+    layout[:, 0] = step.positions
+    layout[0, 1] = step.start
+    for row, seen in enumerate(step.sees):
+        places = [step.positions[other] - step.start for other in seen]
+        if len(set(places)) != len(places) or not all(0 <= place < chunk for place in places):
+            raise InvalidInput(f"row {row} of a step sees two rows at a position, or none there")
+        for place, other in zip(places, seen, strict=True):
+            layout[row, 2 + place] = other + 1
+    first = 2 + chunk + chunk - len(step.kept)
+    for place, row in enumerate(step.kept):
+        layout[0, first + place] = row - place
+    return {
+        "tokens": np.array(step.tokens, np.int32),
+        "layout": layout,
+        "outputs": np.array(step.outputs, np.int32),
+    }

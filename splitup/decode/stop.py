@@ -1,0 +1,67 @@
+"""Stop strings: text ends before the first of them, wherever tokens begin and end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from splitup import limits
+from splitup.errors import InvalidInput
+
+
+class StopFilter:
+    """Holds back the text that a stop string may begin with, until it is certain that it does not.
+
+    Raises InvalidInput for strings that are empty, too long or too many.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        if len(stop) > limits.MAX_STOP_STRINGS or not all(
+            1 <= len(text) <= limits.MAX_STOP_CHARS for text in stop
+        ):
+            raise InvalidInput(
+                f"give at most {limits.MAX_STOP_STRINGS} stop strings of 1 to "
+                f"{limits.MAX_STOP_CHARS} characters"
+            )
+        self._stop = tuple(stop)
+        self._held: deque[tuple[int, str]] = deque()  # token, its text
+        self.found = False
+
+    def push(self, token: int, text: str) -> list[tuple[int, str]]:
+        """Take the next token; return the tokens whose text is now certain, each with its text.
+
+        Where a stop string begins inside a token's text, the token comes with the part before it
+        and is the last; ``found`` is then true.
+        """
+        self._held.append((token, text))
+        held = "".join(piece for _, piece in self._held)
+        places = [place for stop in self._stop if (place := held.find(stop)) >= 0]
+        if places:
+            self.found = True
+            return self._release(min(places), is_end=True)
+        return self._release(len(held) - self._count_doubtful(held), is_end=False)
+
+    def flush(self) -> list[tuple[int, str]]:
+        """Return what is held back, when no token follows."""
+        rest = list(self._held)
+        self._held.clear()
+        return rest
+
+    def _count_doubtful(self, held: str) -> int:
+        """Return the length of the longest end of ``held`` that a stop string begins with."""
+        longest = max((len(stop) for stop in self._stop), default=1) - 1
+        for length in range(min(longest, len(held)), 0, -1):
+            if any(stop.startswith(held[-length:]) for stop in self._stop):
+                return length
+        return 0
+
+    def _release(self, length: int, *, is_end: bool) -> list[tuple[int, str]]:
+        released = []
+        while self._held and len(self._held[0][1]) <= length:
+            token, text = self._held.popleft()
+            released.append((token, text))
+            length -= len(text)
+        if is_end and length > 0:
+            token, text = self._held[0]
+            released.append((token, text[:length]))
+        return released

@@ -1,0 +1,37 @@
+"""Record the value trace of a task on this process's device."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+from splitup.graph.ir import Graph
+from splitup.graph.optrace import ValueLayout, expose_values
+from splitup.graph.runtime import TaskProgram
+
+Keep = Callable[[bytes], None]
+
+
+def record_trace(
+    graph: Graph,
+    get_bytes: Callable[[str], memoryview],
+    steps: Sequence[Sequence[bytes]],
+    keep: Keep = lambda data: None,
+) -> list[bytes]:
+    """Compute ``steps`` from zero state; return the digests of all leaves in order.
+
+    ``keep`` is called with the bytes of every leaf, for whoever has to show them later.
+    """
+    layout = ValueLayout(graph, len(steps))
+    programs = [TaskProgram.from_graph(part, get_bytes) for part in expose_values(graph)]
+    states = [program.new_state() for program in programs]
+    digests = []
+    for inputs in steps:
+        leaves = list(inputs)
+        for program, state in zip(programs, states, strict=True):
+            leaves += program.run(state, inputs)
+        for data in leaves:
+            keep(data)
+            digests.append(hashlib.sha256(data).digest())
+    assert len(digests) == layout.count
+    return digests

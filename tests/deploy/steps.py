@@ -1,0 +1,46 @@
+"""Steps of a sequence model as bytes, and whole sequences fed through a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from splitup.decode.step import StepInput, make_arrays, make_causal_step
+from splitup.graph.runtime import State, TaskProgram
+
+
+class HasShape(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def as_inputs(ports: Sequence[HasShape], token: int, position: int) -> dict[str, bytes]:
+    """Return the inputs of a step of one token, by name, for a model with these input ports."""
+    return step_inputs(ports, make_causal_step([token], position))
+
+
+def step_inputs(ports: Sequence[HasShape], step: StepInput) -> dict[str, bytes]:
+    chunk = next(port.shape[0] for port in ports if port.name == "tokens")
+    return {name: array.tobytes() for name, array in make_arrays(step, chunk).items()}
+
+
+def run_step(program: TaskProgram, state: State, step: StepInput) -> np.ndarray:
+    """Return the logits of an uncut model, float32 [R, vocab]."""
+    inputs = step_inputs(program.inputs, step)
+    (data,) = program.run(state, [inputs[spec.name] for spec in program.inputs])
+    return np.frombuffer(data, np.float32).reshape(len(step.outputs), -1)
+
+
+def feed(program: TaskProgram, tokens: Sequence[int], rows: int = 1) -> np.ndarray:
+    """Return the logits of every token, fed ``rows`` at a time."""
+    state, logits = program.new_state(), []
+    for start in range(0, len(tokens), rows):
+        group = tokens[start : start + rows]
+        step = make_causal_step(group, start, outputs=range(len(group)))
+        logits.append(run_step(program, state, step))
+    return np.concatenate(logits)

@@ -1,0 +1,20 @@
+"""A worker on a broken device: one bit of its first output is wrong, and it knows nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from splitup_node.worker import Worker, main
+
+
+class FaultyWorker(Worker):
+    def compute(
+        self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]
+    ) -> Sequence[bytes]:
+        first, *others = super().compute(program, state, inputs)
+        return [bytes([first[0] ^ 1]) + first[1:], *others]
+
+
+if __name__ == "__main__":
+    main(worker_class=FaultyWorker)
