@@ -222,12 +222,19 @@ def check_revealed(
 
     It has to cover the tasks that its node answers for, with the takeovers that made it so.
     """
+    check_committed(completion, committed)
     check_completion(completion, certificate.plan, manifest, committed.root, executors)
+
+
+def check_committed(completion: Completion, committed: CompletionCommitted) -> None:
+    """Raise PeerFault unless root and steps are those on chain, whatever the plan says."""
+    node = completion.node
+    if completion.root() != committed.root:
+        raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
     if completion.steps != committed.steps:
         raise PeerFault(
-            f"completion of {completion.node} has {completion.steps} steps, "
-            f"{committed.steps} were committed",
-            peer=completion.node,
+            f"completion of {node} has {completion.steps} steps, {committed.steps} were committed",
+            peer=node,
         )
 
 

@@ -17,6 +17,7 @@ from splitup.graph.manifest import Manifest
 from splitup.protocol.attestations import Attestations, check_attestation
 from splitup.protocol.cases import (
     Case,
+    check_committed,
     check_revealed,
     make_evidence,
 )
@@ -179,6 +180,8 @@ class Settlements:
         if case.manifest and case.draw is not None:
             self._take_completion(case, completion, case.certificate, case.manifest)
         else:
+            if node in case.commitments:
+                check_committed(completion, case.commitments[node])
             case.unchecked[node] = completion
         return self._advance(case, now)
 
