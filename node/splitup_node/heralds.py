@@ -18,6 +18,7 @@ from splitup.wire import Message, SignedAttestation, Takeovers, VerificationComm
 PROMISE_TYP: Final = "splitup-verification-commitment"
 TAKEOVERS_TYP: Final = "splitup-takeovers"
 _OVER: Final = 410  # the member's answer for an execution that was settled or refunded
+_NO_DRAW: Final = 404  # for one that it knows no draw of
 
 _log = logging.getLogger("splitup.node.heralds")
 
@@ -91,7 +92,7 @@ class Herald:
         while time.time() < give_up_s:
             if said is not None and not self.has_all(told):
                 await self.say(said, told)
-            if await self._ask(execution_id, attestations):
+            if await self._ask(execution_id, attestations, told):
                 return False
             fixed = not isinstance(said, VerificationCommitment) or (
                 attestations.find_fixed(said.task, said.validator) == said.root
@@ -102,15 +103,20 @@ class Herald:
             pause_s = min(2 * pause_s, limits.ATTESTATION_POLL_MAX_S)
         return False
 
-    async def _ask(self, execution_id: str, attestations: Attestations) -> bool:
-        """Collect attestations; return whether a quorum says that the execution is over."""
+    async def _ask(self, execution_id: str, attestations: Attestations, told: set[str]) -> bool:
+        """Collect attestations; return whether a quorum says that the execution is over.
+
+        A member without a draw may have been restarted, and is taken out of ``told``.
+        """
         committee = self._get_committee()
         answers = await asyncio.gather(
             *(self._fetch(execution_id, member, committee) for member in committee.members)
         )
-        for answer in answers:
+        for member, answer in zip(committee.members, answers, strict=True):
             if isinstance(answer, SignedAttestation):
                 attestations.add(answer)
+            elif isinstance(answer, Refused) and answer.status == _NO_DRAW:
+                told.discard(member.account)
         return _count_over(answers) >= committee.quorum
 
     async def _fetch(
