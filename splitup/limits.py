@@ -255,6 +255,7 @@ DISTRIBUTE_PERIOD_S: Final = 60.0  # how often a node looks whether too much of 
 DISTRIBUTE_LOCKED_SHARE: Final = 0.5  # above it, it pays for the transaction that releases stake
 MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each
 REPORT_RETRY_S: Final = 0.25  # between tries while the plan's own transaction is not mined yet
+MEMBER_REPLY_S: Final = 2.0  # one that hangs must not hold up what is due within VALIDATOR_REVEAL_S
 ATTESTATION_POLL_MAX_S: Final = 1.0  # longest pause of a node that waits for its time to reveal
 MAX_ORDERS: Final = 64  # verifications that wait; a member with more asks the next validator
 LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again

@@ -39,7 +39,10 @@ class Herald:
         token = self._http.sign(typ, committee.domain.committee, message)
         missing = [m for m in committee.members if m.account not in done]
         answers = await asyncio.gather(
-            *(self._http.post_token(f"{m.endpoint}{path}", token) for m in missing),
+            *(
+                self._http.post_token(f"{m.endpoint}{path}", token, timeout_s=limits.MEMBER_REPLY_S)
+                for m in missing
+            ),
             return_exceptions=True,
         )
         for member, answer in zip(missing, answers, strict=True):
@@ -123,7 +126,10 @@ class Herald:
         self, execution_id: str, member: CommitteeMember, committee: CommitteeView
     ) -> SignedAttestation | SplitUpError:
         try:
-            value = await self._http.get_json(f"{member.endpoint}/v1/attestation/{execution_id}")
+            value = await self._http.get_json(
+                f"{member.endpoint}/v1/attestation/{execution_id}",
+                timeout_s=limits.MEMBER_REPLY_S,
+            )
             signed = SignedAttestation.from_value(value)
             if signed.attestation.execution_id != execution_id:
                 raise PeerFault("the attestation is about another execution", peer=member.account)

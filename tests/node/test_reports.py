@@ -71,7 +71,7 @@ class FakeHttp:
     def sign(self, typ: str, audience: str, body: Completion) -> str:
         return body.execution_id
 
-    async def get_json(self, url: str) -> dict[str, Any]:
+    async def get_json(self, url: str, *, timeout_s: float) -> dict[str, Any]:
         endpoint, _, execution_id = url.partition("/v1/attestation/")
         self.asked.set()
         if self.over:
@@ -89,7 +89,7 @@ class FakeHttp:
         )
         return sign_attestation(MEMBERS[place], attestation).model_dump(mode="json")
 
-    async def post_token(self, url: str, token: str) -> dict[str, Any]:
+    async def post_token(self, url: str, token: str, *, timeout_s: float) -> dict[str, Any]:
         member, _, path = url.partition("/v1/")
         if member in self.deaf:
             raise Unavailable(f"{member} did not answer")
