@@ -116,9 +116,12 @@ def find_executors(
     the order of their commitments on chain. The first of these that cover every task count, so that
     later ones change nothing; of several candidates for one task the highest.
     """
+    executors, names = plan.executors(), sorted(named)
+    if not names:  # the usual case, asked for many times a second
+        return executors if set(executors).issubset(committed) else None
     places = {node: place for place, node in enumerate(committed)}
-    eligible = [[executor] for executor in plan.executors()]
-    for task, candidate in sorted(named):
+    eligible = [[executor] for executor in executors]
+    for task, candidate in names:
         eligible[task].append(plan.tasks[task][candidate])
     present = [[node for node in nodes if node in places] for nodes in eligible]
     if not all(present):
