@@ -49,7 +49,12 @@ from splitup_deploy.passes import materialise_shared_reductions
 from splitup_deploy.tasks import CutTask, cut_graph
 from splitup_deploy.timing import Clock
 from splitup_deploy.trace import TracedModel
-from splitup_deploy.weights import FileSlice, read_safetensors
+from splitup_deploy.weights import (
+    FileSlice,
+    compute_digest_of,
+    read_safetensors,
+    start_hashing,
+)
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -145,6 +150,8 @@ def build(
     )
     tasks = cut_graph(traced.graph, values, parts)
     blobs: dict[str, Blob] = {}
+    if traced.is_complete:
+        start_hashing("tasks", sum(w.spec.nbytes for task in tasks for w in task.graph.weights))
     described = tuple(_describe_task(traced, task, blobs) for task in tasks)
     made = {
         root: (index, port)
@@ -235,16 +242,12 @@ def _describe_weights(model: TracedModel, graph: Graph) -> Blob | None:
     sources = [model.weights[weight.name] for weight in graph.weights]
     if not sources:
         return None
-    digest, length = hashlib.sha256(), 0
     if model.is_complete:
-        for chunk in read_safetensors(sources):
-            digest.update(chunk)
-            length += len(chunk)
+        name, length = compute_digest_of(read_safetensors(sources))
     else:
         specs = [source.spec for source in sources]
-        digest.update(encode_safetensors_header(specs))
-        length = len(encode_safetensors_header(specs)) + sum(spec.nbytes for spec in specs)
-    name = digest.hexdigest()
+        header = encode_safetensors_header(specs)
+        name, length = compute_digest(header), len(header) + sum(spec.nbytes for spec in specs)
     return Blob(get_weights_key(name), length, name, partial(read_safetensors, sources))
 
 

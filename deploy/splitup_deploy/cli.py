@@ -21,6 +21,7 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -55,6 +56,7 @@ from splitup_deploy.register import (
     fetch_models,
     register,
 )
+from splitup_deploy.weights import watch_hashing
 
 app = typer.Typer(
     name="splitup-deploy",
@@ -378,7 +380,7 @@ class Cutting:
 
 
 def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
-    with output.log.status(f"compiling {model}"):
+    with _HashBar(output.log, model) as progress, watch_hashing(progress):
         return build(
             model,
             max(cutting.targets_bytes),
@@ -410,18 +412,50 @@ def write_file(file: Path, text: str) -> None:
         raise InvalidInput(f"cannot write '{file}': {error.strerror}") from None
 
 
+def _make_bar(console: Console, *, transient: bool = False) -> Progress:
+    """Return a progress bar on stderr: bytes, rate, time left. A transient one vanishes."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=transient,
+    )
+
+
+class _HashBar:
+    """The compiler's progress: a spinner while it thinks, a bar per round while it hashes."""
+
+    def __init__(self, console: Console, model: str) -> None:
+        self._status = console.status(f"compiling {model}")
+        self._progress = _make_bar(console, transient=True)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _HashBar:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+        self._progress.stop()
+
+    def start(self, what: str, total_bytes: int) -> None:
+        self._status.stop()
+        self._progress.start()
+        self._task = self._progress.add_task(f"hashing {what}", total=total_bytes)
+
+    def advance(self, hashed_bytes: int) -> None:
+        if self._task is not None:
+            self._progress.advance(self._task, hashed_bytes)
+
+
 class _UploadBar:
     """The upload's progress bar on stderr: bytes, rate, time left."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("storing"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self._progress = _make_bar(console)
         self._task = self._progress.add_task("storing", total=None)
         self._total_bytes = 0
 
