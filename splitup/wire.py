@@ -286,11 +286,20 @@ class Completion(Message):
         return self.digest("splitup/completion/v1")
 
 
+class Pledge(Message):
+    """What a node commits to in one execution, told to the members at its end (JWS)."""
+
+    execution_id: Bytes32Field
+    node: AddressField
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
+    root: Bytes32Field  # of its Completion
+
+
 class Draw(Message):
     """Randomness that did not exist when outputs were committed: what is verified, by whom."""
 
     execution_id: Bytes32Field
-    block_hash: Bytes32Field  # of the block with the last commitment
+    block_hash: Bytes32Field  # of the block with the agreed root, or with the last commitment
     commitments: tuple[tuple[AddressField, Bytes32Field], ...]  # (node, root), sorted by node
     signature: HexField  # threshold BLS signature over the above
     seed: Bytes32Field

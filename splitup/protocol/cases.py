@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from splitup import limits
@@ -13,8 +13,8 @@ from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.protocol.attestations import Attestations
 from splitup.protocol.checks import Answer, Check
-from splitup.protocol.events import CompletionCommitted
-from splitup.protocol.messages import SettlementProposal
+from splitup.protocol.events import CompletionCommitted, ExecutionCommitted
+from splitup.protocol.messages import CommitmentsVote, SettlementProposal
 from splitup.protocol.shared import Beacon
 from splitup.protocol.verification import SettlementTerms, Verdict, check_completion
 from splitup.wire import (
@@ -22,6 +22,7 @@ from splitup.wire import (
     Draw,
     Evidence,
     PlanCertificate,
+    Pledge,
     Request,
     Ruling,
     SignedAttestation,
@@ -52,7 +53,14 @@ class Case:
     certificate: PlanCertificate | None = None
     snapshot: Snapshot | None = None
     manifest: Manifest | None = None
-    commitments: dict[str, CompletionCommitted] = field(default_factory=dict)  # in chain order
+    is_planned: bool = False  # the chain holds the plan
+    pledges: dict[str, Pledge] = field(default_factory=dict)
+    votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
+    vote_at: float = 0.0
+    commit_at: float = math.inf
+    agreed: ExecutionCommitted | None = None
+    bound: dict[str, CompletionCommitted] = field(default_factory=dict)  # by the agreed root
+    own: dict[str, CompletionCommitted] = field(default_factory=dict)  # nodes' own, in chain order
     beacon: Beacon | None = None
     early: dict[int, str] = field(default_factory=dict)  # draw partials before our beacon
     partial: str = ""
@@ -77,6 +85,72 @@ class Case:
     def get_executors(self) -> tuple[str, ...]:
         """Return who answers for each task; none before the plan is known."""
         return self.certificate.plan.executors() if self.certificate else ()
+
+    @property
+    def commitments(self) -> Mapping[str, CompletionCommitted]:
+        """What binds the nodes on chain: their own transactions, or the agreed root."""
+        return self.bound or self.own
+
+    def count_executors(self) -> int:
+        """Return how many nodes the plan's exposures name, which is what the chain counts."""
+        return len(set(self.certificate.plan.executors())) if self.certificate else 0
+
+    def is_covered(self) -> bool:
+        """Return whether what is on chain, and known here, binds every executor."""
+        executors = set(self.get_executors())
+        return bool(executors) and executors <= self.commitments.keys()
+
+    def list_pledges(self) -> tuple[Pledge, ...]:
+        """Return the pledges of all executors by node, none while one lacks."""
+        executors = sorted(set(self.get_executors()))
+        if not all(node in self.pledges for node in executors):
+            return ()
+        return tuple(self.pledges[node] for node in executors)
+
+    def list_bound(self) -> tuple[Pledge, ...]:
+        """Return what the agreed root is over."""
+        return tuple(
+            Pledge(execution_id=e.execution_id, node=node, steps=e.steps, root=e.root)
+            for node, e in sorted(self.bound.items())
+        )
+
+    def add_own(self, event: CompletionCommitted) -> bool:
+        """Note a node's own transaction; one that comes after the agreed root changes nothing."""
+        if self.agreed is not None or event.node in self.own or len(self.own) >= limits.MAX_TASKS:
+            return False
+        self.own[event.node] = event
+        return True
+
+    def bind(self, pledges: Iterable[Pledge]) -> bool:
+        """Take what the agreed root is over, if it is; return whether it is known now.
+
+        Executors that had all committed on chain before stay bound by that.
+        """
+        if self.agreed is None or self.is_covered():
+            return self.agreed is not None
+        execution_id, agreed, found = self.request.execution_id, self.agreed, tuple(pledges)
+        if compute_pledges_root(execution_id, found) != agreed.root:
+            return False
+        self.bound = {
+            pledge.node: CompletionCommitted(
+                execution_id, pledge.node, pledge.steps, pledge.root, agreed.block_hash
+            )
+            for pledge in found
+        }
+        return True
+
+    def undo_draw(self) -> None:
+        """Take back a draw whose basis is gone, and all that rested on it."""
+        self.unchecked |= self.completions
+        self.completions.clear()
+        self.draw = self.beacon = self.checks = self.proposed = None
+        self.attested = self.due_at = None
+        self.attestations = self.attestations.renew()
+        self.rulings.clear()
+        self.partial = ""
+        self.verdicts.clear()
+        self.proposals.clear()
+        self.propose_at = self.commit_at = math.inf
 
     def find_commitment(self, task: int) -> TaskCommitment | None:
         """Return what the executor of a task revealed that it had committed to."""
@@ -129,11 +203,9 @@ class Case:
 
     def get_basis(self) -> tuple[str, tuple[tuple[str, str], ...]] | None:
         """Return what the draw is over, once every executor has committed: block hash and roots."""
-        if self.certificate is None:
+        if not self.is_covered():
             return None
         executors = set(self.get_executors())
-        if not executors <= self.commitments.keys():
-            return None
         events = [event for node, event in self.commitments.items() if node in executors]
         return events[-1].block_hash, tuple(sorted((e.node, e.root) for e in events))
 
@@ -163,6 +235,15 @@ def check_revealed(
             f"{committed.steps} were committed",
             peer=completion.node,
         )
+
+
+def compute_pledges_root(execution_id: str, pledges: Iterable[Pledge]) -> str:
+    """Return the root over the pledges of all executors of an execution, sorted by node."""
+    value = {
+        "execution_id": execution_id,
+        "pledges": [[pledge.node, pledge.steps, pledge.root] for pledge in pledges],
+    }
+    return "0x" + compute_digest(b"splitup/pledges/v1\0" + encode_canonical(value))
 
 
 def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:

@@ -20,6 +20,7 @@ from splitup.wire import (
     Heartbeat,
     Message,
     PlanCertificate,
+    Pledge,
     Request,
     Ruling,
     Snapshot,
@@ -84,6 +85,15 @@ class CompletionCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutionCommitted:
+    """The chain took the root that the members agreed on, over all executors' pledges."""
+
+    execution_id: str
+    root: str
+    block_hash: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutionEnded:
     """Settled or refunded."""
 
@@ -94,7 +104,14 @@ class ExecutionEnded:
 class Undone:
     """A reorganisation dropped the block of this event. Undone events come latest first."""
 
-    event: RequestSeen | PlanAccepted | CompletionCommitted | SnapshotAccepted | ExecutionEnded
+    event: (
+        RequestSeen
+        | PlanAccepted
+        | CompletionCommitted
+        | ExecutionCommitted
+        | SnapshotAccepted
+        | ExecutionEnded
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +168,12 @@ class HeartbeatReceived:
 @dataclass(frozen=True, slots=True)
 class CompletionReceived:
     completion: Completion
+    signing_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class PledgeReceived:
+    pledge: Pledge
     signing_key: str
 
 
@@ -233,6 +256,7 @@ Event = (
     | RequestSeen
     | PlanAccepted
     | CompletionCommitted
+    | ExecutionCommitted
     | ExecutionEnded
     | Undone
     | ConfigurationSeen
@@ -242,6 +266,7 @@ Event = (
     | GossipReceived
     | HeartbeatReceived
     | CompletionReceived
+    | PledgeReceived
     | PromiseReceived
     | ResultReceived
     | TaskRecomputed
@@ -297,6 +322,16 @@ class SubmitPlan:
     plan_root: str
     seed_signature: str
     exposures: tuple[tuple[str, int], ...]  # (executor, micro-USDC), sorted
+    signatures: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitCommitments:
+    """Bring the agreed root over ``count`` executors' pledges to the chain."""
+
+    execution_id: str
+    root: str
+    count: int
     signatures: bytes
 
 
@@ -391,6 +426,7 @@ Command = (
     | Forget
     | SubmitSnapshot
     | SubmitPlan
+    | SubmitCommitments
     | SubmitSettlement
     | SubmitEvidence
     | PostDealing

@@ -21,6 +21,7 @@ from splitup.wire import (
     Message,
     Observation,
     PlanCertificate,
+    Pledge,
     SignedAttestation,
     Snapshot,
 )
@@ -113,6 +114,27 @@ class PlanWanted(Message):
     execution_id: Bytes32Field
 
 
+class CommitmentsVote(Message):
+    """A member's signature under the root over all executors' pledges."""
+
+    execution_id: Bytes32Field
+    root: Bytes32Field
+    signature: QuorumSignatureField
+
+
+class PledgesWanted(Message):
+    """Asks for what the agreed root of an execution is over."""
+
+    execution_id: Bytes32Field
+
+
+class PledgesTold(Message):
+    """Answers a member that is behind; the root on chain proves it."""
+
+    execution_id: Bytes32Field
+    pledges: tuple[Pledge, ...] = Field(max_length=limits.MAX_TASKS)
+
+
 class DrawPartial(Message):
     """A share of the draw's seed."""
 
@@ -167,6 +189,9 @@ _KINDS: Final[dict[str, type[Message]]] = {
     "plan-delivered": PlanDelivered,
     "plan-wanted": PlanWanted,
     "equivocation": Equivocation,
+    "commitments-vote": CommitmentsVote,
+    "pledges-wanted": PledgesWanted,
+    "pledges-told": PledgesTold,
     "draw-partial": DrawPartial,
     "draw-made": DrawMade,
     "attested": Attested,

@@ -1,13 +1,13 @@
 """From committed completions to money: the evidence of every execution, and where it comes in.
 
-What follows from it is decided by three others: ``draws`` makes the randomness once every
-executor's commitment is on chain, ``trials`` verifies the drawn tasks, ``proposals`` agrees on the
-settlement. All evidence only adds up, and a proposal carries it, so that members converge.
+What follows from it is decided by four others: ``pledges`` brings the executors' commitments to
+the chain, ``draws`` makes the randomness once all are there, ``trials`` verifies the drawn tasks,
+``proposals`` agrees on the settlement. All evidence only adds up, and a proposal carries it, so
+that members converge.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -22,15 +22,25 @@ from splitup.protocol.cases import (
 )
 from splitup.protocol.checks import Answer
 from splitup.protocol.draws import Draws
-from splitup.protocol.events import Command, CompletionCommitted, Fault, Gossip
+from splitup.protocol.events import (
+    Command,
+    CompletionCommitted,
+    ExecutionCommitted,
+    Fault,
+    Gossip,
+)
 from splitup.protocol.messages import (
     Attested,
+    CommitmentsVote,
     DrawMade,
     DrawPartial,
     PlanWanted,
+    PledgesTold,
+    PledgesWanted,
     SettlementProposal,
     SettlementSignature,
 )
+from splitup.protocol.pledges import Pledges
 from splitup.protocol.proposals import Proposals
 from splitup.protocol.shared import Ledger, Library, Seat
 from splitup.protocol.trials import Trials
@@ -40,6 +50,7 @@ from splitup.wire import (
     Evidence,
     Message,
     PlanCertificate,
+    Pledge,
     Request,
     Ruling,
     SignedAttestation,
@@ -65,6 +76,7 @@ class Settlements:
         self._ledger = ledger
         self._library = library
         self._read_result = read_result
+        self._pledges = Pledges(seat)
         self._draws = Draws(seat, ledger)
         self._trials = Trials(seat, economics)
         self._proposals = Proposals(seat, ledger, economics)
@@ -106,12 +118,21 @@ class Settlements:
     def process_committed(self, event: CompletionCommitted, now: float) -> list[Command]:
         """Note a commitment on chain; the last executor's opens the draw."""
         case = self._cases.get(event.execution_id)
-        if case is None or event.node in case.commitments:
+        return self._advance(case, now) if case is not None and case.add_own(event) else []
+
+    def process_agreed(self, event: ExecutionCommitted, now: float) -> list[Command]:
+        """Note that the chain holds one root over all executors' pledges; it opens the draw."""
+        case = self._cases.get(event.execution_id)
+        if case is None or case.agreed is not None:
             return []
-        if len(case.commitments) >= limits.MAX_TASKS:
-            return []
-        case.commitments[event.node] = event
+        case.agreed, case.vote_at = event, 0.0
         return self._advance(case, now)
+
+    def process_accepted(self, execution_id: str, *, is_planned: bool) -> None:
+        """Note whether the chain holds the plan, without which it takes no commitments."""
+        case = self._cases.get(execution_id)
+        if case is not None:
+            case.is_planned = is_planned
 
     def process_undone_request(self, execution_id: str) -> None:
         """Drop an execution whose block is gone."""
@@ -120,18 +141,21 @@ class Settlements:
     def process_undone_commitment(self, event: CompletionCommitted) -> None:
         """Take back a commitment whose block is gone, and a draw that rested on it."""
         case = self._cases.get(event.execution_id)
-        if case is None or case.commitments.get(event.node) != event:
+        if case is None or case.own.get(event.node) != event:
             return
-        del case.commitments[event.node]
-        case.completions.pop(event.node, None)
-        case.draw = case.beacon = case.checks = case.proposed = None
-        case.attested = case.due_at = None
-        case.attestations = Attestations(self._seat.view.quorum)
-        case.rulings.clear()
-        case.partial = ""
-        case.verdicts.clear()
-        case.proposals.clear()
-        case.propose_at = math.inf
+        del case.own[event.node]
+        if not case.bound:
+            case.undo_draw()
+
+    def process_undone_agreement(self, event: ExecutionCommitted) -> None:
+        """Take back the agreed root whose block is gone, and a draw that rested on it."""
+        case = self._cases.get(event.execution_id)
+        if case is None or case.agreed != event:
+            return
+        case.agreed = None
+        if case.bound:
+            case.bound.clear()
+            case.undo_draw()
 
     def process_end(self, execution_id: str) -> list[Command]:
         """Forget an execution that is settled, refunded or expired, and what we signed for it."""
@@ -183,6 +207,14 @@ class Settlements:
             case.unchecked[node] = completion
         return self._advance(case, now)
 
+    def process_pledge(self, pledge: Pledge, signing_key: str, now: float) -> list[Command]:
+        """Keep what a node commits to, the first; raise PeerFault for anybody else's."""
+        case = self._find_case(pledge.execution_id)
+        if case is None:
+            return []
+        self._pledges.process_pledge(case, pledge, signing_key)
+        return self._advance(case, now)
+
     def process_promise(
         self, promise: VerificationCommitment, signing_key: str, now: float
     ) -> list[Command]:
@@ -220,6 +252,14 @@ class Settlements:
         if case is None:
             return []
         match message:
+            case CommitmentsVote():
+                self._pledges.process_vote(case, sender, message)
+                return self._advance(case, now)
+            case PledgesWanted():
+                return self._pledges.process_wanted(case, sender)
+            case PledgesTold():
+                self._pledges.process_told(case, message.pledges)
+                return self._advance(case, now)
             case DrawPartial():
                 commands = self._draws.process_partial(case, sender, message, now)
                 return commands + self._advance(case, now)
@@ -290,7 +330,7 @@ class Settlements:
     def process_tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
         for case in list(self._cases.values()):
-            if case.commitments:
+            if case.commitments or case.pledges or case.agreed:
                 commands += self._advance(case, now)
         return commands
 
@@ -304,7 +344,8 @@ class Settlements:
         case.manifest = case.manifest or self._library.find_manifest(request.model_id)
         if case.snapshot is None or case.manifest is None:
             return self._library.ask(request.model_id, request.snapshot_root, now)
-        commands = self._check_completions(case, case.certificate, case.manifest)
+        commands = self._pledges.advance(case, now)
+        commands += self._check_completions(case, case.certificate, case.manifest)
         for sender, proposal in list(case.proposals.items()):
             commands += self._take_evidence(case, sender, proposal, now)
         commands += self._draws.make(case, now)
@@ -345,6 +386,13 @@ def _get_execution(message: Message) -> str:
             return message.draw.execution_id
         case Attested():
             return message.attestation.attestation.execution_id
-        case DrawPartial() | SettlementProposal() | SettlementSignature():
+        case (
+            CommitmentsVote()
+            | PledgesWanted()
+            | PledgesTold()
+            | DrawPartial()
+            | SettlementProposal()
+            | SettlementSignature()
+        ):
             return message.execution_id
     return ""

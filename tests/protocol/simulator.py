@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
+from splitup import limits
 from splitup.crypto import bls, dkg, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.keys import Identity
@@ -31,7 +32,7 @@ from splitup.protocol.certificates import (
 )
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
-from splitup.protocol.messages import Equivocation
+from splitup.protocol.messages import DrawPartial, Equivocation
 from splitup.protocol.verification import Economics
 from splitup.wire import (
     EMPTY_DIGEST,
@@ -40,6 +41,7 @@ from splitup.wire import (
     Message,
     Plan,
     PlanCertificate,
+    Pledge,
     Request,
     Ruling,
     Snapshot,
@@ -117,6 +119,8 @@ class Chain:
     snapshots: list[str] = field(default_factory=list)
     plans: dict[str, str] = field(default_factory=dict)
     commitments: dict[tuple[str, str], str] = field(default_factory=dict)
+    agreed: dict[str, str] = field(default_factory=dict)
+    covered: set[str] = field(default_factory=set)  # executions whose commitments are all here
     settlements: dict[str, quorum.Settlement] = field(default_factory=dict)
     log: list[ev.Event] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -133,6 +137,8 @@ class Node:
     corrupts_state: bool = False  # right outputs, another state
     withholds_completion: bool = False
     withholds_result: bool = False
+    withholds_pledge: bool = False  # commits on chain by itself
+    two_faced: bool = False  # pledges something else to every member
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
     verified: set[tuple[str, int]] = field(default_factory=set)
     sequence: int = 0
@@ -285,6 +291,9 @@ class Simulation:
             case ev.Gossip():
                 others = [a for a in self.members if a != account]
                 message = command.message
+                if isinstance(message, DrawPartial):
+                    known = message.execution_id in self.chain.covered
+                    assert known, "a share of a draw before the chain holds every commitment"
                 if account in self.tamper:
                     message = self.tamper[account](message)
                 for to in [command.to] if command.to else others:
@@ -300,7 +309,12 @@ class Simulation:
                 self._order(command)
             case ev.RecomputeTask():
                 self.after(0.2, partial(self._recompute, account, command.order))
-            case ev.SubmitSnapshot() | ev.SubmitPlan() | ev.SubmitSettlement():
+            case (
+                ev.SubmitSnapshot()
+                | ev.SubmitPlan()
+                | ev.SubmitCommitments()
+                | ev.SubmitSettlement()
+            ):
                 self._pending.append(partial(self._execute, command))
             case ev.FetchSnapshot():
                 self.after(0.01, partial(self._fetch_snapshot, account, command.root))
@@ -381,6 +395,19 @@ class Simulation:
                     return
                 self.chain.plans[command.execution_id] = command.plan_root
                 self.emit(ev.PlanAccepted(command.execution_id, command.plan_root))
+            case ev.SubmitCommitments():
+                execution_id = command.execution_id
+                struct = quorum.commitments_struct_hash(execution_id, command.root, command.count)
+                quorum.check_quorum(domain, struct, command.signatures, accounts)
+                if execution_id not in self.chain.plans or execution_id in self.chain.settlements:
+                    self.chain.rejected["StatusInvalid"] += 1
+                    return
+                if execution_id in self.chain.agreed:
+                    self.chain.rejected["CommitmentExists"] += 1
+                    return
+                self.chain.agreed[execution_id] = command.root
+                self.chain.covered.add(execution_id)
+                self.emit(ev.ExecutionCommitted(execution_id, command.root, f"0x{self.block:064x}"))
             case ev.SubmitSettlement():
                 digest = quorum.settlement_hash(command.settlement)
                 struct = quorum.settlement_struct_hash(command.execution_id, digest)
@@ -455,7 +482,7 @@ class Simulation:
         self.after(0.01, partial(self.feed, account, ev.PlanPushed(execution_id, ())))
 
     def _run_plan(self, node: Node, certificate: PlanCertificate) -> None:
-        """Compute, commit in a block, then reveal to all members until each has it."""
+        """Compute, pledge, see that a block holds it, then reveal to all members when it is due."""
         execution_id = certificate.plan.request.execution_id
         if execution_id in node.plans:
             return
@@ -485,16 +512,41 @@ class Simulation:
 
         def commit() -> None:
             self.chain.commitments[execution_id, node.address] = completion.root()
+            committed = {n for e, n in self.chain.commitments if e == execution_id}
+            if set(certificate.plan.executors()) <= committed:
+                self.chain.covered.add(execution_id)
             self.emit(
                 ev.CompletionCommitted(
                     execution_id, node.address, steps, completion.root(), f"0x{self.block:064x}"
                 )
             )
-            if not node.withholds_completion:
-                reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
-                self._when_due(node, execution_id, None, reveal)
 
-        self.after(0.05, lambda: self._pending.append(commit))
+        def commit_alone() -> None:
+            if execution_id not in self.chain.agreed:
+                self._pending.append(commit)
+
+        if not node.withholds_pledge:
+            self._pledge(node, completion)
+        self.after(limits.COMMIT_PATIENCE_BLOCKS, commit_alone)  # one block a second
+        if not node.withholds_completion:
+            reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
+            self.after(0.05, partial(self._when_due, node, execution_id, None, reveal))
+
+    def _pledge(self, node: Node, completion: Completion) -> None:
+        """Tell all members, a few times, what the node commits to."""
+        pledge = Pledge(
+            execution_id=completion.execution_id,
+            node=node.address,
+            steps=completion.steps,
+            root=completion.root(),
+        )
+        for account in self.members:
+            told = pledge
+            if node.two_faced:
+                told = pledge.model_copy(update={"root": "0x" + digest("face", account)})
+            event = ev.PledgeReceived(told, node.identity.signing_key_hex)
+            for attempt in range(3):
+                self.after(attempt, partial(self._send, partial(self.feed, account, event)))
 
     def _read_inputs(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
         """Return the digests of what a task is given: what its producers say they computed."""
