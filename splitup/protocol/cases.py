@@ -147,7 +147,7 @@ class Case:
         self.attested = self.due_at = None
         self.attestations = self.attestations.renew()
         self.rulings.clear()
-        self.partial = ""
+        self.partial, self.resend_at = "", 0.0
         self.verdicts.clear()
         self.proposals.clear()
         self.propose_at = self.commit_at = math.inf
