@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from splitup_node.daemon import run_node
 
+from splitup import limits
 from splitup.crypto.quorum import compute_commitment
 from splitup.errors import ConfigurationError, Refused
 from splitup.journal.journal import Journal
@@ -51,6 +52,12 @@ async def nodes(market: NodeMarket) -> AsyncIterator[list[RunningNode]]:
             running.append(node)
         await market.take_snapshot(running)
         yield running
+
+
+@pytest.fixture(autouse=True)
+def commit_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committee of these tests only listens: nodes need not wait for its transaction."""
+    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 0)
 
 
 async def execute(
@@ -147,6 +154,7 @@ async def test_execution_is_computed_committed_revealed_and_verified(
         check_completion(completion, certificate.plan, market.manifest, completion.root())
         committed = await market.client.call("market", "commitmentOf", execution_id, node)
         assert committed == compute_commitment(STEPS, completion.root())
+        assert market.members.pledges[execution_id, node].root == completion.root()
 
     entries = {e.task: e for c in completions.values() for e in c.tasks}
     result = await verify(market, certificate, 1, STEPS, nodes)
