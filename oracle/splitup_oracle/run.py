@@ -71,6 +71,7 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
                 sampling_bps=parameters["samplingBps"],
                 reward_milli=parameters["rewardMilli"],
                 slash_milli=parameters["slashMilli"],
+                treasury_bps=parameters["treasuryBps"],
             ),
             chain,
             journal,

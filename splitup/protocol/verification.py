@@ -28,12 +28,18 @@ class Economics:
     """The Market contract's parameters that settlement needs.
 
     ``sampling_bps`` is p in 1/10,000; a price pays R = ``reward_milli``/1000 of a task's cost C,
-    and a proven lie costs S = ``slash_milli``/1000 of C.
+    and a proven lie costs S = ``slash_milli``/1000 of C, of which at least ``treasury_bps`` in
+    1/10,000 are the treasury's.
     """
 
     sampling_bps: int
     reward_milli: int
     slash_milli: int
+    treasury_bps: int = 2_000
+
+    def compute_rewards(self, slashed_micro_usdc: int) -> int:
+        """Return how much of a slash others may get, as the contract rounds it."""
+        return slashed_micro_usdc * (10_000 - self.treasury_bps) // 10_000
 
     @property
     def silence_milli(self) -> int:
@@ -209,9 +215,10 @@ def compute_settlement(
     for all of them when they never revealed their completion (``withheld``). Validators earn the
     price of the task they recomputed. A liar pays S for each lie; who withholds a completion pays
     less for each of its drawn tasks (``Economics.silence_milli``), and a validator that withholds
-    its result twice the price that it would have earned. Out of it the validators of that task are
-    paid, as far as it reaches, then the client gets back the price of the whole execution, as far
-    as it reaches; the rest is the treasury's, so that slashing oneself does not pay.
+    its result twice the price that it would have earned. Of it all but the treasury's share pays
+    the validators of that task, as far as it reaches, then gives the client back the price of the
+    whole execution, as far as it reaches; the rest is the treasury's, too, so that slashing oneself
+    does not pay. The contract scales down what is more than that: nothing ever is.
     """
     by_task = {verdict.task: verdict for verdict in verdicts}
     price = [task.price_micro_usdc * steps for task in manifest.tasks]
@@ -226,16 +233,16 @@ def compute_settlement(
             continue
         penalties = _compute_penalties(verdict, executor, price[index], economics)
         slashed.update(penalties)
-        funds = penalties.total()
-        pot = from_slash if funds else earned
-        if not funds:  # out of the escrow, which holds the price of one verification per task
+        funds = economics.compute_rewards(penalties.total())
+        pot = from_slash if penalties else earned
+        if not penalties:  # out of the escrow, which holds the price of one verification per task
             funds = price[index]
         for validator in verdict.validators:
             if funds >= price[index]:
                 funds -= price[index]
                 pot[validator] += price[index]
     if any(verdict.outcome in UNPAID for verdict in verdicts):
-        left = slashed.total() - from_slash.total()
+        left = economics.compute_rewards(slashed.total()) - from_slash.total()
         from_slash[plan.request.client] += min(sum(price), left)
     payments = [Payment(to, amount, False) for to, amount in sorted(earned.items()) if amount]
     payments += [Payment(to, amount, True) for to, amount in sorted(from_slash.items()) if amount]
