@@ -22,7 +22,7 @@ from splitup.chain.client import Chain
 from splitup.chain.market import distribute
 from splitup.errors import ChainRejected, SplitUpError, Unavailable
 from splitup.journal.journal import Journal
-from splitup.wire import Completion, Pledge
+from splitup.wire import Completion, Pledge, Takeovers
 from splitup_node.heralds import Herald
 
 COMPLETION_TYP = "splitup-completion"
@@ -76,7 +76,10 @@ class Reporter:
         stored = await asyncio.to_thread(
             self._journal.put_once, "completion", completion.execution_id, value
         )
-        self._waiting.put_nowait(_read_report(stored))
+        report = _read_report(stored)
+        if (takeovers := _make_takeovers(report.completion)) is not None:
+            self._spawn(self._herald.say(takeovers, set()))  # before our commitment is on chain
+        self._waiting.put_nowait(report)
 
     def resume(self) -> None:
         """Take up the completions that an earlier run of the node did not bring to an end."""
@@ -151,6 +154,7 @@ class Reporter:
             node=completion.node,
             steps=completion.steps,
             root=completion.root(),
+            takeovers=completion.takeovers,
         )
         give_up_s = report.give_up_s
         self._spawn(self._herald.spread("/v1/pledge", PLEDGE_TYP, pledge, give_up_s))
@@ -200,7 +204,9 @@ class Reporter:
         completion = report.completion
         self._planned_at.pop(completion.execution_id, None)
         self._pledged.discard(completion.execution_id)
-        due = await self._herald.wait_until_due(completion.execution_id, None, report.give_up_s)
+        due = await self._herald.wait_until_due(
+            completion.execution_id, _make_takeovers(completion), report.give_up_s
+        )
         if not due or await self._herald.spread(
             "/v1/completion", COMPLETION_TYP, completion, report.give_up_s
         ):
@@ -233,6 +239,17 @@ class Reporter:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a report failed", exc_info=error)
+
+
+def _make_takeovers(completion: Completion) -> Takeovers | None:
+    """Return what the members have to know of a completion before it is revealed, if anything."""
+    if not completion.takeovers:
+        return None
+    return Takeovers(
+        execution_id=completion.execution_id,
+        node=completion.node,
+        takeovers=completion.takeovers,
+    )
 
 
 def _read_report(value: dict[str, Any]) -> Report:

@@ -87,6 +87,7 @@ HEARTBEAT_TYP: Final = "splitup-heartbeat"
 GOSSIP_TYP: Final = "splitup-gossip"
 COMPLETION_TYP: Final = "splitup-completion"
 PLEDGE_TYP: Final = "splitup-pledge"
+TAKEOVERS_TYP: Final = "splitup-takeovers"
 PROMISE_TYP: Final = "splitup-verification-commitment"
 RESULT_TYP: Final = "splitup-verification-result"
 

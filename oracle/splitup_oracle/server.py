@@ -17,9 +17,10 @@ from splitup.protocol.events import (
     PledgeReceived,
     PromiseReceived,
     ResultReceived,
+    TakeoversReceived,
 )
 from splitup.protocol.messages import parse_gossip
-from splitup.wire import Completion, Heartbeat, Pledge, VerificationCommitment
+from splitup.wire import Completion, Heartbeat, Pledge, Takeovers, VerificationCommitment
 from splitup_oracle.member import (
     COMPLETION_TYP,
     GOSSIP_TYP,
@@ -27,6 +28,7 @@ from splitup_oracle.member import (
     PLEDGE_TYP,
     PROMISE_TYP,
     RESULT_TYP,
+    TAKEOVERS_TYP,
     Member,
 )
 
@@ -54,6 +56,7 @@ class MemberServer:
                 web.post("/v1/gossip", self._gossip),
                 web.post("/v1/completion", self._completion),
                 web.post("/v1/pledge", self._pledge),
+                web.post("/v1/takeovers", self._takeovers),
                 web.post("/v1/promise", self._promise),
                 web.post("/v1/verification", self._verification),
                 web.get("/v1/attestation/{execution_id}", self._attestation),
@@ -122,6 +125,12 @@ class MemberServer:
         claims = await read_signed(request, typ=PLEDGE_TYP, audience=self._member.audience)
         pledge = Pledge.from_value(claims.body)
         self._member.feed_peer(PledgeReceived(pledge, claims.issuer))
+        return web.json_response({})
+
+    async def _takeovers(self, request: web.Request) -> web.Response:
+        claims = await read_signed(request, typ=TAKEOVERS_TYP, audience=self._member.audience)
+        takeovers = Takeovers.from_value(claims.body)
+        self._member.feed_peer(TakeoversReceived(takeovers, claims.issuer))
         return web.json_response({})
 
     async def _promise(self, request: web.Request) -> web.Response:

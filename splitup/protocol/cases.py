@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from splitup import limits
 from splitup.codec import compute_digest, encode_canonical
@@ -16,6 +17,7 @@ from splitup.protocol.checks import Answer, Check
 from splitup.protocol.events import CompletionCommitted, ExecutionCommitted
 from splitup.protocol.messages import CommitmentsVote, SettlementProposal
 from splitup.protocol.shared import Beacon
+from splitup.protocol.takeovers import check_takeover, find_executors
 from splitup.protocol.verification import SettlementTerms, Verdict, check_completion
 from splitup.wire import (
     Completion,
@@ -26,6 +28,7 @@ from splitup.wire import (
     Request,
     Ruling,
     SignedAttestation,
+    SignedTakeover,
     Snapshot,
     TaskCommitment,
     TaskVerdict,
@@ -44,6 +47,21 @@ class Proposed:
     signatures: dict[str, bytes] = field(default_factory=dict)
 
 
+class Basis(NamedTuple):
+    """What a draw is over. ``executors`` is empty when they are the plan's."""
+
+    block_hash: str
+    commitments: tuple[tuple[str, str], ...]
+    executors: tuple[str, ...]
+
+
+class Agreement(NamedTuple):
+    """What members bring to the chain in one root. ``executors`` as in a basis."""
+
+    pledges: tuple[Pledge, ...]  # sorted by node
+    executors: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Case:
     """One execution from its plan to its settlement."""
@@ -59,8 +77,12 @@ class Case:
     vote_at: float = 0.0
     commit_at: float = math.inf
     agreed: ExecutionCommitted | None = None
-    bound: dict[str, CompletionCommitted] = field(default_factory=dict)  # by the agreed root
+    agreement: Agreement | None = None  # what the agreed root is over
+    bound: dict[str, CompletionCommitted] = field(default_factory=dict)  # by it
     own: dict[str, CompletionCommitted] = field(default_factory=dict)  # nodes' own, in chain order
+    # takeovers that were checked, by task and candidate
+    takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
+    basis: Basis | None = None  # what we signed for
     beacon: Beacon | None = None
     early: dict[int, str] = field(default_factory=dict)  # draw partials before our beacon
     partial: str = ""
@@ -83,36 +105,31 @@ class Case:
     proposals: dict[str, SettlementProposal] = field(default_factory=dict)  # not signed yet
 
     def get_executors(self) -> tuple[str, ...]:
-        """Return who answers for each task; none before the plan is known."""
-        return self.certificate.plan.executors() if self.certificate else ()
+        """Return who answers for each task; none before the draw, which fixes it."""
+        if self.certificate is None or self.draw is None:
+            return ()
+        return self.draw.executors or self.certificate.plan.executors()
 
-    @property
-    def commitments(self) -> Mapping[str, CompletionCommitted]:
-        """What binds the nodes on chain: their own transactions, or the agreed root."""
-        return self.bound or self.own
+    def get_commitments(self) -> Mapping[str, CompletionCommitted]:
+        """Return what binds the nodes on chain: the agreed root, or their own transactions."""
+        if self.draw is not None:
+            return self.bound if self._rests_on(self.draw, self.bound) else self.own
+        return self.bound if self.bound and self._find_own_executors() is None else self.own
 
     def count_executors(self) -> int:
         """Return how many nodes the plan's exposures name, which is what the chain counts."""
         return len(set(self.certificate.plan.executors())) if self.certificate else 0
 
-    def is_covered(self) -> bool:
-        """Return whether what is on chain, and known here, binds every executor."""
-        executors = set(self.get_executors())
-        return bool(executors) and executors <= self.commitments.keys()
-
-    def list_pledges(self) -> tuple[Pledge, ...]:
-        """Return the pledges of all executors by node, none while one lacks."""
-        executors = sorted(set(self.get_executors()))
-        if not all(node in self.pledges for node in executors):
-            return ()
-        return tuple(self.pledges[node] for node in executors)
-
-    def list_bound(self) -> tuple[Pledge, ...]:
-        """Return what the agreed root is over."""
-        return tuple(
-            Pledge(execution_id=e.execution_id, node=node, steps=e.steps, root=e.root)
-            for node, e in sorted(self.bound.items())
-        )
+    def find_agreement(self) -> Agreement | None:
+        """Return what to agree on, once pledges cover every task: the highest candidates count."""
+        if self.certificate is None:
+            return None
+        plan = self.certificate.plan
+        executors = find_executors(plan, self.takeovers, dict.fromkeys(self.pledges, 0))
+        if executors is None:
+            return None
+        pledges = tuple(self.pledges[node] for node in sorted(set(executors)))
+        return Agreement(pledges, () if executors == plan.executors() else executors)
 
     def add_own(self, event: CompletionCommitted) -> bool:
         """Note a node's own transaction; one that comes after the agreed root changes nothing."""
@@ -121,29 +138,32 @@ class Case:
         self.own[event.node] = event
         return True
 
-    def bind(self, pledges: Iterable[Pledge]) -> bool:
-        """Take what the agreed root is over, if it is; return whether it is known now.
-
-        Executors that had all committed on chain before stay bound by that.
-        """
-        if self.agreed is None or self.is_covered():
-            return self.agreed is not None
-        execution_id, agreed, found = self.request.execution_id, self.agreed, tuple(pledges)
-        if compute_pledges_root(execution_id, found) != agreed.root:
+    def bind(self, agreement: Agreement | None) -> bool:
+        """Take what the agreed root is over, if it is; return whether it is known now."""
+        agreed, execution_id = self.agreed, self.request.execution_id
+        if agreed is None or agreement is None or self.agreement is not None:
+            return self.agreement is not None
+        if compute_pledges_root(execution_id, agreement) != agreed.root:
             return False
+        self.agreement = agreement
         self.bound = {
             pledge.node: CompletionCommitted(
                 execution_id, pledge.node, pledge.steps, pledge.root, agreed.block_hash
             )
-            for pledge in found
+            for pledge in agreement.pledges
         }
         return True
+
+    def unbind(self) -> None:
+        """Take back the agreed root."""
+        self.agreed = self.agreement = None
+        self.bound.clear()
 
     def undo_draw(self) -> None:
         """Take back a draw whose basis is gone, and all that rested on it."""
         self.unchecked |= self.completions
         self.completions.clear()
-        self.draw = self.beacon = self.checks = self.proposed = None
+        self.draw = self.basis = self.beacon = self.checks = self.proposed = None
         self.attested = self.due_at = None
         self.attestations = self.attestations.renew()
         self.rulings.clear()
@@ -201,13 +221,69 @@ class Case:
             answers += [check.answers[v] for v in check.validators if v in check.answers]
         return answers
 
-    def get_basis(self) -> tuple[str, tuple[tuple[str, str], ...]] | None:
-        """Return what the draw is over, once every executor has committed: block hash and roots."""
-        if not self.is_covered():
+    def get_basis(self) -> Basis | None:
+        """Return what the draw is over, once commitments cover every task.
+
+        The block hash of the last of them, (node, root) of each, sorted, and who answers for the
+        tasks: () when they are the plan's. What comes first on chain counts: the agreed root, or
+        the nodes' own commitments.
+        """
+        if self.certificate is None:
             return None
-        executors = set(self.get_executors())
-        events = [event for node, event in self.commitments.items() if node in executors]
-        return events[-1].block_hash, tuple(sorted((e.node, e.root) for e in events))
+        plan, executors, events = self.certificate.plan, self._find_own_executors(), self.own
+        if executors is None and self.agreement is not None:
+            executors, events = self.agreement.executors or plan.executors(), self.bound
+        if executors is None:
+            return None
+        found = _list_events(executors, events)
+        return Basis(
+            found[-1].block_hash,
+            tuple(sorted((event.node, event.root) for event in found)),
+            () if executors == plan.executors() else executors,
+        )
+
+    def _find_own_executors(self) -> tuple[str, ...] | None:
+        """Return who answers for the tasks by the nodes' own commitments, if they cover all."""
+        if self.certificate is None or not self.own:
+            return None
+        places = {node: place for place, node in enumerate(self.own)}
+        return find_executors(self.certificate.plan, self.takeovers, places)
+
+    def rests_on_chain(self, draw: Draw) -> bool:
+        """Return whether a draw is over commitments that we see, too, by candidates of the plan."""
+        return self._rests_on(draw, self.bound) or self._rests_on(draw, self.own)
+
+    def _rests_on(self, draw: Draw, commitments: Mapping[str, CompletionCommitted]) -> bool:
+        if self.certificate is None or not self.certificate.plan.has_candidates(draw.executors):
+            return False
+        events = _list_events(draw.executors or self.certificate.plan.executors(), commitments)
+        if tuple(sorted((event.node, event.root) for event in events)) != draw.commitments:
+            return False
+        return bool(events) and events[-1].block_hash == draw.block_hash
+
+    def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
+        """Note who may answer for tasks; nothing changes once there is a draw.
+
+        Raises PeerFault, BadSignature for what is not the client's word.
+        """
+        if self.certificate is None or self.draw is not None:
+            return
+        for signed in takeovers:
+            name = signed.takeover.task, signed.takeover.candidate
+            if name not in self.takeovers:
+                check_takeover(signed, self.certificate.plan)
+                self.takeovers[name] = signed
+
+    def list_effective(self) -> tuple[SignedTakeover, ...]:
+        """Return the takeovers that our basis rests on."""
+        if self.certificate is None or self.basis is None:
+            return ()
+        plan, executors = self.certificate.plan, self.basis.executors
+        return tuple(
+            signed
+            for (task, candidate), signed in sorted(self.takeovers.items())
+            if executors and executors[task] == plan.tasks[task][candidate]
+        )
 
     def check_validator(
         self, result: VerificationResult | VerificationCommitment, signing_key: str
@@ -226,22 +302,41 @@ def check_revealed(
     certificate: PlanCertificate,
     manifest: Manifest,
     committed: CompletionCommitted,
+    executors: Sequence[str],
 ) -> None:
-    """Raise PeerFault unless a completion is what its node committed to, steps included."""
-    check_completion(completion, certificate.plan, manifest, committed.root)
+    """Raise PeerFault unless a completion is what its node committed to, steps included.
+
+    It has to cover the tasks that its node answers for, with the takeovers that made it so.
+    """
+    check_committed(completion, committed)
+    check_completion(completion, certificate.plan, manifest, committed.root, executors)
+
+
+def check_committed(completion: Completion, committed: CompletionCommitted) -> None:
+    """Raise PeerFault unless root and steps are those on chain, whatever the plan says."""
+    node = completion.node
+    if completion.root() != committed.root:
+        raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
     if completion.steps != committed.steps:
         raise PeerFault(
-            f"completion of {completion.node} has {completion.steps} steps, "
-            f"{committed.steps} were committed",
-            peer=completion.node,
+            f"completion of {node} has {completion.steps} steps, {committed.steps} were committed",
+            peer=node,
         )
 
 
-def compute_pledges_root(execution_id: str, pledges: Iterable[Pledge]) -> str:
-    """Return the root over the pledges of all executors of an execution, sorted by node."""
+def _list_events(
+    executors: Sequence[str], commitments: Mapping[str, CompletionCommitted]
+) -> list[CompletionCommitted]:
+    named = set(executors)
+    return [event for node, event in commitments.items() if node in named]
+
+
+def compute_pledges_root(execution_id: str, agreement: Agreement) -> str:
+    """Return the root over the pledges of all executors of an execution, and who they are."""
     value = {
         "execution_id": execution_id,
-        "pledges": [[pledge.node, pledge.steps, pledge.root] for pledge in pledges],
+        "executors": list(agreement.executors),
+        "pledges": [[pledge.node, pledge.steps, pledge.root] for pledge in agreement.pledges],
     }
     return "0x" + compute_digest(b"splitup/pledges/v1\0" + encode_canonical(value))
 

@@ -24,6 +24,7 @@ from splitup.wire import (
     Request,
     Ruling,
     Snapshot,
+    Takeovers,
     VerificationCommitment,
     VerificationOrder,
     VerificationResult,
@@ -178,6 +179,14 @@ class PledgeReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeoversReceived:
+    """A node's proof that it runs tasks of another; ``signing_key`` signed the message."""
+
+    takeovers: Takeovers
+    signing_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class PromiseReceived:
     """A validator's commitment."""
 
@@ -268,6 +277,7 @@ Event = (
     | CompletionReceived
     | PledgeReceived
     | PromiseReceived
+    | TakeoversReceived
     | ResultReceived
     | TaskRecomputed
     | KeyReady

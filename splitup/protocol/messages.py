@@ -23,6 +23,7 @@ from splitup.wire import (
     PlanCertificate,
     Pledge,
     SignedAttestation,
+    SignedTakeover,
     Snapshot,
 )
 
@@ -129,17 +130,22 @@ class PledgesWanted(Message):
 
 
 class PledgesTold(Message):
-    """Answers a member that is behind; the root on chain proves it."""
+    """Answers a member that is behind; the root on chain proves it.
+
+    ``executors`` answer for the tasks, by task; empty when they are the plan's.
+    """
 
     execution_id: Bytes32Field
     pledges: tuple[Pledge, ...] = Field(max_length=limits.MAX_TASKS)
+    executors: tuple[AddressField, ...] = Field(max_length=limits.MAX_TASKS)
 
 
 class DrawPartial(Message):
-    """A share of the draw's seed."""
+    """A share of the draw's seed. Who is behind may lack the takeovers that it rests on."""
 
     execution_id: Bytes32Field
     partial: PartialField
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
 
 
 class DrawMade(Message):

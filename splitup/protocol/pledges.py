@@ -12,12 +12,11 @@ the votes and gains nothing, the chain takes one root, and members draw once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from splitup import limits
 from splitup.crypto import quorum
 from splitup.errors import BadSignature, PeerFault, Unavailable
-from splitup.protocol.cases import Case, compute_pledges_root
+from splitup.protocol.cases import Agreement, Case, compute_pledges_root
 from splitup.protocol.events import Command, Gossip, Log, SubmitCommitments
 from splitup.protocol.messages import CommitmentsVote, PledgesTold, PledgesWanted
 from splitup.protocol.shared import Seat
@@ -43,6 +42,7 @@ class Pledges:
                 f"{pledge.node} pledges {pledge.steps} steps, {case.request.steps} are paid for",
                 peer=pledge.node,
             )
+        case.add_takeovers(pledge.takeovers)
         case.pledges.setdefault(pledge.node, pledge)
 
     def process_vote(self, case: Case, sender: str, vote: CommitmentsVote) -> None:
@@ -55,25 +55,25 @@ class Pledges:
 
     def process_wanted(self, case: Case, sender: str) -> list[Command]:
         """Answer a member that does not hold what the agreed root is over."""
-        if case.agreed is None or not case.bound:
+        if case.agreement is None:
             return []
-        told = PledgesTold(execution_id=case.request.execution_id, pledges=case.list_bound())
+        told = PledgesTold(execution_id=case.request.execution_id, **case.agreement._asdict())
         return [Gossip(sender, told)]
 
-    def process_told(self, case: Case, pledges: Iterable[Pledge]) -> None:
+    def process_told(self, case: Case, told: PledgesTold) -> None:
         """Take what the agreed root is over; 2f+1 members signed it, so that the root is enough."""
-        case.bind(pledges)
+        case.bind(Agreement(told.pledges, told.executors))
 
     def advance(self, case: Case, now: float) -> list[Command]:
         """Vote when every executor has pledged; bring an agreed root to the chain; catch up."""
-        if case.is_covered():
+        if case.draw is not None:
             return []
+        agreement = case.find_agreement()
         if case.agreed is not None:
-            return self._catch_up(case, now)
-        pledges = case.list_pledges()
-        if not pledges:
+            return self._catch_up(case, agreement, now)
+        if agreement is None or case.get_basis() is not None:
             return []
-        root = compute_pledges_root(case.request.execution_id, pledges)
+        root = compute_pledges_root(case.request.execution_id, agreement)
         own = case.votes.get(self._seat.account)
         commands: list[Command] = []
         if own is None or own.root != root or now >= case.vote_at:
@@ -110,9 +110,9 @@ class Pledges:
             )
         ]
 
-    def _catch_up(self, case: Case, now: float) -> list[Command]:
+    def _catch_up(self, case: Case, ours: Agreement | None, now: float) -> list[Command]:
         """Find what the agreed root is over: what we hold, or what others tell us."""
-        if case.bind(case.list_pledges()) or now < case.vote_at:
+        if case.bind(ours) or now < case.vote_at:
             return []
         case.vote_at = now + limits.GOSSIP_RETRY_S
         execution_id = case.request.execution_id

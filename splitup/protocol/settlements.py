@@ -17,6 +17,7 @@ from splitup.graph.manifest import Manifest
 from splitup.protocol.attestations import Attestations, check_attestation
 from splitup.protocol.cases import (
     Case,
+    check_committed,
     check_revealed,
     make_evidence,
 )
@@ -54,6 +55,7 @@ from splitup.wire import (
     Request,
     Ruling,
     SignedAttestation,
+    Takeovers,
     VerificationCommitment,
     VerificationResult,
 )
@@ -143,8 +145,9 @@ class Settlements:
         case = self._cases.get(event.execution_id)
         if case is None or case.own.get(event.node) != event:
             return
+        rested = case.get_commitments() is case.own
         del case.own[event.node]
-        if not case.bound:
+        if rested:
             case.undo_draw()
 
     def process_undone_agreement(self, event: ExecutionCommitted) -> None:
@@ -152,9 +155,9 @@ class Settlements:
         case = self._cases.get(event.execution_id)
         if case is None or case.agreed != event:
             return
-        case.agreed = None
-        if case.bound:
-            case.bound.clear()
+        rested = case.get_commitments() is case.bound
+        case.unbind()
+        if rested:
             case.undo_draw()
 
     def process_end(self, execution_id: str) -> list[Command]:
@@ -185,7 +188,7 @@ class Settlements:
     def process_completion(
         self, completion: Completion, signing_key: str, now: float
     ) -> list[Command]:
-        """Keep what a node reveals until its commitment is seen; raise PeerFault if it differs."""
+        """Keep what a node reveals until the draw is known; raise PeerFault if it differs."""
         case = self._find_case(completion.execution_id)
         if case is None:
             return []
@@ -196,14 +199,13 @@ class Settlements:
             )
         if case.certificate.plan.node_of(node).signing_key != signing_key:
             raise BadSignature(f"a completion of {node} is signed by another key", peer=node)
-        if node not in case.certificate.plan.executors():
-            raise PeerFault(f"node {node} is no executor of {completion.execution_id}", peer=node)
         if node in case.completions:
             return []
-        if case.manifest and node in case.commitments:
-            check_revealed(completion, case.certificate, case.manifest, case.commitments[node])
-            case.completions[node] = completion
+        if case.manifest and case.draw is not None:
+            self._take_completion(case, completion, case.certificate, case.manifest)
         else:
+            if node in (commitments := case.get_commitments()):
+                check_committed(completion, commitments[node])
             case.unchecked[node] = completion
         return self._advance(case, now)
 
@@ -213,6 +215,21 @@ class Settlements:
         if case is None:
             return []
         self._pledges.process_pledge(case, pledge, signing_key)
+        return self._advance(case, now)
+
+    def process_takeovers(self, message: Takeovers, signing_key: str, now: float) -> list[Command]:
+        """Note what made a node an executor; raise PeerFault for anybody else's, or false ones."""
+        case = self._find_case(message.execution_id)
+        if case is None:
+            return []
+        if case.certificate is None:
+            raise Unavailable(
+                f"execution {message.execution_id} is not planned here yet; try again"
+            )
+        plan, node = case.certificate.plan, message.node
+        if plan.node_of(node).signing_key != signing_key:
+            raise BadSignature(f"takeovers of {node} are signed by another key", peer=node)
+        case.add_takeovers(message.takeovers)
         return self._advance(case, now)
 
     def process_promise(
@@ -258,9 +275,10 @@ class Settlements:
             case PledgesWanted():
                 return self._pledges.process_wanted(case, sender)
             case PledgesTold():
-                self._pledges.process_told(case, message.pledges)
+                self._pledges.process_told(case, message)
                 return self._advance(case, now)
             case DrawPartial():
+                case.add_takeovers(message.takeovers)
                 commands = self._draws.process_partial(case, sender, message, now)
                 return commands + self._advance(case, now)
             case DrawMade():
@@ -310,11 +328,11 @@ class Settlements:
             self._draws.adopt(case, proposal.draw, now)
             for attestation in proposal.attestations:
                 self._take_attestation(case, attestation)
+            if case.draw is None:
+                return commands  # our view of the chain is behind; once more when it is not
             for completion in proposal.completions:
-                node = completion.node
-                if node in case.commitments and node not in case.completions:
-                    check_revealed(completion, certificate, manifest, case.commitments[node])
-                    case.completions[node] = completion
+                if completion.node not in case.completions:
+                    self._take_completion(case, completion, certificate, manifest)
             for token in proposal.results:
                 if token not in known:
                     result, signing_key = self._read_result(token)
@@ -330,7 +348,7 @@ class Settlements:
     def process_tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
         for case in list(self._cases.values()):
-            if case.commitments or case.pledges or case.agreed:
+            if case.own or case.pledges or case.agreed:
                 commands += self._advance(case, now)
         return commands
 
@@ -345,12 +363,12 @@ class Settlements:
         if case.snapshot is None or case.manifest is None:
             return self._library.ask(request.model_id, request.snapshot_root, now)
         commands = self._pledges.advance(case, now)
-        commands += self._check_completions(case, case.certificate, case.manifest)
         for sender, proposal in list(case.proposals.items()):
             commands += self._take_evidence(case, sender, proposal, now)
         commands += self._draws.make(case, now)
         if case.draw is None:
             return commands
+        commands += self._check_completions(case, case.certificate, case.manifest)
         commands += self._trials.advance(
             case, case.certificate, case.draw, case.snapshot, case.manifest, now
         )
@@ -360,15 +378,23 @@ class Settlements:
         self, case: Case, certificate: PlanCertificate, manifest: Manifest
     ) -> list[Command]:
         commands: list[Command] = []
-        for node in [node for node in case.unchecked if node in case.commitments]:
-            completion = case.unchecked.pop(node)
+        while case.unchecked:
+            node, completion = case.unchecked.popitem()
             try:
-                check_revealed(completion, certificate, manifest, case.commitments[node])
+                self._take_completion(case, completion, certificate, manifest)
             except PeerFault as error:
                 commands.append(Fault(node, str(error)))
-            else:
-                case.completions[node] = completion
         return commands
+
+    def _take_completion(
+        self, case: Case, completion: Completion, certificate: PlanCertificate, manifest: Manifest
+    ) -> None:
+        """Keep what an executor reveals; raise PeerFault unless it committed to exactly that."""
+        node, executors = completion.node, case.get_executors()
+        if node in executors:  # of the others nobody wants to know
+            committed = case.get_commitments()[node]
+            check_revealed(completion, certificate, manifest, committed, executors)
+            case.completions[node] = completion
 
     # ---- pieces -----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from splitup import limits
 from splitup.crypto import quorum
 from splitup.errors import BadSignature, PeerFault, Unavailable
 from splitup.protocol import events as ev
-from splitup.protocol.cases import compute_pledges_root
+from splitup.protocol.cases import Agreement, compute_pledges_root
 from splitup.protocol.messages import CommitmentsVote, DrawMade, DrawPartial, PledgesTold
 from splitup.protocol.verification import Economics
 from splitup.wire import Message, Pledge
@@ -147,12 +147,12 @@ def test_a15_pledges_and_roots_count_for_their_node_and_execution_alone() -> Non
         member.handle(ev.GossipReceived(sender.address, vote), simulation.now)
 
     agreed = ev.ExecutionCommitted(
-        execution_id, compute_pledges_root(execution_id, [pledge]), "0x" + "07" * 32
+        execution_id, compute_pledges_root(execution_id, Agreement((pledge,), ())), "0x" + "07" * 32
     )
     member.handle(agreed, simulation.now)
     forged = pledge.model_copy(update={"steps": 3})
     for pledges, is_taken in (((forged,), False), ((pledge,), True)):
-        told = PledgesTold(execution_id=execution_id, pledges=pledges)
+        told = PledgesTold(execution_id=execution_id, pledges=pledges, executors=())
         member.handle(ev.GossipReceived(sender.address, told), simulation.now)
         assert bool(case.bound) is is_taken
 
