@@ -120,4 +120,5 @@ def make_node_record(node: Mapping[str, Any]) -> NodeRecord:
         endpoint=node["endpoint"],
         stake_micro_usdc=node["stake"],
         operator=node.get("operator", ""),
+        locked_micro_usdc=node["locked"],
     )

@@ -48,6 +48,7 @@ class NodeRecord:
     endpoint: str
     stake_micro_usdc: int
     operator: str = ""  # who runs it; "" means its own account
+    locked_micro_usdc: int = 0  # of the stake, by executions under way
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ def check_takeover(signed: SignedTakeover, plan: Plan) -> str:
         raise PeerFault("a takeover is for another execution")
     if takeover.task >= len(plan.tasks) or takeover.candidate >= len(plan.tasks[takeover.task]):
         raise PeerFault(f"a takeover in {request.execution_id} names a candidate that is none")
+    if plan.places and takeover.candidate < plan.places[takeover.task]:
+        raise PeerFault(f"a takeover in {request.execution_id} names a node that was passed over")
     if takeover.first_step > request.steps:
         raise PeerFault(f"a takeover in {request.execution_id} begins after its last step")
     message = _DOMAIN + takeover.canonical_bytes()

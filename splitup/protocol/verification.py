@@ -16,10 +16,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from splitup.errors import PeerFault
+from splitup.errors import InvalidInput, PeerFault
 from splitup.graph.manifest import Manifest
 from splitup.protocol.takeovers import get_candidate
-from splitup.wire import Completion, Draw, Plan, Ruling, TaskCommitment, VerificationResult
+from splitup.wire import (
+    Completion,
+    Draw,
+    Plan,
+    Ruling,
+    Snapshot,
+    TaskCommitment,
+    VerificationResult,
+)
 
 MAX_JUDGES: Final = 4  # validators heard: one, then a third node, then five nodes in all
 
@@ -101,17 +109,31 @@ def compute_penalty(price_micro_usdc: int, economics: Economics) -> int:
     return price_micro_usdc * economics.slash_milli // economics.reward_milli
 
 
-def add_exposures(plan: Plan, manifest: Manifest, economics: Economics) -> Plan:
-    """Return the plan with what every executor stands to lose: S for each of its tasks."""
+def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics) -> Plan:
+    """Return the plan with what every executor stands to lose: S for each of its tasks.
+
+    A node whose free stake does not cover that is passed over: the chain would refuse the plan.
+    Raises InvalidInput when that leaves nobody for a task.
+    """
+    free = {entry.node: entry.free_micro_usdc for entry in snapshot.entries}
     exposures: dict[str, int] = {}
-    for task, executor in zip(manifest.tasks, plan.executors(), strict=True):
+    places: list[int] = []
+    for number, (task, listed) in enumerate(zip(manifest.tasks, plan.tasks, strict=True)):
         penalty = compute_penalty(task.price_micro_usdc * plan.request.steps, economics)
+        able = [p for p, n in enumerate(listed) if exposures.get(n, 0) + penalty <= free[n]]
+        if not able:
+            raise InvalidInput(
+                f"no node's free stake covers task {number} ({task.label}) over "
+                f"{plan.request.steps} steps; ask for fewer, or wait until executions have ended"
+            )
+        places.append(able[0])
+        executor = listed[able[0]]
         exposures[executor] = exposures.get(executor, 0) + penalty
     nodes = tuple(
         entry.model_copy(update={"exposure_micro_usdc": exposures.get(entry.node, 0)})
         for entry in plan.nodes
     )
-    return plan.model_copy(update={"nodes": nodes})
+    return plan.model_copy(update={"nodes": nodes, "places": tuple(places) if any(places) else ()})
 
 
 def is_sampled(seed: str, task: int, sampling_bps: int) -> bool:

@@ -102,6 +102,13 @@ def test_later_commitments_change_nothing() -> None:
     assert find([(0, 2), (1, 1)], 0, 3, 2, 1) == (NODES[0].address, NODES[3].address)
 
 
+def test_who_was_passed_over_for_its_stake_takes_nothing_over() -> None:
+    plan = PLAN.model_copy(update={"places": (2, 0)})
+    assert plan.executors() == (NODES[2].address, NODES[1].address)
+    with pytest.raises(PeerFault, match="passed over"):
+        check_takeover(sign(0, 1), plan)
+
+
 def test_of_commitments_without_an_order_the_highest_candidates_count() -> None:
     places = {NODES[node].address: 0 for node in (0, 1, 2)}
     assert find_executors(PLAN, [(0, 1), (0, 2)], places) == (NODES[2].address, NODES[1].address)
