@@ -127,6 +127,8 @@ class Chain:
     plans: dict[str, str] = field(default_factory=dict)
     commitments: dict[tuple[str, str], str] = field(default_factory=dict)
     agreed: dict[str, str] = field(default_factory=dict)
+    locked: Counter[str] = field(default_factory=Counter)  # micro-USDC
+    exposures: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     covered: set[str] = field(default_factory=set)  # executions whose commitments are all here
     settlements: dict[str, quorum.Settlement] = field(default_factory=dict)
     log: list[ev.Event] = field(default_factory=list)
@@ -145,6 +147,8 @@ class Node:
     withholds_completion: bool = False
     forgets_takeovers: bool = False  # its completion lacks them
     withholds_result: bool = False
+    stake_micro_usdc: int = 10**9
+    operator: str = ""
     withholds_pledge: bool = False  # commits on chain by itself
     two_faced: bool = False  # pledges something else to every member
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
@@ -223,6 +227,7 @@ class Simulation:
         self._every(1.0, self._mine)
         self._every(0.05, self._tick)
         self._every(1.0, self._beat)
+        self._every(5.0, self._read_registry)
         self._beat()
 
     # ---- time -------------------------------------------------------------------------------
@@ -404,6 +409,12 @@ class Simulation:
                 if command.execution_id in self.chain.plans:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
+                for node, amount in command.exposures:
+                    if self.chain.locked[node] + amount > self.by_node[node].stake_micro_usdc:
+                        self.chain.rejected["ExposureTooHigh"] += 1
+                        return
+                self.chain.locked.update(dict(command.exposures))
+                self.chain.exposures[command.execution_id] = command.exposures
                 self.chain.plans[command.execution_id] = command.plan_root
                 self.emit(ev.PlanAccepted(command.execution_id, command.plan_root))
             case ev.SubmitCommitments():
@@ -427,6 +438,7 @@ class Simulation:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
                 self.chain.settlements[command.execution_id] = command.settlement
+                self.chain.locked.subtract(dict(self.chain.exposures[command.execution_id]))
                 self.emit(ev.ExecutionEnded(command.execution_id))
 
     def request(self, number: int = 1, *, steps: int = 4, deadline_s: int = 300) -> str:
@@ -460,9 +472,20 @@ class Simulation:
 
     def _records(self) -> list[ev.NodeRecord]:
         return [
-            ev.NodeRecord(n.address, n.identity.signing_key_hex, "http://127.0.0.1:9000", 10**9)
+            ev.NodeRecord(
+                n.address,
+                n.identity.signing_key_hex,
+                "http://127.0.0.1:9000",
+                n.stake_micro_usdc,
+                n.operator,
+                self.chain.locked[n.address],
+            )
             for n in self.nodes
         ]
+
+    def _read_registry(self) -> None:
+        for account in self.members:
+            self.feed(account, ev.NodesSeen(tuple(self._records())))
 
     def _beat(self) -> None:
         resident = tuple(sorted(task.task_id for task in self.manifest.tasks))
@@ -610,6 +633,15 @@ class Simulation:
         if lies and (self.lies_at is None or (execution_id, task) in self.lies_at):
             return (digest("lie", execution_id, task),)
         return self._compute(execution_id, plan, task)
+
+    def verified_by(self, execution_id: str) -> list[tuple[int, str]]:
+        """Return (task, node) of all that recomputed a task of an execution."""
+        return [
+            (task, node.address)
+            for node in self.nodes
+            for execution, task in node.verified
+            if execution == execution_id
+        ]
 
     def pause(self, node: str, seconds: float) -> None:
         """Let a node say nothing for a while, as one that crashed and is started again."""
