@@ -119,8 +119,11 @@ def find_executors(
     that cover every task count, so that later ones change nothing; of several candidates for one
     task the highest.
     """
-    eligible = [[executor] for executor in plan.executors()]
-    for task, candidate in sorted(named):
+    executors, names = plan.executors(), sorted(named)
+    if not names:  # the usual case, asked for many times a second
+        return executors if places.keys() >= set(executors) else None
+    eligible = [[executor] for executor in executors]
+    for task, candidate in names:
         eligible[task].append(plan.tasks[task][candidate])
     present = [[node for node in nodes if node in places] for nodes in eligible]
     if not all(present):
