@@ -118,6 +118,7 @@ class NodeView(Message):
     speed_mflops: Count = 0
     bandwidth_kbps: Count = 0
     assigned_micro_usdc: Count = 0  # the price of the work it got since the snapshot before
+    locked_micro_usdc: Count = 0  # of its stake, by executions under way
 
 
 class Observation(Message):
@@ -146,6 +147,12 @@ class SnapshotEntry(Message):
     bandwidth_kbps: Count = 0  # measured, in 10^3 bytes a second; 0 means unmeasured
     vram_free_bytes: Count = 0
     credit_milli: Credit = 0  # work it is owed (``splitup.protocol.fairness``)
+    locked_micro_usdc: Count = 0  # of the stake, by executions under way; rounded up
+
+    @property
+    def free_micro_usdc(self) -> int:
+        """What of the stake another execution can lock."""
+        return max(0, self.stake_micro_usdc - self.locked_micro_usdc)
 
 
 class Snapshot(Message):
@@ -205,6 +212,8 @@ class TaskTerms(Message):
 class Plan(Message):
     """For every task an ordered list of nodes: executor first, then fallbacks.
 
+    ``places`` are the executors' in their lists, () when all are first: a node whose free stake
+    does not cover what it would stand to lose is passed over, and stays in the list.
     A pure function of (request, seed, snapshot, manifest); ``root`` is what the chain stores.
     Storage keys are a function of the plan (``splitup.protocol.keys``).
     """
@@ -215,6 +224,7 @@ class Plan(Message):
     nodes: tuple[PlanNode, ...]  # sorted by node, exactly those named in ``tasks``
     terms: tuple[TaskTerms, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # of every task
     unverifiable: tuple[int, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # too few hold
+    places: tuple[Count, ...] = Field(default=(), max_length=limits.MAX_TASKS)
 
     def root(self) -> str:
         """Return the Merkle root that members sign (``splitup.roots``); computed once."""
@@ -222,7 +232,8 @@ class Plan(Message):
 
     def executors(self) -> tuple[str, ...]:
         """Return the executor of every task, by task index."""
-        return tuple(candidates[0] for candidates in self.tasks)
+        pairs = zip(self.tasks, self.places or (0,) * len(self.tasks), strict=True)
+        return tuple(candidates[place] for candidates, place in pairs)
 
     def has_candidates(self, executors: Sequence[str]) -> bool:
         """Return whether ``executors`` is empty or names a candidate for every task."""
@@ -318,6 +329,16 @@ class Completion(Message):
         return self.digest("splitup/completion/v1")
 
 
+class Pledge(Message):
+    """What a node commits to in one execution, told to the members at its end (JWS)."""
+
+    execution_id: Bytes32Field
+    node: AddressField
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
+    root: Bytes32Field  # of its Completion
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
+
+
 class Takeovers(Message):
     """What made ``node`` the executor of tasks that the plan gives to another, for the members.
 
@@ -336,7 +357,7 @@ class Draw(Message):
     """
 
     execution_id: Bytes32Field
-    block_hash: Bytes32Field  # of the block with the last commitment
+    block_hash: Bytes32Field  # of the block with the agreed root, or with the last commitment
     commitments: tuple[tuple[AddressField, Bytes32Field], ...]  # (node, root), sorted by node
     executors: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_TASKS)
     signature: HexField  # threshold BLS signature over the above

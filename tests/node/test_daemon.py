@@ -17,6 +17,7 @@ from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
 from splitup_node.status import read_status
 
+from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import compute_commitment
 from splitup.devnet.processes import find_program
@@ -59,6 +60,12 @@ async def nodes(market: NodeMarket) -> AsyncIterator[list[RunningNode]]:
             running.append(node)
         await market.take_snapshot(running)
         yield running
+
+
+@pytest.fixture(autouse=True)
+def commit_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committee of these tests only listens: nodes need not wait for its transaction."""
+    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 0)
 
 
 async def execute(
@@ -157,6 +164,7 @@ async def test_execution_is_computed_committed_revealed_and_verified(
         check_completion(completion, certificate.plan, market.manifest, completion.root())
         committed = await market.client.call("market", "commitmentOf", execution_id, node)
         assert committed == compute_commitment(STEPS, completion.root())
+        assert market.members.pledges[execution_id, node].root == completion.root()
 
     entries = {e.task: e for c in completions.values() for e in c.tasks}
     result = await verify(market, certificate, 1, STEPS, nodes)

@@ -190,7 +190,9 @@ async def run_network(root: Path, *, open_models: bool = False) -> AsyncIterator
     """Start Anvil, contracts, SeaweedFS and a gateway; stop them all at the end."""
     server = await asyncio.to_thread(start_object_server, root / "s3")
     try:
-        async with start_anvil(find_free_port(), mnemonic=MNEMONIC) as anvil:
+        async with start_anvil(
+            find_free_port(), mnemonic=MNEMONIC, block_time_s=1, mixed_mining=True
+        ) as anvil:
             owner_key = derive_key(MNEMONIC, 0)
             deployment = await deploy(anvil.url, owner_key)
             deployment.save(root / "deployment.json")

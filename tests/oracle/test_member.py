@@ -57,6 +57,7 @@ async def check_payments(network: Network, execution_id: str) -> None:
     events = await network.find_settlement(execution_id)
     names = [event.name for event in events]
     assert names.count("PlanAccepted") == names.count("Settled") == 1
+    assert names.count("ExecutionCommitted") == 1 and "CompletionCommitted" not in names
     paid = next(event.args["paid"] for event in events if event.name == "Settled")
     assert paid == 2 * MANIFEST.price_micro_usdc(STEPS), "executors and one validator per task"
     assert sum(len({o.task for o in node.orders}) for node in network.nodes) == len(MANIFEST.tasks)
