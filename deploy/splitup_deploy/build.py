@@ -22,6 +22,7 @@ from splitup.graph.cost import (
     compute_state_bytes,
     compute_vram_bytes,
 )
+from splitup.graph.gates import find_gate
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
     VERSION,
@@ -228,6 +229,7 @@ def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) ->
         vram_bytes=vram_bytes,
         flops=flops,
         price_micro_usdc=compute_price_micro_usdc(flops, vram_bytes),
+        gate=find_gate(task.graph),
     )
 
 

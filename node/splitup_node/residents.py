@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splitup.errors import InvalidModel, SplitUpError, Unavailable
+from splitup.graph.gates import check_gate
 from splitup.graph.manifest import Task
+from splitup.graph.rules import load_graph
 from splitup.graph.vectors import Vectors
 from splitup_node.audit import AuditFailed, audit_program
 from splitup_node.cache import Cache
@@ -74,6 +76,7 @@ class Residents:
             self.loading = task.task_id
             try:
                 graph, weights = await self._cache.fetch_task(model_id, index)
+                await asyncio.to_thread(_check_gate, graph, task)
                 vectors = await self._cache.fetch_vectors(model_id, index)
                 resident = Resident(task.task_id, task.label, task.vram_bytes, graph, weights)
                 program = await self._load(resident)
@@ -129,3 +132,9 @@ class Residents:
             raise InvalidModel(f"{resident.graph} is not task {resident.task_id}; delete the file")
         program: int = loaded["program"]
         return program
+
+
+def _check_gate(path: Path, task: Task) -> None:
+    """Raise InvalidModel when zeros would be claimed of outputs that are none."""
+    if task.gate is not None:
+        check_gate(load_graph(path.read_bytes()), task.gate)
