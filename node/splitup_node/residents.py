@@ -15,8 +15,8 @@ from splitup.graph.gates import check_gate
 from splitup.graph.manifest import Task
 from splitup.graph.rules import load_graph
 from splitup.graph.vectors import Vectors
+from splitup.net.cache import Cache
 from splitup_node.audit import AuditFailed, audit_program
-from splitup_node.cache import Cache
 from splitup_node.supervisor import Supervisor, WorkerLost
 
 _log = logging.getLogger("splitup.node.residents")

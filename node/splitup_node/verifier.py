@@ -15,6 +15,7 @@ from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
+from splitup.net.cache import Cache
 from splitup.protocol.certificates import CommitteeView, check_certificate, check_draw
 from splitup.protocol.keys import Segment, decode_record, iter_segments, measure_record
 from splitup.protocol.routes import get_sources
@@ -30,7 +31,6 @@ from splitup.wire import (
     VerificationOrder,
     VerificationResult,
 )
-from splitup_node.cache import Cache
 from splitup_node.engine import Engine
 from splitup_node.heralds import Herald
 from splitup_node.logs import Digests

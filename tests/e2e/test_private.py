@@ -1,0 +1,67 @@
+"""A model whose ends stay with its users, on the real network: the same text, and nothing told."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from splitup.client.connection import SplitUp
+from splitup.client.generation import generate_tokens
+from splitup.client.outcome import Array
+from splitup.config import NetworkConfig
+from splitup.decode.sampler import Sampler
+from splitup.devnet.processes import find_program
+from tests.e2e.conftest import CHUNK, EXAMPLE, MODEL, TARGET_VRAM, Network
+
+NAME = "packages-private"
+PROMPT = "library for"
+TOKENS = 6
+
+
+async def test_the_text_is_the_same_and_stays_here(network: Network, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(find_program("splitup-deploy"), "register", "--json", "--model", EXAMPLE),
+            *("--name", NAME, "--target-vram", TARGET_VRAM, "--config", network.directory),
+            *("--chunk", str(CHUNK), "--private", "1"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    network.wait_for_holders(3, NAME)
+    config = NetworkConfig.load(network.config, cache=tmp_path / "cache")
+    sampler = Sampler(0.8, 5)
+    logits: list[bytes] = []
+    sampled: list[int] = []
+
+    def keep(inputs: dict[str, Array], outputs: Array) -> None:
+        logits.append(outputs.tobytes())
+
+    async with SplitUp.connect(config) as net:
+        options = {"max_tokens": TOKENS, "temperature": 0.8, "seed": 5}
+        wanted = [token.id async for token in net.generate(MODEL, PROMPT, **options)]
+        given = [token.id async for token in net.generate(NAME, PROMPT, **options)]
+        assert given == wanted
+        machine, tokenizer = await net.make_decoder(
+            NAME, PROMPT, max_tokens=TOKENS, sampler=sampler
+        )
+        async with net.session(NAME, steps=machine.max_steps) as session:
+            async for token in generate_tokens(session, machine, tokenizer, on_step=keep):
+                sampled.append(token.id)
+        assert sampled == wanted
+        receipt = await net.receipt(session.execution_id)
+    assert receipt.status == "settled" and not receipt.slashes
+    assert receipt.paid_micro_usdc >= session.manifest.price_micro_usdc(receipt.steps)
+    stored = {
+        path: path.read_bytes()
+        for path in network.directory.rglob("*")
+        if path.is_file() and session.execution_id[2:] in str(path)
+    }
+    assert stored  # the logs of what crossed the network
+    for raw in (*logits, np.array(sampled, np.int32).tobytes()):
+        assert not any(raw[:64] in data for data in stored.values())
+    assert any((tmp_path / "cache").glob("*.safetensors"))
