@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from splitup.client.connection import SplitUp
 from splitup.client.generation import generate_tokens
@@ -20,7 +21,9 @@ PROMPT = "library for"
 TOKENS = 6
 
 
-async def test_the_text_is_the_same_and_stays_here(network: Network, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def private(network: Network) -> Network:
+    """The network, with the model registered a second time."""
     done = subprocess.run(
         [
             *(find_program("splitup-deploy"), "register", "--json", "--model", EXAMPLE),
@@ -33,7 +36,11 @@ async def test_the_text_is_the_same_and_stays_here(network: Network, tmp_path: P
     )
     assert done.returncode == 0, done.stderr
     network.wait_for_holders(3, NAME)
-    config = NetworkConfig.load(network.config, cache=tmp_path / "cache")
+    return network
+
+
+async def test_the_text_is_the_same_and_stays_here(private: Network, tmp_path: Path) -> None:
+    config = NetworkConfig.load(private.config, cache=tmp_path / "cache")
     sampler = Sampler(0.8, 5)
     logits: list[bytes] = []
     sampled: list[int] = []
@@ -58,7 +65,7 @@ async def test_the_text_is_the_same_and_stays_here(network: Network, tmp_path: P
     assert receipt.paid_micro_usdc >= session.manifest.price_micro_usdc(receipt.steps)
     stored = {
         path: path.read_bytes()
-        for path in network.directory.rglob("*")
+        for path in private.directory.rglob("*")
         if path.is_file() and session.execution_id[2:] in str(path)
     }
     assert stored  # the logs of what crossed the network
