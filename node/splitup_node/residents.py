@@ -29,6 +29,7 @@ class Resident:
     task_id: str
     label: str
     vram_bytes: int
+    state_bytes: int
     graph: Path
     weights: Path | None
 
@@ -56,6 +57,12 @@ class Residents:
         """Return the memory that no task has been given."""
         return self._memory_bytes - sum(task.vram_bytes for task in self._tasks.values())
 
+    @property
+    def state_limit_bytes(self) -> int:
+        """Return what the states of all executions together may take, as the worker counts."""
+        fixed = sum(task.vram_bytes - task.state_bytes for task in self._tasks.values())
+        return self._memory_bytes - fixed
+
     async def ensure(self, model_id: str, index: int) -> int:
         """Return the program of a task, downloaded, loaded and tried if it is not resident.
 
@@ -78,7 +85,9 @@ class Residents:
                 graph, weights = await self._cache.fetch_task(model_id, index)
                 await asyncio.to_thread(_check_gate, graph, task)
                 vectors = await self._cache.fetch_vectors(model_id, index)
-                resident = Resident(task.task_id, task.label, task.vram_bytes, graph, weights)
+                resident = Resident(
+                    task.task_id, task.label, task.vram_bytes, task.state_bytes, graph, weights
+                )
                 program = await self._load(resident)
                 self._tasks[task.task_id] = resident  # it has its memory, served or not
                 if vectors is not None:

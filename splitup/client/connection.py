@@ -223,6 +223,7 @@ class SplitUp:
             plan=session.plan,
             manifest=found.manifest,
             elapsed_s=elapsed_s,
+            nodes=session.executors,
             receipt=self.pending_receipt(session.execution_id),
         )
 
