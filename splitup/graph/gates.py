@@ -12,15 +12,14 @@ infinite, so a graph has to select (``WHERE(gate != 0, value, 0)``).
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Sequence
 from typing import Final
 
+from splitup import limits
 from splitup.errors import InvalidModel
 from splitup.graph.ir import Graph, Node, decode_float, encode_float
 from splitup.graph.rules import FLOATS, INTEGERS, MOVEMENT
-from splitup.tensors import TensorSpec
+from splitup.tensors import TensorSpec, holds_zeros
 
 # what every element of a value is known to be; None when nothing is known
 _Known = int | float | None
@@ -29,18 +28,6 @@ _ZERO_FLOAT: Final = encode_float(0.0)  # and not minus zero, whose bytes are no
 _KEEP_ZERO: Final = frozenset(
     {"PAD", "CAST", "BITCAST", "STACK", "REDUCE", "ADD", "MUL", "MAX", "OR"}
 )
-_SIZES: Final = 1024  # lengths whose digests are kept: a port has one per number of rows
-
-
-@functools.lru_cache(_SIZES)
-def compute_zero_digest(length_bytes: int) -> bytes:
-    """Return the SHA-256 of this many zero bytes."""
-    return hashlib.sha256(bytes(length_bytes)).digest()
-
-
-def is_zero(digest: bytes, length_bytes: int) -> bool:
-    """Return whether a tensor of this SHA-256 holds nothing but zero bytes."""
-    return digest == compute_zero_digest(length_bytes)
 
 
 def compute_zero_step(
@@ -56,6 +43,18 @@ def compute_zero_step(
         return bytes(spec.row_bytes * rows if spec.rows else spec.nbytes)
 
     return [make(spec) for spec in inputs], [make(spec) for spec in outputs]
+
+
+def shut(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    gate: int | None,
+    tensors: Sequence[bytes | memoryview],
+) -> tuple[list[bytes], list[bytes]] | None:
+    """Return ``compute_zero_step`` of a step whose gate is zero, None of one that is to be run."""
+    if gate is None or not holds_zeros(tensors[gate]):
+        return None
+    return compute_zero_step(inputs, outputs, gate, len(tensors[gate]))
 
 
 def check_gate(graph: Graph, gate: int | None) -> None:
@@ -75,9 +74,11 @@ def is_gate(graph: Graph, gate: int) -> bool:
     """Return whether every output is zero where input ``gate`` is. The graph has been checked.
 
     A task with state is always run. Rows have to be the gate's: nothing else says how many a step
-    has.
+    has. A gate fits a frame, so that its digest says at once whether it is zero.
     """
     if graph.states or not 0 <= gate < len(graph.inputs):
+        return False
+    if graph.inputs[gate].nbytes > limits.INLINE_TENSOR_BYTES:
         return False
     if {symbol.name for symbol in graph.symbols} - {graph.inputs[gate].rows}:
         return False

@@ -372,6 +372,8 @@ def _check_program(name: str, task: Task | ClientTask) -> None:
 def _check_gate(name: str, task: Task, gate: int) -> None:
     if gate >= len(task.inputs) or task.state_bytes:
         raise InvalidModel(f"the manifest is invalid: {name} cannot have the gate {gate}")
+    if task.inputs[gate].nbytes > limits.INLINE_TENSOR_BYTES:  # zeros are told by their digest
+        raise InvalidModel(f"the manifest is invalid: the gate of {name} does not fit a frame")
     rows = task.inputs[gate].rows
     if any(port.rows not in ("", rows) for port in (*task.inputs, *task.outputs)):
         raise InvalidModel(f"the manifest is invalid: {name} has rows that its gate does not say")

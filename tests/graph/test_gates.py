@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 
 import numpy as np
 import pytest
 
 from splitup.errors import InvalidModel
-from splitup.graph.gates import check_gate, compute_zero_step, find_gate, is_gate, is_zero
+from splitup.graph.gates import check_gate, compute_zero_step, find_gate, is_gate, shut
 from splitup.graph.ir import Graph, encode_float
 from splitup.graph.rules import check_graph
 from splitup.graph.runtime import TaskProgram
-from splitup.tensors import TensorSpec
+from splitup.tensors import TensorSpec, holds_zeros, is_zero
 from tests.graph.graphs import Builder
 
 ROWS = ("T", 4)
@@ -103,3 +104,10 @@ def test_zeros_by_their_digest() -> None:
     assert is_zero(hashlib.sha256(bytes(8)).digest(), 8)
     assert not is_zero(hashlib.sha256(bytes(8)).digest(), 4)
     assert not is_zero(hashlib.sha256(b"\0\0\0\1").digest(), 4)
+    assert not is_zero(b"", 2**62)  # never hashed
+    assert holds_zeros(bytes(9)) and not holds_zeros(memoryview(b"\0\0\1"))
+    specs = [TensorSpec("g", "float32", (1,))], [TensorSpec("y", "int32", (2,))]
+    assert shut(*specs, 0, [bytes(4)]) == ([bytes(4)], [bytes(8)])
+    minus = struct.pack("<f", -0.0)
+    assert shut(*specs, 0, [minus]) is None  # its bytes are none
+    assert shut(*specs, None, [bytes(4)]) is None
