@@ -112,6 +112,11 @@ def test_command_line_runs_and_tells_the_receipt(network: Network, tmp_path: Pat
     done = run_cli(network, "receipt", report["execution_id"])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "settled"
+    done = run_cli(network, "check", report["execution_id"])
+    assert done.returncode == 0, done.stderr
+    checked = json.loads(done.stdout)
+    assert (checked["difference"], checked["reported"]) == ("", {})
+    assert len(checked["signers"]) >= 3
 
 
 def test_synchronous_generation_repeats_itself(network: Network) -> None:
