@@ -162,14 +162,14 @@ async def test_bad_inputs_and_too_many_steps_are_refused_at_once(
 
 async def test_what_fails_here_fails_the_execution(compiled: CompiledModel, tmp_path: Path) -> None:
     async with open_session(compiled, tmp_path) as (session, _):
-        step = make_step([5, 6], 0)
-        wrong = session.submit({**step, "layout": step["layout"][:1]})
-        behind = session.submit(make_step([7], 2))
-        for future in (wrong, behind):
-            with pytest.raises(ExecutionFailed, match=r"left to the client failed.*rows"):
+        await session.step(make_step([5, 6], 0))
+        session._thread.shutdown()
+        step, behind = session.submit(make_step([7], 2)), session.submit(make_step([8], 3))
+        for future in (step, behind):
+            with pytest.raises(ExecutionFailed, match=r"left to the client failed.*shutdown"):
                 await future
-        with pytest.raises(ExecutionFailed, match="rows"):
-            session.submit(make_step([7], 2))
+        with pytest.raises(ExecutionFailed, match="shutdown"):
+            session.submit(make_step([8], 3))
 
 
 async def test_closing_fails_what_is_awaited(compiled: CompiledModel, tmp_path: Path) -> None:
