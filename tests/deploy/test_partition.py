@@ -191,6 +191,33 @@ def test_the_longest_task_comes_before_evenness() -> None:
     assert found == best
 
 
+def test_few_bytes_come_before_a_short_longest_task() -> None:
+    """Without the sum of bytes moved, or its beginnings, the cut in the middle would win."""
+    b = Builder()
+    made = [b.store("float32", b.input("x", "float32", 64))]
+    for size in (256, 128, 256):
+        value = b.add("SHRINK", "float32", made[-1], arg=((0, 1),))
+        if len(made) == 1:
+            weight = b.weight("w", np.zeros(size, np.float32))
+            value = b.add("MUL", "float32", value, weight)
+        else:
+            grown = b.add("EXPAND", "float32", value, arg=(size,))
+            value = b.add("RESHAPE", "float32", grown, arg=(size,))
+        made.append(b.store("float32", value))
+    graph = b.graph({"y": made[-1]})
+    parts = partition(graph, check_graph(graph), {}, 3584)
+    assert [len(part) for part in parts] == [3, 1]
+    found, middle = (
+        measure(graph, parts, 3584),
+        min(
+            (cut for cut in list_cuts(graph, 3584, 2) if cut.tasks == 2),
+            key=lambda cut: cut.longest,
+        ),
+    )
+    assert found is not None and (found.moved, middle.moved) == (512, 1024)
+    assert middle.longest < found.longest
+
+
 def test_borders_begin_tasks() -> None:
     graph = make_chain()
     roots = [region.root for region in find_regions(graph, {})]
