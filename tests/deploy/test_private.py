@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from splitup_deploy.build import CompiledModel, build, parse_size
 from splitup_deploy.frontends.model import Sizes
+from splitup_deploy.inspect import describe_model, render_model
+from splitup_deploy.profile import compute_profile
 from splitup_deploy.reference import load_reference
 
 from splitup.client.private import ClientPrograms
@@ -104,3 +108,20 @@ def test_ports_are_those_of_the_graph(tmp_path: Path) -> None:
     client = manifest.client.model_copy(update={"tasks": (wrong, *rest)})
     with pytest.raises(InvalidModel, match="other ports"):
         ClientPrograms(manifest.model_copy(update={"client": client}), files)
+
+
+def test_inspect_says_whose_task_is_whose_and_what_it_hides() -> None:
+    compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=1)
+    profile = compute_profile(compiled.manifest, compiled.times_ps)
+    described = describe_model(profile, "m")
+    assert {task["place"] for task in described["tasks"]} == {"node"}
+    client = described["client"]
+    assert {task["place"] for task in client["tasks"]} == {"client"}
+    assert {port["name"] for port in client["outputs"]} == {"logits"}
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(render_model(profile, "m"))
+    text = console.export_text()
+    assert "client   block 0 MLP · before the nodes" in text
+    assert "client   head · after the nodes" in text and "no secrecy" in text
+    whole = build(str(EXAMPLE), TARGET, sizes=SIZES)
+    assert describe_model(compute_profile(whole.manifest), "m")["client"] is None
