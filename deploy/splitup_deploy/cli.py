@@ -91,6 +91,14 @@ BalanceFlag = Annotated[
 MaxTasksFlag = Annotated[
     int | None, typer.Option("--max-tasks", min=1, help="The most tasks to cut into.")
 ]
+PrivateFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--private",
+        min=0,
+        help="Blocks at each end that users run themselves, with embedding and head.",
+    ),
+]
 ContextFlag = Annotated[
     int | None, typer.Option("--context", min=1, help="Tokens a sequence may have.")
 ]
@@ -136,6 +144,7 @@ def register_command(
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    private: PrivateFlag = None,
     tolerance: Annotated[
         Path | None,
         typer.Option("--tolerance", help="What 'splitup-deploy calibrate' found for this cut."),
@@ -161,7 +170,7 @@ def register_command(
     def run() -> None:
         check_name(name)
         sizes = Sizes(context, chunk, parse_dims(dims or []))
-        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
+        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks, private)
         if dry_run:
             compiled = _compile(output, model, cutting)
             _show_model(output, _profile(compiled, cutting), name, compiled.is_complete)
@@ -215,6 +224,7 @@ def inspect_command(
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    private: PrivateFlag = None,
     picture: Annotated[
         Picture, typer.Option("--format", help="How the task graph is drawn.")
     ] = "text",
@@ -246,7 +256,7 @@ def inspect_command(
                     f"to compile {model}, say how much memory a task may need: --target-vram 12GB"
                 )
             sizes = Sizes(context, chunk, parse_dims(dims or []))
-            cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
+            cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks, private)
             compiled = _compile(output, model, cutting)
             show(_profile(compiled, cutting), None, compiled.is_complete)
             return
@@ -377,6 +387,7 @@ class Cutting:
     sizes: Sizes
     balance: Balance
     max_tasks: int | None
+    private: int | None = None
 
 
 def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
@@ -387,6 +398,7 @@ def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
             sizes=cutting.sizes,
             balance=cutting.balance,
             max_tasks=cutting.max_tasks,
+            private=cutting.private,
         )
 
 
