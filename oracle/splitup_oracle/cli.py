@@ -18,8 +18,8 @@ import typer
 import uvloop
 
 from splitup.errors import SplitUpError
-from splitup_oracle.config import OracleConfig
-from splitup_oracle.gateway import GatewayConfig, run_gateway
+from splitup_oracle.config import GatewayConfig, OracleConfig
+from splitup_oracle.gateway import run_gateway
 from splitup_oracle.run import run_member
 
 app = typer.Typer(

@@ -22,6 +22,7 @@ from splitup.net.gateway import GatewayClient, LogRead, LogWrite
 from splitup.net.objects import NotStored, compute_sha256, get_object, put_object
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry, LogReader, PortLog
+from splitup.protocol.takeovers import Roster
 from splitup.wire import Grant, Grants, PlanCertificate
 
 _log = logging.getLogger("splitup.logs")
@@ -189,14 +190,17 @@ def open_logs(
     gateway: GatewayClient,
     http: Callable[[], aiohttp.ClientSession],
     certificate: PlanCertificate,
+    roster: Roster,
     *,
     has_large_tensors: bool,
 ) -> GrantedLogs:
-    """Return the logs of one execution for an executor, a candidate or the client."""
+    """Return the logs of one execution for an executor or the client; the roster proves which."""
     request = certificate.plan.request
 
     async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
-        return await gateway.log_grants(certificate, writes, reads)
+        return await gateway.log_grants(
+            certificate, writes, reads, tuple(roster.takeovers.values())
+        )
 
     async def ask_upfront() -> Grants:
         try:
