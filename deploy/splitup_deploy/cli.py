@@ -77,7 +77,9 @@ RpcFlag = Annotated[str | None, typer.Option("--rpc-url", help="The chain's RPC 
 DeploymentFlag = Annotated[
     Path | None, typer.Option("--deployment", help="File with the contracts' addresses.")
 ]
-GatewayFlag = Annotated[str | None, typer.Option("--gateway", help="URL of the storage gateway.")]
+GatewayFlag = Annotated[
+    str | None, typer.Option("--gateway", help="Storage gateways' URLs, with commas.")
+]
 KeystoreFlag = Annotated[Path | None, typer.Option("--keystore", help="Your key file.")]
 PassphraseFlag = Annotated[
     Path | None, typer.Option("--passphrase-file", help="File that holds its passphrase.")
@@ -179,7 +181,7 @@ def register_command(
             config,
             rpc_url=rpc_url,
             deployment=deployment,
-            gateway_url=gateway,
+            gateway_urls=gateway,
             user_keystore=keystore,
             user_passphrase_file=passphrase_file,
         )
@@ -261,7 +263,7 @@ def inspect_command(
             show(_profile(compiled, cutting), None, compiled.is_complete)
             return
         network = NetworkConfig.load(
-            config, rpc_url=rpc_url, deployment=deployment, gateway_url=gateway
+            config, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway
         )
 
         async def fetch(chain: Chain, client: GatewayClient) -> tuple[Manifest, str | None]:
@@ -347,7 +349,7 @@ def list_command(
 
     def run() -> None:
         network = NetworkConfig.load(
-            config, rpc_url=rpc_url, deployment=deployment, gateway_url=gateway
+            config, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway
         )
 
         async def fetch(chain: Chain, _client: GatewayClient) -> tuple[RegisteredModel, ...]:
@@ -374,7 +376,7 @@ async def _with_network(
     private_key = None if identity is None else identity.private_key
     async with (
         await Chain.connect(network.rpc_url, deployment, private_key=private_key) as chain,
-        GatewayClient(network.gateway_url, identity) as client,
+        GatewayClient(network.gateway_urls, identity) as client,
     ):
         return await act(chain, client)
 

@@ -89,7 +89,7 @@ async def audit_node(
         worker_argv=worker_argv,
     )
     async with SignedClient(identity) as http:
-        gateway = GatewayClient(config.gateway_url, identity, http=http)
+        gateway = GatewayClient(config.gateway_urls, identity, http=http)
         cache = Cache(config.data_dir / "cache", gateway, http.session)
         chain = await Chain.connect(config.rpc_url, deployment)
         try:

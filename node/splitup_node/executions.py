@@ -209,20 +209,21 @@ def make_execution(
     """
     plan = certificate.plan
     plan.node_of(node)
-    store = open_store(certificate, manifest)
+    roster = Roster(plan)
+    store = open_store(certificate, manifest, roster)
     return Execution(
         id=plan.request.execution_id,
         certificate=certificate,
         manifest=manifest,
         node=node,
-        roster=Roster(plan),
+        roster=roster,
         routes=compute_routes(plan, manifest, node),
         store=store,
         writer=LogWriter(plan.request.execution_id, node, store),
     )
 
 
-OpenStore = Callable[[PlanCertificate, Manifest], LogStore]
+OpenStore = Callable[[PlanCertificate, Manifest, Roster], LogStore]
 
 
 def get_first_task(execution: Execution) -> int:

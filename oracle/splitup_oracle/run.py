@@ -64,7 +64,7 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
             await Chain.connect(config.rpc_url, deployment, private_key=identity.private_key)
         )
         http = await stack.enter_async_context(SignedClient(identity))
-        gateway = GatewayClient(config.gateway_url, identity, http=http)
+        gateway = GatewayClient(config.gateway_urls, identity, http=http)
         parameters = await chain.call("market", "parameters")
         member = Member(
             identity,

@@ -101,7 +101,7 @@ class SplitUp:
         self.config = config
         self._identity = identity
         self._http = SignedClient(identity)
-        self._gateway = GatewayClient(config.gateway_url, identity, http=self._http)
+        self._gateway = GatewayClient(config.gateway_urls, identity, http=self._http)
         self._models: dict[str, Model] = {}
         self._tokenizers: dict[str, bytes] = {}
         self._programs: dict[str, ClientPrograms] = {}  # by model

@@ -179,7 +179,7 @@ class NodeMarket:
                 {
                     "rpc_url": self.network.rpc_url,
                     "deployment": str(self.network.deployment_path),
-                    "gateway_url": self.network.url,
+                    "gateway_urls": self.network.url,
                     "keystore": "keystore.json",
                     "passphrase_file": "passphrase",
                     "data_dir": "data",

@@ -27,6 +27,7 @@ from splitup.net.http import SignedClient
 from splitup.net.logs import LogWriter, open_logs
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.selection import rank_validators
+from splitup.protocol.takeovers import Roster
 from splitup.protocol.verification import check_completion, is_sampled
 from splitup.wire import CLIENT, Completion, PlanCertificate, VerificationOrder, VerificationResult
 from tests.node.market import NodeMarket, RunningNode, open_market
@@ -97,7 +98,13 @@ async def store_inputs(
 ) -> None:
     request = certificate.plan.request
     async with market.network.open(market.client_identity) as gateway, SignedClient() as http:
-        store = open_logs(gateway, lambda: http.session, certificate, has_large_tensors=False)
+        store = open_logs(
+            gateway,
+            lambda: http.session,
+            certificate,
+            Roster(certificate.plan),
+            has_large_tensors=False,
+        )
         writer = LogWriter(request.execution_id, request.client, store)
         for step, x in enumerate(xs):
             data = x.tobytes()

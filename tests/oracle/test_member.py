@@ -118,7 +118,7 @@ SETTINGS = {
     "passphrase_file": '"passphrase"',
     "data_dir": '"data"',
     "listen_port": "0",
-    "gateway_url": '"http://127.0.0.1:9"',
+    "gateway_urls": '"http://127.0.0.1:9"',
 }
 
 
@@ -139,7 +139,7 @@ async def test_a_missing_keystore_is_one_sentence_and_exit_code_1(tmp_path: Path
     ("changes", "named"),
     [
         ({"listen_port": "70000"}, "listen_port"),
-        ({"gateway_url": None}, "gateway_url"),
+        ({"gateway_urls": None}, "gateway_urls"),
         ({"more": "1"}, "more"),
         ({"confirmations": "65"}, "confirmations"),
         ({"rpc_url": '"ftp://x"'}, "rpc_url"),
