@@ -28,7 +28,7 @@ DEFAULT_HOME: Final = Path(".splitup")
 NETWORK_FILE: Final = "network.json"
 
 RpcUrlField = Annotated[str, Field(pattern=r"^(https?|wss?)://\S+$", max_length=2048)]
-_PATH_FIELDS: Final = ("deployment", "user_keystore", "user_passphrase_file")
+_PATH_FIELDS: Final = ("deployment", "user_keystore", "user_passphrase_file", "cache")
 
 
 class NetworkConfig(BaseModel):
@@ -42,6 +42,7 @@ class NetworkConfig(BaseModel):
     user_keystore: Path | None = None
     user_passphrase_file: Path | None = None
     members: tuple[EndpointField, ...] = Field(default=(), max_length=limits.MAX_COMMITTEE)
+    cache: Path | None = None  # for what a model leaves to its users to compute
     allow_loopback: bool = False  # whether nodes may be on this machine or a private network
 
     @classmethod
@@ -59,6 +60,13 @@ class NetworkConfig(BaseModel):
             return cls.model_validate_json(json.dumps(values))
         except ValidationError as error:
             raise _explain(error, path) from None
+
+    @property
+    def cache_directory(self) -> Path:
+        """Return where tasks and weights are kept; by default where the XDG rules say."""
+        return self.cache or (
+            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "splitup"
+        )
 
     def load_user(self) -> Identity:
         """Open the user's key file; raise ConfigurationError when there is none or it is bad."""

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from splitup import limits, roots
 from splitup.codec import decode_canonical, encode_canonical
 from splitup.errors import BadSignature, InvalidInput, PeerFault
+from splitup.tensors import is_zero
 
 AddressField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{40}$")]
 Bytes32Field = Annotated[str, Field(pattern=r"^0x[0-9a-f]{64}$")]
@@ -523,7 +524,8 @@ class SegmentHeader(Message):
     """What a log segment holds: consecutive steps of one port, as one producer made them.
 
     ``lengths`` has an entry per step, in bytes. A tensor too large for a frame is an object of its
-    own: ``apart`` lists (place in ``lengths``, SHA-256), and its bytes are not in the segment.
+    own: ``apart`` lists (place in ``lengths``, SHA-256), and its bytes are not in the segment;
+    neither are those of the places in ``zeros``.
     ``previous`` is the SHA-256 of the segment before, of 64 zeros for the first.
     """
 
@@ -535,6 +537,7 @@ class SegmentHeader(Message):
     first_step: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
     lengths: tuple[Count, ...] = Field(min_length=1, max_length=limits.SEGMENT_STEPS)
     apart: tuple[tuple[Count, DigestField], ...] = Field(max_length=limits.SEGMENT_STEPS)
+    zeros: tuple[Count, ...] = Field(max_length=limits.SEGMENT_STEPS)
     previous: DigestField
 
 
@@ -583,6 +586,7 @@ class FrameKind(IntEnum):
 
 _HEADER = struct.Struct(">4sBB32sHHI32sQ")
 _MAGIC = b"SUf1"
+_STORED, _ZEROS = 1, 2  # the header's flag
 _DOMAIN = b"splitup/frame/v1\0"
 _SIGNATURE_BYTES = 64
 FRAME_HEADER_BYTES = _HEADER.size + _SIGNATURE_BYTES
@@ -594,7 +598,8 @@ class Frame:
 
     ``task`` and ``port`` name the producer (``CLIENT`` and the input's index for graph inputs);
     consumers follow from the manifest. ``digest`` is the SHA-256 of the tensor, or of the payload.
-    ``length`` is the tensor's size in bytes, also when it is stored rather than inline.
+    ``length`` is the tensor's size in bytes, also when it is stored rather than inline. Of a
+    tensor of ``zeros`` the payload is not sent; whoever decodes the frame has it all the same.
     """
 
     kind: FrameKind
@@ -606,6 +611,7 @@ class Frame:
     length: int
     payload: bytes | memoryview  # empty for a tensor that is stored under its key
     stored: bool = False
+    zeros: bool = False
 
     def signed_bytes(self) -> bytes:
         """Return what the producer signs: domain and header; the payload is bound by its digest."""
@@ -615,7 +621,7 @@ class Frame:
         return _HEADER.pack(
             _MAGIC,
             self.kind,
-            int(self.stored),
+            _STORED * self.stored + _ZEROS * self.zeros,
             bytes.fromhex(self.execution_id[2:]),
             self.task,
             self.port,
@@ -630,7 +636,7 @@ class Frame:
             raise BadSignature(
                 f"a frame signature has {_SIGNATURE_BYTES} bytes, not {len(signature)}"
             )
-        return b"".join((self._header(), signature, self.payload))
+        return b"".join((self._header(), signature, b"" if self.zeros else self.payload))
 
 
 def decode_frame(data: bytes) -> tuple[Frame, bytes]:
@@ -643,17 +649,21 @@ def decode_frame(data: bytes) -> tuple[Frame, bytes]:
             f"frame of {len(data)} bytes; "
             f"allowed are {FRAME_HEADER_BYTES} to {limits.MAX_FRAME_BYTES}"
         )
-    magic, kind, stored, execution, task, port, step, digest, length = _HEADER.unpack_from(data)
-    if magic != _MAGIC or kind not in FrameKind.__members__.values() or stored > 1:
+    magic, kind, flag, execution, task, port, step, digest, length = _HEADER.unpack_from(data)
+    if magic != _MAGIC or kind not in FrameKind.__members__.values() or flag > _ZEROS:
         raise PeerFault(
             "frame with an unknown magic, kind or flag; the peer speaks another version"
         )
-    payload = memoryview(data)[FRAME_HEADER_BYTES:]
-    if stored:
-        if kind != FrameKind.TENSOR or payload.nbytes or length > limits.MAX_TENSOR_BYTES:
+    payload: bytes | memoryview = memoryview(data)[FRAME_HEADER_BYTES:]
+    if flag == _ZEROS:
+        if kind != FrameKind.TENSOR or len(payload) or not is_zero(digest, length):
+            raise PeerFault("frame for a tensor of zeros must have their digest and no payload")
+        payload = bytes(length)
+    elif flag == _STORED:
+        if kind != FrameKind.TENSOR or len(payload) or length > limits.MAX_TENSOR_BYTES:
             raise PeerFault("frame for a stored tensor must be a tensor without payload")
-    elif payload.nbytes != length:
-        raise PeerFault(f"frame announces {length} bytes and carries {payload.nbytes}")
+    elif len(payload) != length:
+        raise PeerFault(f"frame announces {length} bytes and carries {len(payload)}")
     elif hashlib.sha256(payload).digest() != digest:
         raise PeerFault("frame payload does not match its digest")
     frame = Frame(
@@ -665,6 +675,7 @@ def decode_frame(data: bytes) -> tuple[Frame, bytes]:
         digest=digest,
         length=length,
         payload=payload,
-        stored=bool(stored),
+        stored=flag == _STORED,
+        zeros=flag == _ZEROS,
     )
     return frame, data[_HEADER.size : FRAME_HEADER_BYTES]

@@ -21,6 +21,7 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -55,6 +56,7 @@ from splitup_deploy.register import (
     fetch_models,
     register,
 )
+from splitup_deploy.weights import watch_hashing
 
 app = typer.Typer(
     name="splitup-deploy",
@@ -88,6 +90,14 @@ BalanceFlag = Annotated[
 ]
 MaxTasksFlag = Annotated[
     int | None, typer.Option("--max-tasks", min=1, help="The most tasks to cut into.")
+]
+PrivateFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--private",
+        min=0,
+        help="Blocks at each end that users run themselves, with embedding and head.",
+    ),
 ]
 ContextFlag = Annotated[
     int | None, typer.Option("--context", min=1, help="Tokens a sequence may have.")
@@ -134,6 +144,7 @@ def register_command(
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    private: PrivateFlag = None,
     tolerance: Annotated[
         Path | None,
         typer.Option("--tolerance", help="What 'splitup-deploy calibrate' found for this cut."),
@@ -159,7 +170,7 @@ def register_command(
     def run() -> None:
         check_name(name)
         sizes = Sizes(context, chunk, parse_dims(dims or []))
-        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
+        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks, private)
         if dry_run:
             compiled = _compile(output, model, cutting)
             _show_model(output, _profile(compiled, cutting), name, compiled.is_complete)
@@ -213,6 +224,7 @@ def inspect_command(
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    private: PrivateFlag = None,
     picture: Annotated[
         Picture, typer.Option("--format", help="How the task graph is drawn.")
     ] = "text",
@@ -244,7 +256,7 @@ def inspect_command(
                     f"to compile {model}, say how much memory a task may need: --target-vram 12GB"
                 )
             sizes = Sizes(context, chunk, parse_dims(dims or []))
-            cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
+            cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks, private)
             compiled = _compile(output, model, cutting)
             show(_profile(compiled, cutting), None, compiled.is_complete)
             return
@@ -375,16 +387,18 @@ class Cutting:
     sizes: Sizes
     balance: Balance
     max_tasks: int | None
+    private: int | None = None
 
 
 def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
-    with output.log.status(f"compiling {model}"):
+    with _HashBar(output.log, model) as progress, watch_hashing(progress):
         return build(
             model,
             max(cutting.targets_bytes),
             sizes=cutting.sizes,
             balance=cutting.balance,
             max_tasks=cutting.max_tasks,
+            private=cutting.private,
         )
 
 
@@ -410,18 +424,50 @@ def write_file(file: Path, text: str) -> None:
         raise InvalidInput(f"cannot write '{file}': {error.strerror}") from None
 
 
+def _make_bar(console: Console, *, transient: bool = False) -> Progress:
+    """Return a progress bar on stderr: bytes, rate, time left. A transient one vanishes."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=transient,
+    )
+
+
+class _HashBar:
+    """The compiler's progress: a spinner while it thinks, a bar per round while it hashes."""
+
+    def __init__(self, console: Console, model: str) -> None:
+        self._status = console.status(f"compiling {model}")
+        self._progress = _make_bar(console, transient=True)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _HashBar:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+        self._progress.stop()
+
+    def start(self, what: str, total_bytes: int) -> None:
+        self._status.stop()
+        self._progress.start()
+        self._task = self._progress.add_task(f"hashing {what}", total=total_bytes)
+
+    def advance(self, hashed_bytes: int) -> None:
+        if self._task is not None:
+            self._progress.advance(self._task, hashed_bytes)
+
+
 class _UploadBar:
     """The upload's progress bar on stderr: bytes, rate, time left."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("storing"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self._progress = _make_bar(console)
         self._task = self._progress.add_task("storing", total=None)
         self._total_bytes = 0
 

@@ -30,6 +30,7 @@ from splitup.errors import (
 )
 from splitup.graph.manifest import Manifest
 from splitup.journal.journal import Journal
+from splitup.net.cache import Cache
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH
@@ -41,7 +42,6 @@ from splitup.net.logs import (
 )
 from splitup.protocol.certificates import CommitteeView, check_certificate
 from splitup.wire import Heartbeat, PlanCertificate, VerificationOrder
-from splitup_node.cache import Cache
 from splitup_node.config import NodeConfig
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution

@@ -16,6 +16,7 @@ from typing import Final, Literal
 from splitup import limits
 from splitup.errors import Refused
 from splitup.graph.manifest import (
+    ClientTask,
     Manifest,
     Task,
     get_blob_key,
@@ -75,7 +76,9 @@ def check_upload(entry: UploadObject) -> Right:
 def compute_model_rights(model_id: str, manifest: Manifest) -> list[Right]:
     """Return the rights to read a model: manifest, tasks with all they have, tokenizer."""
     rights = [Right("GET", get_manifest_key(model_id), len(manifest.to_bytes()))]
-    for task in manifest.tasks:
+    tasks: list[Task | ClientTask] = [*manifest.tasks]
+    tasks += manifest.client.tasks if manifest.client is not None else ()
+    for task in tasks:
         rights += _task_rights(task)
     if manifest.text is not None:
         text = manifest.text
@@ -286,11 +289,11 @@ def _check_plan_fits(plan: Plan, manifest: Manifest) -> None:
         )
 
 
-def _task_rights(task: Task) -> list[Right]:
+def _task_rights(task: Task | ClientTask) -> list[Right]:
     rights = [Right("GET", get_task_key(task.task_id), task.graph_bytes)]
     if task.weights_digest:
         rights.append(Right("GET", get_weights_key(task.weights_digest), task.weights_bytes))
-    if task.reference_digest:
+    if isinstance(task, Task) and task.reference_digest:
         rights.append(Right("GET", get_blob_key(task.reference_digest), task.reference_bytes))
     return rights
 

@@ -23,16 +23,17 @@ from tinygrad.engine.realize import compile_linear, get_call_arg_uops, get_runti
 from tinygrad.helpers import Context
 from tinygrad.runtime.ops_cpu import CPUProgram
 from tinygrad.schedule import create_linear_with_vars
-from tinygrad.schedule.memory import memory_plan_rewrite
 from tinygrad.tensor import transform_to_call
 from tinygrad.uop.ops import Ops, UOp
 
 from splitup.codec import compute_digest
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.bridge import Lowered, get_tinygrad_dtype, write_graph
-from splitup.graph.cost import compute_state_bytes, compute_vram_bytes, get_stride
+from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.devices import DeviceReport, select_device
 from splitup.graph.ir import Graph
+from splitup.graph.layout import plan_memory
+from splitup.graph.memory import get_stride
 from splitup.graph.rules import check_graph, load_graph
 from splitup.tensors import (
     ITEM_BYTES,
@@ -106,12 +107,12 @@ class TaskProgram:
             _make_port_writer(self._allocate(uop), spec)
             for uop, spec in zip(lowered.inputs, graph.inputs, strict=True)
         ]
-        self._calls = self._compile(lowered)
+        self._calls, outputs = self._compile(lowered)
         self._outputs = [
             lowered.updates.index(uop)
             if uop in lowered.updates
-            else _make_port_reader(self._allocate(uop), spec, self._rows)
-            for uop, spec in zip(lowered.outputs, self.outputs, strict=True)
+            else _make_port_reader(self._allocate(uop, uop.buffer), spec, self._rows)
+            for uop, spec in zip(outputs, self.outputs, strict=True)
         ]
         self.run(self.new_state(), [bytes(spec.row_bytes) for spec in self.inputs])
 
@@ -182,7 +183,7 @@ class TaskProgram:
     def _allocate(self, uop: UOp, buffer: Buffer | None = None) -> Buffer:
         if uop not in self._resident:
             self._resident[uop] = (
-                buffer or Buffer(self.device, uop.max_numel(), uop.dtype)
+                Buffer(self.device, uop.max_numel(), uop.dtype) if buffer is None else buffer
             ).ensure_allocated()
         return self._resident[uop]
 
@@ -204,19 +205,18 @@ class TaskProgram:
                 raise InvalidModel(f"weight '{weight.name}' is bool and holds more than 0 and 1")
             _make_writer(self._allocate(uop))(data)
 
-    def _compile(self, lowered: Lowered) -> list[_Call]:
-        """Schedule and compile; returns the kernels in order with the buffers they take."""
-        held = {*lowered.inputs, *lowered.weights, *lowered.states}
-        held |= {*lowered.outputs, *lowered.updates}
-        with Context(BEAM=0, TRACK_MATCH_STATS=0):
+    def _compile(self, lowered: Lowered) -> tuple[list[_Call], tuple[UOp, ...]]:
+        """Schedule and compile; returns the kernels in order, and where the outputs are."""
+        with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
             call, _ = transform_to_call(UOp.sink(*lowered.roots))
             linear, variables = create_linear_with_vars(call)
-            linear = compile_linear(memory_plan_rewrite(linear, held), beam=0)
+            linear, outputs = plan_memory(linear, lowered)
+            linear = compile_linear(linear, beam=0)
         if variables:
             raise InvalidModel("the graph bound variables while it was scheduled")
         olds = {uop: index for index, uop in enumerate(lowered.states)}
         news = {uop: index for index, uop in enumerate(lowered.updates)}
-        return [self._prepare(item, olds, news) for item in linear.src]
+        return [self._prepare(item, olds, news) for item in linear.src], outputs
 
     def _prepare(self, call: UOp, olds: dict[UOp, int], news: dict[UOp, int]) -> _Call:
         program = call.src[0]
