@@ -77,7 +77,9 @@ RpcFlag = Annotated[str | None, typer.Option("--rpc-url", help="The chain's RPC 
 DeploymentFlag = Annotated[
     Path | None, typer.Option("--deployment", help="File with the contracts' addresses.")
 ]
-GatewayFlag = Annotated[str | None, typer.Option("--gateway", help="URL of the storage gateway.")]
+GatewayFlag = Annotated[
+    str | None, typer.Option("--gateway", help="Storage gateways' URLs, with commas.")
+]
 KeystoreFlag = Annotated[Path | None, typer.Option("--keystore", help="Your key file.")]
 PassphraseFlag = Annotated[
     Path | None, typer.Option("--passphrase-file", help="File that holds its passphrase.")
@@ -90,6 +92,14 @@ BalanceFlag = Annotated[
 ]
 MaxTasksFlag = Annotated[
     int | None, typer.Option("--max-tasks", min=1, help="The most tasks to cut into.")
+]
+PrivateFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--private",
+        min=0,
+        help="Blocks at each end that users run themselves, with embedding and head.",
+    ),
 ]
 ContextFlag = Annotated[
     int | None, typer.Option("--context", min=1, help="Tokens a sequence may have.")
@@ -136,6 +146,7 @@ def register_command(
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    private: PrivateFlag = None,
     tolerance: Annotated[
         Path | None,
         typer.Option("--tolerance", help="What 'splitup-deploy calibrate' found for this cut."),
@@ -161,7 +172,7 @@ def register_command(
     def run() -> None:
         check_name(name)
         sizes = Sizes(context, chunk, parse_dims(dims or []))
-        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
+        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks, private)
         if dry_run:
             compiled = _compile(output, model, cutting)
             _show_model(output, _profile(compiled, cutting), name, compiled.is_complete)
@@ -170,7 +181,7 @@ def register_command(
             config,
             rpc_url=rpc_url,
             deployment=deployment,
-            gateway_url=gateway,
+            gateway_urls=gateway,
             user_keystore=keystore,
             user_passphrase_file=passphrase_file,
         )
@@ -215,6 +226,7 @@ def inspect_command(
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    private: PrivateFlag = None,
     picture: Annotated[
         Picture, typer.Option("--format", help="How the task graph is drawn.")
     ] = "text",
@@ -246,12 +258,12 @@ def inspect_command(
                     f"to compile {model}, say how much memory a task may need: --target-vram 12GB"
                 )
             sizes = Sizes(context, chunk, parse_dims(dims or []))
-            cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
+            cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks, private)
             compiled = _compile(output, model, cutting)
             show(_profile(compiled, cutting), None, compiled.is_complete)
             return
         network = NetworkConfig.load(
-            config, rpc_url=rpc_url, deployment=deployment, gateway_url=gateway
+            config, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway
         )
 
         async def fetch(chain: Chain, client: GatewayClient) -> tuple[Manifest, str | None]:
@@ -337,7 +349,7 @@ def list_command(
 
     def run() -> None:
         network = NetworkConfig.load(
-            config, rpc_url=rpc_url, deployment=deployment, gateway_url=gateway
+            config, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway
         )
 
         async def fetch(chain: Chain, _client: GatewayClient) -> tuple[RegisteredModel, ...]:
@@ -364,7 +376,7 @@ async def _with_network(
     private_key = None if identity is None else identity.private_key
     async with (
         await Chain.connect(network.rpc_url, deployment, private_key=private_key) as chain,
-        GatewayClient(network.gateway_url, identity) as client,
+        GatewayClient(network.gateway_urls, identity) as client,
     ):
         return await act(chain, client)
 
@@ -377,6 +389,7 @@ class Cutting:
     sizes: Sizes
     balance: Balance
     max_tasks: int | None
+    private: int | None = None
 
 
 def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
@@ -387,6 +400,7 @@ def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
             sizes=cutting.sizes,
             balance=cutting.balance,
             max_tasks=cutting.max_tasks,
+            private=cutting.private,
         )
 
 

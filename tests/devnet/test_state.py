@@ -55,8 +55,8 @@ def test_impossible_numbers_of_nodes_are_refused(nodes: int) -> None:
 def test_busy_port_is_one_sentence(tmp_path: Path) -> None:
     state = DevnetState.create(nodes=1, vram_bytes=1)
     state.check_ports(tmp_path)
-    with socket.create_server(("127.0.0.1", state.gateway_port)):
-        assert not is_port_free(state.gateway_port)
+    with socket.create_server(("127.0.0.1", state.gateway_ports[0])):
+        assert not is_port_free(state.gateway_ports[0])
         with pytest.raises(
             ConfigurationError, match=r"which this network's gateway uses, is taken"
         ):
