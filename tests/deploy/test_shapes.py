@@ -123,14 +123,14 @@ def test_lists_of_sizes() -> None:
 
 
 def test_inspect_draws_and_sorts_into_classes(tmp_path: Path) -> None:
-    target = ("--target-vram", "1.06MB,1.15MB", "--chunk", "8")
+    target = ("--target-vram", "1.1MB,1.15MB", "--chunk", "8")
     code, text = invoke("inspect", str(EXAMPLE), *target)
-    assert code == 0 and "cards    1.15 MB: 6 tasks, 1.3 MB: 6 tasks" in text
+    assert code == 0 and "cards    1.1 MB: 6 tasks, 1.15 MB: 6 tasks" in text
     code, text = invoke("inspect", str(EXAMPLE), *target, "--json")
     classes: list[dict[str, Any]] = json.loads(text)["classes"]
     assert classes == [
+        {"vram_bytes": 1_100_000, "tasks": 6},
         {"vram_bytes": 1_150_000, "tasks": 6},
-        {"vram_bytes": 1_300_000, "tasks": 6},
     ]
     code, text = invoke("inspect", str(EXAMPLE), *target, "--format", "mermaid")
     assert code == 0 and text.startswith("flowchart TD\n")
