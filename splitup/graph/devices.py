@@ -151,6 +151,11 @@ def _select_cpu_renderer() -> tuple[str, str]:
     )
 
 
+def get_common_class() -> str:
+    """Name the class that x86-64 machines have without a GPU or a compiler."""
+    return f"tinygrad {importlib.metadata.version('tinygrad')}/CPU:X86/x86_64"
+
+
 def _get_class(device: str, renderer: str, clang: str) -> str:
     """Name everything that may change output bytes."""
     version = importlib.metadata.version("tinygrad")

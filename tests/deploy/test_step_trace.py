@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from splitup.graph.products import is_supported
 from splitup_deploy.build import prepare
 
 from splitup.decode.step import make_causal_step
@@ -18,7 +19,6 @@ from splitup.graph.optrace import (
     list_region_inputs,
     trace_operations,
 )
-from splitup.graph.products import is_supported
 from splitup.graph.recording import record_trace
 from splitup.graph.reference import decode_array, list_operands, list_region
 from splitup.graph.runtime import TaskProgram
