@@ -78,6 +78,12 @@ def test_newcomer_writes_below_its_own_prefix_and_reads_whoever_ran_the_task_bef
     ]
 
 
+def test_an_executor_reads_its_own_log_after_a_restart_and_nobody_elses_of_its_task() -> None:
+    assert ask(2, reads=(read(1, address(2)),)) == [f"GET t0001.0/{address(2)}/00000"]
+    with pytest.raises(Refused, match="does not read"):
+        ask(4, reads=(read(1, address(2)),), replaced=(1,))
+
+
 def test_a_takeover_ends_the_rights_of_the_replaced_node_and_begins_the_others() -> None:
     mine, inputs = (write(1),), (read(0, address(1)),)
     for node, replaced in ((2, ()), (4, (1,))):
