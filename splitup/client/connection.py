@@ -430,7 +430,7 @@ class SplitUp:
             deadline=max(head.timestamp, int(time.time())) + int(np.ceil(deadline_s)),
             task_count=len(model.manifest.tasks),
         )
-        ends = asyncio.get_running_loop().time() + deadline_s
+        ends = asyncio.get_running_loop().time() + wanted.deadline - time.time()
         certificate = await self._request(wanted, committee, nonce, inputs_digest, deadline_s)
         session = self._make_session(certificate, model, programs, ends)
         session.open()

@@ -120,6 +120,7 @@ class Session:
         self._told: set[str] = set()  # nodes whose spans are all here
         self._all_told = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._deadline = deadline
         self._timer = self._loop.call_at(deadline, self._on_deadline)
         self._failover_timer: asyncio.TimerHandle | None = None
         self._steps = 0
@@ -340,7 +341,11 @@ class Session:
     # ---- failover ------------------------------------------------------------------------------
 
     def _blame(self, node: str, reason: str) -> None:
-        if not self._ended:
+        if self._ended:
+            return
+        if self._loop.time() >= self._deadline:  # nodes end it too: nobody's fault
+            self._on_deadline()
+        else:
             self._do(self._failover.process_failure(node, reason, self._loop.time()))
 
     def _schedule(self) -> None:
