@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -26,8 +25,8 @@ from splitup.graph.manifest import (
     load_manifest,
 )
 from splitup.graph.vectors import Vectors, load_vectors
+from splitup.net.download import download_object, write_file
 from splitup.net.gateway import GatewayClient
-from splitup.net.objects import get_object
 from splitup.wire import Grant, Grants
 
 _CHUNK_BYTES: Final = 4 * limits.MIB
@@ -53,7 +52,7 @@ class Cache:
                 data = path.read_bytes()
             else:
                 data = await self._gateway.fetch_manifest(model_id)
-                await asyncio.to_thread(_write, path, data)
+                await asyncio.to_thread(write_file, path, data)
             known = load_manifest(data)
             while len(self._manifests) >= limits.MAX_CACHED_MANIFESTS:
                 self._manifests.pop(next(iter(self._manifests)))
@@ -103,17 +102,19 @@ class Cache:
         if missing:
             grants = await self._gateway.model_grants(model_id)
             for path, key, digest, size in missing:
-                await self._fetch(_find(grants, key), path, digest, size)
 
-    async def _fetch(self, grant: Grant, path: Path, digest: str, size: int) -> None:
-        data = await get_object(
-            self._session,
-            grant,
-            max_bytes=size,
-            expected_digest=digest,
-            deadline_s=limits.DOWNLOAD_TIMEOUT_S,
-        )
-        await asyncio.to_thread(_write, path, data)
+                async def renew(key: str = key) -> Grant:
+                    return _find(await self._gateway.model_grants(model_id), key)
+
+                await download_object(
+                    self._session,
+                    _find(grants, key),
+                    renew,
+                    path,
+                    length_bytes=size,
+                    digest=digest,
+                    deadline_s=limits.DOWNLOAD_TIMEOUT_S,
+                )
 
 
 def _find(grants: Grants, key: str) -> Grant:
@@ -133,13 +134,3 @@ def _compute_digest(path: Path) -> str:
             return digest.hexdigest()
     except FileNotFoundError:
         return ""
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -21,7 +21,7 @@ from splitup import limits
 from splitup.errors import InvalidInput, PeerFault, StorageUnavailable
 from splitup.wire import Grant
 
-_RETRYABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
+RETRYABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PIECE_BYTES: Final = 256 * limits.KIB
 _FIRST_PAUSE_S: Final = 0.05
 
@@ -52,26 +52,26 @@ async def put_object(
     bytes. Raises InvalidInput (not what the grant allows), StorageUnavailable, or PeerFault (other
     bytes are there).
     """
-    _check_grant(grant, "PUT")
+    check_grant(grant, "PUT")
     size_bytes = memoryview(data).nbytes
     if grant.length_bytes is not None and grant.length_bytes != size_bytes:
         raise InvalidInput(
             f"object {grant.key} must have {grant.length_bytes} bytes, not {size_bytes}"
         )
     end = time.monotonic() + deadline_s
-    pauses = _Pauses(end)
+    pauses = Pauses(end)
     while True:
         try:
             status = await _send(session, grant, data, end)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = _describe(error)
+            reason = describe_failure(error)
         else:
             if status in (200, 201, 204):
                 return
             if status == 412:
                 break
-            if status not in _RETRYABLE:
-                raise _refused(grant, status)
+            if status not in RETRYABLE:
+                raise make_refusal(grant, status)
             reason = f"status {status}"
         await pauses.wait(grant, reason)
     if existing is None:
@@ -102,23 +102,23 @@ async def get_object(
     caller checks. Raises StorageUnavailable (NotStored for a missing object, and for an expired
     grant) or PeerFault (too long, wrong digest).
     """
-    _check_grant(grant, "GET")
+    check_grant(grant, "GET")
     end = time.monotonic() + deadline_s
-    pauses = _Pauses(end)
+    pauses = Pauses(end)
     fetches = 0
     while True:
         try:
             status, data = await _fetch(session, grant, max_bytes, end)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await pauses.wait(grant, _describe(error))
+            await pauses.wait(grant, describe_failure(error))
             continue
-        if status in _RETRYABLE:
+        if status in RETRYABLE:
             await pauses.wait(grant, f"status {status}")
             continue
         if status == 404:
             raise NotStored(f"object {grant.key} does not exist (yet)")
         if status != 200:
-            raise _refused(grant, status)
+            raise make_refusal(grant, status)
         if len(data) > max_bytes:
             raise PeerFault(f"object {grant.key} is longer than {max_bytes} bytes")
         if expected_digest is None or (await compute_sha256(data)).hex() == expected_digest:
@@ -131,7 +131,7 @@ async def get_object(
             )
 
 
-class _Pauses:
+class Pauses:
     """Exponential pauses with full jitter, until a deadline on the monotonic clock."""
 
     def __init__(self, end: float) -> None:
@@ -197,7 +197,8 @@ def _timeout(end: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=max(0.001, end - time.monotonic()))
 
 
-def _check_grant(grant: Grant, method: str) -> None:
+def check_grant(grant: Grant, method: str) -> None:
+    """Raise InvalidInput for a grant of another method, StorageUnavailable for an expired one."""
     if grant.method != method:
         raise InvalidInput(f"the grant for {grant.key} allows {grant.method}, not {method}")
     if grant.expires_at_s <= time.time():
@@ -206,7 +207,8 @@ def _check_grant(grant: Grant, method: str) -> None:
         )
 
 
-def _refused(grant: Grant, status: int) -> InvalidInput | StorageUnavailable:
+def make_refusal(grant: Grant, status: int) -> InvalidInput | StorageUnavailable:
+    """Return the error for a status that no second try mends."""
     if status == 403:
         return StorageUnavailable(
             f"the storage refuses the {grant.method} grant for {grant.key} (status 403: expired or "
@@ -219,6 +221,7 @@ def _refused(grant: Grant, status: int) -> InvalidInput | StorageUnavailable:
     return InvalidInput(f"the storage rejects the {grant.method} of {grant.key} (status {status})")
 
 
-def _describe(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
+    """Return what went wrong with a transfer, without its URL."""
     # the type alone: the text of these exceptions may hold the URL
     return "time ran out" if isinstance(error, TimeoutError) else type(error).__name__
