@@ -149,6 +149,7 @@ MAX_UPLOAD_BYTES: Final = 5 * 1024 * MIB  # what S3 takes in one PUT
 UPLOAD_STALL_S: Final = 60.0  # an upload that moves nothing for this long is dead
 TRANSFER_STALL_S: Final = 20.0  # a download that does: the connection may be half-open
 DOWNLOAD_PATIENCE_S: Final = 60.0  # without a byte; longer outages are the caller's to wait out
+DISK_LEAST_BYTES: Final = 16 * MIB  # a node with less takes no work: the journal comes first
 DISK_RESERVE_BYTES: Final = 64 * MIB  # left free by downloads: journal, status, compiled kernels
 MAX_GRANTS: Final = 4_096  # ≈ 4 MB of reply and 1 s of signing; one party, one execution
 GRANT_GRACE_S: Final = 300  # after the deadline: the last logs are written, the drawn tasks checked
@@ -191,6 +192,8 @@ RESEND_AFTER_BLOCKS: Final = 3  # not mined by then: dropped, or underpriced
 GAP_CHECK_S: Final = 2.0  # how often a transaction that waits looks for one missing before it
 SENT_KEPT: Final = 256  # transactions that a reorganisation may undo: 64 blocks of four each
 FEE_CEILING_WEI: Final = 500 * 10**9  # 100 times a busy day's fee; above it, people decide
+BLOCK_DELAY_S: Final = 4.0  # from a block's timestamp until everybody has it, on Ethereum
+CLOCK_PERIOD_S: Final = 12.0  # between a node's looks at the chain's time: a block of Ethereum's
 MINE_TIMEOUT_S: Final = 180.0  # fifteen of Ethereum's blocks
 MAX_TRANSACTION_GAS: Final = 2**24  # EIP-7825, Osaka
 

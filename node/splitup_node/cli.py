@@ -261,6 +261,8 @@ def _show_status(result: dict[str, Any], console: Console) -> None:
     table.add_row("earned", f"{format_usdc(chain['balance_micro_usdc'])} USDC")
     table.add_row("wallet", f"{format_usdc(chain['wallet_micro_usdc'])} USDC")
     table.add_row("daemon", node.describe())
+    for sentence in node.values.get("warnings", []):
+        table.add_row("warning", sentence)
     if node.is_running:
         table.add_row("device", str(node.values["device"]["reason"]))
         used, total = node.values["vram_used_bytes"], node.values["vram_bytes"]

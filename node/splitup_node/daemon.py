@@ -27,6 +27,7 @@ from splitup.errors import (
     PeerFault,
     Refused,
     SplitUpError,
+    Unavailable,
 )
 from splitup.graph.manifest import Manifest
 from splitup.journal.journal import Journal
@@ -46,6 +47,7 @@ from splitup.wire import Heartbeat, PlanCertificate, VerificationOrder
 from splitup_node.config import NodeConfig
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
+from splitup_node.health import Health
 from splitup_node.heralds import Herald
 from splitup_node.recovery import Recovery, Unreported, make_end_value, read_unreported
 from splitup_node.reports import Reporter
@@ -108,8 +110,10 @@ class Node:
             self,
             allow_loopback=self._config.allow_loopback,
             get_state_limit=lambda: self._residents.state_limit_bytes,
+            now_s=self._chain.clock.now_s,
         )
-        herald = Herald(self._http, lambda: self._committee)
+        self._health = Health(self._journal, self._config.data_dir, self._chain.clock)
+        herald = Herald(self._http, lambda: self._committee, self._chain.clock.now_s)
         self._reporter = Reporter(self._journal, self._chain, herald)
         self._recovery = Recovery(
             self._identity.address,
@@ -118,6 +122,7 @@ class Node:
             self._residents,
             self._cache,
             self._open_store,
+            self._chain.clock.now_s,
         )
         self._verifier = Verifier(
             Tools(
@@ -128,7 +133,10 @@ class Node:
                 cache=self._cache,
                 herald=herald,
                 open_store=lambda order: open_verification_logs(
-                    self._gateway, lambda: self._http.session, order
+                    self._gateway,
+                    lambda: self._http.session,
+                    order,
+                    now_s=self._chain.clock.now_s,
                 ),
                 get_committee=lambda: self._committee,
             ),
@@ -146,6 +154,7 @@ class Node:
                 ("heartbeats", self._beat()),
                 ("logs", self._every(limits.FLUSH_PERIOD_S, self._flush_logs)),
                 ("housekeeping", self._every(limits.HEARTBEAT_PERIOD_S, self._keep_house)),
+                ("clock", self._every(limits.CLOCK_PERIOD_S, self._chain.fetch_head)),
                 ("committee", self._every(limits.COMMITTEE_CACHE_S, self._refresh_committee)),
                 ("specialising", self._specialise()),
                 ("worker", self._watch_worker()),
@@ -169,11 +178,12 @@ class Node:
             for task in (*loops, *self._background, *self._accepting.values()):
                 task.cancel()
             await asyncio.gather(*loops, *self._background, return_exceptions=True)
-            self._write_status(running=False)
+            with contextlib.suppress(SplitUpError):
+                self._write_status(running=False)
 
     def _resume(self) -> None:
         """Take up what the journal holds: report what was completed, complete what had ended."""
-        for lost in read_unreported(self._journal):
+        for lost in read_unreported(self._journal, self._chain.clock.now_s()):
             execution_id = lost.certificate.plan.request.execution_id
             _log.warning("execution %s was cut off by the end of the last run", execution_id)
             self.engine.refuse(lost.certificate, "the node was restarted and lost its state")
@@ -232,12 +242,13 @@ class Node:
             raise Refused(f"execution {execution_id} is over on this node", status=409)
         if plan.request.market != self._chain.deployment.market:
             raise PeerFault(f"the plan of {execution_id} is for another market")
-        if plan.request.deadline <= time.time():
+        if plan.request.deadline <= self._chain.clock.now_s():
             raise PeerFault(f"the deadline of {execution_id} has passed")
         plan.node_of(self._identity.address)
         await self._check_certificate(certificate)
         manifest = await self._cache.fetch_manifest(plan.request.model_id)
         try:
+            self._health.check()
             for index, executor in enumerate(plan.executors()):
                 if executor == self._identity.address and index < len(manifest.tasks):
                     if manifest.tasks[index].task_id not in self._residents.programs:
@@ -269,8 +280,9 @@ class Node:
     async def _note(self, execution: Execution, value: dict[str, Any]) -> None:
         try:
             await asyncio.to_thread(self._journal.put, "assignment", execution.id, value)
-        except SplitUpError as error:
-            self.engine.fail(execution.id, 0, 0, f"the node's journal cannot be written: {error}")
+        except Unavailable as error:
+            self._health.note_journal(error)
+            self.engine.fail(execution.id, 0, 0, self._health.trouble)
 
     def on_ended(self, execution: Execution) -> None:
         """Note an execution's end, so that no crash loses the work (called by the engine)."""
@@ -329,7 +341,7 @@ class Node:
             sent_at_ms=int(time.time() * 1000),
             block_number=self._block_number,
             queue_ms=self.engine.runs.queue_ms,
-            resident=tuple(sorted(task.task_id for task in self._residents.tasks)),
+            resident=self._get_offers(),
             vram_free_bytes=max(0, self._residents.free_bytes),
             determinism=self.device["determinism_class"][:200],
         )
@@ -343,6 +355,9 @@ class Node:
             ),
             return_exceptions=True,
         )
+        refusals = {str(answer) for answer in answers if isinstance(answer, Refused)}
+        refused = all(isinstance(answer, Refused) for answer in answers)
+        self._health.note_refusals(refusals if refused else set(), len(answers))
         demands = []
         for answer in answers:
             if isinstance(answer, SplitUpError):
@@ -361,11 +376,18 @@ class Node:
         self._demand = merge_demand(demands)
         self._demand_changed.set()
 
+    def _get_offers(self) -> tuple[str, ...]:
+        """Return what this node takes work for."""
+        if self._health.trouble:
+            return ()
+        return tuple(sorted(task.task_id for task in self._residents.tasks))
+
     async def _flush_logs(self) -> None:
         self.engine.flush()
 
     async def _keep_house(self) -> None:
-        self.engine.sweep(time.time())
+        self.engine.sweep(self._chain.clock.now_s())
+        await self._health.look()
         self._write_status(running=True)
 
     async def _refresh_committee(self) -> None:
@@ -424,6 +446,7 @@ class Node:
             certificate,
             roster,
             has_large_tensors=has_large_tensors(manifest),
+            now_s=self._chain.clock.now_s,
         )
 
     def _write_status(self, *, running: bool) -> None:
@@ -445,6 +468,7 @@ class Node:
             "executions": sum(not e.is_over for e in self.engine.executions.values()),
             "verified": self._verifier.done,
             "worker_restarts": self._supervisor.restarts,
+            "warnings": self._health.warnings,
         }
         write_status(self._config.data_dir, status)
 

@@ -79,6 +79,7 @@ class Engine:
         *,
         allow_loopback: bool,
         get_state_limit: Callable[[], int],  # bytes that states may take on the device
+        now_s: Callable[[], float] = time.time,  # the chain's time, which deadlines are in
     ) -> None:
         self._identity = identity
         self._supervisor = supervisor
@@ -86,6 +87,7 @@ class Engine:
         self._open_store = open_store
         self._listener = listener
         self._get_state_limit = get_state_limit
+        self._now_s = now_s
         self._queue = TaskQueue()
         self._early = EarlyFrames()
         self._executions: OrderedDict[str, Execution] = OrderedDict()
@@ -146,7 +148,7 @@ class Engine:
             self._forget_standby()
         for task in mine:
             execution.add_part(task, self.new_session())
-        execution.used_at_s = time.time()
+        execution.used_at_s = self._now_s()
         self._executions[execution.id] = execution
         if mine:
             self._listener.on_begun(execution)
@@ -165,7 +167,7 @@ class Engine:
         if execution is None or execution.is_over:
             return
         execution.failure = reason[:500]
-        execution.ended_at_s = time.time()
+        execution.ended_at_s = self._now_s()
         _log.warning(
             "execution %s failed at task %d, step %d: %s", execution_id, task, step, reason
         )
@@ -390,7 +392,7 @@ class Engine:
             self.fail(execution.id, task, first_step, str(error))
             return
         execution.add_part(task, self.new_session(), send_from=first_step)
-        execution.used_at_s = time.time()
+        execution.used_at_s = self._now_s()
         if not had_parts:
             self._listener.on_begun(execution)
         self._open_links(execution)
@@ -413,7 +415,7 @@ class Engine:
     def _on_start(self, execution: Execution, run: Run) -> None:
         """Drop idle sessions for a state that is about to begin and does not fit."""
         part = execution.parts[run.task]
-        execution.used_at_s = time.time()
+        execution.used_at_s = self._now_s()
         if run.step or part.state_bytes:
             return
         needed = execution.manifest.tasks[run.task].state_bytes
@@ -462,7 +464,7 @@ class Engine:
             return
         received = max((tensor.arrived_ns for tensor in run.inputs), default=times[0])
         execution.add_span(run.task, run.step, (received, *times))
-        execution.used_at_s = times[2] / 1e9
+        execution.used_at_s = self._now_s()
         self._replay.on_run(execution, run.task)
 
         def on_done() -> None:
@@ -480,7 +482,7 @@ class Engine:
             return
         if any(part.recorded < (execution.steps or 0) for part in execution.parts.values()):
             return
-        execution.ended_at_s = time.time()
+        execution.ended_at_s = self._now_s()
         task = self._spawn(self._finish(execution))
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)

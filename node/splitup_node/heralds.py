@@ -26,9 +26,15 @@ _log = logging.getLogger("splitup.node.heralds")
 class Herald:
     """Speaks to every member; one that is down is told again."""
 
-    def __init__(self, http: SignedClient, get_committee: Callable[[], CommitteeView]) -> None:
+    def __init__(
+        self,
+        http: SignedClient,
+        get_committee: Callable[[], CommitteeView],
+        now_s: Callable[[], float] = time.time,  # the chain's time, which deadlines are in
+    ) -> None:
         self._http = http
         self._get_committee = get_committee
+        self._now_s = now_s
 
     async def tell(self, path: str, typ: str, message: Message, done: set[str]) -> bool:
         """Sign and send to the members that are not in ``done`` yet and add those that took it.
@@ -69,7 +75,7 @@ class Herald:
         done: set[str] = set()
         late_tries = 0
         pause_s = limits.REPORT_RETRY_S
-        while time.time() < give_up_s:
+        while self._now_s() < give_up_s:
             if await self.tell(path, typ, message, done):
                 late_tries += 1
             if self.has_all(done) or late_tries > limits.RPC_TRIES:
@@ -92,7 +98,7 @@ class Herald:
         attestations = Attestations(self._get_committee().quorum)
         told: set[str] = set()
         pause_s = limits.REPORT_RETRY_S
-        while time.time() < give_up_s:
+        while self._now_s() < give_up_s:
             if said is not None and not self.has_all(told):
                 await self.say(said, told)
             if await self._ask(execution_id, attestations, told):

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,14 +46,14 @@ def make_end_value(execution: Execution) -> dict[str, Any]:
     return {"steps": execution.steps, "takeovers": takeovers}
 
 
-def read_unreported(journal: Journal) -> list[Unreported]:
+def read_unreported(journal: Journal, now_s: float) -> list[Unreported]:
     """Return the executions that were assigned and have no completion; forget the expired."""
     completed = {execution_id for execution_id, _ in journal.items("completion")}
     ended = dict(journal.items("ended"))
     found = []
     for execution_id, value in journal.items("assignment"):
         certificate = PlanCertificate.from_value(value["certificate"])
-        if execution_id in completed or certificate.plan.request.deadline <= time.time():
+        if execution_id in completed or certificate.plan.request.deadline <= now_s:
             for kind in ("assignment", "ended"):
                 journal.delete(kind, execution_id)
             continue
@@ -74,6 +73,7 @@ class Recovery:
     residents: Residents
     cache: Cache
     open_store: OpenStore
+    now_s: Callable[[], float]
 
     async def run(self, lost: Unreported) -> Execution:
         """Run every task of the node in an ended execution again; return it with its digests.
@@ -85,7 +85,7 @@ class Recovery:
             try:
                 return await self._try(lost)
             except SplitUpError as error:
-                if time.time() + limits.LOAD_RETRY_S / 10 > deadline_s:
+                if self.now_s() + limits.LOAD_RETRY_S / 10 > deadline_s:
                     raise
                 _log.warning("an execution of the last run waits: %s", error)
             await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)

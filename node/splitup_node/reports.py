@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -87,7 +86,7 @@ class Reporter:
             report = _read_report(value)
             if self._journal.get("revealed", execution_id) is None:
                 self._waiting.put_nowait(report)
-            elif report.give_up_s < time.time():
+            elif report.give_up_s < self._chain.clock.now_s():
                 with self._journal.transaction():
                     for kind in ("completion", "committed", "revealed"):
                         self._journal.delete(kind, execution_id)
@@ -165,7 +164,7 @@ class Reporter:
         deadline_s = report.give_up_s - limits.GRANT_GRACE_S
         return (
             block_number - since >= limits.COMMIT_PATIENCE_BLOCKS
-            or time.time() > deadline_s - limits.COMMIT_MARGIN_S
+            or self._chain.clock.now_s() > deadline_s - limits.COMMIT_MARGIN_S
         )
 
     async def _send(self, reports: Sequence[Report]) -> None:
@@ -214,7 +213,7 @@ class Reporter:
 
     def _put_off(self, reports: Sequence[Report], reason: str) -> None:
         for report in reports:
-            if time.time() > report.give_up_s:
+            if self._chain.clock.now_s() > report.give_up_s:
                 _log.error("giving up on %s: %s", report.completion.execution_id, reason)
                 self._planned_at.pop(report.completion.execution_id, None)
                 self._pledged.discard(report.completion.execution_id)

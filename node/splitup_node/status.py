@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from splitup.net.download import write_file
+
 STATUS_FILE: Final = "status.json"
 _STALE_MS: Final = 10_000  # ten missed updates: it hangs or was killed
 
@@ -39,11 +41,9 @@ class NodeStatus:
 
 
 def write_status(data_dir: Path, values: dict[str, Any]) -> None:
-    """Replace the status file in one step."""
-    path = data_dir / STATUS_FILE
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps({**values, "updated_at_ms": int(time.time() * 1000)}))
-    temporary.replace(path)
+    """Replace the status file in one step. Raises Unavailable when the disk is full or fails."""
+    values = {**values, "updated_at_ms": int(time.time() * 1000)}
+    write_file(data_dir / STATUS_FILE, json.dumps(values).encode(), sync=False)
 
 
 def read_status(data_dir: Path) -> NodeStatus:

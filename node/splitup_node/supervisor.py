@@ -112,33 +112,11 @@ class Supervisor:
 
     async def start(self) -> dict[str, str]:
         """Start a worker and return what it says of its device. Raises WorkerLost, TaskFailed."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._cache_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for end in (ours, theirs):
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                end.setsockopt(socket.SOL_SOCKET, option, limits.WORKER_SOCKET_BYTES)
-        ours.setblocking(False)
-        self._lost.clear()
-        with (self._directory / "worker.log").open("ab") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._worker_argv,
-                "--fd",
-                str(theirs.fileno()),
-                "--memory",
-                str(self._memory_bytes),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self._make_environment(),
-                start_new_session=True,  # a terminal's Ctrl-C is the daemon's business
-            )
-        theirs.close()
-        loop = asyncio.get_running_loop()
-        _, self._connection = await loop.create_unix_connection(
-            lambda: _Connection(self._on_message, self._on_lost), sock=ours
-        )
+        try:
+            await self._spawn()
+        except OSError as error:  # no memory for another process, no descriptor, no disk
+            self._lost.set()
+            raise WorkerLost(f"no worker can be started ({error.strerror or error})") from None
         report: dict[str, str] = parse_json(
             bytes(await self._ask(Kind.DESCRIBE, [], limits.LOAD_TIMEOUT_S))
         )
@@ -150,10 +128,14 @@ class Supervisor:
         await self._lost.wait()
 
     async def restart(self) -> dict[str, str]:
-        """Start another worker after the last one was lost."""
+        """Start another worker after the last one was lost. Raises WorkerLost."""
         await self._reap()
         self.restarts += 1
-        return await self.start()
+        try:
+            return await self.start()
+        except TaskFailed as error:
+            self.kill(f"it cannot use its device: {error}")
+            raise WorkerLost(str(error)) from None
 
     async def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
         """Load a task; returns program, task_id, vram_bytes and state_bytes."""
@@ -197,6 +179,34 @@ class Supervisor:
         if self._connection is not None:
             self._connection.abort()
         await self._reap()
+
+    async def _spawn(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._cache_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        for end in (ours, theirs):
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                end.setsockopt(socket.SOL_SOCKET, option, limits.WORKER_SOCKET_BYTES)
+        ours.setblocking(False)
+        self._lost.clear()
+        with theirs, (self._directory / "worker.log").open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._worker_argv,
+                "--fd",
+                str(theirs.fileno()),
+                "--memory",
+                str(self._memory_bytes),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._make_environment(),
+                start_new_session=True,  # a terminal's Ctrl-C is the daemon's business
+            )
+        loop = asyncio.get_running_loop()
+        _, self._connection = await loop.create_unix_connection(
+            lambda: _Connection(self._on_message, self._on_lost), sock=ours
+        )
 
     def _make_environment(self) -> dict[str, str]:
         environment = {n: os.environ[n] for n in _PASSED_ENVIRONMENT if n in os.environ}

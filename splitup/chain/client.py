@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 from splitup import limits
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
+from splitup.chain.clock import ChainClock
 from splitup.chain.deployment import Deployment
 from splitup.chain.events import BlockId, ChainEvent, Trail, decode_logs
 from splitup.chain.rejections import explain_refusal
@@ -66,6 +67,7 @@ class Chain:
     def __init__(self, rpc: Rpc, deployment: Deployment, sender: Sender | None) -> None:
         """Use ``connect``, which checks that the chain is the right one."""
         self.deployment = deployment
+        self.clock = ChainClock()
         self._rpc = rpc
         self._sender = sender
         self._background: set[asyncio.Task[Any]] = set()
@@ -295,6 +297,8 @@ class Chain:
         )
         if block is None:
             raise ChainUnavailable(f"the chain at {self._rpc.url} does not know block {which} yet")
+        if which == "latest":
+            self.clock.observe(int(block["number"], 16), int(block["timestamp"], 16))
         return block
 
 

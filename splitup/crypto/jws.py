@@ -96,9 +96,17 @@ def verify_jws(
     if not 1 <= claims.expires_at_s - claims.issued_at_s <= limits.JWS_TTL_S:
         raise PeerFault(f"token lives longer than {limits.JWS_TTL_S} s", peer=claims.issuer)
     if now_s is not None and claims.issued_at_s > now_s + limits.CLOCK_SKEW_S:
-        raise PeerFault("token is from the future; compare the clocks", peer=claims.issuer)
+        ahead_s = claims.issued_at_s - now_s
+        raise PeerFault(
+            f"token is {ahead_s} s from the future by our clock; compare the clocks",
+            peer=claims.issuer,
+        )
     if now_s is not None and claims.expires_at_s <= now_s - limits.CLOCK_SKEW_S:
-        raise PeerFault("token has expired; ask again", peer=claims.issuer)
+        late_s = now_s - claims.expires_at_s
+        raise PeerFault(
+            f"token expired {late_s} s ago by our clock; ask again, or compare the clocks",
+            peer=claims.issuer,
+        )
     verify_raw(claims.issuer, f"{header}.{payload}".encode(), _decode(signature))
     return claims
 

@@ -254,15 +254,19 @@ class _Part:
             self._file = -1
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a whole file, or nothing. Raises Unavailable when the disk is full or fails."""
+def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write a whole file, or nothing. Raises Unavailable when the disk is full or fails.
+
+    Without ``sync`` the file may be lost with the machine's power.
+    """
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with part.open("wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)

@@ -61,7 +61,7 @@ class GrantedLogs:
     """A LogStore over presigned URLs. ``ask`` gets them from the gateway.
 
     ``upfront`` may give some before they are asked for. Errors of the environment are tried again
-    until ``deadline_s`` (Unix time).
+    until ``deadline_s`` (Unix time), by the clock ``now_s``.
     """
 
     def __init__(
@@ -72,18 +72,20 @@ class GrantedLogs:
         *,
         deadline_s: float,
         upfront: Callable[[], Awaitable[Grants]] | None = None,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
         self._execution_id = execution_id
         self._http = http
         self._ask = ask
         self._deadline_s = deadline_s
+        self._now_s = now_s
         self._upfront = upfront
         self._upfront_lock = asyncio.Lock()
         self._known: dict[tuple[str, str], Grant] = {}
 
     async def write(self, objects: Sequence[LogObject]) -> None:
         """Store objects, one after the other. Raises StorageUnavailable, PeerFault, Refused."""
-        pauses = _Pauses(self._deadline_s)
+        pauses = _Pauses(self._deadline_s - self._now_s())
         left = list(objects)
         while left:
             try:
@@ -101,7 +103,7 @@ class GrantedLogs:
 
     async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
         """Return one object; NotStored at once when there is none (yet)."""
-        pauses = _Pauses(self._deadline_s)
+        pauses = _Pauses(self._deadline_s - self._now_s())
         while True:
             try:
                 return await get_object(
@@ -109,7 +111,7 @@ class GrantedLogs:
                     await self._find_get(name),
                     max_bytes=max_bytes,
                     expected_digest=None if digest is None else digest.hex(),
-                    deadline_s=min(10.0, max(0.1, self._deadline_s - time.time())),
+                    deadline_s=min(10.0, max(0.1, self._deadline_s - self._now_s())),
                 )
             except NotStored:
                 raise
@@ -123,7 +125,7 @@ class GrantedLogs:
             put,
             item.data,
             existing=existing,
-            deadline_s=min(30.0, max(0.1, self._deadline_s - time.time())),
+            deadline_s=min(30.0, max(0.1, self._deadline_s - self._now_s())),
         )
 
     async def _find_puts(
@@ -195,8 +197,12 @@ def open_logs(
     roster: Roster,
     *,
     has_large_tensors: bool,
+    now_s: Callable[[], float] = time.time,
 ) -> GrantedLogs:
-    """Return the logs of one execution for an executor or the client; the roster proves which."""
+    """Return the logs of one execution for an executor or the client; the roster proves which.
+
+    ``now_s`` is the chain's time, as far as the caller knows it.
+    """
     request = certificate.plan.request
 
     async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
@@ -217,11 +223,16 @@ def open_logs(
         ask,
         deadline_s=request.deadline + limits.GRANT_GRACE_S,
         upfront=ask_upfront if has_large_tensors else None,
+        now_s=now_s,
     )
 
 
 def open_verification_logs(
-    gateway: GatewayClient, http: Callable[[], aiohttp.ClientSession], order: VerificationOrder
+    gateway: GatewayClient,
+    http: Callable[[], aiohttp.ClientSession],
+    order: VerificationOrder,
+    *,
+    now_s: Callable[[], float] = time.time,
 ) -> GrantedLogs:
     """Return the logs that a validator or a committee member reads to recompute a task."""
 
@@ -230,7 +241,11 @@ def open_verification_logs(
 
     request = order.certificate.plan.request
     return GrantedLogs(
-        request.execution_id, http, ask, deadline_s=request.deadline + limits.GRANT_GRACE_S
+        request.execution_id,
+        http,
+        ask,
+        deadline_s=request.deadline + limits.GRANT_GRACE_S,
+        now_s=now_s,
     )
 
 
@@ -404,14 +419,14 @@ async def iter_tensors(
 
 
 class _Pauses:
-    """Growing pauses until a deadline on the wall clock; then the error is raised."""
+    """Growing pauses for ``left_s`` from now; then the error is raised."""
 
-    def __init__(self, deadline_s: float) -> None:
-        self._deadline_s = deadline_s
+    def __init__(self, left_s: float) -> None:
+        self._end = time.monotonic() + left_s
         self._pause_s = _FIRST_PAUSE_S
 
     async def wait(self, error: Unavailable) -> None:
-        if time.time() + self._pause_s > self._deadline_s:
+        if time.monotonic() + self._pause_s > self._end:
             raise error
         _log.info("the log waits: %s", error)
         await asyncio.sleep(self._pause_s)

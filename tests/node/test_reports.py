@@ -14,6 +14,7 @@ from splitup_node.reports import Reporter, Status
 
 from splitup import limits
 from splitup.chain.client import Block, Receipt
+from splitup.chain.clock import ChainClock
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
 from splitup.errors import ChainRejected, ChainUnavailable, Refused, Unavailable
@@ -32,6 +33,7 @@ class FakeChain:
     address = NODE
 
     def __init__(self) -> None:
+        self.clock = ChainClock()
         self.status: dict[str, int] = {}
         self.commitments: dict[str, str] = {}
         self.batches: list[list[str]] = []
@@ -263,6 +265,27 @@ async def test_f09_what_is_committed_already_is_only_revealed(
     assert not chain.batches
 
 
+@pytest.mark.parametrize("step_s", [-300, 300, 3_000])
+async def test_f24_clock_that_is_set_does_not_end_a_report(
+    tmp_path: Path,
+    chain: FakeChain,
+    http: FakeHttp,
+    monkeypatch: pytest.MonkeyPatch,
+    step_s: int,
+) -> None:
+    """The members are asked until the deadline, which is the chain's and not this machine's."""
+    http.deaf = {member.endpoint for member in COMMITTEE.members}
+    real = time.time
+    async with run(tmp_path, chain, http) as reporter:
+        await submit(reporter, 1)
+        monkeypatch.setattr(time, "time", lambda: real() + step_s)
+        http.asked.clear()
+        async with asyncio.timeout(5):
+            await http.asked.wait()
+        http.deaf.clear()
+        assert len(await hear(http, 4)) == 4
+
+
 async def test_nothing_is_revealed_before_a_quorum_says_so(
     reporter: Reporter, http: FakeHttp, chain: FakeChain
 ) -> None:
@@ -345,7 +368,7 @@ async def test_what_is_done_leaves_the_journal_after_its_time(
         await submit(reporter, 1, left_s=1)
         await hear(http, 4)
         await finish(reporter)
-    monkeypatch.setattr(time, "time", lambda: 4e9)
+    chain.clock.observe(chain.block, 4_000_000_000)
     async with run(tmp_path, chain, http) as reporter:
         assert reporter._journal.items("completion") == []
 

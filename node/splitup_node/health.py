@@ -1,0 +1,76 @@
+"""What keeps a node from taking work, and what its owner has to know.
+
+What is not in the journal is lost with a crash, the payment included: a node whose disk is full
+takes no work, says so to whoever sends a plan, and goes on once there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from pathlib import Path
+
+from splitup import limits
+from splitup.chain.clock import ChainClock
+from splitup.errors import Unavailable
+from splitup.journal.journal import Journal
+
+_log = logging.getLogger("splitup.node.health")
+
+
+class Health:
+    """Looks at disk, journal and clock once a second; logs what has changed."""
+
+    def __init__(self, journal: Journal, directory: Path, clock: ChainClock) -> None:
+        self._journal = journal
+        self._directory = directory
+        self._clock = clock
+        self._refusals = ""  # what members answer to heartbeats, when all refuse them
+        self._told: tuple[str, ...] = ()
+        self.trouble = ""  # why no work is taken
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return one sentence for everything that is wrong."""
+        found = (self.trouble, self._clock.describe_skew(), self._refusals)
+        return tuple(sentence for sentence in found if sentence)
+
+    def check(self) -> None:
+        """Raise Unavailable when the node takes no work."""
+        if self.trouble:
+            raise Unavailable(self.trouble)
+
+    def note_journal(self, error: Unavailable) -> None:
+        """Take no work until the journal can be written again."""
+        self.trouble = f"the node's journal cannot be written: {error}"
+
+    def note_refusals(self, reasons: set[str], members: int) -> None:
+        """Remember that all members refused a heartbeat: nobody sends this node any work."""
+        said = "; ".join(sorted(reasons))
+        self._refusals = f"all {members} members refuse our heartbeats: {said}" if said else ""
+
+    async def look(self) -> None:
+        """Find out what is wrong now."""
+        self.trouble = await asyncio.to_thread(self._find_trouble)
+        warnings = self.warnings
+        for sentence in warnings:
+            if sentence not in self._told:
+                _log.warning("%s", sentence)
+        if self._told and not warnings:
+            _log.info("nothing is wrong any more")
+        self._told = warnings
+
+    def _find_trouble(self) -> str:
+        try:
+            free = shutil.disk_usage(self._directory).free
+            if free < limits.DISK_LEAST_BYTES:
+                return (
+                    f"the disk of {self._directory} has {free} bytes left, and a node needs "
+                    f"{limits.DISK_LEAST_BYTES}; free some space"
+                )
+            if self.trouble:  # else every write finds out by itself
+                self._journal.put("health", "probe", {})
+        except (Unavailable, OSError) as error:
+            return f"the node's journal cannot be written: {error}"
+        return ""

@@ -1,0 +1,71 @@
+"""The chain's time, whatever this machine's clock says: what deadlines are measured by."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from splitup import limits
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    number: int
+    at_s: float
+
+
+class ChainClock:
+    """The wall clock as it stood at the start, corrected by what blocks prove. Pure but for clocks.
+
+    It runs on the monotonic clock: setting the machine's clock moves no deadline. A block is not
+    from the future, so the chain's time is at least its timestamp; and it is at most a little more
+    when the block was not there yet at the last look. An idle chain proves the first bound only.
+    """
+
+    def __init__(
+        self,
+        *,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+        self._guess_s = wall() - monotonic()
+        self._low_s = -math.inf  # bounds of the chain's time minus the monotonic clock
+        self._high_s = math.inf
+        self._last: _Look | None = None
+
+    def now_s(self) -> float:
+        """Return the chain's time, Unix seconds."""
+        return self._monotonic() + min(max(self._guess_s, self._low_s), self._high_s)
+
+    @property
+    def skew_s(self) -> float:
+        """Return how far the machine's clock is ahead of the chain's time at this moment."""
+        return self._wall() - self.now_s()
+
+    def observe(self, number: int, timestamp_s: int) -> None:
+        """Take note of the chain's latest block."""
+        now_s, last = self._monotonic(), self._last
+        if last is not None and number < last.number:
+            return  # an endpoint that lags behind proves nothing
+        low_s, high_s = timestamp_s - now_s, math.inf
+        if last is not None and number > last.number:
+            high_s = timestamp_s - last.at_s + limits.BLOCK_DELAY_S
+        self._last = _Look(number, now_s)
+        self._low_s, self._high_s = max(self._low_s, low_s), min(self._high_s, high_s)
+        if self._low_s > self._high_s:  # a chain that was set to another time, or clocks that drift
+            self._low_s, self._high_s = low_s, max(low_s, high_s)
+
+    def describe_skew(self) -> str:
+        """Return a sentence when the machine's clock is too far off for signed requests, or ""."""
+        skew_s = round(self.skew_s)
+        if abs(skew_s) <= limits.CLOCK_SKEW_S:
+            return ""
+        side = "ahead of" if skew_s > 0 else "behind"
+        return (
+            f"this machine's clock is {abs(skew_s)} s {side} the chain's; others refuse what it "
+            "signs; set it with: timedatectl set-ntp true"
+        )
