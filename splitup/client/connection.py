@@ -412,7 +412,7 @@ class SplitUp:
             )
         async with self._funding:  # executions started together share one balance
             await ensure_balance(chain, self._identity, self._reserved + price)
-            head = await chain.fetch_head()
+            await chain.fetch_head()  # whose time the deadline is in
             self._reserved += price  # until the request is in a block, see _request
         nonce = secrets.randbits(53)  # as many bits as canonical JSON holds
         deployment = chain.deployment
@@ -427,10 +427,10 @@ class SplitUp:
             client_key=self._identity.signing_key_hex,
             steps=steps,
             max_price_micro_usdc=price,
-            deadline=max(head.timestamp, int(time.time())) + int(np.ceil(deadline_s)),
+            deadline=int(chain.clock.now_s()) + int(np.ceil(deadline_s)),
             task_count=len(model.manifest.tasks),
         )
-        ends = asyncio.get_running_loop().time() + wanted.deadline - time.time()
+        ends = asyncio.get_running_loop().time() + wanted.deadline - chain.clock.now_s()
         certificate = await self._request(wanted, committee, nonce, inputs_digest, deadline_s)
         session = self._make_session(certificate, model, programs, ends)
         session.open()
@@ -526,7 +526,8 @@ class SplitUp:
     async def _recover(self, wanted: Wanted | Request, error: ExecutionFailed) -> ExecutionFailed:
         """Fetch the money of a failed execution back; return the error that says so."""
         locked = format_usdc(wanted.max_price_micro_usdc)
-        wait_s = max(0.0, wanted.deadline - time.time()) + _REFUND_PATIENCE_S
+        wait_s = max(0.0, wanted.deadline - self.chain.clock.now_s()) + _REFUND_PATIENCE_S
+        skew = self.chain.clock.describe_skew()
         back: int | None = None
         try:
             back = await refund(self.chain, wanted.execution_id, patience_s=wait_s)
@@ -539,7 +540,7 @@ class SplitUp:
         except SplitUpError as problem:
             money = f"the {locked} locked for it could not be fetched back yet ({problem})"
         return ExecutionFailed(
-            f"{error}; {money}",
+            f"{error}; {money}" + (f"; {skew}" if skew else ""),
             execution_id=error.execution_id,
             task=error.task,
             node=error.node,
