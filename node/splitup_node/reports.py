@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Any
 
 from splitup import limits
-from splitup.chain.client import Chain
+from splitup.chain.client import Block, Chain
 from splitup.chain.market import distribute
 from splitup.errors import ChainRejected, SplitUpError, Unavailable
 from splitup.journal.journal import Journal
@@ -122,7 +122,7 @@ class Reporter:
             self._pledge(report)
         try:
             head = await self._chain.fetch_head()
-            states = await asyncio.gather(*(self._fetch_state(report) for report in batch))
+            states = await asyncio.gather(*(self._fetch_state(report, head) for report in batch))
         except SplitUpError as error:
             self._put_off(batch, str(error))
             return
@@ -189,12 +189,12 @@ class Reporter:
             await self._mark(report, "committed", {"transaction": receipt.transaction})
             self._spawn(self._reveal(report))
 
-    async def _fetch_state(self, report: Report) -> tuple[Status, bool]:
+    async def _fetch_state(self, report: Report, head: Block) -> tuple[Status, bool]:
         """Return the execution's state, and whether we are bound: all were, or we by ourselves."""
         execution_id = report.completion.execution_id
         execution, commitment = await asyncio.gather(
-            self._chain.call("market", "executionOf", execution_id),
-            self._chain.call("market", "commitmentOf", execution_id, self._chain.address),
+            self._chain.call("market", "executionOf", execution_id, at=head),
+            self._chain.call("market", "commitmentOf", execution_id, self._chain.address, at=head),
         )
         return Status(execution["status"]), execution["certified"] or commitment != _ZERO
 

@@ -68,6 +68,7 @@ class Chain:
         """Use ``connect``, which checks that the chain is the right one."""
         self.deployment = deployment
         self.clock = ChainClock()
+        self._highest = 0  # block that ``fetch_head`` has shown
         self._rpc = rpc
         self._sender = sender
         self._background: set[asyncio.Task[Any]] = set()
@@ -119,11 +120,15 @@ class Chain:
 
     # ---- calls ---------------------------------------------------------------------------------
 
-    async def call(self, contract: ContractName, function: str, *args: Any) -> Any:
-        """Return a view's value at the chain's head.
+    async def call(
+        self, contract: ContractName, function: str, *args: Any, at: Block | None = None
+    ) -> Any:
+        """Return a view's value at the chain's head, or ``at`` a block.
 
-        Structs, and several named results, are dictionaries. Raises InvalidInput for arguments that
-        do not fit, ChainRejected, ChainUnavailable.
+        Structs, and several named results, are dictionaries. What is decided on several values
+        pins them to one block: an endpoint that does not know it fails instead of answering from
+        an older view (EIP-1898). Raises InvalidInput for arguments that do not fit, ChainRejected,
+        ChainUnavailable.
         """
         abi = load_abi(contract)
         request = {
@@ -133,15 +138,31 @@ class Chain:
         if self._sender is not None:
             request["from"] = self._sender.address
         try:
-            data = await self._rpc.request("eth_call", request, "latest")
+            where = "latest" if at is None else {"blockHash": at.hash}
+            data = await self._rpc.request("eth_call", request, where)
         except RpcError as error:
             raise explain_refusal(f"{contract}.{function}", error) from None
         return abi.decode_result(function, bytes.fromhex(data[2:]))
 
     async def fetch_head(self) -> Block:
-        """Return the chain's latest block."""
-        block = await self._fetch_block("latest")
-        return Block(int(block["number"], 16), block["hash"], int(block["timestamp"], 16))
+        """Return the chain's latest block, never a lower one than before.
+
+        Raises ChainUnavailable, also for an endpoint that goes on lagging behind what it, or
+        another one behind the same URL, has shown.
+        """
+        pause_s = limits.RPC_BACKOFF_S
+        for _ in range(limits.RPC_TRIES):
+            block = await self._fetch_block("latest")
+            number = int(block["number"], 16)
+            if number >= self._highest:
+                self._highest = number
+                return Block(number, block["hash"], int(block["timestamp"], 16))
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        raise ChainUnavailable(
+            f"the chain at {self._rpc.url} shows block {number} after block {self._highest}: it "
+            "lags behind; wait, or use another RPC endpoint"
+        )
 
     async def fetch_ether_wei(self, account: str) -> int:
         """Return an account's ether, which pays for gas."""

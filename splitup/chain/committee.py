@@ -7,28 +7,20 @@ import asyncio
 from splitup.chain.client import Chain
 from splitup.crypto.bls import decode_public_key_eip2537
 from splitup.crypto.quorum import Domain
-from splitup.errors import ChainUnavailable
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
-
-_TRIES = 3
 
 
 async def fetch_committee(chain: Chain) -> CommitteeView:
-    """Return members, quorum and group key of one configuration; raise ChainUnavailable."""
-    for _ in range(_TRIES):
-        before, members, quorum, group_key, after = await asyncio.gather(
-            chain.call("committee", "configuration"),
-            chain.call("committee", "members"),
-            chain.call("committee", "quorum"),
-            chain.call("committee", "groupKey"),
-            chain.call("committee", "configuration"),
-        )
-        if before == after:
-            break
-    else:
-        raise ChainUnavailable("the committee's members keep changing; try again in a minute")
+    """Return members, quorum and group key as of one block; raise ChainUnavailable."""
+    head = await chain.fetch_head()
+    configuration, members, quorum, group_key = await asyncio.gather(
+        chain.call("committee", "configuration", at=head),
+        chain.call("committee", "members", at=head),
+        chain.call("committee", "quorum", at=head),
+        chain.call("committee", "groupKey", at=head),
+    )
     return CommitteeView(
-        configuration=before,
+        configuration=configuration,
         members=tuple(
             CommitteeMember(
                 account=member["account"],

@@ -46,7 +46,9 @@ class FakeChain:
         self.block += 1
         return Block(self.block, ZERO, 0)
 
-    async def call(self, contract: str, function: str, execution_id: str, *_: Any) -> Any:
+    async def call(
+        self, contract: str, function: str, execution_id: str, *_: Any, at: Block
+    ) -> Any:
         if self.down:
             self.down -= 1
             raise ChainUnavailable("the chain is down; start it")
