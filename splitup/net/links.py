@@ -131,9 +131,13 @@ async def _serve(link: Link, socket: _Socket, on_frame: FrameHandler) -> None:
     link.connected.set()
     try:
         async for message in socket:
+            if message.type is aiohttp.WSMsgType.ERROR and not isinstance(
+                message.data, aiohttp.WebSocketError
+            ):
+                raise ConnectionError(str(message.data))  # no answer to a ping: nobody's fault
             if message.type is not aiohttp.WSMsgType.BINARY:
                 raise PeerFault(
-                    f"{link.peer} sent a text message on the data plane", peer=link.peer
+                    f"{link.peer} sent what is no frame on the data plane", peer=link.peer
                 )
             on_frame(link, message.data)
     except PeerFault as fault:
@@ -333,6 +337,8 @@ class LinkAcceptor:
             if self._on_opened is not None:
                 self._on_opened(link)
             await _serve(link, socket, self._on_frame)
+        except ConnectionError as error:
+            _log.info("connection of %s broke: %s", link.peer, error)
         except PeerFault as error:
             fault = error
             _log.warning("closed the connection of %s: %s", link.peer, error)
