@@ -102,9 +102,9 @@ def verify_jws(
             peer=claims.issuer,
         )
     if now_s is not None and claims.expires_at_s <= now_s - limits.CLOCK_SKEW_S:
-        late_s = now_s - claims.expires_at_s
+        age_s = now_s - claims.issued_at_s
         raise PeerFault(
-            f"token expired {late_s} s ago by our clock; ask again, or compare the clocks",
+            f"token is {age_s} s old by our clock; ask again, or compare the clocks",
             peer=claims.issuer,
         )
     verify_raw(claims.issuer, f"{header}.{payload}".encode(), _decode(signature))

@@ -11,7 +11,7 @@ class Proxy:
     """
 
     def __init__(self, target: int) -> None:
-        self._target = target
+        self.target = target
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._passing = asyncio.Event()
@@ -51,7 +51,7 @@ class Proxy:
         passing = self._passing
         self.connections += 1
         self.open_connections += 1
-        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self.target)
         try:
             await asyncio.gather(pipe(reader, to_writer, passing), pipe(to_reader, writer, passing))
         finally:

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections import namedtuple
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import compute_commitment
 from splitup.devnet.processes import find_program
-from splitup.errors import ConfigurationError, Refused
+from splitup.errors import ConfigurationError, Refused, Unavailable
 from splitup.journal.journal import Journal
 from splitup.net.http import SignedClient
 from splitup.net.logs import LogWriter, open_logs
@@ -30,12 +32,16 @@ from splitup.protocol.selection import rank_validators
 from splitup.protocol.takeovers import Roster
 from splitup.protocol.verification import check_completion, is_sampled
 from splitup.wire import CLIENT, Completion, PlanCertificate, VerificationOrder, VerificationResult
+from tests.builders import HANG_S
+from tests.chain.proxy import Proxy
 from tests.node.market import NodeMarket, RunningNode, open_market
 from tests.node.network import TestClient, compute_reference, make_manifest
 from tests.oracle.gateway_network import run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TASKS, SIZE, STEPS = 4, 8, 3
+NODE = (str(find_program("splitup-node")), "run")
+SKEWED = (sys.executable, str(Path(__file__).with_name("skewed_node.py")))
 LIAR = (sys.executable, str(Path(__file__).with_name("lying_worker.py")))
 
 
@@ -212,6 +218,8 @@ async def test_completion_that_was_journalled_is_committed_after_a_restart(
     await market.notify(certificate)
     await execute(market, certificate, STEPS)
     await node.shut_down()  # while its commitment waits for the plan's own transaction
+    cached = {path: path.stat().st_mtime_ns for path in node.config.data_dir.glob("cache/*")}
+    assert cached
     with Journal.open(node.config.data_dir) as journal:
         stored = journal.get("completion", execution_id)
     assert stored is not None
@@ -227,17 +235,18 @@ async def test_completion_that_was_journalled_is_committed_after_a_restart(
     assert committed == compute_commitment(STEPS, completion.root())
     entry = await market.client.call("nodes", "nodeOf", node.identity.address)
     assert entry["endpoint"] == node.endpoint  # another port than before
+    assert all(path.stat().st_mtime_ns == at for path, at in cached.items())  # nothing fetched
 
 
 @contextlib.asynccontextmanager
 async def run_process(
-    market: NodeMarket, config: NodeConfig, crash_at: str = ""
+    market: NodeMarket, config: NodeConfig, crash_at: str = "", program: Sequence[str] = NODE
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a node as a process of its own that may die at a crash point."""
     identity = config.load_identity()
     market.members.heartbeats.pop(identity.address, None)
     process = await asyncio.create_subprocess_exec(
-        *(find_program("splitup-node"), "run", "--config", config.data_dir.parent / "node.toml"),
+        *(*program, "--config", config.data_dir.parent / "node.toml"),
         env={**os.environ, "CRASH_AT": crash_at},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
@@ -331,6 +340,120 @@ async def test_f02_node_killed_between_its_log_and_its_report_reports_once_after
         "market", "commitmentOf", execution_id, crashing.identity.address
     )
     assert committed == compute_commitment(STEPS, completion.root())
+
+
+async def test_node_that_is_told_to_stop_ends_what_it_runs_first(
+    market: NodeMarket, nodes: list[RunningNode], crashing: Crashing
+) -> None:
+    async with run_process(market, crashing.config) as process:
+        await market.take_snapshot([*nodes, crashing])  # type: ignore[list-item]
+        certificate = await market.order([crashing] * TASKS, steps=STEPS, nonce=8)  # type: ignore[list-item]
+        await market.notify(certificate)
+        client = TestClient(market.client_identity)
+        await client.connect(certificate)
+        x = np.ones(SIZE, np.float32)
+        for step in range(2):
+            client.send(certificate, step, x, {crashing.identity.address})
+            async with asyncio.timeout(HANG_S):
+                await client.outputs.get()
+            if step == 0:
+                process.terminate()  # with steps to come
+        client.end(certificate, 2)
+        async with asyncio.timeout(HANG_S):
+            await client.traces.get()
+            assert await process.wait() == 0
+        assert client.failures.empty()
+        await client.pool.close()
+    with Journal.open(crashing.config.data_dir) as journal:  # reported by now, or next time
+        assert journal.get("completion", certificate.plan.request.execution_id) is not None
+
+
+async def wait_for_warnings(config: NodeConfig, condition: Callable[[str], bool]) -> None:
+    """Poll the status of another process."""
+    async with asyncio.timeout(HANG_S):
+        while True:
+            said = " ".join(read_status(config.data_dir).values.get("warnings", ["no status"]))
+            if condition(said):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_f24_clock_that_is_set_is_named_and_a_node_goes_on_once_it_is_right(
+    market: NodeMarket, crashing: Crashing
+) -> None:
+    address = crashing.identity.address
+    async with run_process(market, crashing.config, program=SKEWED) as process:
+        for number, words in ((signal.SIGUSR1, "s ahead of"), (signal.SIGUSR2, "s behind")):
+            process.send_signal(number)
+            await wait_for_warnings(
+                crashing.config, lambda said, words=words: f"{words} the chain" in said
+            )
+        await wait_for_warnings(crashing.config, lambda said: "s old by our clock" in said)
+        market.members.heartbeats.pop(address, None)
+        process.send_signal(signal.SIGHUP)
+        await market.members.wait_for(lambda: address in market.members.heartbeats)
+        await wait_for_warnings(crashing.config, lambda said: not said)
+
+
+async def test_f12_node_computes_without_the_chain_and_reports_when_it_is_back(
+    market: NodeMarket, nodes: list[RunningNode]
+) -> None:
+    proxy = await Proxy.open(0, int(market.network.rpc_url.rpartition(":")[2]))
+    node = nodes[0]
+    await node.shut_down()
+    rpc_url = f"http://127.0.0.1:{proxy.port}"
+    behind = await market.run(node.config.model_copy(update={"rpc_url": rpc_url}))
+    await market.take_snapshot([behind, *nodes[1:]])
+    certificate = await market.order([behind] * TASKS, steps=STEPS, nonce=10)
+    await proxy.close()
+    await market.notify(certificate)  # the plan needs no chain, and neither do steps and logs
+    xs, results = await execute(market, certificate, STEPS)
+    for result, expected in zip(results, compute_reference(xs, TASKS), strict=True):
+        assert np.array_equal(result, expected)
+    key = (certificate.plan.request.execution_id, node.identity.address)
+    assert await market.client.call("market", "commitmentOf", *key) == "0x" + "00" * 32
+    proxy = await Proxy.open(proxy.port, proxy.target)
+    await wait_for_completions(market, certificate)
+    await behind.shut_down()
+    await proxy.close()
+    restarted = await market.run(node.config)
+    node.stop, node.task = restarted.stop, restarted.task
+
+
+async def test_f23_node_on_a_full_disk_takes_no_work_and_says_why(
+    market: NodeMarket, nodes: list[RunningNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = nodes[1]
+    address = node.identity.address
+    beats = market.members.heartbeats
+    await market.take_snapshot(nodes)
+    refused, failed = [
+        await market.order([node] * TASKS, steps=STEPS, nonce=nonce) for nonce in (11, 12)
+    ]
+    usage = namedtuple("usage", "total used free")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 4096))
+        await market.members.wait_for(lambda: not beats[address].resident)
+        async with SignedClient() as http:
+            with pytest.raises(Unavailable, match=r"4096 bytes left.*free some space"):
+                await http.post_json(f"{node.endpoint}/v1/plan", refused)
+    await market.members.wait_for(lambda: beats[address].resident)
+
+    put = Journal.put
+
+    def fail(self: Journal, kind: str, key: str, value: dict[str, object]) -> None:
+        if kind == "assignment" and key == failed.plan.request.execution_id:
+            raise Unavailable("the disk is full; free some space, then try again")
+        put(self, kind, key, value)
+
+    monkeypatch.setattr(Journal, "put", fail)  # it fills up between two looks
+    client = TestClient(market.client_identity)
+    await market.notify(failed)
+    await client.connect(failed)
+    async with asyncio.timeout(HANG_S):
+        failure = await client.failures.get()
+    assert "journal cannot be written: the disk is full" in failure.reason
+    await client.pool.close()
 
 
 async def test_forged_plans_are_refused(market: NodeMarket, nodes: list[RunningNode]) -> None:
