@@ -412,7 +412,7 @@ class Node:
             try:
                 await self._residents.ensure(choice.model_id, choice.task)
                 self._news.set()
-            except (InvalidModel, TaskFailed) as error:
+            except (InvalidModel, TaskFailed, WorkerLost) as error:  # it may be what kills workers
                 _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
                 self._unloadable[choice.task_id] = now_s + limits.LOAD_RETRY_S
             except SplitUpError as error:  # the store, the gateway, the worker: soon again

@@ -184,6 +184,12 @@ class Supervisor:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._cache_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.ExitStack() as stack:
+            stack.callback(ours.close)
+            await self._connect(ours, theirs)
+            stack.pop_all()  # the transport's now
+
+    async def _connect(self, ours: socket.socket, theirs: socket.socket) -> None:
         for end in (ours, theirs):
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 end.setsockopt(socket.SOL_SOCKET, option, limits.WORKER_SOCKET_BYTES)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from splitup_node.worker import Worker, main
 
-CRASH, HANG, RAISE, CORRUPT = -1.0, -2.0, -3.0, -4.0
+CRASH, HANG, RAISE, CORRUPT, OVERFLOW = -1.0, -2.0, -3.0, -4.0, -5.0
+CRASHING_FILE = "crashing.json"  # a task that ends the compiler, and with it the process
 
 
 class FragileWorker(Worker):
     _corrupts = False
+
+    def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
+        if task.name == CRASHING_FILE:
+            os.abort()
+        return super().load(task, weights)
 
     def compute(
         self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]
@@ -24,6 +32,9 @@ class FragileWorker(Worker):
             os.kill(os.getpid(), signal.SIGKILL)
         if first == HANG:
             signal.pause()
+        if first == OVERFLOW:
+            resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+            return [bytes(2**32)]
         if first == RAISE:
             raise RuntimeError("kernel went wrong")
         if first == CORRUPT:  # from the next step on the cache is wrong, the output is not

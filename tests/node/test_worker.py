@@ -15,7 +15,8 @@ from splitup_node.supervisor import Supervisor, TaskFailed, WorkerLost
 
 from splitup.errors import SplitUpError
 from splitup.graph.ir import Graph
-from tests.node.fragile_worker import CORRUPT, CRASH, HANG, RAISE
+from tests.builders import HANG_S
+from tests.node.fragile_worker import CORRUPT, CRASH, CRASHING_FILE, HANG, OVERFLOW, RAISE
 from tests.node.graphs import make_accumulator, make_sum
 
 FRAGILE = (sys.executable, str(Path(__file__).with_name("fragile_worker.py")))
@@ -150,6 +151,50 @@ async def test_f25_crash_fails_the_run_and_another_worker_takes_over(
     assert supervisor.pid != first_pid
     program = (await load(supervisor, tmp_path, make_accumulator(2)))["program"]
     assert values(await run(supervisor, 1, program, [1, 1])) == [1, 1]
+
+
+async def test_f25_compiler_that_crashes_ends_the_worker_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    supervisor = await start()
+    path = tmp_path / CRASHING_FILE
+    path.write_bytes(make_sum(2).to_bytes())
+    with pytest.raises(WorkerLost, match="crash in a kernel"):
+        await supervisor.load(path, None)
+    async with asyncio.timeout(HANG_S):
+        await supervisor.wait_lost()
+    await supervisor.restart()
+    program = (await load(supervisor, tmp_path, make_sum(2)))["program"]
+    assert values(await run(supervisor, 1, program, [1, 2], [3, 4])) == [4, 6]
+
+
+async def test_f25_step_that_finds_no_memory_fails_and_the_worker_lives_on(
+    start: Start, tmp_path: Path
+) -> None:
+    supervisor = await start()
+    program = (await load(supervisor, tmp_path, make_sum(2)))["program"]
+    failed = await run(supervisor, 1, program, [OVERFLOW, 0], [0, 0])
+    assert isinstance(failed, TaskFailed) and "MemoryError" in str(failed)
+    assert values(await run(supervisor, 1, program, [1, 2], [3, 4])) == [4, 6]
+
+
+async def test_f25_machine_without_memory_for_a_worker_is_one_sentence(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = await start()
+    supervisor.kill("a test")
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "create_subprocess_exec", fail)
+        with pytest.raises(WorkerLost, match="Cannot allocate memory"):
+            await supervisor.restart()
+    async with asyncio.timeout(HANG_S):
+        await supervisor.wait_lost()  # the daemon tries again
+    await supervisor.restart()
+    assert supervisor.is_running
 
 
 async def test_f25_hang_is_ended_by_the_time_limit(start: Start, tmp_path: Path) -> None:
