@@ -75,7 +75,7 @@ async def test_arguments_are_checked_before_anything_is_sent(network: Network) -
         await network.owner.call("market", "refundAll")
 
 
-async def test_errors_of_every_contract_in_the_call_are_decoded(network: Network) -> None:
+async def test_f19_errors_of_every_contract_in_the_call_are_decoded(network: Network) -> None:
     with pytest.raises(ChainRejected, match="there is no model named 'none'; list") as caught:
         await network.client.call("models", "modelByName", "none")
     assert caught.value.error_name == "UnknownName"
@@ -215,6 +215,51 @@ async def test_f17_fees_above_the_ceiling_are_not_paid(network: Network) -> None
             await chain.send("market", "withdraw", 1)
 
 
+async def test_f17_fee_spike_raises_both_caps_by_a_tenth_at_least(network: Network) -> None:
+    rpc, owner = network.rpc, network.owner
+    await rpc.request("evm_setAutomine", False)
+    try:
+        sending = asyncio.create_task(owner.send("usdc", "mint", MODEL[:42], 5))
+        first = await rpc.request("eth_getTransactionByHash", await _wait_for_pending(network))
+        spike = hex(2 * int(first["maxFeePerGas"], 16))
+        await rpc.request("anvil_setNextBlockBaseFeePerGas", spike)
+        while not sending.done():
+            await rpc.request("anvil_mine", "0x1")
+            await asyncio.sleep(0.05)
+    finally:
+        await rpc.request("evm_setAutomine", True)
+    mined = await rpc.request("eth_getTransactionByHash", (await sending).transaction)
+    assert mined["nonce"] == first["nonce"] and mined["hash"] != first["hash"]
+    for cap in ("maxFeePerGas", "maxPriorityFeePerGas"):
+        assert int(mined[cap], 16) * 10 >= int(first[cap], 16) * 11
+
+
+async def test_f17_bumps_end_at_the_ceiling_with_an_alert(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    rpc, key = network.rpc, derive_key(MNEMONIC, 0)
+    first = await network.owner.send("usdc", "mint", MODEL[:42], 1)
+    paid = await rpc.request("eth_getTransactionByHash", first.transaction)
+    async with await Chain.connect(
+        network.url,
+        network.deployment,
+        private_key=key,
+        fee_ceiling_wei=int(paid["maxFeePerGas"], 16),
+    ) as chain:
+        await rpc.request("evm_setAutomine", False)
+        try:
+            sending = asyncio.create_task(chain.send("usdc", "mint", MODEL[:42], 5))
+            sent = await _wait_for_pending(network)
+            await rpc.request("anvil_dropTransaction", sent)
+            while not sending.done():
+                await rpc.request("anvil_mine", "0x1")
+                await asyncio.sleep(0.05)
+        finally:
+            await rpc.request("evm_setAutomine", True)
+        assert (await sending).transaction == sent  # as it was
+    assert "the fee ceiling is reached" in caplog.text
+
+
 async def test_account_without_ether_is_told_so(network: Network) -> None:
     async with await Chain.connect(
         network.url, network.deployment, private_key=b"\x07" * 32
@@ -225,8 +270,11 @@ async def test_account_without_ether_is_told_so(network: Network) -> None:
     assert caught.value.error_name == "InsufficientFunds"
 
 
-async def test_transaction_that_reverts_when_mined_is_explained(network: Network) -> None:
+async def test_f19_transaction_that_reverts_when_mined_is_explained_and_not_repeated(
+    network: Network,
+) -> None:
     rpc, client = network.rpc, network.client
+    before = int(await rpc.request("eth_getTransactionCount", client.address, "latest"), 16)
     await rpc.request("evm_setAutomine", False)
     try:
         # Each passes alone; both together take more than the 10 USDC deposited.
@@ -241,4 +289,6 @@ async def test_transaction_that_reverts_when_mined_is_explained(network: Network
     results = await asyncio.gather(*sends, return_exceptions=True)
     errors = [result for result in results if isinstance(result, ChainRejected)]
     assert [error.error_name for error in errors] == ["BalanceTooSmall"]
+    after = int(await rpc.request("eth_getTransactionCount", client.address, "pending"), 16)
+    assert after == before + 2
     assert await client.call("usdc", "balanceOf", client.address) in (46_000_000, 46_000_001)

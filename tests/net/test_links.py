@@ -104,7 +104,7 @@ async def test_accepted_link_knows_the_key_and_sends_back(peer: Peer) -> None:
         link.send(b"too late")
 
 
-async def test_f11_link_reconnects_and_sends_again_what_may_be_lost(
+async def test_f09_f11_link_reconnects_and_sends_again_what_may_be_lost(
     peer: Peer, pool: LinkPool
 ) -> None:
     link = pool.open(peer.identity.address, peer.url)

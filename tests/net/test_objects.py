@@ -127,7 +127,7 @@ async def get(script: Script, session: aiohttp.ClientSession, **changes: float) 
 
 
 @pytest.mark.parametrize("trouble", [503, 500, 429, drop, half])
-async def test_trouble_is_tried_again(
+async def test_f20_trouble_is_tried_again(
     script: Script, session: aiohttp.ClientSession, trouble: int | Handler
 ) -> None:
     script.answers = [trouble, trouble, DATA]
@@ -138,14 +138,14 @@ async def test_trouble_is_tried_again(
     assert script.requests[-1] == ("PUT", DATA)
 
 
-async def test_a_corrupted_answer_is_fetched_again(
+async def test_f21_a_corrupted_answer_is_fetched_again(
     script: Script, session: aiohttp.ClientSession
 ) -> None:
     script.answers = [b"other", b"noise", DATA]
     assert await get(script, session) == DATA
 
 
-async def test_a_wrong_object_is_a_peers_fault_after_three_fetches(
+async def test_f21_a_wrong_object_is_a_peers_fault_after_three_fetches(
     script: Script, session: aiohttp.ClientSession
 ) -> None:
     script.answers = [b"wrong"]
@@ -155,7 +155,7 @@ async def test_a_wrong_object_is_a_peers_fault_after_three_fetches(
 
 
 @pytest.mark.parametrize("answer", [b"x" * 101, endless])
-async def test_a_long_answer_is_cut_at_the_limit(
+async def test_a09_a_long_answer_is_cut_at_the_limit(
     script: Script, session: aiohttp.ClientSession, answer: bytes | Handler
 ) -> None:
     script.answers = [answer]
@@ -165,7 +165,7 @@ async def test_a_long_answer_is_cut_at_the_limit(
 
 
 @pytest.mark.parametrize("trouble", [503, drop, stall])
-async def test_the_deadline_holds(
+async def test_f20_the_deadline_holds(
     script: Script, session: aiohttp.ClientSession, trouble: int | Handler
 ) -> None:
     script.answers = [trouble]
