@@ -107,6 +107,13 @@ class Network:
             return self.replacements[name].pid
         return next(p.pid for p in read_runtime(self.directory).processes if p.name == name)
 
+    def find_store(self) -> int:
+        """Return the process id of the object store, a child of the network's own process."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        names = {int(pid): Path(f"/proc/{pid}/comm").read_text() for pid in children.split()}
+        return next(pid for pid, name in names.items() if name.strip() == "weed")
+
     def kill(self, name: str) -> None:
         """Kill a party, whichever process it lives in by now."""
         self.killed.add(name)

@@ -119,3 +119,25 @@ def test_f04_stopped_node_is_replaced_and_its_late_word_ignored(
         os.kill(stopped[0], signal.SIGCONT)
     print(f"stopped: gap {done.gap_s:.2f} s, {done.session.takeovers} takeovers")
     assert done.tokens == undisturbed and done.gap_s <= HANG_S
+
+
+def test_f12_f20_chain_and_store_that_hang_cost_no_token(
+    network: Network, undisturbed: list[int]
+) -> None:
+    """Payments and logs wait for them; steps do not."""
+    hung = [network.pid_of("chain"), network.find_store()]
+
+    def disturb(session: Session, count: int) -> None:
+        if count == len(undisturbed) // 3:
+            for pid in hung:
+                os.kill(pid, signal.SIGSTOP)
+        if count == 2 * len(undisturbed) // 3:
+            for pid in hung:
+                os.kill(pid, signal.SIGCONT)
+
+    try:
+        done = asyncio.run(generate(network, disturb))
+    finally:
+        for pid in hung:
+            os.kill(pid, signal.SIGCONT)
+    assert done.tokens == undisturbed and not done.session.takeovers
