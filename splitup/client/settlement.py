@@ -11,7 +11,7 @@ from splitup.chain.client import Chain
 from splitup.chain.events import ChainEvent
 from splitup.client.outcome import Payment, Receipt
 from splitup.crypto.quorum import unpack_word
-from splitup.errors import ChainRejected, Unavailable
+from splitup.errors import ChainRejected, ChainUnavailable, Unavailable
 
 _POLL_S: Final = 0.25
 _CLOSING: Final = ("Settled", "Refunded")
@@ -37,18 +37,25 @@ async def wait_for_receipt(
 ) -> Receipt:
     """Return how the execution was closed; raise Unavailable when it is not within ``timeout_s``.
 
-    ``from_block`` is a block at or before the request's.
+    ``from_block`` is a block at or before the request's. A chain that does not answer is asked
+    until then.
     """
+    failure: ChainUnavailable | None = None
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                if await fetch_status(chain, execution_id) in (Status.SETTLED, Status.REFUNDED):
-                    break
+                try:
+                    if await fetch_status(chain, execution_id) in (Status.SETTLED, Status.REFUNDED):
+                        events = await chain.fetch_events("market", from_block=from_block)
+                        return make_receipt(execution_id, events)
+                    failure = None
+                except ChainUnavailable as error:
+                    failure = error
                 await asyncio.sleep(_POLL_S)
-            events = await chain.fetch_events("market", from_block=from_block)
-            return make_receipt(execution_id, events)
     except TimeoutError:
         pass
+    if failure is not None:
+        raise failure
     raise Unavailable(
         f"execution {execution_id} was not settled within {timeout_s:g} s; "
         "the money stays locked until then: ask for the receipt again later"
@@ -58,29 +65,42 @@ async def wait_for_receipt(
 async def refund(chain: Chain, execution_id: str, *, patience_s: float) -> int | None:
     """Fetch the locked money back once the chain allows it; return micro-USDC.
 
-    Waits at most ``patience_s``; None when it is not back by then, or when the execution was
-    settled after all.
+    Waits at most ``patience_s``, also for a chain that does not answer, whose error is raised then;
+    None when it is not back by then, or when the execution was settled after all.
     """
+    failure: ChainUnavailable | None = None
     try:
         async with asyncio.timeout(patience_s):
             while True:
-                status = await fetch_status(chain, execution_id)
-                if status is Status.REFUNDED:
-                    break
-                if status in (Status.SETTLED, Status.UNKNOWN):
-                    return None
-                due = await chain.call("market", "refundableAt", execution_id)
-                if (await chain.fetch_head()).timestamp >= due:
-                    try:
-                        await chain.send("market", "refund", execution_id)
-                    except ChainRejected as error:
-                        # somebody else's call, or a settlement, came first; the status tells
-                        if error.error_name not in ("StatusInvalid", "NotRefundable"):
-                            raise
+                try:
+                    status = await fetch_status(chain, execution_id)
+                    if status in (Status.SETTLED, Status.UNKNOWN):
+                        return None
+                    if status is Status.REFUNDED:
+                        row = await chain.call("market", "executionOf", execution_id)
+                        return int(row["maxPrice"])
+                    await _try_refund(chain, execution_id)
+                    failure = None
+                except ChainUnavailable as error:
+                    failure = error
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        return None
-    return int((await chain.call("market", "executionOf", execution_id))["maxPrice"])
+        pass
+    if failure is not None:
+        raise failure
+    return None
+
+
+async def _try_refund(chain: Chain, execution_id: str) -> None:
+    due = await chain.call("market", "refundableAt", execution_id)
+    if (await chain.fetch_head()).timestamp < due:
+        return
+    try:
+        await chain.send("market", "refund", execution_id)
+    except ChainRejected as error:
+        # somebody else's call, or a settlement, came first; the status tells
+        if error.error_name not in ("StatusInvalid", "NotRefundable"):
+            raise
 
 
 def make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt:
