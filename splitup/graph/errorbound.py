@@ -35,6 +35,7 @@ def compute_bounds(
 ) -> dict[int, Array]:
     """Compute ``nodes`` into ``values`` as ``compute_nodes`` does; return the bounds of each.
 
+    The graph has no symbols.
     What ``values`` holds at the start is exact: both sides have read the same bytes. Bounds are
     float64 arrays of their value's shape; of a bool, 1 where it may be the other one.
     """
@@ -67,6 +68,10 @@ def _bound_node(
         return np.zeros(value.shape)
     if node.op in MOVEMENT or node.op in ("STACK", "CONTIGUOUS"):
         return compute_node(node, bounds)
+    if node.op == "LOOKUP":
+        found = compute_node(node, (bounds[0], sources[1]))
+        doubtful = bounds[1].reshape(bounds[1].shape + (1,) * (found.ndim - bounds[1].ndim))
+        return np.where(doubtful > 0, math.inf, found)
     exact = np.asarray(not any(bound.any() for bound in bounds))
     if node.op == "CAST":
         return _bound_cast(node, value, sources[0], bounds[0])

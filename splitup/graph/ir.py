@@ -33,7 +33,8 @@ Operations and their argument:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from splitup import limits
@@ -186,6 +187,49 @@ def decode_float(text: str) -> float:
     """Return the float of a CONST argument. The caller has checked that it is 16 hex digits."""
     result: float = struct.unpack(">d", bytes.fromhex(text))[0]
     return result
+
+
+def count_rows(ports: Sequence[TensorSpec], inputs: Sequence[bytes | memoryview]) -> dict[str, int]:
+    """Return what a step's inputs bind each symbol to.
+
+    Raises InvalidInput for an input of a wrong length, or when two of one symbol disagree.
+    """
+    rows: dict[str, int] = {}
+    for spec, data in zip(ports, inputs, strict=True):
+        if not spec.accepts(len(data)):
+            raise InvalidInput(
+                f"input '{spec.name}' has {len(data)} bytes; {spec} has {spec.nbytes}"
+            )
+        if spec.rows:
+            count = len(data) // spec.row_bytes
+            if rows.setdefault(spec.rows, count) != count:
+                raise InvalidInput(
+                    f"input '{spec.name}' has {count} rows; another one of this step "
+                    f"has {rows[spec.rows]}"
+                )
+    return rows
+
+
+def bind_rows(graph: Graph, rows: Mapping[str, int]) -> Graph:
+    """Return what a legal graph computes in a step of so many rows: a legal one without symbols."""
+
+    def bind(item: Any) -> Any:
+        if isinstance(item, tuple):
+            return tuple(map(bind, item))
+        return rows[item] if isinstance(item, str) else item
+
+    if not graph.symbols:
+        return graph
+    inputs = tuple(
+        TensorSpec(spec.name, spec.dtype, bind(graph.get_dims(spec))) for spec in graph.inputs
+    )
+    nodes = tuple(
+        replace(node, arg=bind(node.arg))
+        if isinstance(node.arg, tuple) and node.op != "REDUCE"
+        else node
+        for node in graph.nodes
+    )
+    return replace(graph, inputs=inputs, nodes=nodes, symbols=())
 
 
 def _to_lists(arg: Arg) -> Any:

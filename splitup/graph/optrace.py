@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
 from splitup import limits
 from splitup.errors import InvalidInput
-from splitup.graph.ir import Graph, Node, Output
+from splitup.graph.ir import Graph, Node, Output, bind_rows
 from splitup.graph.reference import (
     Array,
     compute_nodes,
@@ -114,20 +114,43 @@ def is_leaf(root: bytes, count: int, index: int, digest: bytes, siblings: Sequen
 # ---- which leaf is what ------------------------------------------------------------------------
 
 
+Rows = tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True)
 class ValueLayout:
     """The leaves of a task's value trace; ``graph`` has been checked.
 
     A step has one leaf per input, in order, then one per value written to memory, in order.
+    ``rows`` says per step what the graph's symbols, in their order, were bound to.
     """
 
     graph: Graph
-    steps: int
+    rows: Rows
+    _bound: dict[tuple[int, ...], tuple[Graph, tuple[Value, ...]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise InvalidInput for rows that the graph does not take."""
+        for counts in set(self.rows):
+            if len(counts) != len(self.graph.symbols) or not all(
+                1 <= count <= symbol.maximum
+                for count, symbol in zip(counts, self.graph.symbols, strict=False)
+            ):
+                raise InvalidInput(f"the task takes no step of {counts} rows")
 
     @cached_property
     def values(self) -> tuple[Value, ...]:
-        """Return dtype and shape of every node."""
+        """Return dtype and dimensions of every node."""
         return check_graph(self.graph)
+
+    def bind(self, step: int) -> tuple[Graph, tuple[Value, ...]]:
+        """Return the graph of one step, which has no symbols, and its values."""
+        counts = self.rows[step]
+        if counts not in self._bound:
+            names = [symbol.name for symbol in self.graph.symbols]
+            graph = bind_rows(self.graph, dict(zip(names, counts, strict=True)))
+            self._bound[counts] = graph, check_graph(graph)
+        return self._bound[counts]
 
     @cached_property
     def stored(self) -> tuple[int, ...]:
@@ -142,7 +165,7 @@ class ValueLayout:
     @property
     def count(self) -> int:
         """Return the number of leaves."""
-        return self.steps * self.width
+        return len(self.rows) * self.width
 
     def locate(self, leaf: int) -> tuple[int, int | None]:
         """Return a leaf's step and node, None for one that is an input."""
@@ -169,9 +192,10 @@ class ValueLayout:
             return hashlib.sha256(bytes(self.graph.states[node.arg].nbytes)).hexdigest()
         return self.find_operand(step - 1, self.graph.updates[node.arg].node)
 
-    def get_spec(self, index: int) -> TensorSpec:
-        """Return what a node gives, as a tensor of its own name."""
-        return TensorSpec(f"node {index}", self.values[index].dtype, self.values[index].shape)
+    def get_spec(self, step: int, index: int) -> TensorSpec:
+        """Return what a node gives in a step, as a tensor of its own name."""
+        _, values = self.bind(step)
+        return values[index].make_spec(f"node {index}")
 
 
 # ---- a kernel on its own -----------------------------------------------------------------------
@@ -196,8 +220,10 @@ def expose_values(graph: Graph) -> list[Graph]:
 def cut_region(graph: Graph, root: int, values: Sequence[Value]) -> Graph:
     """Return a task that computes one value in memory from those that it reads.
 
-    Its inputs are ``list_operands`` of the region. A node of the same determinism class that runs
-    it gives the bytes that the whole task gives.
+    Its inputs are ``list_operands`` of the region, and then, for every symbol that the region has
+    and no operand binds, bools of so many rows that nothing reads. A node of the same determinism
+    class that runs it gives the bytes that the whole task gives. Raises InvalidModel when an
+    operand has a symbol that is not in front.
     """
     region = list_region(graph, root)
     operands = list_operands(graph, region)
@@ -207,24 +233,48 @@ def cut_region(graph: Graph, root: int, values: Sequence[Value]) -> Graph:
         node = graph.nodes[index]
         moved[index] = len(nodes)
         nodes.append(replace(node, srcs=tuple(moved[src] for src in node.srcs)))
-    specs = tuple(TensorSpec(str(i), values[i].dtype, values[i].shape) for i in operands)
-    return Graph(specs, (), (), tuple(nodes), (Output(str(root), moved[root]),), ())
+    used = {size for index in (*region, *operands) for size in values[index].dims}
+    specs = [values[i].make_spec(str(i)) for i in operands]
+    bound = {spec.rows for spec in specs}
+    symbols = tuple(symbol for symbol in graph.symbols if symbol.name in used)
+    specs += [
+        TensorSpec(f"rows/{symbol.name}", "bool", (symbol.maximum,), symbol.name)
+        for symbol in symbols
+        if symbol.name not in bound
+    ]
+    outputs = (Output(str(root), moved[root]),)
+    return Graph(tuple(specs), (), (), tuple(nodes), outputs, (), symbols)
 
 
-def trace_operations(layout: ValueLayout, root: int, operands: Mapping[int, bytes]) -> list[bytes]:
+def list_region_inputs(
+    region: Graph, layout: ValueLayout, step: int, operands: Mapping[int, bytes]
+) -> list[bytes]:
+    """Return the inputs of a graph of ``cut_region`` for one step, from its operands' bytes."""
+    names = [symbol.name for symbol in layout.graph.symbols]
+    rows = dict(zip(names, layout.rows[step], strict=True))
+    data = [operands[index] for index in sorted(operands)]
+    return data + [bytes(rows[spec.rows]) for spec in region.inputs[len(data) :]]
+
+
+def trace_operations(
+    layout: ValueLayout, step: int, root: int, operands: Mapping[int, bytes]
+) -> list[bytes]:
     """Return the digests of a region's operation trace; ``operands`` holds the bytes it reads.
 
     Raises InvalidInput when the region is too large for the reference.
     """
-    region = list_region(layout.graph, root)
-    values = decode_operands(layout, operands)
-    compute_nodes(layout.graph, region, values)
+    graph, _ = layout.bind(step)
+    region = list_region(graph, root)
+    values = decode_operands(layout, step, operands)
+    compute_nodes(graph, region, values)
     return [
-        hashlib.sha256(encode_array(layout.graph.nodes[index].dtype, values[index])).digest()
+        hashlib.sha256(encode_array(graph.nodes[index].dtype, values[index])).digest()
         for index in region
     ]
 
 
-def decode_operands(layout: ValueLayout, operands: Mapping[int, bytes]) -> dict[int, Array]:
+def decode_operands(
+    layout: ValueLayout, step: int, operands: Mapping[int, bytes]
+) -> dict[int, Array]:
     """Return the arrays of nodes' bytes."""
-    return {i: decode_array(layout.get_spec(i), data) for i, data in operands.items()}
+    return {i: decode_array(layout.get_spec(step, i), data) for i, data in operands.items()}

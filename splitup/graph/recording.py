@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 
-from splitup.graph.ir import Graph
+from splitup.graph.ir import Graph, count_rows
 from splitup.graph.optrace import ValueLayout, expose_values
 from splitup.graph.runtime import TaskProgram
 
@@ -22,7 +22,10 @@ def record_trace(
 
     ``keep`` is called with the bytes of every leaf, for whoever has to show them later.
     """
-    layout = ValueLayout(graph, len(steps))
+    rows = [count_rows(graph.inputs, inputs) for inputs in steps]
+    layout = ValueLayout(
+        graph, tuple(tuple(bound[symbol.name] for symbol in graph.symbols) for bound in rows)
+    )
     programs = [TaskProgram.from_graph(part, get_bytes) for part in expose_values(graph)]
     states = [program.new_state() for program in programs]
     digests = []

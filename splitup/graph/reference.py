@@ -25,7 +25,7 @@ import numpy as np
 
 from splitup import limits
 from splitup.errors import InvalidInput
-from splitup.graph.ir import Graph, Node, decode_float
+from splitup.graph.ir import Graph, Node, bind_rows, decode_float
 from splitup.graph.rules import FLOATS, INTEGERS, PARAMS, Value
 from splitup.tensors import TensorSpec, get_numpy_dtype
 
@@ -79,9 +79,10 @@ def is_computable(graph: Graph, nodes: Iterable[int], values: Sequence[Value]) -
     """Return whether ``compute_nodes`` will take these nodes; ``values`` are check_graph's."""
     for index in nodes:
         node = graph.nodes[index]
-        shape = np.broadcast_shapes(*(values[src].shape for src in node.srcs))
-        if node.op in ("RESHAPE", "PAD"):
+        if node.op in ("RESHAPE", "PAD", "LOOKUP"):
             shape = values[index].shape
+        else:
+            shape = np.broadcast_shapes(*(values[src].shape for src in node.srcs))
         if math.prod(shape) > limits.MAX_REFERENCE_ELEMENTS:
             return False
     return True
@@ -95,7 +96,7 @@ def is_in_memory(node: Node) -> bool:
 def compute_nodes(graph: Graph, nodes: Iterable[int], values: MutableMapping[int, Array]) -> None:
     """Compute ``nodes``, which ascend, into ``values``, which holds what they read.
 
-    Raises InvalidInput when a value has more than ``MAX_REFERENCE_ELEMENTS`` elements.
+    The graph has no symbols (``bind_rows``). Raises InvalidInput when a value has more than ``MAX_REFERENCE_ELEMENTS`` elements.
     """
     for index in nodes:
         node = graph.nodes[index]
@@ -103,7 +104,13 @@ def compute_nodes(graph: Graph, nodes: Iterable[int], values: MutableMapping[int
 
 
 def compute_graph(graph: Graph, params: Mapping[tuple[str, int], Array]) -> dict[int, Array]:
-    """Return the value of every node; ``params`` by op (INPUT, WEIGHT, STATE) and position."""
+    """Return the value of every node; ``params`` by op (INPUT, WEIGHT, STATE) and position.
+
+    The inputs bind the graph's symbols.
+    """
+    inputs = enumerate(graph.inputs)
+    rows = {spec.rows: len(params["INPUT", place]) for place, spec in inputs if spec.rows}
+    graph = bind_rows(graph, rows)
     values: dict[int, Array] = {}
     for index, node in enumerate(graph.nodes):
         if node.op in PARAMS:
@@ -116,6 +123,8 @@ def compute_graph(graph: Graph, params: Mapping[tuple[str, int], Array]) -> dict
 
 def compute_node(node: Node, sources: Sequence[Array]) -> Array:
     """Return the value of one operation, which is neither INPUT, WEIGHT nor STATE."""
+    if node.op == "LOOKUP":
+        return _lookup(*sources)
     _check_size(np.broadcast_shapes(*(source.shape for source in sources)))
     with np.errstate(all="ignore"):  # overflow, division by zero and NaN have defined results
         if node.op in ("CAST", "BITCAST"):
@@ -198,6 +207,14 @@ def _shrink(arg: Any, sources: Sequence[Array]) -> Array:
 def _flip(arg: Any, sources: Sequence[Array]) -> Array:
     axes = tuple(axis for axis, flipped in enumerate(arg) if flipped)
     return np.flip(sources[0], axes)
+
+
+def _lookup(table: Array, index: Array) -> Array:
+    _check_size(index.shape + table.shape[1:])
+    inside = (index >= 0) & (index < len(table))
+    result = table[np.where(inside, index, 0)]
+    result[~inside] = 0
+    return result
 
 
 _MOVEMENT: Final[dict[str, Callable[[Any, Sequence[Array]], Array]]] = {

@@ -32,7 +32,7 @@ from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.bridge import Lowered, get_tinygrad_dtype, write_graph
 from splitup.graph.cost import compute_state_bytes, compute_vram_bytes, get_stride
 from splitup.graph.devices import DeviceReport, select_device
-from splitup.graph.ir import Graph
+from splitup.graph.ir import Graph, count_rows
 from splitup.graph.rules import check_graph, load_graph
 from splitup.tensors import (
     ITEM_BYTES,
@@ -143,21 +143,10 @@ class TaskProgram:
             raise InvalidInput("the state belongs to another program; use this one's new_state()")
         if len(inputs) != len(self.inputs):
             raise InvalidInput(f"the task takes {len(self.inputs)} inputs and got {len(inputs)}")
-        rows: dict[str, int] = {}
+        rows = count_rows(self.inputs, inputs)
         for spec, data in zip(self.inputs, inputs, strict=True):
-            if not spec.accepts(len(data)):
-                raise InvalidInput(
-                    f"input '{spec.name}' has {len(data)} bytes; {spec} has {spec.nbytes}"
-                )
             if spec.dtype == "bool" and max(bytes(data)) > 1:
                 raise InvalidInput(f"input '{spec.name}' is bool and holds a byte other than 0, 1")
-            if spec.rows:
-                count = len(data) // spec.row_bytes
-                if rows.setdefault(spec.rows, count) != count:
-                    raise InvalidInput(
-                        f"input '{spec.name}' has {count} rows; another one of this step "
-                        f"has {rows[spec.rows]}"
-                    )
         for name, count in rows.items():
             self._rows[name].value = count
         for write, data in zip(self._writers, inputs, strict=True):

@@ -7,6 +7,7 @@ serves the task, and before its stake is at risk: ``audit`` says whether it woul
 The inputs are made of Philox 4x64 (Salmon et al., SC11; numpy's raw stream, which is stable across
 versions), keyed by the SHA-256 of seed, step and port: floats uniform in ±√3, so of variance 1;
 integers from 0 to 63, so that tokens and positions of every model are in range; bools 0 or 1.
+The first step has as many rows as a task takes, every other one has one.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ def make_inputs(ports: Sequence[TensorSpec], seed: int, step: int) -> list[bytes
     for place, port in enumerate(ports):
         key = hashlib.sha256(f"{FORMAT}/{seed}/{step}/{place}".encode()).digest()
         count = math.prod(port.shape)
+        if port.rows and step > 0:
+            count //= port.shape[0]
         # 128 of the 256 bits are a key; the raw stream is the generator's own, without numpy's
         # distributions, which may change
         raw = np.random.Philox(key=int.from_bytes(key[:16], "little")).random_raw(count)

@@ -58,7 +58,11 @@ class DisputeContext(Message):
     execution_id: Bytes32Field
     index: Count  # of the task in its model
     task_id: DigestField
-    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
+    # per step the rows of each of the task's symbols: the inputs that were committed to have so many
+    rows: tuple[
+        Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=limits.MAX_SYMBOLS)],
+        ...,
+    ] = Field(min_length=1, max_length=limits.MAX_STEPS)
     signing_keys: tuple[Bytes32Field, Bytes32Field]
     roots: tuple[DigestField, DigestField]
     one_class: bool  # both parties are of one determinism class
@@ -158,13 +162,13 @@ class Dispute:
     """The referee's side. ``question`` is open until ``finding`` is there."""
 
     def __init__(self, context: DisputeContext, graph: Graph, now_s: float) -> None:
-        """Begin; raises InvalidInput unless the graph is the task's and the roots differ."""
+        """Begin; raises InvalidInput unless graph and rows are the task's and the roots differ."""
         if compute_task_id(graph) != context.task_id:
             raise InvalidInput(f"the graph is not that of task {context.task_id}")
         if context.roots[0] == context.roots[1]:
             raise InvalidInput("the parties committed to one root: there is nothing to dispute")
         self.context = context
-        self.layout = ValueLayout(graph, context.steps)
+        self.layout = ValueLayout(graph, context.rows)
         self.moves: list[SignedMove] = []
         self.finding: Finding | None = None
         self._id = context.digest(DISPUTE_DOMAIN)
@@ -287,7 +291,7 @@ class Dispute:
             self._operands[index] = digests[found] if isinstance(found, int) else found
         if self.context.one_class:
             self._end(self._find(Place.KERNEL, root, claims))
-        elif not is_computable(self.layout.graph, self._region, self.layout.values):
+        elif not _is_computable(self.layout, self._step, self._region):
             self._end(self._find(Place.TOO_LARGE, root, claims))
         else:
             self._ask(Turn.OPEN, 0, len(self._region), (), now_s)
@@ -333,6 +337,11 @@ class Dispute:
 
     def _end(self, finding: Finding) -> None:
         self.finding = finding
+
+
+def _is_computable(layout: ValueLayout, step: int, region: list[int]) -> bool:
+    graph, values = layout.bind(step)
+    return is_computable(graph, region, values)
 
 
 @dataclass(slots=True)

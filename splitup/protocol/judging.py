@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from splitup.errors import PeerFault
 from splitup.graph.errorbound import compute_bounds, is_within
 from splitup.graph.ir import Graph
-from splitup.graph.optrace import ValueLayout, cut_region, decode_operands
+from splitup.graph.optrace import ValueLayout, cut_region, decode_operands, list_region_inputs
 from splitup.graph.reference import compute_node, decode_array, encode_array, list_region
 from splitup.graph.rules import load_graph
 from splitup.protocol.dispute import PARTIES, Dispute, Finding, Party, Place, Transcript
@@ -63,21 +63,21 @@ def judge(
         data = _get_checked(get_bytes, digest)
         if data is None:
             return Judgement(finding, (), False, f"nobody has operand {digest} of {finding.node}")
-        if len(data) != layout.get_spec(index).nbytes:
+        if len(data) != layout.get_spec(finding.step, index).nbytes:
             return Judgement(finding, PARTIES, True, f"both agree about an impossible {digest}")
         operands[index] = data
     if finding.place is Place.VALUE:
         return _judge_value(finding, layout, operands, get_bytes)
-    graph = layout.graph
+    graph, _ = layout.bind(finding.step)
     where = f"node {finding.node} ({graph.nodes[finding.node].op}) in step {finding.step}"
     if finding.place is Place.KERNEL:
         if run_kernel is None:
             return Judgement(finding, (), False, f"{where}: a node of their class has to run it")
-        region = cut_region(graph, finding.root, layout.values)
-        result = run_kernel(region, [operands[index] for index in sorted(operands)])
+        region = cut_region(layout.graph, finding.root, layout.values)
+        result = run_kernel(region, list_region_inputs(region, layout, finding.step, operands))
     else:
         node = graph.nodes[finding.node]
-        arrays = decode_operands(layout, operands)
+        arrays = decode_operands(layout, finding.step, operands)
         value = compute_node(node, [arrays[src] for src in node.srcs])
         result = encode_array(node.dtype, value)
     digest = hashlib.sha256(result).hexdigest()
@@ -113,9 +113,10 @@ def check_transcript(
 def _judge_value(
     finding: Finding, layout: ValueLayout, operands: Mapping[int, bytes], get_bytes: GetBytes
 ) -> Judgement:
-    values = decode_operands(layout, operands)
-    bounds = compute_bounds(layout.graph, list_region(layout.graph, finding.root), values)
-    spec, liars = layout.get_spec(finding.root), []
+    graph, _ = layout.bind(finding.step)
+    values = decode_operands(layout, finding.step, operands)
+    bounds = compute_bounds(graph, list_region(graph, finding.root), values)
+    spec, liars = layout.get_spec(finding.step, finding.root), []
     for party in PARTIES:
         data = _get_checked(get_bytes, finding.claims[party])
         if data is None or len(data) != spec.nbytes:  # it has to show what it claims

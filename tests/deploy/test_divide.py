@@ -20,9 +20,10 @@ from splitup_deploy.weights import FileSlice, WeightSource, select
 
 from splitup.errors import InvalidModel
 from splitup.graph.cost import compute_vram_bytes
+from splitup.graph.ir import Graph
+from splitup.graph.reference import compute_graph
 from splitup.graph.rules import check_graph
 from splitup.tensors import TensorSpec
-from tests.deploy.evaluate import evaluate
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import save_llama
 from tests.deploy.steps import as_inputs
@@ -93,6 +94,15 @@ def models(draw: st.DrawFn) -> TracedModel:
     return finish(
         b, {"y": made[-1], "z": made[len(made) // 2]} if len(made) > 2 else {"y": made[-1]}
     )
+
+
+def evaluate(
+    graph: Graph, inputs: dict[str, np.ndarray], weights: dict[str, np.ndarray]
+) -> dict[int, np.ndarray]:
+    """Return the value of every node; inputs and weights are by name."""
+    known = {("INPUT", place): inputs[spec.name] for place, spec in enumerate(graph.inputs)}
+    known |= {("WEIGHT", place): weights[w.name] for place, w in enumerate(graph.weights)}
+    return compute_graph(graph, known)
 
 
 def run_tasks(

@@ -285,7 +285,7 @@ def test_every_allowed_operation_is_covered() -> None:
     from splitup.graph.rules import OPERATIONS, PARAMS
 
     known = {*reference._ARITHMETIC, *reference._MOVEMENT, *reference._CONVERSIONS}
-    assert OPERATIONS == known | {"CONST", "IOTA", "REDUCE"} | PARAMS
+    assert OPERATIONS == known | {"CONST", "IOTA", "LOOKUP", "REDUCE"} | PARAMS
     plain = {op for op, (_, dtypes) in ARITHMETIC.items() if dtypes & NUMBERS}
     special = {"WHERE", "CMPLT", "CMPNE", "CMPEQ", "AND", "OR", "XOR", "CDIV", "CMOD", "FLOORDIV"}
     assert plain == {*errorbound._PASSED} | special | {"FLOORMOD", "SHL", "SHR"}

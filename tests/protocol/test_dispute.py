@@ -75,7 +75,8 @@ def make_task() -> Builder:
 BUILDER = make_task()
 STORED = [i for i, node in enumerate(BUILDER.nodes) if node.op == "CONTIGUOUS"]
 GRAPH = BUILDER.graph({"y": STORED[2]}, [STORED[1]])
-LAYOUT = ValueLayout(GRAPH, STEPS)
+ROWS = ((),) * STEPS  # no symbols
+LAYOUT = ValueLayout(GRAPH, ROWS)
 INPUTS = [
     [np.random.default_rng(step).standard_normal(24).astype(np.float32).tobytes()]
     for step in range(STEPS)
@@ -182,7 +183,7 @@ def trace_honestly(values: list[bytes]) -> Callable[[int, int], list[bytes]]:
         for index in list_operands(GRAPH, list_region(GRAPH, root)):
             found = LAYOUT.find_operand(step, index)
             operands[index] = values[found] if isinstance(found, int) else WORLD.blobs[found]
-        return trace_operations(LAYOUT, root, operands)
+        return trace_operations(LAYOUT, step, root, operands)
 
     return trace
 
@@ -194,7 +195,7 @@ def make_context(
         execution_id="0x" + "ee" * 32,
         index=4,
         task_id=compute_task_id(GRAPH),
-        steps=STEPS,
+        rows=ROWS,
         signing_keys=(KEYS[0].signing_key_hex, KEYS[1].signing_key_hex),
         roots=(trees[0].root.hex(), trees[1].root.hex()),
         one_class=one_class,
@@ -305,7 +306,7 @@ def test_device_and_reference_differ_and_yet_are_honest() -> None:
     for step in range(STEPS):
         for slot, root in enumerate(STORED, 1):
             one, other = (
-                decode_array(LAYOUT.get_spec(root), values[step * LAYOUT.width + slot])
+                decode_array(LAYOUT.get_spec(step, root), values[step * LAYOUT.width + slot])
                 for values in (DEVICE, REFERENCE)
             )
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
@@ -395,7 +396,7 @@ def compute_region_arrays(step: int, root: int) -> dict[int, np.ndarray]:
     for index in list_operands(GRAPH, list_region(GRAPH, root)):
         found = LAYOUT.find_operand(step, index)
         operands[index] = REFERENCE[found] if isinstance(found, int) else WORLD.blobs[found]
-    arrays = decode_operands(LAYOUT, operands)
+    arrays = decode_operands(LAYOUT, step, operands)
     compute_nodes(GRAPH, list_region(GRAPH, root), arrays)
     return arrays
 
@@ -473,7 +474,7 @@ def test_a15_a_move_counts_in_its_own_dispute_and_turn_only() -> None:
         dispute.receive(sign_again(good, KEYS[1]), 0.0)  # signed by the other party
     with pytest.raises(BadSignature):
         dispute.receive(
-            sign_again(good, KEYS[0]).model_copy(update={"signature": good.signature[:-2] + "00"}),
+            sign_again(good, KEYS[0]).model_copy(update={"signature": "0x" + "00" * 64}),
             0.0,
         )
     dispute.receive(good, 0.0)
