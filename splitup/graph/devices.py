@@ -28,6 +28,7 @@ from tinygrad.helpers import DEV, NUM_CPU_THREADS, PARALLEL
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 
 from splitup.errors import ConfigurationError, Unavailable
+from splitup.graph.products import PRODUCTS_VERSION, is_supported
 
 GPU_DEVICES: Final = ("METAL", "AMD", "NV", "CUDA")  # in the order tinygrad itself tries them
 _X86: Final = frozenset({"x86_64", "amd64"})
@@ -160,6 +161,8 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
         parts.append("x86_64")  # the assembler asks for no feature of the CPU (ADR 2)
     else:
         parts.append(_get_cpu_features())
+    if device == "CPU" and is_supported():
+        parts.append(f"products {PRODUCTS_VERSION}")
     if clang:
         banner = subprocess.run([clang, "--version"], capture_output=True, text=True, check=False)
         parts.append((banner.stdout.splitlines() or ["unknown clang"])[0])

@@ -31,7 +31,9 @@ from splitup.graph.bridge import Lowered, get_tinygrad_dtype, write_graph
 from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.devices import DeviceReport, select_device
 from splitup.graph.ir import Graph
+from splitup.graph.products import BoundProduct, Product, find_product, is_supported, split_products
 from splitup.graph.rules import check_graph, load_graph
+from splitup.graph.threads import KernelThreads
 from splitup.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
 
 Launch = Callable[[], Any]
@@ -60,21 +62,26 @@ class State:
 class TaskProgram:
     """One task, or a whole uncut model, compiled for this process's device."""
 
-    def __init__(self, graph_bytes: bytes, weights: bytes | Path | None) -> None:
+    def __init__(self, graph_bytes: bytes, weights: bytes | Path | None, threads: int = 1) -> None:
         """Check, load, compile and run once. Takes seconds of CPU.
 
-        ``weights`` is a safetensors file, or its bytes; None for a task without weights. Raises
-        InvalidModel when the graph breaks a rule or the weights are not those it names.
+        ``weights`` is a safetensors file, or its bytes; None for a task without weights. Results
+        do not depend on ``threads``. Raises InvalidModel when the graph breaks a rule or the
+        weights are not those it names.
         """
         graph = load_graph(graph_bytes)
+        self._pool = KernelThreads(threads)
         self.task_id = compute_digest(graph_bytes)
         self._start(graph, open_weights(weights))
 
     @classmethod
-    def from_graph(cls, graph: Graph, get_bytes: Callable[[str], memoryview]) -> TaskProgram:
+    def from_graph(
+        cls, graph: Graph, get_bytes: Callable[[str], memoryview], threads: int = 1
+    ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name."""
         check_graph(graph)
         program = cls.__new__(cls)
+        program._pool = KernelThreads(threads)
         program.task_id = compute_digest(graph.to_bytes())
         program._start(graph, get_bytes)
         return program
@@ -174,27 +181,39 @@ class TaskProgram:
                 raise InvalidModel(f"weight '{weight.name}' is bool and holds more than 0 and 1")
             _make_writer(self._allocate(uop))(data)
 
-    def _compile(self, lowered: Lowered) -> list[_Call]:
+    def _compile(self, lowered: Lowered) -> list[_Call | _ProductCall]:
         """Schedule and compile; returns the kernels in order with the buffers they take."""
         held = {*lowered.inputs, *lowered.weights, *lowered.states}
         held |= {*lowered.outputs, *lowered.updates}
         with Context(BEAM=0, TRACK_MATCH_STATS=0):
             call, _ = transform_to_call(UOp.sink(*lowered.roots))
             linear, variables = create_linear_with_vars(call)
-            linear = compile_linear(memory_plan_rewrite(linear, held), beam=0)
+            takes_over = self.device == "CPU" and is_supported()
+            linear = split_products(linear) if takes_over else linear
+            linear = memory_plan_rewrite(linear, held)
+            products = [find_product(item.src[0]) if takes_over else None for item in linear.src]
+            rest = tuple(
+                item for item, product in zip(linear.src, products, strict=True) if product is None
+            )
+            compiled = iter(compile_linear(linear.replace(src=rest), beam=0).src)
         if variables:
             raise InvalidModel("the graph left variables open")  # rules allow integer shapes only
         olds = {uop: index for index, uop in enumerate(lowered.states)}
         news = {uop: index for index, uop in enumerate(lowered.updates)}
-        return [self._prepare(item, olds, news) for item in linear.src]
+        return [
+            self._prepare(next(compiled) if product is None else item, olds, news, product)
+            for item, product in zip(linear.src, products, strict=True)
+        ]
 
-    def _prepare(self, call: UOp, olds: dict[UOp, int], news: dict[UOp, int]) -> _Call:
+    def _prepare(
+        self, call: UOp, olds: dict[UOp, int], news: dict[UOp, int], product: Product | None
+    ) -> _Call | _ProductCall:
         program = call.src[0]
-        if program.op is not Ops.PROGRAM:
+        if product is None and program.op is not Ops.PROGRAM:
             raise InvalidModel(f"tinygrad scheduled {program.op.name} where a kernel belongs")
         arguments: list[Buffer | tuple[int, int]] = []
         operands = get_call_arg_uops(call)
-        for position in program.arg.globals:
+        for position in program.arg.globals if product is None else product.slots:
             uop = operands[position]
             if uop in olds:
                 arguments.append((0, olds[uop]))
@@ -204,7 +223,9 @@ class TaskProgram:
                 arguments.append(self._allocate(uop))
             else:  # a view into the arena that the memory planner laid out
                 arguments.append(self._allocate(uop, uop.buffer))
-        return _Call(self.device, program, arguments)
+        if product is None:
+            return _Call(self.device, program, arguments)
+        return _ProductCall(self.device, product, arguments, self._pool)
 
     def _bind(self, old: list[Buffer], new: list[Buffer]) -> list[Launch]:
         return [call.bind((old, new)) for call in self._calls]
@@ -223,10 +244,7 @@ class _Call:
 
     def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> Launch:
         """Return a function of no arguments that launches the kernel on these state tensors."""
-        buffers = [
-            states[item[0]][item[1]] if isinstance(item, tuple) else item for item in self.arguments
-        ]
-        raw = [buffer.get_buf(self.device) for buffer in buffers]
+        raw = _resolve(self.device, self.arguments, states)
         sizes, local = self.program.arg.launch_dims({})
         if isinstance(self.runtime, CPUProgram) and sizes[0] == 1 and not self.program.arg.vars:
             # tinygrad's own call builds these arguments anew each time: 5 µs instead of 1
@@ -239,6 +257,36 @@ class _Call:
             local_size=local,
             vals=self.program.arg.vals({}),
         )
+
+
+class _ProductCall:
+    """One matrix product, computed by code of our own, and its buffers."""
+
+    __slots__ = ("arguments", "device", "pool", "product")
+
+    def __init__(
+        self,
+        device: str,
+        product: Product,
+        arguments: list[Buffer | tuple[int, int]],
+        pool: KernelThreads,
+    ) -> None:
+        self.device, self.product, self.arguments, self.pool = device, product, arguments, pool
+
+    def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> Launch:
+        """Return a function of no arguments that computes the product on these state tensors."""
+        raw = _resolve(self.device, self.arguments, states)
+        return BoundProduct(self.product, [buffer.va_addr for buffer in raw], self.pool)
+
+
+def _resolve(
+    device: str,
+    arguments: Sequence[Buffer | tuple[int, int]],
+    states: tuple[list[Buffer], list[Buffer]],
+) -> list[Any]:
+    """Return the device's own handles of a kernel's buffers."""
+    buffers = [states[item[0]][item[1]] if isinstance(item, tuple) else item for item in arguments]
+    return [buffer.get_buf(device) for buffer in buffers]
 
 
 def _make_writer(buffer: Buffer) -> Callable[[bytes | memoryview], None]:
