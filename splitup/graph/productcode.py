@@ -49,6 +49,8 @@ N_TILES: Final = (8, 4, 1)  # rows of b; in the style "outer", vectors of n
 T_TILES: Final = (3, 1)
 ARGUMENTS: Final = ("out", "a", "b", "table", "entries", "n", "t")  # 64 bits each, one block
 TABLE_ENTRY: Final = 3  # bytes to add to out, a and b
+LINE_BYTES: Final = 64  # of a cache
+AHEAD: Final = 8  # rows of b; the processor itself does not follow so many short streams
 
 Kind = Literal["float32", "float16", "bfloat16", "q8_0"]
 ITEM_BYTES: Final[dict[Kind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "q8_0": 0}
@@ -158,6 +160,10 @@ def _emit_dot(asm: Assembler, shape: ProductShape, rows: range, ts: int, name: s
         count, b_bytes = shape.length // elements, elements * ITEM_BYTES[shape.kind]
     asm.set_const(RAX, count)
     asm.label(name)
+    if ts == 1 and shape.kind != "float32":  # float32 rows are long enough for it
+        for row in rows:
+            for line in range(0, b_bytes, LINE_BYTES):
+                asm.prefetch(Mem(RCX, (row + AHEAD) * shape.b_n + line))
     if shape.kind == "q8_0":
         _emit_q8_block(asm, shape, rows, ts)
     else:

@@ -90,6 +90,11 @@ class Assembler:
         self._plain(0xC7, 0, reg)
         self.code += struct.pack("<i", value)
 
+    def prefetch(self, source: Mem) -> None:
+        """Ask for a line of memory to be brought into all caches."""
+        self.code += (b"\x41" if source.base > 7 else b"") + b"\x0f\x18"
+        self._operand(1, source)
+
     def _plain(self, opcode: int, reg: int, source: Mem | int) -> None:
         base = source.base if isinstance(source, Mem) else source
         self.code += bytes([0x48 | (reg > 7) << 2 | (base > 7), opcode])
