@@ -94,7 +94,7 @@ class Axis:
     out: int
     a: int
     b: int
-    symbol: UOp | None = None  # the loop's size, when it is known only at launch
+    symbol: str = ""  # the variable that is the size, when it is known only at launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Product:
     slots: tuple[int, int, int]  # out, a, b
     n: int
     t: int  # or its bound
-    symbol: UOp | None  # t, when it is known only at launch
+    symbol: str  # the variable that t is, "" for a fixed t
     table: tuple[tuple[int, int, int], ...]  # bytes to add to out, a, b
 
     @property
@@ -232,21 +232,21 @@ def _arrange(
         return _join([_make_axis(digit, out, a.index, b.index) for digit in some if digit.size > 1])
 
     sums = join(summed)
-    if len(sums) != 1 or sums[0].symbol is not None:
+    if len(sums) != 1 or sums[0].symbol:
         raise _Unfit
     k, axes = sums[0], join(digits)
     units = Q8_ELEMENTS if b.kind == "q8_0" else LANES
     is_dot = k.a == k.b == 1 and k.size % units == 0
-    only_b = [axis for axis in axes if axis.b and not axis.a and axis.symbol is None]
+    only_b = [axis for axis in axes if axis.b and not axis.a and not axis.symbol]
     if not is_dot:
         only_b = [axis for axis in only_b if axis.b == axis.out == 1 and axis.size % LANES == 0]
         if b.kind == "q8_0" or not only_b:
             raise _Unfit
     n = max(only_b, key=lambda axis: axis.size, default=Axis(1, 1, 0, 0))
     only_a = [axis for axis in axes if axis.a and not axis.b]
-    t = max(only_a, key=lambda axis: (axis.symbol is not None, axis.size), default=Axis(1, 0, 0, 0))
+    t = max(only_a, key=lambda axis: (bool(axis.symbol), axis.size), default=Axis(1, 0, 0, 0))
     rest = [axis for axis in axes if axis is not n and axis is not t]
-    if any(axis.symbol is not None for axis in rest):
+    if any(axis.symbol for axis in rest):
         raise _Unfit
     if math.prod(axis.size for axis in axes if axis.b) * k.size < MIN_WORK:
         raise _Unfit
@@ -292,7 +292,12 @@ def _get_bytes(kind: Kind, elements: int) -> int:
 
 
 def _make_axis(digit: Digit, out: Linear, a: Linear, b: Linear) -> Axis:
-    symbol = digit.loop.src[0] if digit.is_symbolic else None
+    symbol = ""
+    if digit.is_symbolic:
+        size = digit.loop.src[0]
+        if size.op is not Ops.PARAM or size.addrspace is not AddrSpace.ALU:
+            raise _Unfit
+        symbol = str(size.expr)
     return Axis(digit.size, out.get(digit), a.get(digit), b.get(digit), symbol)
 
 
@@ -303,7 +308,7 @@ def _join(axes: list[Axis]) -> list[Axis]:
     for axis in sorted(axes, key=lambda axis: axis.out + axis.a + axis.b):
         for place, low in enumerate(done):
             steps = (low.out * low.size, low.a * low.size, low.b * low.size)
-            fixed = low.symbol is None and axis.symbol is None
+            fixed = not low.symbol and not axis.symbol
             if fixed and (axis.out, axis.a, axis.b) == steps:
                 done[place] = replace(low, size=low.size * axis.size)
                 break

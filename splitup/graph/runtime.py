@@ -11,32 +11,30 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
 import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tinygrad.device import Buffer
-from tinygrad.engine.realize import compile_linear, get_call_arg_uops, get_runtime
-from tinygrad.helpers import Context
+from tinygrad.device import Buffer, Device, TinyELF
+from tinygrad.dtype import dtypes
+from tinygrad.helpers import Target
 from tinygrad.runtime.ops_cpu import CPUProgram
-from tinygrad.schedule import create_linear_with_vars
-from tinygrad.schedule.memory import memory_plan_rewrite
-from tinygrad.tensor import transform_to_call
-from tinygrad.uop.ops import Ops, UOp
 
 from splitup.codec import compute_digest
 from splitup.errors import InvalidInput, InvalidModel
-from splitup.graph.bridge import Lowered, get_tinygrad_dtype, write_graph
 from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.devices import DeviceReport, select_device
 from splitup.graph.ir import Graph
-from splitup.graph.products import BoundProduct, Product, find_product, is_supported, split_products
+from splitup.graph.kernelcache import KernelCache
+from splitup.graph.products import BoundProduct, Product
 from splitup.graph.rules import check_graph, load_graph
+from splitup.graph.schedule import Executable, Place, Role, Schedule, compile_graph
 from splitup.graph.threads import KernelThreads
 from splitup.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
 
-Launch = Callable[[], Any]
+LaunchFunction = Callable[[], Any]
 
 
 def describe_device() -> DeviceReport:
@@ -62,8 +60,15 @@ class State:
 class TaskProgram:
     """One task, or a whole uncut model, compiled for this process's device."""
 
-    def __init__(self, graph_bytes: bytes, weights: bytes | Path | None, threads: int = 1) -> None:
-        """Check, load, compile and run once. Takes seconds of CPU.
+    def __init__(
+        self,
+        graph_bytes: bytes,
+        weights: bytes | Path | None,
+        *,
+        threads: int = 1,
+        cache: KernelCache | None = None,
+    ) -> None:
+        """Check, load, compile and run once. Takes seconds of CPU, less with a warm ``cache``.
 
         ``weights`` is a safetensors file, or its bytes; None for a task without weights. Results
         do not depend on ``threads``. Raises InvalidModel when the graph breaks a rule or the
@@ -72,21 +77,28 @@ class TaskProgram:
         graph = load_graph(graph_bytes)
         self._pool = KernelThreads(threads)
         self.task_id = compute_digest(graph_bytes)
-        self._start(graph, open_weights(weights))
+        self._start(graph, open_weights(weights), cache)
 
     @classmethod
     def from_graph(
-        cls, graph: Graph, get_bytes: Callable[[str], memoryview], threads: int = 1
+        cls,
+        graph: Graph,
+        get_bytes: Callable[[str], memoryview],
+        *,
+        threads: int = 1,
+        cache: KernelCache | None = None,
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name."""
         check_graph(graph)
         program = cls.__new__(cls)
         program._pool = KernelThreads(threads)
         program.task_id = compute_digest(graph.to_bytes())
-        program._start(graph, get_bytes)
+        program._start(graph, get_bytes, cache)
         return program
 
-    def _start(self, graph: Graph, get_bytes: Callable[[str], memoryview]) -> None:
+    def _start(
+        self, graph: Graph, get_bytes: Callable[[str], memoryview], cache: KernelCache | None
+    ) -> None:
         values = check_graph(graph)
         self.inputs: tuple[TensorSpec, ...] = graph.inputs
         self.outputs: tuple[TensorSpec, ...] = tuple(
@@ -97,34 +109,36 @@ class TaskProgram:
         self.state_bytes = compute_state_bytes(graph)
         self.vram_bytes = compute_vram_bytes(graph, values)
         self.device = select_device().device
-        lowered = write_graph(graph, self.device)
-        self._resident: dict[UOp, Buffer] = {}
-        self._load_weights(graph, lowered, get_bytes)
-        self._writers = [_make_writer(self._allocate(uop)) for uop in lowered.inputs]
-        self._calls = self._compile(lowered)
-        self._outputs = [
-            lowered.updates.index(uop)
-            if uop in lowered.updates
-            else _make_reader(self._allocate(uop))
-            for uop in lowered.outputs
-        ]
+        schedule = self._find_schedule(graph, cache)
+        self._buffers: dict[Role, list[Buffer]] = {
+            "input": self._allocate(schedule.inputs),
+            "weight": self._allocate(schedule.weights),
+            "value": self._allocate(schedule.values),
+        }
+        self._state_sizes = schedule.states
+        self._load_weights(graph, get_bytes)
+        self._writers = [_make_writer(buffer) for buffer in self._buffers["input"]]
+        self._calls = self._prepare(schedule)
+        self._outputs: list[int | Callable[[], bytes]] = []
+        for place in schedule.outputs:
+            argument = self._get_argument(place)
+            is_state = isinstance(argument, tuple)
+            self._outputs.append(argument[1] if is_state else _make_reader(argument))
         self.run(self.new_state(), [bytes(spec.nbytes) for spec in self.inputs])
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of device memory in use, with one state."""
-        buffers = {id(buffer.base): buffer.base.nbytes for buffer in self._resident.values()}
-        return int(sum(buffers.values())) + self.state_bytes
+        buffers = itertools.chain(*self._buffers.values())
+        return int(sum(buffer.nbytes for buffer in buffers)) + self.state_bytes
 
     def new_state(self) -> State:
         """Allocate zeroed state tensors for one execution."""
         pair: tuple[list[Buffer], list[Buffer]] = ([], [])
         for buffers in pair:
-            for spec in self.states:
-                dtype = get_tinygrad_dtype(spec.dtype)
-                size = spec.nbytes // dtype.itemsize
-                buffers.append(buffer := Buffer(self.device, size, dtype).allocate())
-                _make_writer(buffer)(bytes(spec.nbytes))
+            buffers += self._allocate(self._state_sizes)
+            for buffer in buffers:
+                _make_writer(buffer)(bytes(buffer.nbytes))
         return State(self, pair)
 
     def run(self, state: State, inputs: Sequence[bytes | memoryview]) -> list[bytes]:
@@ -156,17 +170,8 @@ class TaskProgram:
         state._parity = 1 - state._parity
         return results
 
-    def _allocate(self, uop: UOp, buffer: Buffer | None = None) -> Buffer:
-        if uop not in self._resident:
-            self._resident[uop] = (
-                buffer or Buffer(self.device, uop.max_numel(), uop.dtype)
-            ).ensure_allocated()
-        return self._resident[uop]
-
-    def _load_weights(
-        self, graph: Graph, lowered: Lowered, get_bytes: Callable[[str], memoryview]
-    ) -> None:
-        for weight, uop in zip(graph.weights, lowered.weights, strict=True):
+    def _load_weights(self, graph: Graph, get_bytes: Callable[[str], memoryview]) -> None:
+        for weight, buffer in zip(graph.weights, self._buffers["weight"], strict=True):
             data = get_bytes(weight.name)
             if len(data) != weight.spec.nbytes:
                 raise InvalidModel(
@@ -179,83 +184,79 @@ class TaskProgram:
                 )
             if weight.dtype == "bool" and max(bytes(data)) > 1:
                 raise InvalidModel(f"weight '{weight.name}' is bool and holds more than 0 and 1")
-            _make_writer(self._allocate(uop))(data)
+            _make_writer(buffer)(data)
 
-    def _compile(self, lowered: Lowered) -> list[_Call | _ProductCall]:
-        """Schedule and compile; returns the kernels in order with the buffers they take."""
-        held = {*lowered.inputs, *lowered.weights, *lowered.states}
-        held |= {*lowered.outputs, *lowered.updates}
-        with Context(BEAM=0, TRACK_MATCH_STATS=0):
-            call, _ = transform_to_call(UOp.sink(*lowered.roots))
-            linear, variables = create_linear_with_vars(call)
-            takes_over = self.device == "CPU" and is_supported()
-            linear = split_products(linear) if takes_over else linear
-            linear = memory_plan_rewrite(linear, held)
-            products = [find_product(item.src[0]) if takes_over else None for item in linear.src]
-            rest = tuple(
-                item for item, product in zip(linear.src, products, strict=True) if product is None
-            )
-            compiled = iter(compile_linear(linear.replace(src=rest), beam=0).src)
-        if variables:
-            raise InvalidModel("the graph left variables open")  # rules allow integer shapes only
-        olds = {uop: index for index, uop in enumerate(lowered.states)}
-        news = {uop: index for index, uop in enumerate(lowered.updates)}
-        return [
-            self._prepare(next(compiled) if product is None else item, olds, news, product)
-            for item, product in zip(linear.src, products, strict=True)
-        ]
+    def _find_schedule(self, graph: Graph, cache: KernelCache | None) -> Schedule:
+        report = select_device()
+        key = (self.task_id, report.determinism_class, self.device)
+        schedule = None if cache is None else cache.load(*key)
+        self.is_from_cache = schedule is not None
+        if schedule is None:
+            schedule = compile_graph(graph, self.device)
+            if cache is not None:
+                cache.store(*key, schedule)
+        return schedule
 
-    def _prepare(
-        self, call: UOp, olds: dict[UOp, int], news: dict[UOp, int], product: Product | None
-    ) -> _Call | _ProductCall:
-        program = call.src[0]
-        if product is None and program.op is not Ops.PROGRAM:
-            raise InvalidModel(f"tinygrad scheduled {program.op.name} where a kernel belongs")
-        arguments: list[Buffer | tuple[int, int]] = []
-        operands = get_call_arg_uops(call)
-        for position in program.arg.globals if product is None else product.slots:
-            uop = operands[position]
-            if uop in olds:
-                arguments.append((0, olds[uop]))
-            elif uop in news:
-                arguments.append((1, news[uop]))
-            elif uop.op is Ops.BUFFER:
-                arguments.append(self._allocate(uop))
-            else:  # a view into the arena that the memory planner laid out
-                arguments.append(self._allocate(uop, uop.buffer))
-        if product is None:
-            return _Call(self.device, program, arguments)
-        return _ProductCall(self.device, product, arguments, self._pool)
+    def _allocate(self, sizes: Sequence[int]) -> list[Buffer]:
+        return [Buffer(self.device, size, dtypes.uint8).ensure_allocated() for size in sizes]
 
-    def _bind(self, old: list[Buffer], new: list[Buffer]) -> list[Launch]:
+    def _prepare(self, schedule: Schedule) -> list[_Call | _ProductCall]:
+        """Load the machine code; returns the kernels in order with the buffers they take."""
+        runtimes = [_load_executable(self.device, item) for item in schedule.executables]
+        calls: list[_Call | _ProductCall] = []
+        for launch in schedule.launches:
+            arguments = [self._get_argument(place) for place in launch.places]
+            if launch.kind == "product":
+                product = schedule.products[launch.index]
+                calls.append(_ProductCall(self.device, product, arguments, self._pool))
+            else:
+                executable = schedule.executables[launch.index]
+                calls.append(_Call(self.device, executable, runtimes[launch.index], arguments))
+        return calls
+
+    def _get_argument(self, place: Place) -> Buffer | tuple[int, int]:
+        if place.role == "old":
+            return 0, place.index
+        if place.role == "new":
+            return 1, place.index
+        buffer = self._buffers[place.role][place.index]
+        if place.offset == 0 and place.nbytes == buffer.nbytes:
+            return buffer
+        return buffer.view(place.nbytes, dtypes.uint8, place.offset).ensure_allocated()
+
+    def _bind(self, old: list[Buffer], new: list[Buffer]) -> list[LaunchFunction]:
         return [call.bind((old, new)) for call in self._calls]
 
 
 class _Call:
     """One compiled kernel and its buffers; a pair stands for (old or new, state)."""
 
-    __slots__ = ("arguments", "device", "program", "runtime")
+    __slots__ = ("arguments", "device", "executable", "runtime")
 
     def __init__(
-        self, device: str, program: UOp, arguments: list[Buffer | tuple[int, int]]
+        self,
+        device: str,
+        executable: Executable,
+        runtime: Any,
+        arguments: list[Buffer | tuple[int, int]],
     ) -> None:
-        self.device, self.program, self.arguments = device, program, arguments
-        self.runtime = get_runtime(device, program)
+        self.device, self.executable, self.arguments = device, executable, arguments
+        self.runtime = runtime
 
-    def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> Launch:
+    def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> LaunchFunction:
         """Return a function of no arguments that launches the kernel on these state tensors."""
         raw = _resolve(self.device, self.arguments, states)
-        sizes, local = self.program.arg.launch_dims({})
-        if isinstance(self.runtime, CPUProgram) and sizes[0] == 1 and not self.program.arg.vars:
+        executable = self.executable
+        is_plain = executable.global_size[0] == 1 and not executable.variables
+        if isinstance(self.runtime, CPUProgram) and is_plain:
             # tinygrad's own call builds these arguments anew each time: 5 µs instead of 1
             addresses = [ctypes.c_uint64(buffer.va_addr) for buffer in raw]
             return functools.partial(self.runtime.fxn, *addresses)
         return functools.partial(
             self.runtime,
             *raw,
-            global_size=sizes,
-            local_size=local,
-            vals=self.program.arg.vals({}),
+            global_size=executable.global_size,
+            local_size=executable.local_size,
         )
 
 
@@ -273,10 +274,20 @@ class _ProductCall:
     ) -> None:
         self.device, self.product, self.arguments, self.pool = device, product, arguments, pool
 
-    def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> Launch:
+    def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> LaunchFunction:
         """Return a function of no arguments that computes the product on these state tensors."""
         raw = _resolve(self.device, self.arguments, states)
         return BoundProduct(self.product, [buffer.va_addr for buffer in raw], self.pool)
+
+
+def _load_executable(device: str, executable: Executable) -> Any:
+    """Return tinygrad's runtime object of a kernel."""
+    signature = tuple(
+        (name, slot, getattr(dtypes, dtype), shape)
+        for name, slot, dtype, shape in executable.signature
+    )
+    target = Target.parse(executable.target)
+    return Device[device].runtime(TinyELF(executable.code, executable.name, target, signature))
 
 
 def _resolve(
