@@ -22,7 +22,8 @@ from splitup_node.cache import Cache
 from splitup_node.engine import Engine
 from splitup_node.logs import Digests
 from splitup_node.residents import Residents
-from splitup_node.supervisor import Supervisor, WorkerLost
+from splitup_node.supervisor import WorkerLost
+from splitup_node.workers import Workers
 
 RESULT_TYP = "splitup-verification-result"
 
@@ -35,7 +36,7 @@ class Tools:
 
     identity: Identity
     engine: Engine
-    supervisor: Supervisor
+    supervisor: Workers
     residents: Residents
     cache: Cache
     http: SignedClient

@@ -88,9 +88,10 @@ def _load_host_programs(arch: str) -> dict[str, bytes]:
 
 
 @functools.cache
-def select_device() -> DeviceReport:
+def select_device(index: int = 0) -> DeviceReport:
     """Choose the device once per process, open it, and tell tinygrad.
 
+    ``index`` is its number where a machine has several of a kind; all CPUs are one device.
     ``DEV`` in the environment decides; otherwise a GPU that opens, else the CPU: there with
     tinygrad's own assembler on x86-64 and with clang elsewhere. Raises Unavailable when nothing
     works and ConfigurationError when ``DEV`` names something that does not.
@@ -117,6 +118,8 @@ def select_device() -> DeviceReport:
             "path, or unset DEV"
         )
     try:
+        if index and device != "CPU":
+            device = f"{device}:{index}"
         opened = Device[device]
         name = opened._renderer_name(type(opened.renderer))
     except Exception as error:

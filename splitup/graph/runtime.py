@@ -37,9 +37,9 @@ from splitup.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_
 LaunchFunction = Callable[[], Any]
 
 
-def describe_device() -> DeviceReport:
+def describe_device(index: int = 0) -> DeviceReport:
     """Return the device, code generator and determinism class of this process."""
-    return select_device()
+    return select_device(index)
 
 
 class State:
@@ -65,6 +65,7 @@ class TaskProgram:
         graph_bytes: bytes,
         weights: bytes | Path | None,
         *,
+        device_index: int = 0,
         threads: int = 1,
         cache: KernelCache | None = None,
     ) -> None:
@@ -75,6 +76,7 @@ class TaskProgram:
         weights are not those it names.
         """
         graph = load_graph(graph_bytes)
+        self._report = select_device(device_index)
         self._pool = KernelThreads(threads)
         self.task_id = compute_digest(graph_bytes)
         self._start(graph, open_weights(weights), cache)
@@ -85,12 +87,14 @@ class TaskProgram:
         graph: Graph,
         get_bytes: Callable[[str], memoryview],
         *,
+        device_index: int = 0,
         threads: int = 1,
         cache: KernelCache | None = None,
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name."""
         check_graph(graph)
         program = cls.__new__(cls)
+        program._report = select_device(device_index)
         program._pool = KernelThreads(threads)
         program.task_id = compute_digest(graph.to_bytes())
         program._start(graph, get_bytes, cache)
@@ -108,7 +112,7 @@ class TaskProgram:
         self.states: tuple[TensorSpec, ...] = graph.states
         self.state_bytes = compute_state_bytes(graph)
         self.vram_bytes = compute_vram_bytes(graph, values)
-        self.device = select_device().device
+        self.device = self._report.device
         schedule = self._find_schedule(graph, cache)
         self._buffers: dict[Role, list[Buffer]] = {
             "input": self._allocate(schedule.inputs),
@@ -187,8 +191,7 @@ class TaskProgram:
             _make_writer(buffer)(data)
 
     def _find_schedule(self, graph: Graph, cache: KernelCache | None) -> Schedule:
-        report = select_device()
-        key = (self.task_id, report.determinism_class, self.device)
+        key = (self.task_id, self._report.determinism_class, self.device.partition(":")[0])
         schedule = None if cache is None else cache.load(*key)
         self.is_from_cache = schedule is not None
         if schedule is None:
