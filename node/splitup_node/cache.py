@@ -14,7 +14,7 @@ from splitup import limits
 from splitup.errors import PeerFault, StorageUnavailable
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key, load_manifest
 from splitup.net.gateway import GatewayClient
-from splitup.net.objects import get_object
+from splitup.net.objects import download_object
 from splitup.wire import Grant, Grants
 
 _CHUNK_BYTES: Final = 4 * limits.MIB
@@ -68,14 +68,14 @@ class Cache:
         return graph, weights if task.weights_digest else None
 
     async def _fetch(self, grant: Grant, path: Path, digest: str, size: int) -> None:
-        data = await get_object(
+        await download_object(
             self._session,
             grant,
+            path,
             max_bytes=size,
             expected_digest=digest,
             deadline_s=limits.DOWNLOAD_TIMEOUT_S,
         )
-        await asyncio.to_thread(_write, path, data)
 
 
 def _find(grants: Grants, key: str) -> Grant:

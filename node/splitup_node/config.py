@@ -113,9 +113,8 @@ class NodeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_memory(self) -> Self:
-        if self.device_memory and (
-            len(self.device_memory) != max(1, len(self.devices)) or sum(self.device_memory) > self.vram
-        ):
+        sizes, count = self.device_memory, max(1, len(self.devices))
+        if sizes and (len(sizes) != count or sum(sizes) > self.vram):
             raise ValueError("device_memory must name one size per device, together at most vram")
         return self
 
