@@ -47,7 +47,7 @@ Q8_ELEMENTS: Final = 32
 Q8_BYTES: Final = 34  # a float16 scale, then 32 int8
 N_TILES: Final = (8, 4, 1)  # rows of b; in the style "outer", vectors of n
 T_TILES: Final = (3, 1)
-ARGUMENTS: Final = ("out", "a", "b", "table", "entries", "n", "t")  # 64 bits each, one block
+ARGUMENTS: Final = ("out", "a", "b", "table", "entries", "n", "address of t")  # 64 bits each
 TABLE_ENTRY: Final = 3  # bytes to add to out, a and b
 LINE_BYTES: Final = 64  # of a cache
 AHEAD: Final = 8  # rows of b; the processor itself does not follow so many short streams
@@ -113,7 +113,8 @@ def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator
     asm.label(start)
     asm.compare_const(R11, width)
     asm.jump("jl", end)
-    asm.load(R12, Mem(RDI, 48))
+    asm.load(R13, Mem(RDI, 48))
+    asm.load(R12, Mem(R13))
     asm.load(R13, R9)
     asm.load(R14, R8)
     for t_tile in T_TILES:

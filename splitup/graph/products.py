@@ -19,7 +19,7 @@ import math
 import mmap
 import platform
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -454,13 +454,20 @@ def _make_function(shape: ProductShape) -> tuple[Callable[..., None], mmap.mmap]
 
 
 class BoundProduct:
-    """A product on certain buffers. Call it; ``set_rows`` first when t is known only at launch."""
+    """A product on certain buffers; call it."""
 
-    __slots__ = ("_addresses", "_blocks", "_function", "_keep", "_pool", "_product")
+    __slots__ = ("_addresses", "_function", "_keep", "_pool")
 
-    def __init__(self, product: Product, addresses: Sequence[int], pool: KernelThreads) -> None:
-        """``addresses`` are those of out, a and b."""
-        self._product, self._pool = product, pool
+    def __init__(
+        self,
+        product: Product,
+        addresses: Sequence[int],
+        pool: KernelThreads,
+        rows: Mapping[str, ctypes.c_uint64],
+    ) -> None:
+        """``addresses`` are those of out, a and b; ``rows`` holds the value of each symbol."""
+        self._pool = pool
+        t = rows[product.symbol] if product.symbol else ctypes.c_uint64(product.t)
         self._function, memory = _make_function(product.shape)
         table = array("q", itertools.chain(*product.table))
         entry_bytes = 3 * table.itemsize
@@ -475,17 +482,11 @@ class BoundProduct:
                 start + entry * entry_bytes,
                 entries,
                 count,
-                product.t,
+                ctypes.addressof(t),
             )
             blocks.append((ctypes.c_int64 * len(ARGUMENTS))(*values))
-        self._blocks = blocks
         self._addresses = [ctypes.c_uint64(ctypes.addressof(block)) for block in blocks]
-        self._keep = (table, memory)
-
-    def set_rows(self, t: int) -> None:
-        """Choose how many t the next call computes."""
-        for block in self._blocks:
-            block[-1] = t
+        self._keep = (table, memory, blocks, t)
 
     def __call__(self) -> None:
         """Compute."""

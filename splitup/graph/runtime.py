@@ -280,7 +280,7 @@ class _ProductCall:
     def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> LaunchFunction:
         """Return a function of no arguments that computes the product on these state tensors."""
         raw = _resolve(self.device, self.arguments, states)
-        return BoundProduct(self.product, [buffer.va_addr for buffer in raw], self.pool)
+        return BoundProduct(self.product, [buffer.va_addr for buffer in raw], self.pool, {})
 
 
 def _load_executable(device: str, executable: Executable) -> Any:
