@@ -79,6 +79,7 @@ class TaskProgram:
         self._report = select_device(device_index)
         self._pool = KernelThreads(threads)
         self.task_id = compute_digest(graph_bytes)
+        self._takes_products = True
         self._start(graph, open_weights(weights), cache)
 
     @classmethod
@@ -90,13 +91,18 @@ class TaskProgram:
         device_index: int = 0,
         threads: int = 1,
         cache: KernelCache | None = None,
+        takes_products: bool = True,
     ) -> TaskProgram:
-        """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name."""
+        """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
+
+        Without ``takes_products`` all kernels are tinygrad's: to compare with.
+        """
         check_graph(graph)
         program = cls.__new__(cls)
         program._report = select_device(device_index)
         program._pool = KernelThreads(threads)
         program.task_id = compute_digest(graph.to_bytes())
+        program._takes_products = takes_products
         program._start(graph, get_bytes, cache)
         return program
 
@@ -195,7 +201,7 @@ class TaskProgram:
         schedule = None if cache is None else cache.load(*key)
         self.is_from_cache = schedule is not None
         if schedule is None:
-            schedule = compile_graph(graph, self.device)
+            schedule = compile_graph(graph, self.device, takes_products=self._takes_products)
             if cache is not None:
                 cache.store(*key, schedule)
         return schedule

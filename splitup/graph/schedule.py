@@ -71,12 +71,12 @@ class Schedule:
     launches: tuple[Launch, ...]
 
 
-def compile_graph(graph: Graph, device: str) -> Schedule:
+def compile_graph(graph: Graph, device: str, *, takes_products: bool = True) -> Schedule:
     """Schedule and compile a checked graph; raises InvalidModel for what tinygrad cannot."""
     lowered = write_graph(graph, device)
     held = {*lowered.inputs, *lowered.weights, *lowered.states}
     held |= {*lowered.outputs, *lowered.updates}
-    takes_over = device.startswith("CPU") and is_supported()
+    takes_over = takes_products and device.startswith("CPU") and is_supported()
     with Context(BEAM=0, TRACK_MATCH_STATS=0):
         call, _ = transform_to_call(UOp.sink(*lowered.roots))
         linear, variables = create_linear_with_vars(call)
