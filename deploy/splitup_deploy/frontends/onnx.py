@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from tinygrad.nn.onnx import Domain, OpSetId, onnx_ops, required_input_python_consts
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp
 
@@ -29,6 +28,12 @@ from splitup.tensors import TensorSpec, get_numpy_dtype
 from splitup_deploy.frontends.model import SourceModel
 from splitup_deploy.frontends.onnx_file import OnnxGraph, OnnxNode, OnnxPort, OnnxTensor, read_onnx
 from splitup_deploy.frontends.onnx_ops import CONSTANT_INPUTS, OPERATIONS, REFUSED
+from splitup_deploy.frontends.onnx_tinygrad import (
+    Domain,
+    OpSetId,
+    onnx_ops,
+    required_input_python_consts,
+)
 from splitup_deploy.passes import materialise_reductions
 from splitup_deploy.trace import TRACE_DEVICE, TracedModel, Tracer, tracing
 from splitup_deploy.weights import WeightSource

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinygrad.dtype import dtypes
-from tinygrad.nn.onnx import onnx_ops
 from tinygrad.tensor import Tensor
+
+from splitup_deploy.frontends.onnx_tinygrad import onnx_ops
 
 
 def resize_10(x: Tensor, scales: Sequence[float], mode: str = "nearest") -> Tensor:

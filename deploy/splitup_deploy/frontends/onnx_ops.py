@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from tinygrad.dtype import DType, dtypes
-from tinygrad.nn.onnx import OnnxDataType, onnx_ops
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops
 
@@ -32,6 +31,7 @@ from splitup_deploy.frontends.onnx_sequences import (
     reverse_sequence,
     rotate_embedding,
 )
+from splitup_deploy.frontends.onnx_tinygrad import OnnxDataType, onnx_ops
 
 Result: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
 

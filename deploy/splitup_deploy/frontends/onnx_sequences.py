@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tinygrad.dtype import dtypes
-from tinygrad.nn.onnx import OnnxDataType
 from tinygrad.tensor import Tensor
+
+from splitup_deploy.frontends.onnx_tinygrad import OnnxDataType
 
 MAX_UNROLLED: Final = 1_024  # steps of a recurrent layer: each is some twenty operations
 _FORBIDDEN: Final = -float("inf")
