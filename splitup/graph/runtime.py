@@ -31,7 +31,7 @@ from splitup.graph.kernelcache import KernelCache
 from splitup.graph.products import BoundProduct, Product
 from splitup.graph.rules import check_graph, load_graph
 from splitup.graph.schedule import Executable, Place, Role, Schedule, compile_graph
-from splitup.graph.threads import KernelThreads
+from splitup.graph.threads import KernelThreads, get_kernel_threads
 from splitup.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
 
 LaunchFunction = Callable[[], Any]
@@ -77,7 +77,7 @@ class TaskProgram:
         """
         graph = load_graph(graph_bytes)
         self._report = select_device(device_index)
-        self._pool = KernelThreads(threads)
+        self._pool = get_kernel_threads(threads)
         self.task_id = compute_digest(graph_bytes)
         self._takes_products = True
         self._start(graph, open_weights(weights), cache)
@@ -100,7 +100,7 @@ class TaskProgram:
         check_graph(graph)
         program = cls.__new__(cls)
         program._report = select_device(device_index)
-        program._pool = KernelThreads(threads)
+        program._pool = get_kernel_threads(threads)
         program.task_id = compute_digest(graph.to_bytes())
         program._takes_products = takes_products
         program._start(graph, get_bytes, cache)

@@ -6,12 +6,19 @@ what is fixed, and no result depends on it.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 _Job = tuple[Callable[[Any], Any], Any]
+
+
+@functools.cache
+def get_kernel_threads(threads: int) -> KernelThreads:
+    """Return this process's threads."""
+    return KernelThreads(threads)
 
 
 class KernelThreads:
@@ -21,17 +28,19 @@ class KernelThreads:
         self.threads = threads
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # several programs share the threads
         self._started = False
 
     def run(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> None:
         """Call the function, which must not raise, on each argument; return when all are done."""
-        if not self._started:
-            self._start()
-        for argument in arguments[1:]:
-            self._jobs.put((function, argument))
-        function(arguments[0])
-        for _ in arguments[1:]:
-            self._done.get()
+        with self._lock:
+            if not self._started:
+                self._start()
+            for argument in arguments[1:]:
+                self._jobs.put((function, argument))
+            function(arguments[0])
+            for _ in arguments[1:]:
+                self._done.get()
 
     def _start(self) -> None:
         self._started = True
