@@ -4,13 +4,15 @@ A random Llama of 124 M parameters is written as GGUF files in float32, float16 
 stepped through uncut, with tinygrad's kernels alone ("before") and with the products of
 ``splitup.graph.products``. Beside it stand the floor, which is the bytes of the weights over the
 read bandwidth measured in the same round, and, when $LLAMA_PYTHON names a Python that has
-llama-cpp-python, llama.cpp on the same files. Rounds alternate; medians are of ratios within a
-round, since machines are shared. Talk goes to stderr, a JSON object to stdout.
+llama-cpp-python, llama.cpp on the same files. Rounds alternate and medians are of ratios
+within a round, since machines are shared; for the same reason one thread is measured by its CPU
+time. Talk goes to stderr, a JSON object to stdout.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import struct
@@ -42,16 +44,17 @@ PEER: Final = """
 import sys, time
 from llama_cpp import Llama
 path, threads, context = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+clock = time.process_time if threads == 1 else time.perf_counter
 model = Llama(path, n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=context,
               n_ubatch=context, verbose=False, use_mmap=False)
 for line in sys.stdin:
     count, rows = map(int, line.split())
     model.reset()
     model.eval([5])
-    start = time.perf_counter()
+    start = clock()
     for _ in range(count):
         model.eval([7] * rows)
-    print(time.perf_counter() - start, flush=True)
+    print(clock() - start, flush=True)
 """
 
 
@@ -137,15 +140,15 @@ def load(path: Path, rows: int, threads: int, *, products: bool) -> Run:
     program = TaskProgram.from_graph(
         traced.graph, get_bytes, threads=threads, takes_products=products
     )
-    count = TOKENS if rows == 1 else 1
+    count, clock = TOKENS if rows == 1 else 1, get_clock(threads)
 
     def run() -> float:
         state = program.new_state()
-        start_s = time.perf_counter()
+        start_s = clock()
         for step in range(count):
             positions = np.arange(step, step + rows, dtype=np.int32)
             program.run(state, [np.full(rows, 7, np.int32).tobytes(), positions.tobytes()])
-        return time.perf_counter() - start_s
+        return clock() - start_s
 
     return run
 
@@ -169,17 +172,20 @@ def start_peer(python: str, path: Path, threads: int) -> Iterator[Callable[[int,
         process.stdin.close()
 
 
+def get_clock(threads: int) -> Callable[[], float]:
+    """Return the clock to measure with: the CPU's for one thread, which other load cannot stop."""
+    return time.process_time if threads == 1 else time.perf_counter
+
+
 def measure_bandwidth() -> float:
     """Return the bytes per second at which one thread sums up memory that no cache holds."""
     data = np.ones(2**26, np.float32)
-    best = min(_time(data.sum) for _ in range(3))
+    best = math.inf
+    for _ in range(3):
+        start_s = time.process_time()
+        data.max()
+        best = min(best, time.process_time() - start_s)
     return data.nbytes / best
-
-
-def _time(function: Callable[[], Any]) -> float:
-    start_s = time.perf_counter()
-    function()
-    return time.perf_counter() - start_s
 
 
 def measure(directory: Path, form: str, threads: int, rounds: int) -> dict[str, Any]:
