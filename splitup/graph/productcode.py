@@ -1,7 +1,8 @@
 """Machine code for matrix products on x86-64-v3, of which the order of every sum is fixed.
 
 A product is ``out[t, n] = sum over k of a[t, k] * b[n, k]`` for every entry of a table of offsets
-(heads, for example); ``a`` and ``out`` are float32, ``b`` is float32, float16, bfloat16 or Q8_0.
+(heads, for example); ``a`` and ``out`` are float32, ``b`` is float32, float16, bfloat16, Q8_0
+or Q4_0.
 There are two styles:
 
 - **dot**: k is contiguous in both. A sum has eight lanes; lane i adds the products of k = i, i + 8,
@@ -43,8 +44,7 @@ from splitup.graph.x86 import (
 
 LANES: Final = 8
 FLOAT_BYTES: Final = 4
-Q8_ELEMENTS: Final = 32
-Q8_BYTES: Final = 34  # a float16 scale, then 32 int8
+BLOCK: Final = 32  # elements that have one scale
 N_TILES: Final = (8, 4, 1)  # rows of b; in the style "outer", vectors of n
 T_TILES: Final = (3, 1)
 ARGUMENTS: Final = ("out", "a", "b", "table", "entries", "n", "address of t")  # 64 bits each
@@ -52,11 +52,14 @@ TABLE_ENTRY: Final = 3  # bytes to add to out, a and b
 LINE_BYTES: Final = 64  # of a cache
 AHEAD: Final = 8  # rows of b; the processor itself does not follow so many short streams
 
-Kind = Literal["float32", "float16", "bfloat16", "q8_0"]
-ITEM_BYTES: Final[dict[Kind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "q8_0": 0}
+Kind = Literal["float32", "float16", "bfloat16", "q8_0", "q4_0"]
+ITEM_BYTES: Final[dict[Kind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+# a float16 scale, then 32 int8; or 32 times 4 bits plus 8, element i and i + 16 in one byte
+BLOCK_BYTES: Final[dict[Kind, int]] = {"q8_0": 34, "q4_0": 18}
 
 _X, _SCALE, _W = 12, 14, 15  # vector registers; sums are in those below
-_Q8_X = 8
+_BLOCK_X = 8  # where blocks keep rows of a
+_FIFTEENS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ def _get_group(kind: Kind, ts: int) -> int:
     """Return how many rows of b are summed at once: what the 16 registers hold beside the rest."""
     if ts == 1:
         return 8
-    return 2 if kind == "q8_0" else 4
+    return 2 if kind in BLOCK_BYTES else 4
 
 
 def _emit_dot(asm: Assembler, shape: ProductShape, rows: range, ts: int, name: str) -> None:
@@ -153,20 +156,24 @@ def _emit_dot(asm: Assembler, shape: ProductShape, rows: range, ts: int, name: s
         asm.zero(register)
     asm.load(RCX, R10)
     asm.load(RDX, R13)
-    if shape.kind == "q8_0":
-        count, b_bytes, elements = shape.length // Q8_ELEMENTS, Q8_BYTES, Q8_ELEMENTS
+    if shape.kind in BLOCK_BYTES:
+        count, b_bytes, elements = shape.length // BLOCK, BLOCK_BYTES[shape.kind], BLOCK
     else:
         vectors = next(v for v in (4, 2, 1) if shape.length % (v * LANES) == 0)
         elements = vectors * LANES
         count, b_bytes = shape.length // elements, elements * ITEM_BYTES[shape.kind]
+    if shape.kind == "q4_0":
+        asm.set_ones(_W)
+        asm.shift_right(_FIFTEENS, _W, 28)
+        asm.shift_left(_get_minus_eights(ts), _W, 3)
     asm.set_const(RAX, count)
     asm.label(name)
     if ts == 1 and shape.kind != "float32":  # float32 rows are long enough for it
         for row in rows:
             for line in range(0, b_bytes, LINE_BYTES):
                 asm.prefetch(Mem(RCX, (row + AHEAD) * shape.b_n + line))
-    if shape.kind == "q8_0":
-        _emit_q8_block(asm, shape, rows, ts)
+    if shape.kind in BLOCK_BYTES:
+        _emit_block(asm, shape, rows, ts)
     else:
         for vector in range(elements // LANES):
             _emit_vector(asm, shape, rows, ts, vector)
@@ -201,40 +208,54 @@ def _emit_widening(asm: Assembler, kind: Kind, register: int, source: Mem) -> No
         asm.shift_left(register, register, 16)
 
 
-def _emit_q8_block(asm: Assembler, shape: ProductShape, rows: range, ts: int) -> None:
+def _emit_block(asm: Assembler, shape: ProductShape, rows: range, ts: int) -> None:
     """Emit 32 k, of which each row of b has one scale."""
-    vectors = range(Q8_ELEMENTS // LANES)
+    vectors = range(BLOCK // LANES)
     if ts == 1:
         for vector in vectors:
-            asm.load_vector(_Q8_X + vector, Mem(RDX, vector * LANES * FLOAT_BYTES))
+            asm.load_vector(_BLOCK_X + vector, Mem(RDX, vector * LANES * FLOAT_BYTES))
         for place, row in enumerate(rows):
-            _emit_q8_scale(asm, shape, _SCALE, row)
+            _emit_scale(asm, shape, _SCALE, row)
             for vector in vectors:
-                _emit_q8_widening(asm, shape, _SCALE, row, vector)
-                asm.multiply_add(place, _Q8_X + vector, _W)
+                _emit_block_widening(asm, shape, _SCALE, row, vector, ts)
+                asm.multiply_add(place, _BLOCK_X + vector, _W)
         return
     for place, row in enumerate(rows):
-        _emit_q8_scale(asm, shape, _SCALE - place, row)
+        _emit_scale(asm, shape, _SCALE - place, row)
     for vector in vectors:
         for t in range(ts):
-            asm.load_vector(_Q8_X + t, Mem(RDX, t * shape.a_t + vector * LANES * FLOAT_BYTES))
+            asm.load_vector(_BLOCK_X + t, Mem(RDX, t * shape.a_t + vector * LANES * FLOAT_BYTES))
         for place, row in enumerate(rows):
-            _emit_q8_widening(asm, shape, _SCALE - place, row, vector)
+            _emit_block_widening(asm, shape, _SCALE - place, row, vector, ts)
             for t in range(ts):
-                asm.multiply_add(place * ts + t, _Q8_X + t, _W)
+                asm.multiply_add(place * ts + t, _BLOCK_X + t, _W)
 
 
-def _emit_q8_scale(asm: Assembler, shape: ProductShape, register: int, row: int) -> None:
+def _emit_scale(asm: Assembler, shape: ProductShape, register: int, row: int) -> None:
     asm.broadcast_16(register, Mem(RCX, row * shape.b_n))
     asm.widen_half(register, register)
 
 
-def _emit_q8_widening(
-    asm: Assembler, shape: ProductShape, scale: int, row: int, vector: int
+def _emit_block_widening(
+    asm: Assembler, shape: ProductShape, scale: int, row: int, vector: int, ts: int
 ) -> None:
-    asm.widen_int8(_W, Mem(RCX, row * shape.b_n + 2 + vector * LANES))
+    start = row * shape.b_n + 2
+    if shape.kind == "q8_0":
+        asm.widen_int8(_W, Mem(RCX, start + vector * LANES))
+    else:
+        asm.widen_uint8(_W, Mem(RCX, start + vector % 2 * LANES))
+        if vector < 2:
+            asm.mask(_W, _W, _FIFTEENS)
+        else:
+            asm.shift_right(_W, _W, 4)
+        asm.add_int32(_W, _W, _get_minus_eights(ts))
     asm.convert_int32(_W, _W)
     asm.multiply(_W, _W, scale)
+
+
+def _get_minus_eights(ts: int) -> int:
+    """Return the register with what Q4_0 adds: one that neither scales nor rows of a use."""
+    return 13 if ts == 1 else 11
 
 
 def _emit_sums(asm: Assembler, shape: ProductShape, rows: range, ts: int) -> None:

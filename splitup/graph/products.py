@@ -3,7 +3,7 @@
 tinygrad's assembler adds scalars; nearly all the time of a language model on a CPU is matrix
 products, which ``productcode`` computes with vectors. A kernel is taken over when it sums products
 of two operands whose addresses are linear in the loops, one float32 and the other float32, float16,
-bfloat16 or Q8_0. ``split_products`` first cuts a kernel that does more with the sum (adds a
+bfloat16, Q8_0 or Q4_0. ``split_products`` first cuts a kernel that does more with the sum (adds a
 residual, masks scores) in two, so that tinygrad keeps the rest.
 
 Whether and how a kernel is taken over must not depend on the number of rows: the same row is to
@@ -30,11 +30,11 @@ from tinygrad.uop.ops import KernelInfo, Ops, UOp
 
 from splitup.graph.productcode import (
     ARGUMENTS,
+    BLOCK,
+    BLOCK_BYTES,
     FLOAT_BYTES,
     ITEM_BYTES,
     LANES,
-    Q8_BYTES,
-    Q8_ELEMENTS,
     Kind,
     ProductShape,
     assemble,
@@ -99,7 +99,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What a product reads; the index is in elements, for Q8_0 as if these were contiguous."""
+    """What a product reads; the index is in elements, of blocks as if these were contiguous."""
 
     kind: Kind
     slot: int
@@ -235,12 +235,12 @@ def _arrange(
     if len(sums) != 1 or sums[0].symbol:
         raise _Unfit
     k, axes = sums[0], join(digits)
-    units = Q8_ELEMENTS if b.kind == "q8_0" else LANES
+    units = BLOCK if b.kind in BLOCK_BYTES else LANES
     is_dot = k.a == k.b == 1 and k.size % units == 0
     only_b = [axis for axis in axes if axis.b and not axis.a and not axis.symbol]
     if not is_dot:
         only_b = [axis for axis in only_b if axis.b == axis.out == 1 and axis.size % LANES == 0]
-        if b.kind == "q8_0" or not only_b:
+        if b.kind in BLOCK_BYTES or not only_b:
             raise _Unfit
     n = max(only_b, key=lambda axis: axis.size, default=Axis(1, 1, 0, 0))
     only_a = [axis for axis in axes if axis.a and not axis.b]
@@ -284,11 +284,11 @@ def _arrange(
 
 
 def _get_bytes(kind: Kind, elements: int) -> int:
-    if kind != "q8_0":
+    if kind in ITEM_BYTES:
         return elements * ITEM_BYTES[kind]
-    if elements % Q8_ELEMENTS:
+    if elements % BLOCK:
         raise _Unfit
-    return elements // Q8_ELEMENTS * Q8_BYTES
+    return elements // BLOCK * BLOCK_BYTES[kind]
 
 
 def _make_axis(digit: Digit, out: Linear, a: Linear, b: Linear) -> Axis:
@@ -363,33 +363,63 @@ class _IndexReader:
                 raise _Unfit
             wide = _expect(shifted.src[0], Ops.CAST, dtypes.uint32)
             return Operand("bfloat16", *self.read_load(wide.src[0], dtypes.uint16), 0)
-        return self._read_q8(uop)
+        return self._read_blocks(uop)
 
-    def _read_q8(self, uop: UOp) -> Operand:
-        """Read int8 times the float16 that is put together of two bytes (frontends.quantised)."""
+    def _read_blocks(self, uop: UOp) -> Operand:
+        """Read small numbers times a float16 of two bytes, as frontends.quantised writes them."""
         number, scale = _expect(uop, Ops.MUL, dtypes.float32).src
-        small = _expect(_expect(number, Ops.CAST, dtypes.float32).src[0], Ops.BITCAST, dtypes.int8)
         half = _expect(_expect(scale, Ops.CAST, dtypes.float32).src[0], Ops.BITCAST, dtypes.float16)
         both = _expect(half.src[0], Ops.OR, dtypes.uint16)
         high = _expect(both.src[1], Ops.SHL, dtypes.uint16)
         if _get_const(high.src[1]) != 8:
             raise _Unfit
-        slot, index = self.read_load(small.src[0], dtypes.uint8)
+        read = self._read_q8 if number.op is Ops.CAST else self._read_q4
+        kind, slot, index, within = read(number)
+        block_bytes, inside = BLOCK_BYTES[kind], set(within)
+        blocks = {digit: f for digit, f in index.factors.items() if digit not in inside}
+        start = index.const - 2
         places = [
             self.read_load(_expect(byte, Ops.CAST, dtypes.uint16).src[0], dtypes.uint8)
             for byte in (both.src[0], high.src[0])
         ]
-        blocks = {
-            digit: factor for digit, factor in index.factors.items() if factor % Q8_BYTES == 0
-        }
-        within = {digit: factor for digit, factor in index.factors.items() if factor % Q8_BYTES}
-        start = index.const - 2
         if places != [(slot, Linear(start + at, blocks)) for at in (0, 1)]:
             raise _Unfit
-        if sum(factor * (digit.size - 1) for digit, factor in within.items()) >= Q8_ELEMENTS:
+        if any(factor % block_bytes for factor in blocks.values()):
             raise _Unfit
-        factors = {digit: factor // Q8_BYTES * Q8_ELEMENTS for digit, factor in blocks.items()}
-        return Operand("q8_0", slot, Linear(0, {**factors, **within}), start)
+        factors = {digit: f // block_bytes * BLOCK for digit, f in blocks.items()}
+        return Operand(kind, slot, Linear(0, {**factors, **within}), start)
+
+    def _read_q8(self, number: UOp) -> tuple[Kind, int, Linear, dict[Digit, int]]:
+        """Return what an int8 of a block is read from, and how its place counts within."""
+        small = _expect(_expect(number, Ops.CAST, dtypes.float32).src[0], Ops.BITCAST, dtypes.int8)
+        slot, index = self.read_load(small.src[0], dtypes.uint8)
+        within = {d: f for d, f in index.factors.items() if f % BLOCK_BYTES["q8_0"]}
+        if sum(factor * (digit.size - 1) for digit, factor in within.items()) >= BLOCK:
+            raise _Unfit
+        return "q8_0", slot, index, within
+
+    def _read_q4(self, number: UOp) -> tuple[Kind, int, Linear, dict[Digit, int]]:
+        """Return the same of the lower or upper half of a byte, less 8."""
+        wide, eight = _expect(number, Ops.ADD, dtypes.float32).src
+        if eight.op is not Ops.CONST or eight.val != -8.0:
+            raise _Unfit
+        choice = _expect(_expect(wide, Ops.CAST, dtypes.float32).src[0], Ops.WHERE, dtypes.uint8)
+        is_upper = _expect(choice.src[0], Ops.CMPNE, dtypes.bool)
+        upper = _expect(choice.src[1], Ops.SHR, dtypes.uint8)
+        lower = _expect(choice.src[2], Ops.AND, dtypes.uint8)
+        numbers = [_get_const(uop.src[1]) for uop in (is_upper, upper, lower)]
+        if numbers != [0, 4, 15] or upper.src[0] is not lower.src[0]:
+            raise _Unfit
+        slot, index = self.read_load(lower.src[0], dtypes.uint8)
+        half = self.read(is_upper.src[0])
+        within = {d: f for d, f in index.factors.items() if f % BLOCK_BYTES["q4_0"]}
+        places = [(digit.loop, digit.weight, digit.size, f) for digit, f in within.items()]
+        halves = [(digit.loop, digit.weight, digit.size, f) for digit, f in half.factors.items()]
+        if len(places) != 1 or half.const or places[0][1:] != (1, 16, 1):
+            raise _Unfit
+        if halves != [(places[0][0], 16, 2, 1)]:
+            raise _Unfit
+        return "q4_0", slot, index, {**within, next(iter(half.factors)): 16}
 
     def read(self, uop: UOp) -> Linear:
         """Return an index as a linear function of digits."""

@@ -168,6 +168,10 @@ class Assembler:
         """Load 8 int8 as int32."""
         self._vex(0x21, _MAP_0F38, _66, reg, 0, source, True)
 
+    def widen_uint8(self, reg: int, source: Mem) -> None:
+        """Load 8 uint8 as int32."""
+        self._vex(0x31, _MAP_0F38, _66, reg, 0, source, True)
+
     def widen_uint16(self, reg: int, source: Mem) -> None:
         """Load 8 uint16 as int32."""
         self._vex(0x33, _MAP_0F38, _66, reg, 0, source, True)
@@ -176,6 +180,23 @@ class Assembler:
         """Shift 8 int32 left."""
         self._vex(0x72, _MAP_0F, _66, 6, reg, source, True)
         self.code.append(bits)
+
+    def shift_right(self, reg: int, source: int, bits: int) -> None:
+        """Shift 8 uint32 right."""
+        self._vex(0x72, _MAP_0F, _66, 2, reg, source, True)
+        self.code.append(bits)
+
+    def set_ones(self, reg: int) -> None:
+        """Set all bits."""
+        self._vex(0x76, _MAP_0F, _66, reg, reg, reg, True)
+
+    def mask(self, reg: int, first: int, second: int) -> None:
+        """Combine all bits by AND."""
+        self._vex(0xDB, _MAP_0F, _66, reg, first, second, True)
+
+    def add_int32(self, reg: int, first: int, second: int) -> None:
+        """Add 8 int32."""
+        self._vex(0xFE, _MAP_0F, _66, reg, first, second, True)
 
     def convert_int32(self, reg: int, source: int) -> None:
         """Convert 8 int32 to float32."""
