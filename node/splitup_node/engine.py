@@ -43,7 +43,8 @@ from splitup.wire import (
 from splitup_node.executions import Execution, get_first_task, make_execution
 from splitup_node.ipc import RunAnswer, RunRequest
 from splitup_node.logs import Uploader
-from splitup_node.supervisor import Supervisor, WorkerLost
+from splitup_node.supervisor import WorkerLost
+from splitup_node.workers import Workers
 
 _log = logging.getLogger("splitup.node.engine")
 
@@ -67,7 +68,7 @@ class Engine:
     def __init__(
         self,
         identity: Identity,
-        supervisor: Supervisor,
+        supervisor: Workers,
         programs: Mapping[str, int],  # task_id -> program; changes as tasks are loaded
         uploader: Uploader,
         get_object: GetObject,

@@ -35,7 +35,8 @@ from splitup_node.engine import Engine
 from splitup_node.heralds import Herald
 from splitup_node.logs import Digests
 from splitup_node.residents import Residents
-from splitup_node.supervisor import Supervisor, WorkerLost
+from splitup_node.supervisor import WorkerLost
+from splitup_node.workers import Workers
 
 RESULT_TYP = "splitup-verification-result"
 
@@ -48,7 +49,7 @@ class Tools:
 
     identity: Identity
     engine: Engine
-    supervisor: Supervisor
+    supervisor: Workers
     residents: Residents
     cache: Cache
     herald: Herald

@@ -110,14 +110,15 @@ def write_node_file(layout: Layout, index: int) -> Path:
             "listen": f"127.0.0.1:{port}",
             "endpoint": make_endpoint(port),
             "vram": f"{layout.state.vram_bytes}B",
-            "device": os.environ.get("DEV", ""),  # the variable by which tinygrad is steered
+            # the variable by which tinygrad is steered
+            "devices": [os.environ["DEV"]] if os.environ.get("DEV") else [],
             "kernel_cache": str(layout.directory / "kernel-cache"),
             "allow_loopback": True,
         },
     )
 
 
-def _write_toml(path: Path, values: Mapping[str, str | int | bool]) -> Path:
-    # JSON's strings, integers and booleans are TOML's
+def _write_toml(path: Path, values: Mapping[str, str | int | bool | list[str]]) -> Path:
+    # JSON's strings, integers, booleans and lists of these are TOML's
     path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     return path

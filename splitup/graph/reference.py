@@ -96,7 +96,8 @@ def is_in_memory(node: Node) -> bool:
 def compute_nodes(graph: Graph, nodes: Iterable[int], values: MutableMapping[int, Array]) -> None:
     """Compute ``nodes``, which ascend, into ``values``, which holds what they read.
 
-    The graph has no symbols (``bind_rows``). Raises InvalidInput when a value has more than ``MAX_REFERENCE_ELEMENTS`` elements.
+    The graph has no symbols (``bind_rows``). Raises InvalidInput when a value has more than
+    ``MAX_REFERENCE_ELEMENTS`` elements.
     """
     for index in nodes:
         node = graph.nodes[index]

@@ -58,7 +58,7 @@ class DisputeContext(Message):
     execution_id: Bytes32Field
     index: Count  # of the task in its model
     task_id: DigestField
-    # per step the rows of each of the task's symbols: the inputs that were committed to have so many
+    # per step how many rows each of the task's symbols has, as the committed inputs say
     rows: tuple[
         Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=limits.MAX_SYMBOLS)],
         ...,
