@@ -22,6 +22,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from splitup.codec import parse_json
+from splitup.decode.step import make_arrays, make_causal_step
 from splitup.errors import InvalidInput, Unavailable
 from splitup.graph.compare import FLOATS, PPB, Metrics
 from splitup.graph.ir import Graph
@@ -193,27 +194,22 @@ def encode_prompt(compiled: CompiledModel, prompt: str) -> list[int]:
 def make_steps(
     manifest: Manifest, steps: int, tokens: Sequence[int], seed: int
 ) -> list[list[bytes]]:
-    """Return the bytes of the model's inputs, step by step: of a text model, one text's tokens."""
+    """Return the bytes of the model's inputs, step by step: of a text model, one text's tokens.
+
+    Every step has one row: how many a step has does not change a row's bytes.
+    """
     ports, text_info = [port.spec for port in manifest.inputs], manifest.text
-    width = 0
-    if text_info is not None:
-        width = next(port.shape[0] for port in ports if port.name == "tokens")
-        if steps * width > text_info.context:
-            raise InvalidInput(
-                f"{steps} steps of {width} tokens are more than the model's context of "
-                f"{text_info.context}; lower --steps"
-            )
-    rows = [make_inputs(ports, seed, step) for step in range(steps)]
     if text_info is None:
-        return rows
-    drawn = np.random.default_rng(seed).integers(0, text_info.vocab, steps * width)
-    text = np.array([*tokens, *drawn[len(tokens) :]][: steps * width], np.int32)
-    places = {port.name: place for place, port in enumerate(manifest.inputs)}
-    for step, row in enumerate(rows):
-        span = slice(step * width, (step + 1) * width)
-        row[places["tokens"]] = text[span].tobytes()
-        row[places["positions"]] = np.arange(steps * width, dtype=np.int32)[span].tobytes()
-    return rows
+        return [make_inputs(ports, seed, step + 1) for step in range(steps)]
+    if steps > text_info.context:
+        raise InvalidInput(
+            f"{steps} steps are more than the model's context of {text_info.context}; lower --steps"
+        )
+    chunk = next(port.shape[0] for port in ports if port.name == "tokens")
+    drawn = np.random.default_rng(seed).integers(0, text_info.vocab, steps)
+    text = [*tokens, *map(int, drawn[len(tokens) :])][:steps]
+    rows = [make_arrays(make_causal_step([token], at), chunk) for at, token in enumerate(text)]
+    return [[arrays[port.name].tobytes() for port in ports] for arrays in rows]
 
 
 def render_report(report: Report) -> Table:

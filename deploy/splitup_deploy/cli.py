@@ -37,7 +37,7 @@ from splitup_deploy.build import CompiledModel, build, parse_dims, parse_sizes
 from splitup_deploy.calibrate import calibrate_model, encode_prompt, render_report
 from splitup_deploy.drawing import draw_mermaid, draw_svg
 from splitup_deploy.frontends import Sizes
-from splitup_deploy.honesty import attach_tolerances, attach_vectors, load_tolerances
+from splitup_deploy.honesty import attach_tolerances, attach_vectors, load_tolerances, makes_vectors
 from splitup_deploy.inspect import (
     describe_model,
     format_usdc,
@@ -139,9 +139,13 @@ def register_command(
         typer.Option("--tolerance", help="What 'splitup-deploy calibrate' found for this cut."),
     ] = None,
     reference: Annotated[
-        bool,
-        typer.Option(help="Run every task here once, so that nodes can try themselves against it."),
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--reference/--no-reference",
+            help="Run every task here once, so that nodes can try themselves against it. By "
+            "default only where it does not change the model's id: on a CPU, x86-64 with AVX2.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Compile and show, store and register nothing.")
     ] = False,
@@ -188,9 +192,14 @@ def register_command(
 
         if tolerance is not None:
             compiled = attach_tolerances(compiled, load_tolerances(tolerance))
-        if reference:
+        if makes_vectors() if reference is None else reference:
             with output.log.status("computing reference vectors"):
                 compiled = attach_vectors(compiled)
+        elif reference is None:
+            output.log.print(
+                "no reference vectors: this machine's would give the model another id than most "
+                "machines' (to make them nevertheless: --reference)"
+            )
 
         async def publish(chain: Chain, client: GatewayClient) -> Registration:
             with _UploadBar(output.log) as progress:

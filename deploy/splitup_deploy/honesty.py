@@ -2,7 +2,9 @@
 
 Both are optional and change the model's id. Without tolerances only equal bytes count, so
 that nodes of one determinism class check each other; without vectors no node can try itself before
-it serves a task.
+it serves a task. Vectors depend on the class of the machine that makes them, so by default only
+machines of the common one make any: equal models then have equal ids wherever they are registered
+from, up to having vectors or not.
 """
 
 from __future__ import annotations
@@ -66,6 +68,13 @@ def attach_tolerances(
     return _change_tasks(
         compiled, lambda task: {"tolerances": tolerances.get(task.task_id, ())}, ()
     )
+
+
+def makes_vectors() -> bool:
+    """Return whether this machine makes the vectors that most others would make too."""
+    from splitup.graph.devices import get_common_class, select_device  # opens the device
+
+    return select_device().determinism_class == get_common_class()
 
 
 def attach_vectors(compiled: CompiledModel) -> CompiledModel:

@@ -242,7 +242,7 @@ def test_a_text_model_gets_one_text() -> None:
     rows = make_steps(manifest, 5, [7, 8], seed=1)
     names = [port.name for port in manifest.inputs]
     tokens = [np.frombuffer(row[names.index("tokens")], np.int32)[0] for row in rows]
-    places = [np.frombuffer(row[names.index("positions")], np.int32)[0] for row in rows]
+    places = [np.frombuffer(row[names.index("layout")], np.int32)[0] for row in rows]
     assert tokens[:2] == [7, 8] and places == [0, 1, 2, 3, 4]
     with pytest.raises(InvalidInput, match="lower --steps"):
         make_steps(manifest, 10**6, [], seed=1)
