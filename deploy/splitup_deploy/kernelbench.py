@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.devices import select_device
 from splitup.graph.runtime import TaskProgram
 from splitup_deploy.frontends.decoder import trace_decoder
@@ -132,7 +133,7 @@ def load(path: Path, rows: int, threads: int, *, products: bool) -> Run:
     """Compile the uncut model and return a function that times TOKENS steps, or one of rows."""
     file = read_gguf(path)
     config = read_config(file, "llama", CONTEXT)
-    traced = trace_decoder(config, GgufWeights(file, config, interleaved=True), rows)
+    traced = trace_decoder(config, GgufWeights(file, config, interleaved=True))
 
     def get_bytes(name: str) -> memoryview:
         return memoryview(b"".join(traced.weights[name].read()))
@@ -140,14 +141,18 @@ def load(path: Path, rows: int, threads: int, *, products: bool) -> Run:
     program = TaskProgram.from_graph(
         traced.graph, get_bytes, threads=threads, takes_products=products
     )
-    count, clock = TOKENS if rows == 1 else 1, get_clock(threads)
+    chunk = next(spec.shape[0] for spec in program.inputs if spec.name == "tokens")
+    steps = []
+    for step in range(TOKENS if rows == 1 else 1):
+        arrays = make_arrays(make_causal_step([7] * rows, step), chunk)
+        steps.append([arrays[spec.name].tobytes() for spec in program.inputs])
+    clock = get_clock(threads)
 
     def run() -> float:
         state = program.new_state()
         start_s = clock()
-        for step in range(count):
-            positions = np.arange(step, step + rows, dtype=np.int32)
-            program.run(state, [np.full(rows, 7, np.int32).tobytes(), positions.tobytes()])
+        for inputs in steps:
+            program.run(state, inputs)
         return clock() - start_s
 
     return run

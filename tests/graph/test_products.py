@@ -186,3 +186,31 @@ def test_what_does_not_fit_stays_with_tinygrad(k: int, n: int) -> None:
     assert all(launch.kind == "executable" for launch in compile_graph(graph, "CPU").launches)
     weights = np.frombuffer(b.weight_bytes["w"], np.float16).reshape(n, k).astype(np.float32)
     np.testing.assert_allclose(run(b, graph, x), x + x @ weights.T, atol=1e-5)
+
+
+def test_a_kernel_with_symbolic_rows_is_cut_in_two_and_rows_agree() -> None:
+    b, k, n = Builder(), 64, 48
+    x, z = b.rows("x", "float32", "T", 9, k), b.rows("z", "float32", "T", 9, n)
+    values = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
+    w = b.weight("w", values)
+    wide = b.add("EXPAND", "float32", x, arg=(n,))
+    many = b.add("EXPAND", "float32", w, arg=("T",))
+    many = b.add("PERMUTE", "float32", many, arg=(1, 0, 2))
+    product = b.add("MUL", "float32", wide, many)
+    product = b.add("PERMUTE", "float32", product, arg=(2, 1, 0))
+    total = b.add("REDUCE", "float32", product, arg=("ADD", 1))
+    graph = b.graph({"y": b.store("float32", b.add("ADD", "float32", total, z))})
+    launches = compile_graph(graph, "CPU").launches
+    assert [launch.kind for launch in launches] == ["product", "executable"]
+    program = TaskProgram(graph.to_bytes(), b.safetensors())
+    rows = np.random.default_rng(1).standard_normal((9, k)).astype(np.float32)
+    single = []
+    for row in rows:
+        inputs = [row.tobytes(), np.ones(n, np.float32).tobytes()]
+        single += program.run(program.new_state(), inputs)
+    for count in (1, 4, 9):
+        inputs = [rows[:count].tobytes(), np.ones((count, n), np.float32).tobytes()]
+        (result,) = program.run(program.new_state(), inputs)
+        assert result == b"".join(single[:count])
+        given = np.frombuffer(result, np.float32).reshape(count, n)
+        np.testing.assert_allclose(given, rows[:count] @ values.T + 1, atol=1e-4)
