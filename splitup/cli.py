@@ -20,6 +20,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from splitup.client.choices import CheckedPlan, report_choice
 from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp
 from splitup.client.generation import DecoderName
 from splitup.client.inputs import format_usdc
@@ -217,6 +218,57 @@ def receipt_command(
             output.out.print(f"  {payment['account']}  {amount}{source}")
         for node, amount in receipt["slashes"]:
             output.out.print(f"  {node}  slashed {format_usdc(amount)}")
+
+    _run(output, run)
+
+
+@app.command("check")
+def check_command(
+    execution_id: Annotated[str, typer.Argument(help="Id of an execution, 0x and 64 digits.")],
+    report: Annotated[
+        bool, typer.Option("--report", help="Show a wrong choice to the chain.")
+    ] = False,
+    config: ConfigFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compute an execution's plan anew: did the committee choose as it must?
+
+    Exit code 1 when it did not. With --report the members that signed lose their bonds.
+    """
+    output = Output.open(as_json)
+
+    def run() -> None:
+        async def fetch() -> tuple[CheckedPlan, dict[str, str]]:
+            async with SplitUp.connect(config) as net:
+                checked = await net.check_plan(execution_id)
+                return checked, await report_choice(net.chain, checked) if report else {}
+
+        checked, answers = asyncio.run(fetch())
+        if output.as_json:
+            output.print_json(
+                {
+                    "execution_id": execution_id,
+                    "snapshot_root": checked.snapshot.root(),
+                    "signers": checked.signers,
+                    "difference": checked.difference,
+                    "provable": checked.challenge is not None,
+                    "reported": answers,
+                }
+            )
+        elif not checked.difference:
+            output.out.print(
+                f"right: {len(checked.certificate.plan.tasks)} tasks among "
+                f"{len(checked.snapshot.entries)} live nodes, every choice as the seed gives it"
+            )
+        else:
+            output.out.print(f"wrong: {checked.difference}", markup=False)
+            if checked.challenge is None:
+                output.out.print("the chain cannot judge this by itself")
+            for member, answer in answers.items():
+                said = answer or "its bond was taken"
+                output.out.print(f"  {member}  {said}", markup=False)
+        if checked.difference:
+            raise typer.Exit(1)
 
     _run(output, run)
 

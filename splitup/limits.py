@@ -23,10 +23,31 @@ MAX_FRAME_BYTES: Final = INLINE_TENSOR_BYTES + 4 * KIB
 MAX_TENSOR_BYTES: Final = (
     1024 * MIB
 )  # one step of one port; larger values must be split by the compiler
-SEGMENT_STEPS: Final = 64  # steps per log object: 64 tokens of a 4 KB port are one 256 KB PUT
-SEGMENT_BYTES: Final = 8 * MIB  # a log object stays one PUT of bounded memory
+SEGMENT_STEPS: Final = 256  # steps per log object: 1 MB of a 4 KB port; its header stays ≤ 24 KB
+SEGMENT_BYTES: Final = 4 * MIB  # a log object stays one PUT of bounded memory
+SEGMENT_HEADER_BYTES: Final = 24 * KIB  # 256 lengths, and 256 digests of tensors stored apart
+LOG_STEP_BYTES: Final = 640  # a step's share of the headers, even if every step is an object
+SEGMENT_AGE_S: Final = 1.0  # older steps are written although the segment is not full …
+FLUSH_PERIOD_S: Final = 0.5  # … and this is how often that is looked at: 1.5 s and a PUT at most
+LOG_MEMORY_BYTES: Final = 256 * MIB  # of one execution, not stored yet: the store is too slow then
+LOG_OBJECTS: Final = 64  # log objects in one request to the gateway
+LOG_PREFIXES: Final = 16_384  # logs whose use of the store the gateway remembers, ≈ 1 KB each
+LOG_READ_AHEAD: Final = 8  # segments a reader asks grants for at once
+LOG_LATE_S: Final = 5.0  # a validator waits this long for a log's last segments: the client's
+LOG_POLL_S: Final = 0.5  # longest pause between two looks for a segment that may be on its way
 MAX_EARLY_FRAMES: Final = 256  # frames kept for an execution whose plan has not arrived yet
 MAX_EARLY_BYTES: Final = 8 * MIB
+
+# ---- failover: when the client replaces a node ---
+
+CONNECT_S: Final = 3.0  # from opening a connection until it has to stand
+RECONNECT_S: Final = 0.5  # a broken connection that is not back by then was no hiccup
+STALL_FIRST_S: Final = 5.0  # until the first step comes back: nodes may still be loading
+STALL_S: Final = 1.0  # and between later ones; far above any pause of a healthy network …
+STALL_STEPS: Final = 8  # … or this many times the usual, for slow models
+PROBE_S: Final = 1.0  # a node that runs answers within milliseconds
+HANG_RUN_S: Final = 10.0  # a run that takes longer than this, and STALL_STEPS times the usual step
+HANG_LOST_S: Final = 3.0  # a task whose producers are ahead and that has no inputs has lost them
 
 # ---- messages ----------------------------------------------------------------------------------
 
@@ -166,7 +187,7 @@ MAX_TRANSACTION_GAS: Final = 2**24  # EIP-7825, Osaka
 
 QUEUE_EXECUTIONS: Final = 256  # at once on one node; each holds buffers, logs and device state
 QUEUE_BYTES: Final = 1024 * MIB  # tensors that wait for a run, over all executions of a node
-QUEUE_HEAD_START: Final = 64  # runs that the longest critical path may overtake
+QUEUE_HEAD_START: Final = 64  # of the longest critical path; the others' are in proportion
 MAX_EARLY_EXECUTIONS: Final = 32  # executions whose frames may precede their plan, 8 MiB each
 
 # ---- committee ---------------------------------------------------------------------------------
@@ -216,8 +237,12 @@ RUN_TIMEOUT_S: Final = 60.0  # one step of one task; a kernel that takes longer 
 LOAD_TIMEOUT_S: Final = 900.0  # reading, compiling and warming up one task of many GB
 WORKER_SOCKET_BYTES: Final = 1 * MIB  # a tensor fits the socket: one write, one wake-up
 WORKER_STOP_S: Final = 5.0  # what a worker gets to finish its run when the daemon stops
-UPLOADS_AT_ONCE: Final = 4  # log segments in flight from one node: enough to fill a link
-UPLOAD_MEMORY_BYTES: Final = 8 * MIB  # log segments that wait in memory; the rest waits on disk
+REPLAY_AHEAD_STEPS: Final = 512  # a task that catches up reads at most this far ahead of itself
+SESSION_IDLE_S: Final = 600.0  # without a step for this long the client has gone away
+SESSION_SPARE_S: Final = 5.0  # a state used this lately is not dropped for another's
+LEAVE_S: Final = 5.0  # what running executions get to end when a node leaves; then others go on
+LEAVE_POLL_S: Final = 0.05
+MAX_STANDBY: Final = 1_024  # plans that name this node as a fallback only; ≈ 50 KB each
 OUTBOX_BYTES: Final = 4 * MIB  # outputs of one execution kept for a client that reconnects
 MAX_SPANS: Final = 65_536  # of one execution on one node; a trace of more helps nobody
 SPANS_PER_FRAME: Final = 4_000  # ≈ 0.7 MB of JSON, below MAX_FRAME_BYTES
@@ -233,6 +258,7 @@ DISTRIBUTE_PERIOD_S: Final = 60.0  # how often a node looks whether too much of 
 DISTRIBUTE_LOCKED_SHARE: Final = 0.5  # above it, it pays for the transaction that releases stake
 MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each
 REPORT_RETRY_S: Final = 0.25  # between tries while the plan's own transaction is not mined yet
+MEMBER_REPLY_S: Final = 2.0  # one that hangs must not hold up what is due within VALIDATOR_REVEAL_S
 ATTESTATION_POLL_MAX_S: Final = 1.0  # longest pause of a node that waits for its time to reveal
 MAX_ORDERS: Final = 64  # verifications that wait; a member with more asks the next validator
 LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again

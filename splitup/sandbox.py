@@ -42,7 +42,7 @@ class Replay:
     directory: Path
     task: Path
     weights: Path | None
-    inputs: Sequence[Path]  # per port, all steps concatenated
+    inputs: Sequence[Path]  # per port, all steps as ``recompute.write_tensor`` writes them
     steps: int
     determinism: str
     memory_bytes: int  # of tensors: weights, states and values

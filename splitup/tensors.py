@@ -147,7 +147,8 @@ def check_inputs(
 ) -> list[bytes]:
     """Return the bytes of every input in the order of ``specs``.
 
-    Raises InvalidInput for a missing or an unknown name and for a wrong dtype or shape.
+    Raises InvalidInput for a missing or an unknown name, for a wrong dtype or shape, and where
+    inputs of one symbol disagree on their rows.
     """
     names = [spec.name for spec in specs]
     for name in arrays:
@@ -156,7 +157,18 @@ def check_inputs(
     for spec in specs:
         if spec.name not in arrays:
             raise InvalidInput(f"input '{spec.name}' is missing; the model wants {spec}")
-    return [array_to_bytes(spec, arrays[spec.name]) for spec in specs]
+    data = [array_to_bytes(spec, arrays[spec.name]) for spec in specs]
+    rows: dict[str, tuple[str, int]] = {}
+    for spec in specs:
+        if spec.rows:
+            count = arrays[spec.name].shape[0]
+            other, expected = rows.setdefault(spec.rows, (spec.name, count))
+            if count != expected:
+                raise InvalidInput(
+                    f"input '{spec.name}' has shape {list(arrays[spec.name].shape)}; "
+                    f"'{other}' has {expected} rows, and it needs as many"
+                )
+    return data
 
 
 def validate_safetensors(path: Path) -> dict[str, SafeTensor]:

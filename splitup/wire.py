@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -224,6 +224,14 @@ class Plan(Message):
         """Return the executor of every task, by task index."""
         return tuple(candidates[0] for candidates in self.tasks)
 
+    def has_candidates(self, executors: Sequence[str]) -> bool:
+        """Return whether ``executors`` is empty or names a candidate for every task."""
+        if not executors:
+            return True
+        return len(executors) == len(self.tasks) and all(
+            node in candidates for node, candidates in zip(executors, self.tasks, strict=True)
+        )
+
     def exposures(self) -> tuple[tuple[str, int], ...]:
         """Return (executor, micro-USDC) sorted by executor, as the chain locks them."""
         executors = set(self.executors())
@@ -273,25 +281,64 @@ class TaskCommitment(Message):
     state: DigestField
 
 
+class Takeover(Message):
+    """The client's word that a task's next candidate runs it from now on.
+
+    ``candidate`` is an index into the plan's list for the task, 1 or more: the list's first node
+    needs nobody's word. ``first_step`` is the first step whose outputs the client still lacks.
+    """
+
+    execution_id: Bytes32Field
+    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    candidate: Annotated[int, Field(ge=1, lt=limits.MAX_FALLBACKS)]
+    first_step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+
+
+class SignedTakeover(Message):
+    """A takeover with the client's Ed25519 signature: whoever holds it can show it around."""
+
+    takeover: Takeover
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
+
+
 class Completion(Message):
-    """A node's work in one execution; its salted root goes on chain before any draw."""
+    """A node's work in one execution; its salted root goes on chain before any draw.
+
+    ``takeovers`` made this node the executor of tasks that the plan gives to another.
+    """
 
     execution_id: Bytes32Field
     node: AddressField
     steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
     tasks: tuple[TaskCommitment, ...] = Field(max_length=limits.MAX_TASKS)
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
     salt: Bytes32Field
 
     def root(self) -> str:
         return self.digest("splitup/completion/v1")
 
 
+class Takeovers(Message):
+    """What made ``node`` the executor of tasks that the plan gives to another, for the members.
+
+    They have to know it before the draw, when completions are still secret.
+    """
+
+    execution_id: Bytes32Field
+    node: AddressField
+    takeovers: tuple[SignedTakeover, ...] = Field(min_length=1, max_length=limits.MAX_TASKS)
+
+
 class Draw(Message):
-    """Randomness that did not exist when outputs were committed: what is verified, by whom."""
+    """Randomness that did not exist when outputs were committed: what is verified, by whom.
+
+    ``executors`` answer for the tasks, by task; empty when they are the plan's.
+    """
 
     execution_id: Bytes32Field
     block_hash: Bytes32Field  # of the block with the last commitment
     commitments: tuple[tuple[AddressField, Bytes32Field], ...]  # (node, root), sorted by node
+    executors: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_TASKS)
     signature: HexField  # threshold BLS signature over the above
     seed: Bytes32Field
 
@@ -304,6 +351,11 @@ class VerificationOrder(Message):
     snapshot: Snapshot
     task: TaskField
     steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+
+    @property
+    def executors(self) -> tuple[str, ...]:
+        """Return who answers for every task: their logs are read."""
+        return self.draw.executors or self.certificate.plan.executors()
 
 
 class VerificationCommitment(Message):
@@ -427,6 +479,44 @@ class TaskFailure(Message):
     reason: str = Field(max_length=500)
 
 
+class TaskProgress(Message):
+    """How far one task came: steps that have run, and whether the next has all its inputs."""
+
+    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+    ready: bool
+
+
+class Progress(Message):
+    """A node's answer to the client's PROBE: every task of the execution that it runs now."""
+
+    execution_id: Bytes32Field
+    node: AddressField
+    tasks: tuple[TaskProgress, ...] = Field(max_length=limits.MAX_TASKS)
+
+
+# ---- logs --------------------------------------------------------------------------------------
+
+
+class SegmentHeader(Message):
+    """What a log segment holds: consecutive steps of one port, as one producer made them.
+
+    ``lengths`` has an entry per step, in bytes. A tensor too large for a frame is an object of its
+    own: ``apart`` lists (place in ``lengths``, SHA-256), and its bytes are not in the segment.
+    ``previous`` is the SHA-256 of the segment before, of 64 zeros for the first.
+    """
+
+    execution_id: Bytes32Field
+    task: Annotated[int, Field(ge=0, le=CLIENT)]
+    port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
+    node: AddressField
+    index: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
+    first_step: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
+    lengths: tuple[Count, ...] = Field(min_length=1, max_length=limits.SEGMENT_STEPS)
+    apart: tuple[tuple[Count, DigestField], ...] = Field(max_length=limits.SEGMENT_STEPS)
+    previous: DigestField
+
+
 # ---- storage grants ----------------------------------------------------------------------------
 
 
@@ -442,15 +532,18 @@ class Grant(Message):
 
 
 class Grants(Message):
-    """Everything one party may read and write in one execution, issued upfront."""
+    """What one party may read and write, as far as it was known or asked for."""
 
     grants: tuple[Grant, ...]
 
+    def get(self, method: str, key: str) -> Grant | None:
+        """Return the grant for ``method`` and ``key``, None when it is missing."""
+        return next((g for g in self.grants if g.method == method and g.key == key), None)
+
     def find(self, method: str, key: str) -> Grant:
         """Return the grant for ``method`` and ``key``; raise PeerFault when it is missing."""
-        for grant in self.grants:
-            if grant.method == method and grant.key == key:
-                return grant
+        if (grant := self.get(method, key)) is not None:
+            return grant
         raise PeerFault(f"the storage gateway issued no {method} grant for {key}")
 
 
@@ -462,6 +555,9 @@ class FrameKind(IntEnum):
     END = 2  # from the client: ``step`` is the number of steps there were
     ERROR = 3  # from a node: payload is a TaskFailure
     TRACE = 4  # from a node, after END: payload is a Trace
+    TAKEOVER = 5  # from the client, passed on by nodes: payload is a SignedTakeover
+    PROBE = 6  # from the client: how far is everybody?
+    PROGRESS = 7  # from a node: payload is a Progress
 
 
 _HEADER = struct.Struct(">4sBB32sHHI32sQ")

@@ -33,8 +33,13 @@ contract BondsTest is Base {
         return SnapshotVote(1, 7, epoch, root, sign(key, snapshotHash(1, 7, epoch, root)));
     }
 
+    bytes32 internal constant SEED = keccak256("seed");
+
     function planVote(uint256 key, bytes32 id, bytes32 root) internal view returns (PlanVote memory) {
-        return PlanVote(id, root, abi.encode(SEED, uint16(3)), sign(key, planHash(id, root, SEED, 3)));
+        bytes32 exposures = keccak256("exposures");
+        bytes32 typeHash = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)");
+        bytes32 structHash = keccak256(abi.encode(typeHash, id, root, SEED, exposures));
+        return PlanVote(id, root, abi.encode(SEED, exposures), sign(key, structHash));
     }
 
     // ------------------------------------------------------------------------------ the bond

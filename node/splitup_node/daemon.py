@@ -27,21 +27,26 @@ from splitup.errors import (
     PeerFault,
     Refused,
     SplitUpError,
-    Unavailable,
 )
+from splitup.graph.manifest import Manifest
 from splitup.journal.journal import Journal
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH
-from splitup.net.objects import get_object, put_object
+from splitup.net.logs import (
+    GrantedLogs,
+    has_large_tensors,
+    open_logs,
+    open_verification_logs,
+)
 from splitup.protocol.certificates import CommitteeView, check_certificate
-from splitup.wire import Grant, Grants, Heartbeat, PlanCertificate, VerificationOrder
+from splitup.wire import Heartbeat, PlanCertificate, VerificationOrder
 from splitup_node.cache import Cache
 from splitup_node.config import NodeConfig
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
 from splitup_node.heralds import Herald
-from splitup_node.logs import Uploader
+from splitup_node.recovery import Recovery, Unreported, make_end_value, read_unreported
 from splitup_node.reports import Reporter
 from splitup_node.residents import Residents
 from splitup_node.specialise import DemandEntry, choose_task, merge_demand, parse_demand
@@ -95,20 +100,25 @@ class Node:
         self._gateway = GatewayClient(self._config.gateway_url, self._identity, http=self._http)
         self._cache = Cache(self._config.data_dir / "cache", self._gateway, self._http.session)
         self._residents = Residents(self._supervisor, self._cache)
-        uploader = Uploader(self._put, self._config.data_dir / "spool")
-        uploader.clear()
         self.engine = Engine(
             self._identity,
             self._supervisor,
             self._residents.programs,
-            uploader,
-            self._get,
-            self._ask_grants,
+            self._open_store,
             self,
             allow_loopback=self._config.allow_loopback,
+            get_state_limit=lambda: self._residents.state_limit_bytes,
         )
         herald = Herald(self._http, lambda: self._committee)
         self._reporter = Reporter(self._journal, self._chain, herald)
+        self._recovery = Recovery(
+            self._identity.address,
+            self.engine,
+            self._supervisor,
+            self._residents,
+            self._cache,
+            self._open_store,
+        )
         self._verifier = Verifier(
             Tools(
                 identity=self._identity,
@@ -117,8 +127,9 @@ class Node:
                 residents=self._residents,
                 cache=self._cache,
                 herald=herald,
-                ask_grants=self._gateway.verification_grants,
-                get_object=self._get,
+                open_store=lambda order: open_verification_logs(
+                    self._gateway, lambda: self._http.session, order
+                ),
                 get_committee=lambda: self._committee,
             ),
             sampling_bps,
@@ -133,6 +144,7 @@ class Node:
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
                 ("heartbeats", self._beat()),
+                ("logs", self._every(limits.FLUSH_PERIOD_S, self._flush_logs)),
                 ("housekeeping", self._every(limits.HEARTBEAT_PERIOD_S, self._keep_house)),
                 ("committee", self._every(limits.COMMITTEE_CACHE_S, self._refresh_committee)),
                 ("specialising", self._specialise()),
@@ -149,6 +161,8 @@ class Node:
                 task.result()
         finally:
             stopping.cancel()
+            if all(not task.done() for task in loops):  # asked to stop, not broken
+                await self.engine.leave()
             await self.engine.close()
             if self._background:  # completions on their way into the journal
                 await asyncio.wait(self._background, timeout=limits.WORKER_STOP_S)
@@ -158,17 +172,25 @@ class Node:
             self._write_status(running=False)
 
     def _resume(self) -> None:
-        """Take up what the journal holds: report what was completed, give up what was not."""
-        completed = {execution_id for execution_id, _ in self._journal.items("completion")}
-        for execution_id, value in self._journal.items("assignment"):
-            if execution_id not in completed:
-                certificate = PlanCertificate.from_value(value["certificate"])
-                if certificate.plan.request.deadline > time.time():
-                    _log.warning("execution %s was lost with the last run", execution_id)
-                    self.engine.refuse(certificate, "the node was restarted and lost its state")
-                    continue
-            self._journal.delete("assignment", execution_id)
+        """Take up what the journal holds: report what was completed, complete what had ended."""
+        for lost in read_unreported(self._journal):
+            execution_id = lost.certificate.plan.request.execution_id
+            _log.warning("execution %s was cut off by the end of the last run", execution_id)
+            self.engine.refuse(lost.certificate, "the node was restarted and lost its state")
+            if lost.steps:
+                self._spawn(self._recover(lost))
+            else:
+                self._journal.delete("assignment", execution_id)
         self._reporter.resume()
+
+    async def _recover(self, lost: Unreported) -> None:
+        try:
+            execution = await self._recovery.run(lost)
+        except SplitUpError as error:
+            execution_id = lost.certificate.plan.request.execution_id
+            _log.error("execution %s cannot be completed: %s", execution_id, error)
+            return
+        self.on_finished(execution)
 
     async def _every(self, period_s: float, action: Any) -> None:
         while True:
@@ -212,8 +234,7 @@ class Node:
             raise PeerFault(f"the plan of {execution_id} is for another market")
         if plan.request.deadline <= time.time():
             raise PeerFault(f"the deadline of {execution_id} has passed")
-        if self._identity.address not in plan.executors():
-            return  # a fallback has nothing to do yet
+        plan.node_of(self._identity.address)
         await self._check_certificate(certificate)
         manifest = await self._cache.fetch_manifest(plan.request.model_id)
         try:
@@ -225,8 +246,6 @@ class Node:
         except SplitUpError as error:
             self.engine.refuse(certificate, str(error))
             raise
-        value = {"certificate": certificate.model_dump(mode="json")}
-        await asyncio.to_thread(self._journal.put, "assignment", execution_id, value)
 
     async def _check_certificate(self, certificate: PlanCertificate) -> None:
         try:
@@ -242,12 +261,33 @@ class Node:
         await self._verifier.accept(order)
         return web.json_response({})
 
+    def on_begun(self, execution: Execution) -> None:
+        """Note an assignment, so that it is missed after a crash (called by the engine)."""
+        value = {"certificate": execution.certificate.model_dump(mode="json")}
+        self._spawn(self._note(execution, value))
+
+    async def _note(self, execution: Execution, value: dict[str, Any]) -> None:
+        try:
+            await asyncio.to_thread(self._journal.put, "assignment", execution.id, value)
+        except SplitUpError as error:
+            self.engine.fail(execution.id, 0, 0, f"the node's journal cannot be written: {error}")
+
+    def on_ended(self, execution: Execution) -> None:
+        """Note an execution's end, so that no crash loses the work (called by the engine)."""
+        self._spawn(self._note_end(execution, make_end_value(execution)))
+
+    async def _note_end(self, execution: Execution, value: dict[str, Any]) -> None:
+        try:
+            await asyncio.to_thread(self._journal.put, "ended", execution.id, value)
+        except SplitUpError as error:
+            _log.error("the journal cannot note the end of %s: %s", execution.id, error)
+
     def on_finished(self, execution: Execution) -> None:
         """Report a finished execution (called by the engine)."""
         submission = None
         if execution.steps:  # nothing computed, nothing paid
             salt = secrets.token_bytes(32)
-            completion = execution.make_completion(self._identity.address, salt)
+            completion = execution.make_completion(salt)
             submission = self._reporter.submit(completion, execution.deadline_s)
         self._spawn(self._report(execution, submission))
 
@@ -261,7 +301,8 @@ class Node:
         try:
             if submission is not None:
                 await submission
-            await asyncio.to_thread(self._journal.delete, "assignment", execution.id)
+            for kind in ("assignment", "ended"):
+                await asyncio.to_thread(self._journal.delete, kind, execution.id)
         except SplitUpError as error:
             _log.error("execution %s cannot be reported: %s", execution.id, error)
 
@@ -287,7 +328,7 @@ class Node:
             sequence=self._sequence,
             sent_at_ms=int(time.time() * 1000),
             block_number=self._block_number,
-            queue_ms=self.engine.queue_ms,
+            queue_ms=self.engine.runs.queue_ms,
             resident=tuple(sorted(task.task_id for task in self._residents.tasks)),
             vram_free_bytes=max(0, self._residents.free_bytes),
             determinism=self.device["determinism_class"][:200],
@@ -319,6 +360,9 @@ class Node:
                 self._block_number = max(self._block_number, block)
         self._demand = merge_demand(demands)
         self._demand_changed.set()
+
+    async def _flush_logs(self) -> None:
+        self.engine.flush()
 
     async def _keep_house(self) -> None:
         self.engine.sweep(time.time())
@@ -371,25 +415,12 @@ class Node:
 
     # ---- the rest ------------------------------------------------------------------------------
 
-    async def _ask_grants(self, certificate: PlanCertificate) -> Grants:
-        """Ask the gateway until the deadline: an execution is worth more than one answer."""
-        pause_s = limits.LINK_RETRY_MIN_S
-        while True:
-            try:
-                return await self._gateway.execution_grants(certificate)
-            except Unavailable as error:
-                if time.time() + pause_s > certificate.plan.request.deadline:
-                    raise
-                _log.warning("grants wait: %s", error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, limits.LINK_RETRY_MAX_S)
-
-    async def _put(self, grant: Grant, data: bytes, existing: Grant | None) -> None:
-        await put_object(self._http.session, grant, data, existing=existing)
-
-    async def _get(self, grant: Grant, length_bytes: int, digest: str | None) -> bytes:
-        return await get_object(
-            self._http.session, grant, max_bytes=length_bytes, expected_digest=digest
+    def _open_store(self, certificate: PlanCertificate, manifest: Manifest) -> GrantedLogs:
+        return open_logs(
+            self._gateway,
+            lambda: self._http.session,
+            certificate,
+            has_large_tensors=has_large_tensors(manifest),
         )
 
     def _write_status(self, *, running: bool) -> None:
@@ -407,7 +438,7 @@ class Node:
             "loading": self._residents.loading,
             "vram_bytes": int(self._config.vram),
             "vram_used_bytes": self._residents.used_bytes,
-            "queue_ms": self.engine.queue_ms,
+            "queue_ms": self.engine.runs.queue_ms,
             "executions": sum(not e.is_over for e in self.engine.executions.values()),
             "verified": self._verifier.done,
             "worker_restarts": self._supervisor.restarts,

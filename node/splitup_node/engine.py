@@ -8,58 +8,61 @@ after the next run has been started; store, journal and chain never come before 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from splitup import limits
 from splitup.crypto.keys import Identity
-from splitup.errors import PeerFault, SplitUpError, Unavailable
+from splitup.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
-from splitup.net.frames import (
-    make_message_frame,
-    make_stored_frame,
-    make_tensor_frame,
-    seal_frame,
-    verify_frame,
-)
+from splitup.net.frames import make_message_frame, seal_frame, verify_frame
 from splitup.net.links import Link, LinkAcceptor, LinkPool
-from splitup.protocol.keys import Segment, encode_record, iter_segments
+from splitup.net.logs import read_tensor
+from splitup.protocol.keys import LogName
+from splitup.protocol.logs import LogEntry
 from splitup.protocol.queue import EarlyFrames, PortId, Run, TaskQueue, Tensor
+from splitup.protocol.routes import get_sources
 from splitup.wire import (
     CLIENT,
     Frame,
     FrameKind,
-    Grant,
-    Grants,
     PlanCertificate,
-    TaskFailure,
+    Progress,
+    SignedTakeover,
+    TaskProgress,
     decode_frame,
 )
-from splitup_node.executions import Execution, get_first_task, make_execution
-from splitup_node.ipc import RunAnswer, RunRequest
-from splitup_node.logs import Uploader
-from splitup_node.supervisor import WorkerLost
+from splitup_node.clients import Clients
+from splitup_node.crash import crash_point
+from splitup_node.executions import Execution, OpenStore, get_first_task, make_execution
+from splitup_node.ipc import RunAnswer
+from splitup_node.outputs import Outputs
+from splitup_node.replay import Replay
+from splitup_node.runs import Runs
+from splitup_node.sessions import choose_idle, find_stale
 from splitup_node.workers import Workers
 
 _log = logging.getLogger("splitup.node.engine")
-
-GetObject = Callable[[Grant, int, str], Awaitable[bytes]]  # grant, length, SHA-256 in hex
-AskGrants = Callable[[PlanCertificate], Coroutine[Any, Any, Grants]]
 
 
 class Listener(Protocol):
     """Who is told what became of an execution."""
 
+    def on_begun(self, execution: Execution) -> None:
+        """This node runs tasks of an execution from now on."""
+
+    def on_ended(self, execution: Execution) -> None:
+        """The client has said how many steps there were."""
+
     def on_finished(self, execution: Execution) -> None:
         """All steps have run and every log segment is stored."""
 
     def on_failed(self, execution: Execution) -> None:
-        """The execution cannot go on here; the client knows."""
+        """This node has no more part in the execution; the client knows."""
 
 
 class Engine:
@@ -70,41 +73,39 @@ class Engine:
         identity: Identity,
         supervisor: Workers,
         programs: Mapping[str, int],  # task_id -> program; changes as tasks are loaded
-        uploader: Uploader,
-        get_object: GetObject,
-        ask_grants: AskGrants,
+        open_store: OpenStore,
         listener: Listener,
         *,
         allow_loopback: bool,
+        get_state_limit: Callable[[], int],  # bytes that states may take on the device
     ) -> None:
         self._identity = identity
         self._supervisor = supervisor
         self._programs = programs
-        self._uploader = uploader
-        self._get_object = get_object
-        self._ask_grants = ask_grants
+        self._open_store = open_store
         self._listener = listener
+        self._get_state_limit = get_state_limit
         self._queue = TaskQueue()
         self._early = EarlyFrames()
-        self._executions: dict[str, Execution] = {}
+        self._executions: OrderedDict[str, Execution] = OrderedDict()
         self._over: OrderedDict[str, None] = OrderedDict()
-        self._refused: OrderedDict[str, tuple[str, bytes]] = OrderedDict()  # client key, ERROR
-        self._clients: dict[str, list[Link]] = {}  # by the opener's key
-        self._background: deque[tuple[RunRequest, asyncio.Future[RunAnswer]]] = deque()
-        self._busy = False
-        self._paused = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._clients = Clients(identity, self._executions)
+        self._leaving = False
         self._next_session = 1
         self._tasks: set[asyncio.Task[None]] = set()
         self._finishing: set[asyncio.Task[None]] = set()
-        self.run_ns = 0  # moving average of one run
-        self.pool = LinkPool(
-            identity, _refuse_frame, on_closed=self._on_unreachable, allow_loopback=allow_loopback
+        self.runs = Runs(
+            supervisor, self._queue, programs, self._executions, self._on_start, self._on_run
         )
+        self.pool = LinkPool(identity, _refuse_frame, allow_loopback=allow_loopback)
         self.acceptor = LinkAcceptor(
-            identity.address, self._on_frame, on_opened=self._on_opened, on_closed=self._on_closed
+            identity.address,
+            self._on_frame,
+            on_opened=self._clients.on_opened,
+            on_closed=self._clients.on_closed,
         )
+        self._outputs = Outputs(identity, self.pool, self._clients, self.fail, self._spawn)
+        self._replay = Replay(self._queue, self.runs.pump, self.fail, self._spawn)
 
     # ---- assignments ---------------------------------------------------------------------------
 
@@ -113,69 +114,52 @@ class Engine:
         """Return the executions that are not forgotten yet, by id."""
         return self._executions
 
-    @property
-    def queue_ms(self) -> int:
-        """Return the estimated work that waits, in milliseconds."""
-        return (len(self._queue) + len(self._background)) * self.run_ns // 1_000_000
-
     def is_known(self, execution_id: str) -> bool:
         """Return whether this execution was assigned before, running or over."""
-        return any(execution_id in known for known in (self._executions, self._over, self._refused))
+        return (
+            execution_id in self._executions
+            or execution_id in self._over
+            or self._clients.is_refused(execution_id)
+        )
 
     def refuse(self, certificate: PlanCertificate, reason: str) -> None:
         """Remember why this node does not run an execution; tell its client when it comes."""
-        plan = certificate.plan
-        mine = [t for t, node in enumerate(plan.executors()) if node == self._identity.address]
-        if not mine:
-            return
-        execution_id = plan.request.execution_id
-        failure = TaskFailure(
-            task=mine[0], step=0, node=self._identity.address, reason=reason[:500]
-        )
-        frame = make_message_frame(FrameKind.ERROR, execution_id, mine[0], 0, failure)
-        sealed = seal_frame(self._identity, frame)
-        self._refused[execution_id] = (plan.request.client_key, sealed)
-        while len(self._refused) > limits.MAX_FINISHED:
-            self._refused.popitem(last=False)
-        self._early.take(execution_id)
-        for link in self._clients.get(plan.request.client_key, ()):
-            link.send(sealed)
+        if self._clients.refuse(certificate, reason):
+            self._early.take(certificate.plan.request.execution_id)
 
     def start(self, certificate: PlanCertificate, manifest: Manifest) -> Execution:
-        """Begin a checked plan's execution: open connections, ask for grants, take early frames.
+        """Take a checked plan: open connections, begin its tasks here, take early frames.
 
         Raises PeerFault when the plan does not fit the model, Unavailable when the node is full.
         """
-        plan = certificate.plan
-        execution_id = plan.request.execution_id
-        for index, node in enumerate(plan.executors()):
-            if node == self._identity.address and index < len(manifest.tasks):
-                if manifest.tasks[index].task_id not in self._programs:
-                    raise Unavailable(f"task {index} of {execution_id} is not loaded on this node")
-        grants = asyncio.create_task(self._ask_grants(certificate))
-        grants.add_done_callback(_retrieve)
-        try:
-            execution = make_execution(
-                certificate, manifest, self._identity.address, self._next_session, grants
-            )
-            self._queue.assign(execution_id, execution.routes.tasks, plan.request.steps)
-        except SplitUpError:
-            grants.cancel()
-            raise
-        self._next_session += len(execution.sessions)
-        self._executions[execution_id] = execution
-        for successor in execution.routes.successors.values():
-            self.pool.open(successor.node, successor.endpoint)
-        for sender, data in self._early.take(execution_id):
+        execution = make_execution(certificate, manifest, self._identity.address, self._open_store)
+        mine = [task.index for task in execution.routes.tasks]
+        for task in mine:
+            self._check_loaded(execution, task)
+        if mine:
+            if self._leaving:
+                raise Unavailable("the node is leaving and takes no new work")
+            steps = certificate.plan.request.steps
+            self._queue.assign(execution.id, execution.routes.tasks, steps)
+        else:
+            self._forget_standby()
+        for task in mine:
+            execution.add_part(task, self.new_session())
+        execution.used_at_s = time.time()
+        self._executions[execution.id] = execution
+        if mine:
+            self._listener.on_begun(execution)
+        self._open_links(execution)
+        for sender, data in self._early.take(execution.id):
             try:
-                self._take(execution, *decode_frame(data))
+                self._take(execution, *decode_frame(data), data)
             except PeerFault as fault:
-                _log.warning("early frame of %s from %s ignored: %s", execution_id, sender, fault)
-        self._pump()
+                _log.warning("early frame of %s from %s ignored: %s", execution.id, sender, fault)
+        self.runs.pump()
         return execution
 
     def fail(self, execution_id: str, task: int, step: int, reason: str) -> None:
-        """Give an execution up and tell its client why."""
+        """Give an execution up and tell its client why, who may find another node."""
         execution = self._executions.get(execution_id)
         if execution is None or execution.is_over:
             return
@@ -184,83 +168,83 @@ class Engine:
         _log.warning(
             "execution %s failed at task %d, step %d: %s", execution_id, task, step, reason
         )
-        failure = TaskFailure(
-            task=task, step=step, node=self._identity.address, reason=execution.failure
-        )
-        self._tell_client(
-            execution,
-            make_message_frame(
-                FrameKind.ERROR, execution_id, get_first_task(execution), step, failure
-            ),
-        )
+        self._clients.tell_failure(execution, task, step)
+        execution.writer.discard()
         self._release(execution)
         self._listener.on_failed(execution)
 
     def sweep(self, now_s: float) -> None:
-        """Fail what is past its deadline and forget what is over."""
+        """Fail what is past its deadline or idle for long, and forget what is over."""
         for execution in list(self._executions.values()):
             if not execution.is_over and now_s > execution.deadline_s:
-                progress = self._queue.get_progress(execution.id)
-                task = min(progress, key=lambda index: (progress[index], index))
-                self.fail(execution.id, task, progress[task], "the deadline passed")
+                if execution.parts:
+                    self._fail_slowest(execution, "the deadline passed")
+                else:
+                    self._forget(execution)
             if execution.is_over and now_s > execution.ended_at_s + limits.EXECUTION_GRACE_S:
                 self._forget(execution)
+        for execution in find_stale(self._executions.values(), now_s):
+            reason = f"its session was idle for {limits.SESSION_IDLE_S:g} s and its state dropped"
+            self._fail_slowest(execution, reason)
+
+    def flush(self) -> None:
+        """Begin to store log entries that are old enough."""
+        for execution in self._executions.values():
+            if execution.parts and not execution.is_over:
+                execution.writer.flush(age_s=limits.SEGMENT_AGE_S)
 
     def on_worker_lost(self, reason: str) -> None:
         """Fail the executions whose state was in the worker that is gone."""
-        self._busy, self._paused = False, True
-        self._idle.set()
+        self.runs.on_worker_lost(reason)
         for execution in list(self._executions.values()):
             progress = self._queue.get_progress(execution.id)
             for task, step in progress.items():
                 if step and execution.manifest.tasks[task].state_bytes:
                     self.fail(execution.id, task, step, f"its state was lost: {reason}")
-        waiting, self._background = self._background, deque()
-        for _, future in waiting:
-            if not future.done():
-                future.set_exception(WorkerLost(reason))
 
     def resume(self) -> None:
         """Go on after a new worker has loaded the tasks; fail what needs one it could not load."""
-        self._paused = False
         for execution in list(self._executions.values()):
-            for task in execution.sessions:
+            for task in list(execution.parts):
                 if execution.manifest.tasks[task].task_id not in self._programs:
                     self.fail(execution.id, task, 0, "its task could not be loaded again")
-        self._pump()
-
-    async def run_background(
-        self, session: int, program: int, inputs: Sequence[bytes | memoryview]
-    ) -> RunAnswer:
-        """Run one step when no live run is ready. Raises TaskFailed or WorkerLost."""
-        future: asyncio.Future[RunAnswer] = asyncio.get_running_loop().create_future()
-        self._background.append((RunRequest(session, program, inputs), future))
-        self._pump()
-        return await future
+        self.runs.resume()
 
     def new_session(self) -> int:
         """Return a session that no execution uses."""
         self._next_session += 1
         return self._next_session - 1
 
+    async def leave(self) -> None:
+        """Take no new work, let what runs end, and send away whose client takes longer."""
+        self._leaving = True
+        ends_s = time.monotonic() + limits.LEAVE_S
+        while running := [e for e in self._executions.values() if e.parts and not e.is_over]:
+            if time.monotonic() > ends_s:
+                for execution in running:
+                    self._fail_slowest(execution, "the node is leaving")
+                await asyncio.sleep(0)  # what was said goes out before the connections close
+                return
+            await asyncio.sleep(limits.LEAVE_POLL_S)
+
     async def close(self) -> None:
         """Stop taking runs, let what is running or being stored end, and close every connection."""
-        self._paused = True
+        self.runs.pause()
         try:
             async with asyncio.timeout(limits.WORKER_STOP_S):
-                await self._idle.wait()
+                await self.runs.wait_idle()
                 await asyncio.sleep(0)  # what the last run led to
                 await asyncio.gather(*self._finishing)
         except TimeoutError:
             _log.warning("the running step, or the last log, did not end in time")
         await self.acceptor.close()
         await self.pool.close()
-        pending = [*self._tasks, *(e.grants for e in self._executions.values())]
-        for execution in self._executions.values():
-            pending += execution.uploads
-        for task in pending:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for execution in self._executions.values():
+            await execution.recorder.close()
+            await execution.writer.close()
 
     # ---- frames in -----------------------------------------------------------------------------
 
@@ -268,35 +252,50 @@ class Engine:
         frame, signature = decode_frame(data)
         execution = self._executions.get(frame.execution_id)
         if execution is not None:
-            self._take(execution, frame, signature)
-            self._pump()
+            self._take(execution, frame, signature, data)
+            self.runs.pump()
         elif not self.is_known(frame.execution_id):
             try:
                 self._early.add(frame.execution_id, link.peer, data)
             except Unavailable as error:
                 raise PeerFault(str(error), peer=link.peer) from None
 
-    def _take(self, execution: Execution, frame: Frame, signature: bytes) -> None:
+    def _take(self, execution: Execution, frame: Frame, signature: bytes, sealed: bytes) -> None:
         if execution.is_over:
             return
-        key = execution.find_key(frame.task)
         if frame.kind is FrameKind.TENSOR:
-            port = (frame.task, frame.port)
-            execution.check_tensor(port, frame.length)
-            verify_frame(frame, signature, key)
-            if frame.stored:
-                self._spawn(self._fetch_stored(execution, frame))
-            else:
-                self._offer(
-                    execution, port, frame.step, Tensor(frame.digest, frame.payload, _now())
-                )
-        elif frame.kind is FrameKind.END and frame.task == CLIENT:
-            verify_frame(frame, signature, key)
-            self._queue.end(execution.id, frame.step)
-            execution.steps = frame.step
-            asyncio.get_running_loop().call_soon(self._check_complete, execution)
+            self._take_tensor(execution, frame, signature)
+            return
+        if frame.task != CLIENT:
+            raise PeerFault(f"a {frame.kind.name} frame of {execution.id} does not belong here")
+        verify_frame(frame, signature, execution.client_key)
+        if frame.kind is FrameKind.END:
+            self._end(execution, frame.step)
+        elif frame.kind is FrameKind.TAKEOVER:
+            signed = SignedTakeover.parse(bytes(frame.payload))
+            self._take_over(execution, signed, sealed)
+        elif frame.kind is FrameKind.PROBE:
+            self._tell_progress(execution)
         else:
             raise PeerFault(f"a {frame.kind.name} frame of {execution.id} does not belong here")
+
+    def _take_tensor(self, execution: Execution, frame: Frame, signature: bytes) -> None:
+        port = (frame.task, frame.port)
+        key = execution.roster.get_key(frame.task)
+        if not execution.check_tensor(port, frame.length):
+            return
+        try:
+            verify_frame(frame, signature, key)
+        except BadSignature:
+            signed = frame.signed_bytes()
+            if execution.roster.is_replaced(frame.task, signed, signature):
+                return  # the word of an executor that was replaced counts no more
+            raise
+        if frame.stored:
+            self._spawn(self._fetch_stored(execution, frame))
+        else:
+            tensor = Tensor(frame.digest, frame.payload, time.time_ns())
+            self._offer(execution, port, frame.step, tensor)
 
     def _offer(self, execution: Execution, port: PortId, step: int, tensor: Tensor) -> None:
         try:
@@ -307,129 +306,144 @@ class Engine:
 
     async def _fetch_stored(self, execution: Execution, frame: Frame) -> None:
         port = (frame.task, frame.port)
+        name = LogName(*port, execution.roster.get_author(frame.task), 0)
+        entry = LogEntry(frame.step, frame.digest, frame.length, None)
         try:
-            segment = _find_segment(execution, port, frame.step, frame.length)
-            grants = await asyncio.shield(execution.grants)
-            grant = grants.find("GET", segment.key)
-            data = await self._get_object(grant, frame.length, frame.digest.hex())
+            data = await read_tensor(execution.store, name, entry)
             if execution.is_over:
                 return
-            self._offer(execution, port, frame.step, Tensor(frame.digest, data, _now()))
+            self._offer(execution, port, frame.step, Tensor(frame.digest, data, time.time_ns()))
         except SplitUpError as error:
-            reader = next(t.index for t in execution.routes.tasks if port in t.inputs)
-            self.fail(execution.id, reader, frame.step, f"its input cannot be fetched: {error}")
-        self._pump()
+            for task in [t.index for t in execution.routes.tasks if port in t.inputs]:
+                reason = f"its input cannot be fetched: {error}"
+                self.fail(execution.id, task, frame.step, reason)
+        self.runs.pump()
+
+    def _end(self, execution: Execution, steps: int) -> None:
+        if not execution.parts:
+            return  # replaced meanwhile
+        self._queue.end(execution.id, steps)
+        if execution.steps is None:
+            execution.steps = steps
+            self._listener.on_ended(execution)
+        asyncio.get_running_loop().call_soon(self._check_complete, execution)
+
+    def _tell_progress(self, execution: Execution) -> None:
+        progress = self._queue.get_progress(execution.id)
+        tasks = tuple(
+            TaskProgress(task=t, steps=steps, ready=self._queue.is_ready(execution.id, t))
+            for t, steps in sorted(progress.items())
+        )
+        message = Progress(execution_id=execution.id, node=execution.node, tasks=tasks)
+        task = get_first_task(execution)
+        frame = make_message_frame(FrameKind.PROGRESS, execution.id, task, 0, message)
+        self._clients.send(execution, seal_frame(self._identity, frame), keep=False)
+
+    # ---- takeovers -----------------------------------------------------------------------------
+
+    def _take_over(self, execution: Execution, signed: SignedTakeover, sealed: bytes) -> None:
+        """Let another node, or this one, run a task from now on."""
+        if execution.ended_at_s:
+            return  # everything has run; only its log is still being stored
+        task = signed.takeover.task
+        before = execution.roster.get_author(task)
+        if not execution.roster.apply(signed):
+            return
+        execution.takeovers[task] = sealed
+        after = execution.roster.get_author(task)
+        _log.info("task %d of %s goes from %s to %s", task, execution.id, before, after)
+        self._queue.renew(execution.id, task)
+        if task in execution.parts:
+            self._give_up_part(execution, task)
+        execution.reroute()
+        if after == execution.node:
+            self._begin_part(execution, task, signed.takeover.first_step)
+            return
+        for source in dict.fromkeys(get_sources(execution.manifest, task)):
+            if source[0] in execution.parts:
+                self._outputs.send(execution, (after,), sealed)  # it must know before the tensors
+                self._outputs.resend(execution, source, after)
+
+    def _give_up_part(self, execution: Execution, task: int) -> None:
+        part = execution.parts.pop(task)
+        self._queue.drop_task(execution.id, task)
+        self._supervisor.drop([part.session])
+        execution.writer.forget(task)
+        if not execution.parts:
+            self._listener.on_failed(execution)
+        else:
+            asyncio.get_running_loop().call_soon(self._check_complete, execution)
+
+    def _begin_part(self, execution: Execution, task: int, first_step: int) -> None:
+        """Run a task from its first step on, out of its inputs' logs."""
+        had_parts = bool(execution.parts)
+        try:
+            self._check_loaded(execution, task)
+            if self._leaving:
+                raise Unavailable("the node is leaving and takes no new work")
+            local = next(t for t in execution.routes.tasks if t.index == task)
+            self._queue.assign(execution.id, [local], execution.certificate.plan.request.steps)
+            if execution.steps is not None:
+                self._queue.end(execution.id, execution.steps)
+        except SplitUpError as error:
+            self.fail(execution.id, task, first_step, str(error))
+            return
+        execution.add_part(task, self.new_session(), send_from=first_step)
+        execution.used_at_s = time.time()
+        if not had_parts:
+            self._listener.on_begun(execution)
+        self._open_links(execution)
+        targets = execution.routes.targets
+        readers = {node for port in targets if port[0] == task for node in targets[port]}
+        for sealed in execution.takeovers.values():  # before any tensor that follows from them
+            self._outputs.send(execution, sorted(readers), sealed)
+        self._replay.start(execution, task)
+
+    def _open_links(self, execution: Execution) -> None:
+        for successor in execution.routes.successors.values():
+            self.pool.open(successor.node, successor.endpoint)
+
+    def _check_loaded(self, execution: Execution, task: int) -> None:
+        if execution.manifest.tasks[task].task_id not in self._programs:
+            raise Unavailable(f"task {task} of {execution.id} is not loaded on this node")
 
     # ---- runs ----------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
-        if self._busy or self._paused or not self._supervisor.is_running:
+    def _on_start(self, execution: Execution, run: Run) -> None:
+        """Drop idle sessions for a state that is about to begin and does not fit."""
+        part = execution.parts[run.task]
+        execution.used_at_s = time.time()
+        if run.step or part.state_bytes:
             return
-        run = self._queue.next()
-        if run is None:
-            self._pump_background()
-            return
-        execution = self._executions[run.execution_id]
-        program = self._programs[execution.manifest.tasks[run.task].task_id]
-        self._busy = True
-        self._idle.clear()
-        request = RunRequest(execution.sessions[run.task], program, [t.data for t in run.inputs])
-        self._supervisor.run(request, partial(self._on_run, execution, run))
-
-    def _pump_background(self) -> None:
-        while self._background:
-            request, future = self._background.popleft()
-            if future.done():
-                continue
-            self._busy = True
-            self._idle.clear()
-            self._supervisor.run(request, partial(self._on_background, future))
-            return
-
-    def _on_background(
-        self, future: asyncio.Future[RunAnswer], answer: RunAnswer | SplitUpError
-    ) -> None:
-        self._busy = False
-        self._idle.set()
-        if not future.done():
-            if isinstance(answer, SplitUpError):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-        self._pump()
+        needed = execution.manifest.tasks[run.task].state_bytes
+        limit = self._get_state_limit()
+        while (
+            idle := choose_idle(self._executions.values(), limit, execution, needed)
+        ) is not None:
+            reason = "its session was idle and its state had to make room for another's"
+            self._fail_slowest(idle, reason)
+        part.state_bytes = needed
 
     def _on_run(self, execution: Execution, run: Run, answer: RunAnswer | SplitUpError) -> None:
-        self._busy = False
-        self._idle.set()
+        if execution.is_over or run.task not in execution.parts:
+            return  # its session was dropped right behind the run
         if isinstance(answer, SplitUpError):
             self.fail(run.execution_id, run.task, run.step, str(answer))
-            self._pump()
             return
-        if execution.is_over:
-            self._supervisor.drop(list(execution.sessions.values()))
-            self._pump()
-            return
-        outputs = [self._publish(execution, run, p, d) for p, d in enumerate(answer.outputs)]
-        sent_ns = _now()
-        self._queue.finish(run, outputs)
-        self._pump()
-        duration_ns = answer.ended_ns - answer.started_ns
-        self.run_ns = (7 * self.run_ns + duration_ns) // 8 if self.run_ns else duration_ns
+        on_done = partial(self._check_complete, execution)
+        outputs = [
+            self._outputs.publish(execution, run, port, data, on_done)
+            for port, data in enumerate(answer.outputs)
+        ]
+        crash_point("published")
+        sent_ns = time.time_ns()
+        try:
+            self._queue.finish(run, outputs)
+        except Unavailable as error:
+            self.fail(run.execution_id, run.task, run.step, str(error))
         times = (answer.started_ns, answer.ended_ns, sent_ns)
         loop = asyncio.get_running_loop()
         loop.call_soon(self._record, execution, run, outputs, times)
-
-    def _publish(
-        self, execution: Execution, run: Run, port: int, data: bytes | memoryview
-    ) -> Tensor:
-        """Send one output to whoever reads it elsewhere; return it for readers here."""
-        tensor = Tensor(hashlib.sha256(data).digest(), data, _now())
-        source = (run.task, port)
-        targets = execution.routes.targets[source]
-        is_result = source in execution.routes.to_client
-        if len(data) > limits.INLINE_TENSOR_BYTES:
-            self._spawn(self._publish_stored(execution, run, port, tensor))
-        elif targets or is_result:
-            frame = make_tensor_frame(
-                execution.id, run.task, port, run.step, bytes(data), tensor.digest
-            )
-            sealed = seal_frame(self._identity, frame)
-            self._send_all(execution, run, targets, sealed)
-            if is_result:
-                self._send_client(execution, sealed)
-        return tensor
-
-    def _send_all(
-        self, execution: Execution, run: Run, targets: Sequence[str], sealed: bytes
-    ) -> None:
-        for target in targets:
-            node = execution.routes.successors[target]
-            try:
-                self.pool.open(node.node, node.endpoint).send(sealed)
-            except SplitUpError as error:
-                self.fail(execution.id, run.task, run.step, f"its output cannot be sent: {error}")
-
-    async def _publish_stored(
-        self, execution: Execution, run: Run, port: int, tensor: Tensor
-    ) -> None:
-        """PUT a tensor too large for a frame, then announce it."""
-        source = (run.task, port)
-        segment = _find_segment(execution, source, run.step, len(tensor.data))
-        try:
-            upload = self._upload(execution, segment, bytes(tensor.data))
-            await asyncio.shield(upload)
-        except SplitUpError as error:
-            self.fail(execution.id, run.task, run.step, f"its output cannot be stored: {error}")
-            return
-        if execution.failure:
-            return
-        frame = make_stored_frame(
-            execution.id, run.task, port, run.step, tensor.digest, len(tensor.data)
-        )
-        sealed = seal_frame(self._identity, frame)
-        self._send_all(execution, run, execution.routes.targets[source], sealed)
-        if source in execution.routes.to_client:
-            self._send_client(execution, sealed)
 
     # ---- after the path ------------------------------------------------------------------------
 
@@ -440,38 +454,28 @@ class Engine:
         outputs: Sequence[Tensor],
         times: tuple[int, int, int],
     ) -> None:
-        if execution.failure:
+        part = execution.parts.get(run.task)
+        if execution.failure or part is None:
             return
-        execution.record_run(run, outputs, times)
-        for port, tensor in enumerate(outputs):
-            if len(tensor.data) <= limits.INLINE_TENSOR_BYTES:  # a larger one is its own segment
-                spec = execution.manifest.tasks[run.task].outputs[port].spec
-                record = encode_record(tensor.data, spec)
-                full = execution.logs[run.task, port].append(record)
-                if full is not None:
-                    self._upload(execution, *full)
-        execution.recorded_runs += 1
-        self._check_complete(execution)
+        received = max((tensor.arrived_ns for tensor in run.inputs), default=times[0])
+        execution.add_span(run.task, run.step, (received, *times))
+        execution.used_at_s = times[2] / 1e9
+        self._replay.on_run(execution, run.task)
 
-    def _upload(self, execution: Execution, segment: Segment, data: bytes) -> asyncio.Task[None]:
-        upload = self._uploader.upload(asyncio.shield(execution.grants), segment, data)
-        task = asyncio.create_task(upload)
-        execution.uploads.add(task)
+        def on_done() -> None:
+            part.recorded += 1
+            self._check_complete(execution)
 
-        def on_done(done: asyncio.Task[None]) -> None:
-            execution.uploads.discard(done)
-            if not done.cancelled() and done.exception() is not None:
-                execution.upload_error = execution.upload_error or done.exception()  # type: ignore[assignment]
-
-        task.add_done_callback(on_done)
-        return task
+        execution.recorder.add(
+            part.digests, [t.data for t in run.inputs], [t.data for t in outputs], on_done
+        )
 
     def _check_complete(self, execution: Execution) -> None:
-        if execution.is_over or execution.ended_at_s:
+        if execution.is_over or execution.ended_at_s or not execution.parts:
             return  # or being finished already
-        if not self._queue.is_complete(execution.id):
+        if execution.publishing or not self._queue.is_complete(execution.id):
             return
-        if execution.recorded_runs < (execution.steps or 0) * len(execution.sessions):
+        if any(part.recorded < (execution.steps or 0) for part in execution.parts.values()):
             return
         execution.ended_at_s = time.time()
         task = self._spawn(self._finish(execution))
@@ -485,86 +489,47 @@ class Engine:
             task, steps = get_first_task(execution), execution.steps or 0
             self.fail(execution.id, task, steps, f"its final state cannot be read: {error}")
             return
-        for remaining, trace in execution.make_traces(self._identity.address):
+        for remaining, trace in execution.make_traces():
             task = get_first_task(execution)
             frame = make_message_frame(FrameKind.TRACE, execution.id, task, remaining, trace)
-            self._tell_client(execution, frame)
-        for log in execution.logs.values():
-            rest = log.finish()
-            if rest is not None:
-                self._upload(execution, *rest)
-        await asyncio.gather(*execution.uploads, return_exceptions=True)
-        if execution.upload_error is not None:
-            self.fail(
-                execution.id,
-                get_first_task(execution),
-                execution.steps or 0,
-                f"its log cannot be stored: {execution.upload_error}",
-            )
+            self._clients.tell(execution, frame)
+        try:
+            await execution.writer.finish()
+        except SplitUpError as error:
+            task, step = get_first_task(execution), execution.steps or 0
+            self.fail(execution.id, task, step, f"its log cannot be stored: {error}")
             return
+        crash_point("logged")
         execution.finished = True
         self._release(execution)
         self._listener.on_finished(execution)
 
     async def _digest_states(self, execution: Execution) -> None:
         """Note what the states are at the end: they are committed to like the outputs."""
-        for task, session in execution.sessions.items():
-            if execution.manifest.tasks[task].state_bytes and execution.steps:
-                execution.states[task] = await self._supervisor.digest_state(session)
+        for part in list(execution.parts.values()):
+            if execution.manifest.tasks[part.task].state_bytes and execution.steps:
+                part.digests.state = await self._supervisor.digest_state(part.session)
+
+    def _fail_slowest(self, execution: Execution, reason: str) -> None:
+        progress = self._queue.get_progress(execution.id) or {get_first_task(execution): 0}
+        task = min(progress, key=lambda index: (progress[index], index))
+        self.fail(execution.id, task, progress[task], reason)
 
     def _release(self, execution: Execution) -> None:
         self._queue.drop(execution.id)
-        self._supervisor.drop(list(execution.sessions.values()))
+        self._supervisor.drop(execution.sessions)
+
+    def _forget_standby(self) -> None:
+        """Make room for another plan that names this node as a fallback only."""
+        standby = [e for e in self._executions.values() if not e.parts and not e.is_over]
+        if len(standby) >= limits.MAX_STANDBY:
+            self._forget(standby[0])
 
     def _forget(self, execution: Execution) -> None:
-        execution.grants.cancel()
         del self._executions[execution.id]
         self._over[execution.id] = None
         while len(self._over) > limits.MAX_FINISHED:
             self._over.popitem(last=False)
-
-    # ---- clients -------------------------------------------------------------------------------
-
-    def _tell_client(self, execution: Execution, frame: Frame) -> None:
-        self._send_client(execution, seal_frame(self._identity, frame))
-
-    def _send_client(self, execution: Execution, sealed: bytes) -> None:
-        execution.keep_for_client(sealed)
-        for link in reversed(self._clients.get(execution.client_key, ())):
-            if link.execution_id in ("", execution.id):
-                try:
-                    link.send(sealed)
-                except Unavailable as error:
-                    _log.warning("client of %s: %s", execution.id, error)
-                    continue
-                return
-
-    def _on_opened(self, link: Link) -> None:
-        self._clients.setdefault(link.peer, []).append(link)
-        for execution in self._executions.values():
-            if execution.client_key == link.peer and link.execution_id in ("", execution.id):
-                for sealed in execution.outbox:
-                    link.send(sealed)
-        for client_key, sealed in self._refused.values():
-            if client_key == link.peer:
-                link.send(sealed)
-
-    def _on_closed(self, link: Link) -> None:
-        links = self._clients.get(link.peer, [])
-        if link in links:
-            links.remove(link)
-        if not links:
-            self._clients.pop(link.peer, None)
-
-    def _on_unreachable(self, link: Link) -> None:
-        """Fail what needs a node that is gone for good."""
-        for execution in list(self._executions.values()):
-            for (task, port), targets in execution.routes.targets.items():
-                if link.peer in targets and not execution.ended_at_s:
-                    step = self._queue.get_progress(execution.id).get(task, 0)
-                    reason = f"output {port} cannot be sent: {link.error or 'connection closed'}"
-                    self.fail(execution.id, task, step, reason)
-                    break
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)
@@ -573,25 +538,7 @@ class Engine:
         return task
 
 
-def _find_segment(execution: Execution, port: PortId, step: int, tensor_bytes: int) -> Segment:
-    """Return the one-step segment of a tensor too large for a frame."""
-    steps = execution.certificate.plan.request.steps
-    for segment in iter_segments(execution.id, port[0], port[1], tensor_bytes, steps):
-        if segment.first_step == step and segment.steps == 1:
-            return segment
-    raise PeerFault(f"port {port[1]} of task {port[0]} of {execution.id} is not stored by step")
-
-
 def _refuse_frame(link: Link, data: bytes) -> None:
     raise PeerFault(
         f"node {link.peer} sent a frame against the direction of its link", peer=link.peer
     )
-
-
-def _retrieve(task: asyncio.Task[Grants]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _log.warning("no grants: %s", task.exception())
-
-
-def _now() -> int:
-    return time.time_ns()

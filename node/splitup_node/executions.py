@@ -2,53 +2,64 @@
 
 from __future__ import annotations
 
-import asyncio
+import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from splitup import limits
 from splitup.errors import PeerFault
 from splitup.graph.manifest import Manifest
-from splitup.protocol.keys import measure_record
-from splitup.protocol.queue import PortId, Run, Tensor
+from splitup.net.logs import LogStore, LogWriter
+from splitup.protocol.queue import PortId
 from splitup.protocol.routes import Routes, compute_routes
-from splitup.wire import (
-    CLIENT,
-    EMPTY_DIGEST,
-    Completion,
-    Grants,
-    PlanCertificate,
-    Span,
-    TaskCommitment,
-    Trace,
-)
-from splitup_node.logs import Digests, PortLog
+from splitup.protocol.takeovers import Roster
+from splitup.wire import CLIENT, Completion, PlanCertificate, Span, TaskCommitment, Trace
+from splitup_node.digests import Digests, Recorder
+
+# task, step, and four times in nanoseconds: tuples of integers take six times as much
+_SPAN: Final = struct.Struct("<HIQQQQ")
+
+
+@dataclass(slots=True)
+class Part:
+    """One task that this node runs in an execution."""
+
+    task: int
+    session: int  # the worker's, with the task's state
+    digests: Digests
+    send_from: int = 0  # the steps before are only repeated, and known to their readers
+    recorded: int = 0  # runs in the digests
+    state_bytes: int = 0  # on the device, once the first step has run
 
 
 @dataclass(slots=True)
 class Execution:
-    """Everything a node holds for one execution."""
+    """Everything a node holds for one execution. Without parts it is only a fallback."""
 
     id: str
     certificate: PlanCertificate
     manifest: Manifest
+    node: str
+    roster: Roster
     routes: Routes
-    sessions: dict[int, int]  # task -> the worker's session with its state
-    grants: asyncio.Task[Grants]
-    digests: dict[int, Digests]
-    logs: dict[PortId, PortLog]
+    store: LogStore
+    writer: LogWriter
+    recorder: Recorder = field(default_factory=Recorder)
+    parts: dict[int, Part] = field(default_factory=dict)  # by task
+    # readers that took a task over and may lack steps that everybody else has
+    new_readers: dict[PortId, tuple[str, ...]] = field(default_factory=dict)
+    takeovers: dict[int, bytes] = field(default_factory=dict)  # the client's frames, by task
     steps: int | None = None  # as the client's END says
-    uploads: set[asyncio.Task[None]] = field(default_factory=set)
-    upload_error: Exception | None = None
-    recorded_runs: int = 0
-    states: dict[int, str] = field(default_factory=dict)  # task -> digest of its final state
-    spans: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    publishing: int = 0  # large tensors on their way to the store
+    spans: bytearray = field(default_factory=bytearray)
     outbox: deque[bytes] = field(default_factory=deque)  # what the client may have to get again
     outbox_bytes: int = 0
     failure: str = ""
     finished: bool = False
     ended_at_s: float = 0.0
+    used_at_s: float = 0.0  # when the last step ran
 
     @property
     def client_key(self) -> str:
@@ -65,34 +76,69 @@ class Execution:
         """Return whether nothing will run any more."""
         return self.finished or bool(self.failure)
 
-    def find_key(self, task: int) -> str:
-        """Return the key that frames of ``task`` are signed with; PeerFault for an unknown task."""
-        key = self.routes.keys.get(task)
-        if key is None:
-            raise PeerFault(f"frame of {self.id} names task {task}, which its plan does not have")
-        return key
+    @property
+    def sessions(self) -> list[int]:
+        """Return the worker's sessions of this execution."""
+        return [part.session for part in self.parts.values()]
 
-    def check_tensor(self, port: PortId, length_bytes: int) -> None:
-        """Raise PeerFault unless a local task reads this port and its tensors have this size."""
-        expected = self.routes.sources.get(port)
-        if expected is None or port[0] in self.sessions:
+    def check_tensor(self, port: PortId, length_bytes: int) -> bool:
+        """Return whether a local task reads this port; raise PeerFault for an impossible tensor.
+
+        When tasks have changed hands, tensors for a task that is gone from here are no fault.
+        """
+        spec = self.routes.specs.get(port)
+        if spec is None or port[0] in self.parts:
+            if self.roster.takeovers:
+                return False
             raise PeerFault(
                 f"nobody may send port {port[1]} of task {port[0]} of {self.id} to this node"
             )
-        if not expected.accepts(length_bytes):
+        if not spec.accepts(length_bytes):
             raise PeerFault(
-                f"port {port[1]} of task {port[0]} of {self.id} is {expected}, "
-                f"not {length_bytes} bytes"
+                f"port {port[1]} of task {port[0]} of {self.id} is {spec}, not {length_bytes} bytes"
             )
+        return True
 
-    def record_run(self, run: Run, outputs: Sequence[Tensor], times: tuple[int, int, int]) -> None:
-        """Account for a finished run; ``times`` are started, ended and sent in nanoseconds."""
-        digests = self.digests[run.task]
-        digests.add_inputs([tensor.data for tensor in run.inputs])
-        digests.add_outputs([tensor.data for tensor in outputs])
-        if len(self.spans) < limits.MAX_SPANS:
-            received = max((tensor.arrived_ns for tensor in run.inputs), default=times[0])
-            self.spans.append((run.task, run.step, received, *times))
+    def add_part(self, task: int, session: int, send_from: int = 0) -> Part:
+        """Begin to run a task."""
+        entry = self.manifest.tasks[task]
+        digests = Digests(len(entry.inputs), len(entry.outputs))
+        part = self.parts[task] = Part(task, session, digests, send_from)
+        return part
+
+    def reroute(self) -> None:
+        """Find out anew who reads what, after a takeover."""
+        plan = self.certificate.plan
+        executors = self.roster.executors
+        self.routes = compute_routes(plan, self.manifest, self.node, executors)
+        self.new_readers = {
+            (task, port): tuple(
+                sorted(
+                    {
+                        executors[reader]
+                        for reader, _ in self.manifest.consumers(task, port)
+                        if reader in self.roster.takeovers
+                    }
+                    - {self.node}
+                )
+            )
+            for task, port in self.routes.targets
+        }
+
+    def get_targets(self, port: PortId, step: int) -> tuple[str, ...]:
+        """Return the nodes to send one step of an output to."""
+        if step >= self.parts[port[0]].send_from:
+            return self.routes.targets[port]
+        return self.new_readers.get(port, ())
+
+    def is_result(self, port: PortId, step: int) -> bool:
+        """Return whether the client waits for one step of an output."""
+        return port in self.routes.to_client and step >= self.parts[port[0]].send_from
+
+    def add_span(self, task: int, step: int, times: tuple[int, int, int, int]) -> None:
+        """Remember when a run's inputs came, when it started and ended, and was sent (in ns)."""
+        if len(self.spans) < limits.MAX_SPANS * _SPAN.size:
+            self.spans += _SPAN.pack(task, step, *times)
 
     def keep_for_client(self, sealed: bytes) -> None:
         """Remember a frame for a client that is not connected, or connects again."""
@@ -101,29 +147,33 @@ class Execution:
         while self.outbox_bytes > limits.OUTBOX_BYTES and len(self.outbox) > 1:
             self.outbox_bytes -= len(self.outbox.popleft())
 
-    def make_completion(self, node: str, salt: bytes) -> Completion:
+    def make_completion(self, salt: bytes) -> Completion:
         """Return what this node commits to; ``salt`` are 32 random bytes."""
+        takeovers = self.roster.takeovers
         return Completion(
             execution_id=self.id,
-            node=node,
+            node=self.node,
             steps=self.steps or 0,
             tasks=tuple(
                 TaskCommitment(
                     task=task,
                     task_id=self.manifest.tasks[task].task_id,
-                    inputs=self.digests[task].inputs,
-                    outputs=self.digests[task].outputs,
-                    state=self.states.get(task, EMPTY_DIGEST),
+                    inputs=self.parts[task].digests.inputs,
+                    outputs=self.parts[task].digests.outputs,
+                    state=self.parts[task].digests.state,
                 )
-                for task in sorted(self.sessions)
+                for task in sorted(self.parts)
             ),
+            takeovers=tuple(takeovers[task] for task in sorted(self.parts) if task in takeovers),
             salt="0x" + salt.hex(),
         )
 
-    def make_traces(self, node: str) -> Iterator[tuple[int, Trace]]:
+    def make_traces(self) -> Iterator[tuple[int, Trace]]:
         """Yield the spans in traces that fit a frame, with the number of traces still to come."""
-        size = limits.SPANS_PER_FRAME
-        chunks = [self.spans[i : i + size] for i in range(0, len(self.spans), size)] or [[]]
+        size = limits.SPANS_PER_FRAME * _SPAN.size
+        chunks = [self.spans[i : i + size] for i in range(0, len(self.spans), size)] or [
+            bytearray()
+        ]
         for index, chunk in enumerate(chunks):
             spans = tuple(
                 Span(
@@ -134,52 +184,39 @@ class Execution:
                     ended_ns=str(ended),
                     sent_ns=str(sent),
                 )
-                for task, step, received, started, ended, sent in chunk
+                for task, step, received, started, ended, sent in _SPAN.iter_unpack(chunk)
             )
             yield (
                 len(chunks) - 1 - index,
-                Trace(execution_id=self.id, node=node, spans=spans),
+                Trace(execution_id=self.id, node=self.node, spans=spans),
             )
 
 
 def make_execution(
-    certificate: PlanCertificate,
-    manifest: Manifest,
-    node: str,
-    first_session: int,
-    grants: asyncio.Task[Grants],
+    certificate: PlanCertificate, manifest: Manifest, node: str, open_store: OpenStore
 ) -> Execution:
-    """Return an execution at its beginning. Raises PeerFault when plan and manifest do not fit."""
+    """Return an execution at its beginning, without its parts.
+
+    Raises PeerFault when plan and manifest do not fit or the plan does not name ``node``.
+    """
     plan = certificate.plan
-    routes = compute_routes(plan, manifest, node)
-    mine = [task.index for task in routes.tasks]
-    if not mine:
-        raise PeerFault(f"the plan of {plan.request.execution_id} gives no task to {node}")
+    plan.node_of(node)
+    store = open_store(certificate, manifest)
     return Execution(
         id=plan.request.execution_id,
         certificate=certificate,
         manifest=manifest,
-        routes=routes,
-        sessions={index: first_session + offset for offset, index in enumerate(mine)},
-        grants=grants,
-        digests={
-            index: Digests(len(manifest.tasks[index].inputs), len(manifest.tasks[index].outputs))
-            for index in mine
-        },
-        logs={
-            (index, port): PortLog(
-                plan.request.execution_id,
-                index,
-                port,
-                measure_record(output.spec),
-                plan.request.steps,
-            )
-            for index in mine
-            for port, output in enumerate(manifest.tasks[index].outputs)
-        },
+        node=node,
+        roster=Roster(plan),
+        routes=compute_routes(plan, manifest, node),
+        store=store,
+        writer=LogWriter(plan.request.execution_id, node, store),
     )
+
+
+OpenStore = Callable[[PlanCertificate, Manifest], LogStore]
 
 
 def get_first_task(execution: Execution) -> int:
     """Return the task under which this node signs frames that belong to none in particular."""
-    return min(execution.sessions, default=CLIENT)
+    return min(execution.parts, default=CLIENT)

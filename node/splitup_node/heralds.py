@@ -13,10 +13,12 @@ from splitup.errors import PeerFault, Refused, SplitUpError
 from splitup.net.http import SignedClient
 from splitup.protocol.attestations import Attestations, check_attestation
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
-from splitup.wire import Message, SignedAttestation, VerificationCommitment
+from splitup.wire import Message, SignedAttestation, Takeovers, VerificationCommitment
 
 PROMISE_TYP: Final = "splitup-verification-commitment"
+TAKEOVERS_TYP: Final = "splitup-takeovers"
 _OVER: Final = 410  # the member's answer for an execution that was settled or refunded
+_NO_DRAW: Final = 404  # for one that it knows no draw of
 
 _log = logging.getLogger("splitup.node.heralds")
 
@@ -37,7 +39,10 @@ class Herald:
         token = self._http.sign(typ, committee.domain.committee, message)
         missing = [m for m in committee.members if m.account not in done]
         answers = await asyncio.gather(
-            *(self._http.post_token(f"{m.endpoint}{path}", token) for m in missing),
+            *(
+                self._http.post_token(f"{m.endpoint}{path}", token, timeout_s=limits.MEMBER_REPLY_S)
+                for m in missing
+            ),
             return_exceptions=True,
         )
         for member, answer in zip(missing, answers, strict=True):
@@ -48,6 +53,13 @@ class Herald:
             else:
                 raise answer
         return len(done) >= committee.quorum
+
+    async def say(self, said: VerificationCommitment | Takeovers, done: set[str]) -> None:
+        """Tell what members have to know before anything is revealed."""
+        if isinstance(said, Takeovers):
+            await self.tell("/v1/takeovers", TAKEOVERS_TYP, said, done)
+        else:
+            await self.tell("/v1/promise", PROMISE_TYP, said, done)
 
     def has_all(self, done: set[str]) -> bool:
         return done >= {member.account for member in self._get_committee().members}
@@ -67,22 +79,26 @@ class Herald:
         return late_tries > 0
 
     async def wait_until_due(
-        self, execution_id: str, promise: VerificationCommitment | None, give_up_s: float
+        self,
+        execution_id: str,
+        said: VerificationCommitment | Takeovers | None,
+        give_up_s: float,
     ) -> bool:
         """Wait until 2f+1 members attest that it is time to reveal; False when it never is.
 
-        A validator's ``promise`` is told meanwhile, and has to be fixed before it reveals.
+        What is ``said`` before is told to all members meanwhile: a validator's commitment, which
+        has to be fixed before it reveals, or what made a node an executor.
         """
         attestations = Attestations(self._get_committee().quorum)
         told: set[str] = set()
         pause_s = limits.REPORT_RETRY_S
         while time.time() < give_up_s:
-            if promise is not None and not self.has_all(told):
-                await self.tell("/v1/promise", PROMISE_TYP, promise, told)
-            if await self._ask(execution_id, attestations):
+            if said is not None and not self.has_all(told):
+                await self.say(said, told)
+            if await self._ask(execution_id, attestations, told):
                 return False
-            fixed = promise is None or (
-                attestations.find_fixed(promise.task, promise.validator) == promise.root
+            fixed = not isinstance(said, VerificationCommitment) or (
+                attestations.find_fixed(said.task, said.validator) == said.root
             )
             if attestations.is_due() and fixed:
                 return True
@@ -90,22 +106,30 @@ class Herald:
             pause_s = min(2 * pause_s, limits.ATTESTATION_POLL_MAX_S)
         return False
 
-    async def _ask(self, execution_id: str, attestations: Attestations) -> bool:
-        """Collect attestations; return whether a quorum says that the execution is over."""
+    async def _ask(self, execution_id: str, attestations: Attestations, told: set[str]) -> bool:
+        """Collect attestations; return whether a quorum says that the execution is over.
+
+        A member without a draw may have been restarted, and is taken out of ``told``.
+        """
         committee = self._get_committee()
         answers = await asyncio.gather(
             *(self._fetch(execution_id, member, committee) for member in committee.members)
         )
-        for answer in answers:
+        for member, answer in zip(committee.members, answers, strict=True):
             if isinstance(answer, SignedAttestation):
                 attestations.add(answer)
+            elif isinstance(answer, Refused) and answer.status == _NO_DRAW:
+                told.discard(member.account)
         return _count_over(answers) >= committee.quorum
 
     async def _fetch(
         self, execution_id: str, member: CommitteeMember, committee: CommitteeView
     ) -> SignedAttestation | SplitUpError:
         try:
-            value = await self._http.get_json(f"{member.endpoint}/v1/attestation/{execution_id}")
+            value = await self._http.get_json(
+                f"{member.endpoint}/v1/attestation/{execution_id}",
+                timeout_s=limits.MEMBER_REPLY_S,
+            )
             signed = SignedAttestation.from_value(value)
             if signed.attestation.execution_id != execution_id:
                 raise PeerFault("the attestation is about another execution", peer=member.account)

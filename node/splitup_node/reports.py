@@ -19,7 +19,7 @@ from splitup.chain.client import Chain
 from splitup.chain.market import distribute
 from splitup.errors import ChainRejected, SplitUpError, Unavailable
 from splitup.journal.journal import Journal
-from splitup.wire import Completion
+from splitup.wire import Completion, Takeovers
 from splitup_node.heralds import Herald
 
 COMPLETION_TYP = "splitup-completion"
@@ -70,7 +70,10 @@ class Reporter:
         stored = await asyncio.to_thread(
             self._journal.put_once, "completion", completion.execution_id, value
         )
-        self._waiting.put_nowait(_read_report(stored))
+        report = _read_report(stored)
+        if (takeovers := _make_takeovers(report.completion)) is not None:
+            self._spawn(self._herald.say(takeovers, set()))  # before our commitment is on chain
+        self._waiting.put_nowait(report)
 
     def resume(self) -> None:
         """Take up the completions that an earlier run of the node did not bring to an end."""
@@ -162,7 +165,9 @@ class Reporter:
     async def _reveal(self, report: Report) -> None:
         """Wait for the time to reveal, then show the completion to the members."""
         completion = report.completion
-        due = await self._herald.wait_until_due(completion.execution_id, None, report.give_up_s)
+        due = await self._herald.wait_until_due(
+            completion.execution_id, _make_takeovers(completion), report.give_up_s
+        )
         if not due or await self._herald.spread(
             "/v1/completion", COMPLETION_TYP, completion, report.give_up_s
         ):
@@ -193,6 +198,17 @@ class Reporter:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a report failed", exc_info=error)
+
+
+def _make_takeovers(completion: Completion) -> Takeovers | None:
+    """Return what the members have to know of a completion before it is revealed, if anything."""
+    if not completion.takeovers:
+        return None
+    return Takeovers(
+        execution_id=completion.execution_id,
+        node=completion.node,
+        takeovers=completion.takeovers,
+    )
 
 
 def _read_report(value: dict[str, Any]) -> Report:

@@ -28,6 +28,7 @@ class Resident:
     task_id: str
     label: str
     vram_bytes: int
+    state_bytes: int
     graph: Path
     weights: Path | None
 
@@ -66,6 +67,18 @@ class Residents:
             free[worker] -= self._tasks[task_id].vram_bytes
         return free
 
+    @property
+    def state_limit_bytes(self) -> int:
+        """Return what the states of all executions together may take, as the workers count.
+
+        They may all lie in one worker, so the one with the least room says it.
+        """
+        room = list(self._workers.memory_bytes)
+        for task_id, (worker, _) in self._places.items():
+            room[worker] -= self._tasks[task_id].vram_bytes - self._tasks[task_id].state_bytes
+        used = {worker for worker, _ in self._places.values()}
+        return min((room[worker] for worker in used), default=max(room))
+
     async def ensure(self, model_id: str, index: int) -> int:
         """Return the program of a task, downloaded, loaded and tried if it is not resident.
 
@@ -87,7 +100,9 @@ class Residents:
             try:
                 graph, weights = await self._cache.fetch_task(model_id, index)
                 vectors = await self._cache.fetch_vectors(model_id, index)
-                resident = Resident(task.task_id, task.label, task.vram_bytes, graph, weights)
+                resident = Resident(
+                    task.task_id, task.label, task.vram_bytes, task.state_bytes, graph, weights
+                )
                 program = await self._load(resident)
                 if vectors is not None:
                     await self._try(task, program, vectors)

@@ -8,34 +8,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
+from splitup.net.logs import LogStore
 from splitup.protocol.certificates import CommitteeView, check_certificate, check_draw
-from splitup.protocol.keys import Segment, decode_record, iter_segments, measure_record
-from splitup.protocol.routes import get_sources
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import is_sampled
-from splitup.tensors import TensorSpec
-from splitup.wire import (
-    CLIENT,
-    EMPTY_DIGEST,
-    Grant,
-    Grants,
-    VerificationCommitment,
-    VerificationOrder,
-    VerificationResult,
-)
+from splitup.wire import VerificationCommitment, VerificationOrder, VerificationResult
 from splitup_node.cache import Cache
+from splitup_node.digests import Digests
 from splitup_node.engine import Engine
 from splitup_node.heralds import Herald
-from splitup_node.logs import Digests
+from splitup_node.recompute import recompute
 from splitup_node.residents import Residents
-from splitup_node.supervisor import WorkerLost
 from splitup_node.workers import Workers
 
 RESULT_TYP = "splitup-verification-result"
@@ -53,8 +43,7 @@ class Tools:
     residents: Residents
     cache: Cache
     herald: Herald
-    ask_grants: Callable[[VerificationOrder], Awaitable[Grants]]
-    get_object: Callable[[Grant, int, str | None], Awaitable[bytes]]
+    open_store: Callable[[VerificationOrder], LogStore]
     get_committee: Callable[[], CommitteeView]
 
 
@@ -113,8 +102,7 @@ class Verifier:
 
     async def _verify(self, order: VerificationOrder) -> VerificationResult:
         request = order.certificate.plan.request
-        found: tuple[tuple[str, ...], tuple[str, ...], str] = ((), (), EMPTY_DIGEST)
-        error = ""
+        found, error = Digests(0, 0), ""
         try:
             found = await self._recompute(order)
         except SplitUpError as failure:
@@ -124,67 +112,29 @@ class Verifier:
             execution_id=request.execution_id,
             task=order.task,
             validator=self._tools.identity.address,
-            inputs=found[0],
-            outputs=found[1],
-            state=found[2],
+            inputs=found.inputs,
+            outputs=found.outputs,
+            state=found.state,
             salt="0x" + secrets.token_hex(32),
             error=error,
         )
 
-    async def _recompute(
-        self, order: VerificationOrder
-    ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """Replay all steps; return the digests of inputs, outputs and final state."""
+    async def _recompute(self, order: VerificationOrder) -> Digests:
         tools = self._tools
         model_id = order.certificate.plan.request.model_id
         manifest = await tools.cache.fetch_manifest(model_id)
-        task = manifest.tasks[order.task]
         program = await tools.residents.ensure(model_id, order.task)
-        grants = await tools.ask_grants(order)
-        streams = [
-            self._read_steps(order, source, port.spec, grants)
-            for source, port in zip(get_sources(manifest, order.task), task.inputs, strict=True)
-        ]
-        digests = Digests(len(task.inputs), len(task.outputs))
-        session, worker = tools.engine.new_session(), tools.supervisor.restarts
-        try:
-            for _ in range(order.steps):
-                inputs = [await anext(stream) for stream in streams]
-                if tools.supervisor.restarts != worker:  # zero state now would accuse the honest
-                    raise WorkerLost("the worker was lost during a verification")
-                answer = await tools.engine.run_background(session, program, inputs)
-                digests.add_inputs(list(inputs))
-                digests.add_outputs(list(answer.outputs))
-            state = EMPTY_DIGEST
-            if task.state_bytes and order.steps:
-                state = await tools.supervisor.digest_state(session)
-        finally:
-            tools.supervisor.drop([session])
-            for stream in streams:
-                await stream.aclose()
-        return digests.inputs, digests.outputs, state
-
-    async def _read_steps(
-        self, order: VerificationOrder, source: tuple[int, int], spec: TensorSpec, grants: Grants
-    ) -> AsyncGenerator[memoryview, None]:
-        """Yield one port's tensors step by step, one segment in memory at a time."""
-        request = order.certificate.plan.request
-        task, port = source
-        tensor_bytes = measure_record(spec)
-        for segment in iter_segments(request.execution_id, task, port, tensor_bytes, request.steps):
-            data = memoryview(await self._fetch(segment, grants))
-            for step in range(segment.steps):
-                record = data[step * tensor_bytes : (step + 1) * tensor_bytes]
-                yield decode_record(record, spec)
-
-    async def _fetch(self, segment: Segment, grants: Grants) -> bytes:
-        data = await self._tools.get_object(
-            grants.find("GET", segment.key), segment.length, None
-        )  # what the digest has to be, the committee compares
-        if len(data) != segment.length:
-            who = "the client" if segment.task == CLIENT else f"task {segment.task}"
-            raise PeerFault(f"the log of {who} at {segment.key} has {len(data)} bytes")
-        return data
+        return await recompute(
+            tools.engine,
+            tools.supervisor,
+            tools.open_store(order),
+            order.certificate.plan.request,
+            manifest,
+            order.executors,
+            order.task,
+            program,
+            order.steps,
+        )
 
     async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
         """Commit to a result, and show it when it is due; a failure is told at once."""
@@ -225,9 +175,14 @@ def check_order(
         raise PeerFault(f"{where}: {order.steps} steps are more than were paid for")
     if order.snapshot.root() != request.snapshot_root:
         raise PeerFault(f"{where}: the snapshot is not the one on chain")
+    if not plan.has_candidates(draw.executors):
+        raise PeerFault(f"{where}: the draw does not name a candidate for every task")
     if not is_sampled(draw.seed, order.task, sampling_bps):
         raise PeerFault(f"{where}: the draw does not pick this task")
-    if node not in rank_validators(draw.seed, order.task, plan, order.snapshot, manifest):
+    ranking = rank_validators(
+        draw.seed, order.task, plan, order.snapshot, manifest, order.executors
+    )
+    if node not in ranking:
         raise PeerFault(f"{where}: {node} is not among its validators")
     check_certificate(order.certificate, committee)
     check_draw(draw, committee)

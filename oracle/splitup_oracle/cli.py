@@ -17,6 +17,11 @@ from typing import Annotated
 import typer
 import uvloop
 
+from splitup.chain.bonds import post_bond
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
+from splitup.client.inputs import format_usdc, parse_usdc
+from splitup.crypto.keystore import load_identity
 from splitup.errors import SplitUpError
 from splitup_oracle.config import OracleConfig
 from splitup_oracle.gateway import GatewayConfig, run_gateway
@@ -42,6 +47,40 @@ def run(config: ConfigOption = Path("oracle.toml")) -> None:
 def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
     """Serve as the storage gateway until SIGTERM or Ctrl-C."""
     _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
+
+
+@app.command()
+def bond(
+    config: ConfigOption = Path("oracle.toml"),
+    amount: Annotated[
+        str, typer.Option("--amount", help="USDC to add out of the member's wallet.")
+    ] = "0",
+    release: Annotated[
+        bool,
+        typer.Option("--release", help="Ask for it back; when the wait is over, take it back."),
+    ] = False,
+) -> None:
+    """Show the bond that answers for what this member signs; add to it or take it back.
+
+    A former member asks first and takes it after the wait; a member's bond stays.
+    """
+    added = parse_usdc(amount, name="--amount")
+
+    async def act(_stop: asyncio.Event) -> None:
+        settings = OracleConfig.load(config)
+        identity = load_identity(settings.keystore, settings.passphrase_file)
+        deployment = Deployment.load(settings.deployment)
+        key = identity.private_key
+        async with await Chain.connect(settings.rpc_url, deployment, private_key=key) as chain:
+            if added:
+                await post_bond(chain, added)
+            until = await chain.call("bonds", "releasableAt", identity.address)
+            if release:
+                await chain.send("bonds", "release" if until else "requestRelease")
+            held = await chain.call("bonds", "bondOf", identity.address)
+            print(f"the bond of {identity.address} is {format_usdc(held)}")
+
+    _execute(act)
 
 
 def main() -> None:

@@ -27,12 +27,15 @@ from splitup.chain.deployment import Deployment
 from splitup.config import RpcUrlField
 from splitup.crypto.jws import Claims, ReplayCache
 from splitup.errors import ConfigurationError, PeerFault, Refused, SplitUpError
+from splitup.graph.manifest import Manifest
 from splitup.net.gateway import (
     EXECUTION_TYP,
+    LOG_TYP,
     MODEL_TYP,
     UPLOAD_TYP,
     VERIFICATION_TYP,
     ExecutionRequest,
+    LogRequest,
     ModelRequest,
     UploadAnswer,
     UploadRequest,
@@ -50,9 +53,11 @@ from splitup.protocol.certificates import check_draw
 from splitup.storage.presign import Presigner
 from splitup.wire import EndpointField, Grant, Grants, PlanCertificate
 from splitup_oracle.gateway_access import (
+    LogQuota,
     Right,
     check_upload,
     compute_execution_rights,
+    compute_log_rights,
     compute_model_rights,
     compute_verification_rights,
 )
@@ -128,6 +133,7 @@ class Gateway:
         self._open_models = open_models
         self._now_s = now_s
         self._replays = ReplayCache()
+        self._quota = LogQuota()
         audit_path.parent.mkdir(parents=True, exist_ok=True)
         self._audit_file = audit_path.open("a", encoding="utf-8")
 
@@ -144,6 +150,7 @@ class Gateway:
             ("upload", UPLOAD_TYP, self._grant_upload),
             ("model", MODEL_TYP, self._grant_model),
             ("execution", EXECUTION_TYP, self._grant_execution),
+            ("log", LOG_TYP, self._grant_log),
             ("verification", VERIFICATION_TYP, self._grant_verification),
         ):
             app.router.add_post(f"/v1/grants/{what}", self._make_handler(what, typ, grant))
@@ -214,24 +221,39 @@ class Gateway:
     async def _grant_execution(self, claims: Claims) -> _Answer:
         certificate = ExecutionRequest.from_value(claims.body).certificate
         plan = certificate.plan
-        keys = {entry.signing_key for entry in plan.nodes} | {plan.request.client_key}
-        if claims.issuer not in keys:  # before the signatures: strangers cost no pairing
-            raise Refused(
-                f"the key {claims.issuer} has no part in execution {plan.request.execution_id}",
-                status=403,
-            )
         if self._now_s() >= plan.request.deadline:
             raise Refused(
                 f"the deadline of execution {plan.request.execution_id} has passed", status=403
             )
-        await self._check_certificate(certificate)
-        manifest = await self._objects.fetch_manifest(plan.request.model_id)
+        manifest = await self._check_part(certificate, claims.issuer)
         rights = compute_execution_rights(plan, manifest, claims.issuer)
         grants = await self._presign(rights, self._compute_expiry_s(plan.request.deadline))
         return _Answer(plan.request.execution_id, Grants(grants=grants))
 
+    async def _grant_log(self, claims: Claims) -> _Answer:
+        request = LogRequest.from_value(claims.body)
+        plan = request.certificate.plan
+        expiry_s = self._compute_expiry_s(plan.request.deadline)
+        manifest = await self._check_part(request.certificate, claims.issuer)
+        rights = compute_log_rights(plan, manifest, claims.issuer, request)
+        self._quota.take(rights, plan, manifest)
+        grants = await self._presign(rights, expiry_s)
+        return _Answer(plan.request.execution_id, Grants(grants=grants))
+
+    async def _check_part(self, certificate: PlanCertificate, key: str) -> Manifest:
+        """Return the manifest of a plan that is valid and names ``key``."""
+        plan = certificate.plan
+        keys = {entry.signing_key for entry in plan.nodes} | {plan.request.client_key}
+        if key not in keys:  # before the signatures: strangers cost no pairing
+            raise Refused(
+                f"the key {key} has no part in execution {plan.request.execution_id}", status=403
+            )
+        await self._check_certificate(certificate)
+        return await self._objects.fetch_manifest(plan.request.model_id)
+
     async def _grant_verification(self, claims: Claims) -> _Answer:
-        order = VerificationRequest.from_value(claims.body).order
+        asked = VerificationRequest.from_value(claims.body)
+        order = asked.order
         request = order.certificate.plan.request
         committee = await self._chain.fetch_committee()
         is_member = committee.member_with_key(claims.issuer) is not None
@@ -252,7 +274,7 @@ class Gateway:
         manifest = await self._objects.fetch_manifest(request.model_id)
         sampling_bps = await self._chain.fetch_sampling_bps()
         rights = compute_verification_rights(
-            order, manifest, claims.issuer, sampling_bps, is_member=is_member
+            asked, manifest, claims.issuer, sampling_bps, is_member=is_member
         )
         return _Answer(
             f"{request.execution_id} task {order.task}",
@@ -283,6 +305,7 @@ def _presign_all(presigner: Presigner, rights: list[Right], expiry_s: int) -> tu
     grants = []
     for right in rights:
         if right.method == "PUT":
+            assert right.length_bytes is not None  # every PUT is for an exact length
             grants.append(
                 presigner.presign_put(
                     right.key,

@@ -6,8 +6,10 @@ manifest given here must have been checked (``splitup.protocol.certificates``) b
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -16,18 +18,17 @@ from splitup.errors import Refused
 from splitup.graph.manifest import (
     Manifest,
     Task,
-    TaskInput,
-    TaskSource,
     get_blob_key,
     get_manifest_key,
     get_task_key,
     get_weights_key,
 )
-from splitup.net.gateway import UploadObject
-from splitup.protocol.keys import Segment, iter_segments, measure_record
+from splitup.net.gateway import LogRead, LogRequest, LogWrite, UploadObject, VerificationRequest
+from splitup.protocol.keys import LogName
+from splitup.protocol.routes import get_sources
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import is_sampled
-from splitup.wire import CLIENT, Plan, VerificationOrder
+from splitup.wire import CLIENT, Plan
 
 _UPLOAD_KEY: Final = re.compile(
     r"(?:models/0x(?P<model>[0-9a-f]{64})/manifest\.json"
@@ -49,7 +50,7 @@ class Right:
 
     method: Literal["GET", "PUT"]
     key: str
-    length_bytes: int
+    length_bytes: int | None  # None: a GET of something whose size is not known yet
     sha256: str | None = None
 
 
@@ -83,13 +84,14 @@ def compute_model_rights(model_id: str, manifest: Manifest) -> list[Right]:
 
 
 def compute_execution_rights(plan: Plan, manifest: Manifest, requester: str) -> list[Right]:
-    """Return everything the holder of the Ed25519 key ``requester`` may do in an execution.
+    """Return what the holder of the Ed25519 key ``requester`` may do with large tensors.
 
-    An executor writes its tasks' outputs and reads their inputs; the client writes the graph's
-    inputs and reads its outputs. Refuses a key that has no part in the plan.
+    Those too large for a frame, of fixed length, as the plan's executors and the client make them;
+    the first ``limits.MAX_GRANTS`` of them. Everything else is asked for when it is there
+    (``compute_log_rights``). Refuses a key that has no part in the plan.
     """
     _check_plan_fits(plan, manifest)
-    nodes = {entry.node for entry in plan.nodes if entry.signing_key == requester}
+    nodes = _find_nodes(plan, requester)
     own = {task for task, executor in enumerate(plan.executors()) if executor in nodes}
     is_client = requester == plan.request.client_key
     if not own and not is_client:
@@ -97,35 +99,156 @@ def compute_execution_rights(plan: Plan, manifest: Manifest, requester: str) -> 
             f"the key {requester} is neither an executor nor the client of execution "
             f"{plan.request.execution_id}"
         )
-    rights: list[Right] = []
+    ports: list[tuple[Literal["GET", "PUT"], int, int, int]] = []
     for index in sorted(own):
         task = manifest.tasks[index]
-        for port, output in enumerate(task.outputs):
-            rights += _segment_rights("PUT", plan, index, port, measure_record(output.spec))
-        rights += _input_rights(plan, manifest, index, plan.request.steps)
+        ports += [("PUT", index, port, out.nbytes) for port, out in enumerate(task.outputs)]
+        sources = get_sources(manifest, index)
+        pairs = zip(sources, task.inputs, strict=True)
+        ports += [("GET", *source, entry.nbytes) for source, entry in pairs]
     if is_client:
-        for port, graph_input in enumerate(manifest.inputs):
-            rights += _segment_rights("PUT", plan, CLIENT, port, measure_record(graph_input.spec))
-        for graph_output in manifest.outputs:
-            rights += _segment_rights(
-                "GET", plan, graph_output.task, graph_output.port, measure_record(graph_output.spec)
+        ports += [("PUT", CLIENT, i, port.nbytes) for i, port in enumerate(manifest.inputs)]
+        ports += [("GET", out.task, out.port, out.nbytes) for out in manifest.outputs]
+    large = [entry for entry in dict.fromkeys(ports) if entry[3] > limits.INLINE_TENSOR_BYTES]
+    executors = plan.executors()
+    rights = (
+        Right(
+            method,
+            LogName(
+                task, port, plan.request.client if task == CLIENT else executors[task], step, True
+            ).get_key(plan.request.execution_id),
+            nbytes,
+        )
+        for step in range(plan.request.steps)
+        for method, task, port, nbytes in large
+    )
+    return list(itertools.islice(rights, limits.MAX_GRANTS))
+
+
+def compute_log_rights(
+    plan: Plan, manifest: Manifest, requester: str, request: LogRequest
+) -> list[Right]:
+    """Return the rights to log objects that ``requester`` asks for; refuse what is not its own.
+
+    A candidate for a task may write below its own prefix, and read what it wrote; whoever may run
+    a task that reads a port may read its candidates' logs; the client writes the graph's inputs and
+    reads its outputs.
+    """
+    _check_plan_fits(plan, manifest)
+    nodes = _find_nodes(plan, requester)
+    is_client = requester == plan.request.client_key
+    may_run = {t for t, candidates in enumerate(plan.tasks) if nodes & set(candidates)}
+    readable = {source for task in may_run for source in get_sources(manifest, task)}
+    if is_client:
+        readable |= {(output.task, output.port) for output in manifest.outputs}
+    execution_id = plan.request.execution_id
+    rights: list[Right] = []
+    for write in request.writes:
+        authors = nodes & set(plan.tasks[write.task]) if write.task in may_run else set()
+        if write.task == CLIENT and is_client:
+            authors = {plan.request.client}
+        if not authors:
+            raise _refuse(f"the key {requester} does not run task {write.task} of {execution_id}")
+        check_log_size(write, plan, manifest)
+        name = LogName(write.task, write.port, min(authors), write.number, write.apart)
+        key = name.get_key(execution_id)
+        rights.append(Right("PUT", key, write.length_bytes, write.sha256))
+        rights.append(Right("GET", key, write.length_bytes))
+    for read in request.reads:
+        if (read.task, read.port) not in readable:
+            raise _refuse(
+                f"the key {requester} does not read port {read.port} of task {read.task} of "
+                f"{execution_id}"
             )
-    return _unique(rights)
+        rights.append(_read_right(plan, read))
+    return rights
+
+
+def check_log_size(write: LogWrite, plan: Plan, manifest: Manifest) -> None:
+    """Refuse a log object that the execution cannot produce: its number or its length."""
+    ports = manifest.inputs if write.task == CLIENT else manifest.tasks[write.task].outputs
+    where = f"port {write.port} of task {write.task} of {plan.request.execution_id}"
+    if write.port >= len(ports) or write.number >= plan.request.steps:
+        raise _refuse(f"{where} has no log object {write.number}")
+    nbytes = ports[write.port].nbytes
+    if write.apart:
+        limit = nbytes if nbytes > limits.INLINE_TENSOR_BYTES else 0
+    else:
+        inline = min(nbytes, limits.INLINE_TENSOR_BYTES)
+        most = min(inline * plan.request.steps, limits.SEGMENT_BYTES + limits.INLINE_TENSOR_BYTES)
+        limit = most + min(limits.LOG_STEP_BYTES * plan.request.steps, limits.SEGMENT_HEADER_BYTES)
+    if write.length_bytes > limit:
+        raise _refuse(
+            f"a log object of {where} has at most {limit} bytes, not {write.length_bytes}"
+        )
+
+
+class LogQuota:
+    """How much of its log every producer was granted; bounded, and lost without harm.
+
+    A key is written once, so asking for it again costs nothing more. Together the objects of one
+    log may hold every step once, each with a header of its own.
+    """
+
+    def __init__(self) -> None:
+        self._used: OrderedDict[str, dict[str, int]] = OrderedDict()  # prefix -> key -> bytes
+
+    def take(self, rights: Iterable[Right], plan: Plan, manifest: Manifest) -> None:
+        """Account for PUT rights; refuse what is beyond what the execution may produce."""
+        for right in rights:
+            if right.method != "PUT" or right.length_bytes is None:
+                continue
+            prefix, _, name = right.key.rpartition("/")
+            used = self._used.setdefault(prefix, {})
+            self._used.move_to_end(prefix)
+            before = used.get(name, 0)
+            used[name] = max(before, right.length_bytes)
+            limit = plan.request.steps * (_get_port_bytes(manifest, prefix) + limits.LOG_STEP_BYTES)
+            if sum(used.values()) > limit:
+                used[name] = before
+                raise _refuse(f"the log below {prefix} has its {limit} bytes already")
+        while len(self._used) > limits.LOG_PREFIXES:
+            self._used.popitem(last=False)
+
+
+def _get_port_bytes(manifest: Manifest, prefix: str) -> int:
+    producer, _, port = prefix.split("/")[2].rpartition(".")
+    ports = manifest.inputs if producer == "input" else manifest.tasks[int(producer[1:])].outputs
+    return ports[int(port)].nbytes
+
+
+def _read_right(plan: Plan, read: LogRead) -> Right:
+    """Return the right to one object of a log of somebody who may have written one."""
+    authors = (
+        (plan.request.client,)
+        if read.task == CLIENT
+        else plan.tasks[read.task]
+        if read.task < len(plan.tasks)
+        else ()
+    )
+    if read.node not in authors:
+        raise _refuse(f"{read.node} writes no log of task {read.task}")
+    return Right("GET", read.name.get_key(plan.request.execution_id), None)
+
+
+def _find_nodes(plan: Plan, signing_key: str) -> set[str]:
+    return {entry.node for entry in plan.nodes if entry.signing_key == signing_key}
 
 
 def compute_verification_rights(
-    order: VerificationOrder,
+    request: VerificationRequest,
     manifest: Manifest,
     requester: str,
     sampling_bps: int,
     *,
     is_member: bool = False,
 ) -> list[Right]:
-    """Return what a drawn validator may read: the task's inputs, graph and weights.
+    """Return what a drawn validator may read: the task's graph, weights, and inputs as asked for.
 
     Committee members may, too: they recompute what is disputed. Never the claimed output: a
     validator that could see it would not have to compute it.
     """
+    order = request.order
     plan = order.certificate.plan
     _check_plan_fits(plan, manifest)
     execution = plan.request.execution_id
@@ -137,14 +260,22 @@ def compute_verification_rights(
         raise _refuse(f"execution {execution} has no task {order.task} with {order.steps} steps")
     if not is_sampled(order.draw.seed, order.task, sampling_bps):
         raise _refuse(f"task {order.task} of execution {execution} was not drawn")
-    ranking = rank_validators(order.draw.seed, order.task, plan, order.snapshot, manifest)
+    if not plan.has_candidates(order.draw.executors):
+        raise _refuse(f"the draw does not name a candidate for every task of {execution}")
+    ranking = rank_validators(
+        order.draw.seed, order.task, plan, order.snapshot, manifest, order.draw.executors
+    )
     nodes = {entry.node for entry in order.snapshot.entries if entry.signing_key == requester}
     if not is_member and nodes.isdisjoint(ranking):
         raise _refuse(
             f"the key {requester} is not a validator of task {order.task} of execution {execution}"
         )
-    rights = _input_rights(plan, manifest, order.task, order.steps)
-    return _unique([*rights, *_task_rights(manifest.tasks[order.task])])
+    inputs = get_sources(manifest, order.task)
+    for read in request.reads:
+        if (read.task, read.port) not in inputs:
+            raise _refuse(f"port {read.port} of task {read.task} is no input of task {order.task}")
+    reads = [_read_right(plan, read) for read in request.reads]
+    return _unique([*_task_rights(manifest.tasks[order.task]), *reads])
 
 
 def _check_plan_fits(plan: Plan, manifest: Manifest) -> None:
@@ -153,43 +284,6 @@ def _check_plan_fits(plan: Plan, manifest: Manifest) -> None:
         raise _refuse(
             f"the plan of {plan.request.execution_id} does not fit model {plan.request.model_id}"
         )
-
-
-def _input_rights(plan: Plan, manifest: Manifest, task: int, steps: int) -> list[Right]:
-    rights: list[Right] = []
-    for entry in manifest.tasks[task].inputs:
-        producer, port = _get_producer(manifest, entry)
-        rights += _segment_rights("GET", plan, producer, port, measure_record(entry.spec), steps)
-    return rights
-
-
-def _get_producer(manifest: Manifest, entry: TaskInput) -> tuple[int, int]:
-    if isinstance(entry.source, TaskSource):
-        return entry.source.task, entry.source.port
-    names = [port.name for port in manifest.inputs]
-    return CLIENT, names.index(entry.source.input)
-
-
-def _segment_rights(
-    method: Literal["GET", "PUT"],
-    plan: Plan,
-    task: int,
-    port: int,
-    tensor_bytes: int,
-    steps: int | None = None,
-) -> Iterator[Right]:
-    """Yield a right per log object; ``steps`` limits it to those that hold the first steps.
-
-    Lengths follow from the steps that were paid for: an execution that ends early pads with zeros.
-    """
-    segments: Iterable[Segment] = iter_segments(
-        plan.request.execution_id, task, port, tensor_bytes, plan.request.steps
-    )
-    for count, segment in enumerate(segments):
-        if count >= limits.MAX_GRANTS:
-            raise _refuse_size(plan)
-        if steps is None or segment.first_step < steps:
-            yield Right(method, segment.key, segment.length)
 
 
 def _task_rights(task: Task) -> list[Right]:
@@ -202,20 +296,7 @@ def _task_rights(task: Task) -> list[Right]:
 
 
 def _unique(rights: Iterable[Right]) -> list[Right]:
-    unique = list(dict.fromkeys(rights))
-    if len(unique) > limits.MAX_GRANTS:
-        raise _refuse(
-            f"{len(unique)} log objects are more than the {limits.MAX_GRANTS} the gateway grants "
-            "at once; ask for an execution of fewer steps"
-        )
-    return unique
-
-
-def _refuse_size(plan: Plan) -> Refused:
-    return _refuse(
-        f"execution {plan.request.execution_id} has more than {limits.MAX_GRANTS} log objects for "
-        "one port; ask for fewer steps"
-    )
+    return list(dict.fromkeys(rights))
 
 
 def _refuse(reason: str) -> Refused:

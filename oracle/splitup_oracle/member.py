@@ -85,6 +85,7 @@ from splitup_oracle.rulings import Rulings
 HEARTBEAT_TYP: Final = "splitup-heartbeat"
 GOSSIP_TYP: Final = "splitup-gossip"
 COMPLETION_TYP: Final = "splitup-completion"
+TAKEOVERS_TYP: Final = "splitup-takeovers"
 PROMISE_TYP: Final = "splitup-verification-commitment"
 RESULT_TYP: Final = "splitup-verification-result"
 

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from splitup import limits, sandbox
-from splitup.errors import PeerFault, SplitUpError
+from splitup.errors import SplitUpError
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
+from splitup.graph.recompute import write_tensor
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
+from splitup.net.logs import iter_tensors, open_verification_logs
 from splitup.net.objects import get_object
 from splitup.protocol.events import RecomputeTask
-from splitup.protocol.keys import iter_segments
 from splitup.protocol.routes import get_sources
 from splitup.wire import EMPTY_DIGEST, Grants, Ruling
 
@@ -48,7 +49,7 @@ class Rulings:
     async def _recompute(self, command: RecomputeTask, manifest: Manifest) -> Ruling:
         order = command.order
         task = manifest.tasks[order.task]
-        grants = await self._gateway.verification_grants(order)
+        grants = await self._gateway.verification_grants(order, ())
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._directory) as name:
             directory = Path(name)
@@ -58,7 +59,7 @@ class Rulings:
                 weights = directory / "weights.safetensors"
                 key = get_weights_key(task.weights_digest)
                 await self._store(weights, key, task.weights_bytes, grants, task.weights_digest)
-            inputs = await self._store_inputs(command, manifest, grants, directory)
+            inputs = await self._store_inputs(command, manifest, directory)
             found = await sandbox.replay(
                 sandbox.Replay(
                     directory=directory,
@@ -87,31 +88,27 @@ class Rulings:
         await asyncio.to_thread(path.write_bytes, data)
 
     async def _store_inputs(
-        self, command: RecomputeTask, manifest: Manifest, grants: Grants, directory: Path
+        self, command: RecomputeTask, manifest: Manifest, directory: Path
     ) -> Sequence[Path]:
-        """Fetch the logs of all input ports; their digests are compared by who judges."""
+        """Read the logs of all input ports into files."""
         order = command.order
-        request = order.certificate.plan.request
+        store = open_verification_logs(self._gateway, lambda: self._http.session, order)
         paths = []
         sources = get_sources(manifest, order.task)
         for number, (source, port) in enumerate(
             zip(sources, manifest.tasks[order.task].inputs, strict=True)
         ):
             path = directory / f"input-{number}"
+            tensors = iter_tensors(
+                store,
+                order.certificate.plan.request,
+                source,
+                order.executors,
+                port.spec,
+                order.steps,
+            )
             with path.open("wb") as file:
-                for segment in iter_segments(
-                    request.execution_id, *source, port.nbytes, request.steps
-                ):
-                    if segment.first_step >= order.steps:
-                        break
-                    data = await get_object(
-                        self._http.session,
-                        grants.find("GET", segment.key),
-                        max_bytes=segment.length,
-                        expected_digest=None,
-                    )
-                    if len(data) != segment.length:
-                        raise PeerFault(f"the log at {segment.key} has {len(data)} bytes")
-                    await asyncio.to_thread(file.write, data)
+                async for tensor in tensors:
+                    write_tensor(file, tensor)
             paths.append(path)
         return paths

@@ -16,15 +16,17 @@ from splitup.protocol.events import (
     HeartbeatReceived,
     PromiseReceived,
     ResultReceived,
+    TakeoversReceived,
 )
 from splitup.protocol.messages import parse_gossip
-from splitup.wire import Completion, Heartbeat, VerificationCommitment
+from splitup.wire import Completion, Heartbeat, Takeovers, VerificationCommitment
 from splitup_oracle.member import (
     COMPLETION_TYP,
     GOSSIP_TYP,
     HEARTBEAT_TYP,
     PROMISE_TYP,
     RESULT_TYP,
+    TAKEOVERS_TYP,
     Member,
 )
 
@@ -51,6 +53,7 @@ class MemberServer:
                 web.post("/v1/heartbeat", self._heartbeat),
                 web.post("/v1/gossip", self._gossip),
                 web.post("/v1/completion", self._completion),
+                web.post("/v1/takeovers", self._takeovers),
                 web.post("/v1/promise", self._promise),
                 web.post("/v1/verification", self._verification),
                 web.get("/v1/attestation/{execution_id}", self._attestation),
@@ -113,6 +116,12 @@ class MemberServer:
         claims = await read_signed(request, typ=COMPLETION_TYP, audience=self._member.audience)
         completion = Completion.from_value(claims.body)
         self._member.feed_peer(CompletionReceived(completion, claims.issuer))
+        return web.json_response({})
+
+    async def _takeovers(self, request: web.Request) -> web.Response:
+        claims = await read_signed(request, typ=TAKEOVERS_TYP, audience=self._member.audience)
+        takeovers = Takeovers.from_value(claims.body)
+        self._member.feed_peer(TakeoversReceived(takeovers, claims.issuer))
         return web.json_response({})
 
     async def _promise(self, request: web.Request) -> web.Response:

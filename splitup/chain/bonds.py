@@ -1,10 +1,13 @@
-"""Bringing a member's contradiction to the Bonds contract."""
+"""Members' bonds: putting them up, and bringing what costs them to the Bonds contract."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from splitup.chain.client import Chain
+from splitup.crypto.quorum import hash_exposures
 from splitup.protocol.messages import Equivocation, PlanVote, SnapshotVote
+from splitup.wire import PlanCertificate
 
 
 def make_report(evidence: Equivocation) -> tuple[str, tuple[dict[str, Any], dict[str, Any]]]:
@@ -15,6 +18,25 @@ def make_report(evidence: Equivocation) -> tuple[str, tuple[dict[str, Any], dict
     if isinstance(first, SnapshotVote) and isinstance(second, SnapshotVote):
         return "reportSnapshots", (_open_snapshot_vote(first), _open_snapshot_vote(second))
     raise TypeError("an equivocation holds two votes of one kind; its validator says so")
+
+
+def make_plan_votes(certificate: PlanCertificate) -> dict[str, dict[str, Any]]:
+    """Return every signature under a plan as the contract takes it, by member."""
+    plan = certificate.plan
+    exposures_hash = hash_exposures(plan.exposures())
+    return {
+        entry.member: _open_plan_vote(
+            PlanVote(
+                execution_id=plan.request.execution_id,
+                root=plan.root(),
+                seed=plan.seed,
+                exposures_hash=exposures_hash,
+                member=entry.member,
+                signature=entry.signature,
+            )
+        )
+        for entry in certificate.signatures
+    }
 
 
 def _open_plan_vote(vote: PlanVote) -> dict[str, Any]:
@@ -34,3 +56,10 @@ def _open_snapshot_vote(vote: SnapshotVote) -> dict[str, Any]:
         "root": vote.root,
         "signature": vote.signature,
     }
+
+
+async def post_bond(chain: Chain, amount_micro_usdc: int) -> None:
+    """Put up a member's bond out of its wallet; raise ChainRejected when it holds too little."""
+    # not awaited apart: both fit one block, and the second is estimated on the pending state
+    await chain.send("usdc", "approve", chain.deployment.bonds, amount_micro_usdc, wait=False)
+    await chain.send("bonds", "post", amount_micro_usdc)

@@ -1,7 +1,8 @@
 """Puts an execution's output frames together: a machine, (frame, signature) in, facts out.
 
-A frame counts only when the node that the plan names for it signed it. Duplicates are normal and
-silent; two different tensors for one slot are the producer's fault.
+A frame counts only when the node that runs its task now signed it. Duplicates are normal and
+silent, and so is what comes late from a node that was replaced; two different tensors for one slot
+are the producer's fault.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from splitup.errors import PeerFault
+from splitup.errors import BadSignature, PeerFault
 from splitup.graph.manifest import Manifest
-from splitup.wire import Frame, FrameKind, Plan, TaskFailure, Trace
+from splitup.protocol.takeovers import Roster
+from splitup.wire import Frame, FrameKind, Plan, Progress, TaskFailure, Trace
 
 Verify = Callable[[Frame, bytes, str], None]  # (frame, signature, public key); raises BadSignature
 
@@ -30,6 +32,7 @@ class FetchNeeded:
 
     task: int
     port: int
+    node: str  # who produced it
     step: int
     digest: bytes
     length: int
@@ -43,7 +46,7 @@ class TraceReceived:
     is_last: bool
 
 
-Fact = StepDone | FetchNeeded | TaskFailure | TraceReceived
+Fact = StepDone | FetchNeeded | TaskFailure | TraceReceived | Progress
 
 
 @dataclass(slots=True)
@@ -59,8 +62,10 @@ class OutputCollector:
     manifest: Manifest
     plan: Plan
     verify: Verify
+    roster: Roster
     _slots: dict[tuple[int, int, int], _Slot] = field(default_factory=dict)
-    _done: set[int] = field(default_factory=set)
+    _first_missing: int = 0
+    _done: set[int] = field(default_factory=set)  # beyond the first that is missing
 
     def receive(self, frame: Frame, signature: bytes) -> list[Fact]:
         """Take one frame; raise PeerFault when it does not belong here or is not its producer's."""
@@ -77,18 +82,24 @@ class OutputCollector:
         if frame.kind is FrameKind.TRACE:
             trace = Trace.parse(bytes(frame.payload))
             self._verify(trace.node, frame, signature)
-            executors = self.plan.executors()
-            if any(
-                s.task >= len(executors) or executors[s.task] != trace.node for s in trace.spans
-            ):
+            tasks = self.plan.tasks
+            if any(s.task >= len(tasks) or trace.node not in tasks[s.task] for s in trace.spans):
                 raise PeerFault(f"node {trace.node} reports times of tasks it did not run")
             return [TraceReceived(trace, is_last=frame.step == 0)]
-        raise PeerFault("only clients end executions; a node sent an END frame")
+        if frame.kind is FrameKind.PROGRESS:
+            progress = Progress.parse(bytes(frame.payload))
+            self._verify(progress.node, frame, signature)
+            return [progress]
+        raise PeerFault(f"a node sent a {frame.kind.name} frame, which only clients do")
+
+    def renew(self, task: int) -> None:
+        """Expect the outputs of ``task`` from another node: forget those of unfinished steps."""
+        self._slots = {key: slot for key, slot in self._slots.items() if key[0] != task}
 
     def receive_stored(self, need: FetchNeeded, data: bytes) -> list[Fact]:
         """Take a tensor fetched from the store, whose digest the caller has checked."""
         slot = self._slots.get((need.task, need.port, need.step))
-        if slot is None or slot.data is not None:
+        if slot is None or slot.data is not None or slot.digest != need.digest:
             return []
         slot.data = data
         return self._complete(need.step)
@@ -101,16 +112,22 @@ class OutputCollector:
                 f"a node sent task {frame.task} port {frame.port} step {frame.step}, "
                 "which is no output of this execution"
             )
-        executor = self.plan.executors()[frame.task]
+        executor = self.roster.get_author(frame.task)
         if not spec.accepts(frame.length):
             raise PeerFault(
                 f"node {executor} sent {frame.length} bytes for an output of {spec}",
                 peer=executor,
             )
-        self._verify(executor, frame, signature)
+        try:
+            self._verify(executor, frame, signature)
+        except BadSignature:
+            if self.roster.is_replaced(frame.task, frame.signed_bytes(), signature):
+                return []
+            raise
         key = (frame.task, frame.port, frame.step)
         known = self._slots.get(key)
-        if known is not None or frame.step in self._done:
+        is_done = frame.step < self._first_missing or frame.step in self._done
+        if known is not None or is_done:
             if known is not None and known.digest != frame.digest:
                 raise PeerFault(
                     f"node {executor} sent two different outputs for task {frame.task}, "
@@ -121,7 +138,11 @@ class OutputCollector:
             return []
         if frame.stored:
             self._slots[key] = _Slot(frame.digest, None)
-            return [FetchNeeded(frame.task, frame.port, frame.step, frame.digest, frame.length)]
+            return [
+                FetchNeeded(
+                    frame.task, frame.port, executor, frame.step, frame.digest, frame.length
+                )
+            ]
         self._slots[key] = _Slot(frame.digest, bytes(frame.payload))
         return self._complete(frame.step)
 
@@ -135,15 +156,19 @@ class OutputCollector:
         for port in self.manifest.outputs:
             self._slots.pop((port.task, port.port, step), None)
         self._done.add(step)
+        while self._first_missing in self._done:
+            self._done.discard(self._first_missing)
+            self._first_missing += 1
         return [StepDone(step, tuple(outputs))]
 
     def _verify(self, node: str, frame: Frame, signature: bytes) -> None:
         self.verify(frame, signature, self.plan.node_of(node).signing_key)
 
 
-def get_input_consumers(manifest: Manifest, plan: Plan) -> tuple[tuple[str, ...], ...]:
+def get_input_consumers(
+    manifest: Manifest, executors: Sequence[str]
+) -> tuple[tuple[str, ...], ...]:
     """Return, for every graph input by index, the distinct executors of the tasks that take it."""
-    executors: Sequence[str] = plan.executors()
     consumers = []
     for port in manifest.inputs:
         nodes = {

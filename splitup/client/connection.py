@@ -27,6 +27,7 @@ from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.committee import fetch_committee
 from splitup.chain.deployment import Deployment
+from splitup.client.choices import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
 from splitup.client.evidence import fetch_evidence
 from splitup.client.generation import (
     DecoderName,
@@ -214,6 +215,7 @@ class SplitUp:
             plan=session.plan,
             manifest=found.manifest,
             elapsed_s=elapsed_s,
+            nodes=session.executors,
             receipt=self.pending_receipt(session.execution_id),
         )
 
@@ -357,6 +359,17 @@ class SplitUp:
         """Return which tasks of a settled execution were drawn, and the verdicts, checked."""
         committee = await fetch_committee(self.chain)
         return await fetch_evidence(self._http, committee, receipt)
+
+    async def check_plan(self, execution_id: str) -> CheckedPlan:
+        """Compute every choice of an execution's plan anew; anybody's execution will do."""
+        committee = await fetch_committee(self.chain)
+        certificate = await fetch_plan(self._http, committee, execution_id)
+        request = certificate.plan.request
+        snapshot, model = await asyncio.gather(
+            fetch_snapshot(self._http, committee, request.snapshot_root),
+            self.fetch_model(request.model_id),
+        )
+        return await asyncio.to_thread(check_choices, certificate, snapshot, model.manifest)
 
     def pending_receipt(self, execution_id: str) -> PendingReceipt:
         """Return the receipt as something to ``await`` when it is wanted."""

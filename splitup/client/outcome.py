@@ -110,12 +110,8 @@ class Result:
     plan: Plan
     manifest: Manifest
     elapsed_s: float
+    nodes: tuple[str, ...]  # who ran every task in the end, by task index
     receipt: PendingReceipt = field(repr=False)
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The executor of every task, by task index."""
-        return self.plan.executors()
 
 
 def make_trace(manifest: Manifest, traces: Sequence[Trace]) -> tuple[TraceEvent, ...]:

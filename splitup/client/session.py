@@ -1,15 +1,16 @@
 """One execution, from its certificate to its last output: frames out, verified outputs in.
 
-Any number of steps may be in flight. The session ends in one of two ways: ``finish`` after the last
-step, or a ``Failure`` that every waiting step and every later call raises.
+Any number of steps may be in flight. A node that fails is replaced by the plan's next candidate for
+its tasks, and the steps go on (``splitup.protocol.failover``). The session ends in one of two ways:
+``finish`` after the last step, or a ``Failure`` that every waiting step and later call raises.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-from collections.abc import Coroutine, Mapping
+import logging
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,28 +27,30 @@ from splitup.client.outcome import Array
 from splitup.crypto.keys import Identity
 from splitup.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.graph.manifest import Manifest
-from splitup.net.frames import (
-    make_message_frame,
-    make_stored_frame,
-    make_tensor_frame,
-    seal_frame,
-    verify_frame,
-)
+from splitup.net.frames import make_entry_frame, make_message_frame, seal_frame, verify_frame
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.links import Link, LinkPool
-from splitup.net.objects import get_object, put_object
-from splitup.protocol.keys import Segment, encode_record, iter_segments, measure_record
+from splitup.net.logs import LogObject, LogWriter, has_large_tensors, open_logs, read_tensor
+from splitup.net.objects import compute_sha256
+from splitup.protocol.failover import Command, Failover, GiveUp, Probe, Replace
+from splitup.protocol.keys import LogName
+from splitup.protocol.logs import LogEntry
+from splitup.protocol.routes import get_sources
+from splitup.protocol.takeovers import Roster, sign_takeover
 from splitup.tensors import bytes_to_array, check_inputs
 from splitup.wire import (
     CLIENT,
     FrameKind,
-    Grants,
     PlanCertificate,
+    Progress,
+    Takeover,
     TaskFailure,
     Trace,
     decode_frame,
 )
+
+_log = logging.getLogger("splitup.client.session")
 
 TRACE_TIMEOUT_S: Final = 2.0  # a node tells its times at once after the end, or not at all
 
@@ -88,25 +91,49 @@ class Session:
         self._http = http
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
-        self._collector = OutputCollector(manifest, self.plan, verify_frame)
+        self._roster = Roster(self.plan)
+        self._collector = OutputCollector(manifest, self.plan, verify_frame, self._roster)
+        self._failover = Failover(self.plan, manifest, self._loop.time())
         self._specs = tuple(port.spec for port in manifest.inputs)
         self._output_specs = tuple(port.spec for port in manifest.outputs)
-        self._consumers = get_input_consumers(manifest, self.plan)
+        self._store = open_logs(
+            gateway,
+            lambda: http.session,
+            certificate,
+            has_large_tensors=has_large_tensors(manifest),
+        )
+        self._writer = LogWriter(self.execution_id, self.plan.request.client, self._store)
         self._pool = LinkPool(
-            identity, self._on_frame, on_closed=self._on_closed, allow_loopback=allow_loopback
+            identity,
+            self._on_frame,
+            on_closed=self._on_closed,
+            on_up=self._on_up,
+            on_down=self._on_down,
+            allow_loopback=allow_loopback,
         )
         self._links: dict[str, Link] = {}
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
-        self._sent: list[list[bytes]] = [[] for _ in manifest.inputs]  # [port][step], for the log
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()
+        self._takeovers: list[bytes] = []  # sealed frames, in order
         self._traces: list[Trace] = []
         self._told: set[str] = set()  # nodes whose spans are all here
         self._all_told = asyncio.Event()
-        self._grants: asyncio.Task[Grants] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer = self._loop.call_at(deadline, self._on_deadline)
+        self._failover_timer: asyncio.TimerHandle | None = None
         self._steps = 0
         self._ended = False
+        self._is_open = False
+
+    @property
+    def executors(self) -> tuple[str, ...]:
+        """Who runs every task now, by task index."""
+        return self._roster.executors
+
+    @property
+    def takeovers(self) -> int:
+        """How many times a task went to another node so far."""
+        return len(self._takeovers)
 
     @property
     def steps(self) -> int:
@@ -114,13 +141,18 @@ class Session:
         return self._steps
 
     def open(self) -> None:
-        """Connect to every executor and ask for the storage grants in the background."""
-        self._grants = asyncio.create_task(self._gateway.execution_grants(self.certificate))
-        for node in sorted(set(self.plan.executors())):
-            entry = self.plan.node_of(node)
-            self._links[node] = self._pool.open(entry.node, entry.endpoint, self.execution_id)
-            self._start(self._announce(entry.endpoint))
+        """Connect to every executor; from here on nodes that fail are replaced."""
+        for node in sorted(set(self.executors)):
+            self._open_link(node)
+        self._is_open = True
         self._start(self._write())
+        self._start(self._flush())
+        self._schedule()
+
+    def _open_link(self, node: str) -> None:
+        entry = self.plan.node_of(node)
+        self._links[node] = self._pool.open(entry.node, entry.endpoint, self.execution_id)
+        self._start(self._announce(entry.endpoint))
 
     def submit(self, inputs: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
         """Send one step; the future gives its outputs by name. Steps run in the order submitted.
@@ -141,8 +173,9 @@ class Session:
         future.add_done_callback(_consume)  # the session raises it again, see SplitUp.session
         self._futures[step] = future
         for port, data in enumerate(tensors):
-            self._sent[port].append(data)
             self._outbox.put_nowait(_Outgoing(port, step, data))
+        self._failover.process_submitted(step, self._loop.time())
+        self._schedule()
         return future
 
     async def step(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -169,33 +202,28 @@ class Session:
         """Tell the nodes that no step follows; they commit to what they ran and are paid for it."""
         self._ended = True
         self._timer.cancel()
+        self._failover.process_end()
+        self._schedule()
         frame = make_message_frame(FrameKind.END, self.execution_id, CLIENT, self._steps, None)
-        sealed = seal_frame(self._identity, frame)
-        for link in self._links.values():
-            with contextlib.suppress(SplitUpError):  # its refund or its deadline settles it
-                link.send(sealed)
+        self._send_all(seal_frame(self._identity, frame), set(self.executors))
 
     async def store_inputs(self) -> None:
-        """PUT the input segments, which verification reads; raise StorageUnavailable, PeerFault."""
-        assert self._grants is not None
-        grants = await self._grants
-        puts = []
-        for port, spec in enumerate(self._specs):
-            for segment in iter_segments(
-                self.execution_id, CLIENT, port, measure_record(spec), self.plan.request.steps
-            ):
-                if spec.nbytes <= limits.INLINE_TENSOR_BYTES and segment.first_step < self._steps:
-                    puts.append(self._put(grants, segment, self._join(port, segment)))
-        await asyncio.gather(*puts)
+        """Store what is left of the inputs' logs, which verification reads.
+
+        Raises StorageUnavailable, PeerFault.
+        """
+        await self._writer.finish()
 
     async def close(self) -> None:
         """Drop the connections; whatever is still awaited fails."""
         self._timer.cancel()
         self._fail(Failure("the session was closed"))
-        pending = [*self._tasks, *([self._grants] if self._grants is not None else [])]
-        for task in pending:
+        self._failover.process_end()
+        self._schedule()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._writer.close()
         await self._pool.close()
 
     def describe(self, failure: Failure) -> str:
@@ -225,35 +253,38 @@ class Session:
             finally:
                 self._outbox.task_done()
 
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(limits.FLUSH_PERIOD_S)
+            self._writer.flush(age_s=limits.SEGMENT_AGE_S)
+
     async def _send(self, outgoing: _Outgoing) -> None:
         data, port, step = outgoing.data, outgoing.port, outgoing.step
-        digest = hashlib.sha256(data).digest()
-        if len(data) > limits.INLINE_TENSOR_BYTES:
-            assert self._grants is not None
-            segment = self._segment(CLIENT, port, len(data), step)
-            await self._put(await self._grants, segment, data)
-            frame = make_stored_frame(self.execution_id, CLIENT, port, step, digest, len(data))
-        else:
-            frame = make_tensor_frame(self.execution_id, CLIENT, port, step, data, digest)
-        sealed = seal_frame(self._identity, frame)
-        for node in self._consumers[port]:
+        digest = await compute_sha256(data)
+        is_large = len(data) > limits.INLINE_TENSOR_BYTES
+        if is_large:
+            name = LogName(CLIENT, port, self.plan.request.client, step, apart=True)
+            await self._store.write([LogObject(name, data, digest)])
+        entry = LogEntry(step, digest, len(data), None if is_large else data)
+        self._writer.append(CLIENT, port, entry)
+        sealed = self._seal_entry(port, entry)
+        for node in get_input_consumers(self.manifest, self.executors)[port]:
             link = self._links[node]
-            if link.queued_bytes + len(sealed) > limits.LINK_QUEUE_BYTES:
-                await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
-            link.send(sealed)
+            with contextlib.suppress(SplitUpError):  # the failover knows what to do about it
+                if link.queued_bytes + len(sealed) > limits.LINK_QUEUE_BYTES:
+                    await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
+                link.send(sealed)
 
-    async def _put(self, grants: Grants, segment: Segment, data: bytes) -> None:
-        grant = grants.find("PUT", segment.key)
-        await put_object(self._http.session, grant, data)
+    def _seal_entry(self, port: int, entry: LogEntry) -> bytes:
+        frame = make_entry_frame(self.execution_id, (CLIENT, port), entry)
+        return seal_frame(self._identity, frame)
 
-    def _segment(self, task: int, port: int, nbytes: int, step: int) -> Segment:
-        segments = iter_segments(self.execution_id, task, port, nbytes, self.plan.request.steps)
-        return next(s for s in segments if s.first_step <= step < s.first_step + s.steps)
-
-    def _join(self, port: int, segment: Segment) -> bytes:
-        rows = self._sent[port][segment.first_step : segment.first_step + segment.steps]
-        rows = [bytes(encode_record(row, self._specs[port])) for row in rows]
-        return b"".join(rows).ljust(segment.length, b"\0")
+    def _send_all(self, sealed: bytes, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            link = self._links.get(node)
+            with contextlib.suppress(SplitUpError):  # the failover, or its refund, settles it
+                if link is not None:
+                    link.send(sealed)
 
     # ---- receiving -----------------------------------------------------------------------------
 
@@ -265,6 +296,7 @@ class Session:
     def _take(self, fact: Fact) -> None:
         match fact:
             case StepDone(step=step, outputs=outputs):
+                self._failover.process_done(step, self._loop.time())
                 future = self._futures.pop(step, None)
                 if future is not None and not future.done():
                     pairs = zip(self._output_specs, outputs, strict=True)
@@ -275,50 +307,111 @@ class Session:
                 self._traces.append(trace)
                 if is_last:
                     self._told.add(trace.node)
-                if self._told == set(self._links):
+                if self._told >= set(self.executors):
                     self._all_told.set()
+            case Progress():
+                self._do(self._failover.process_progress(fact, self._loop.time()))
             case TaskFailure():
-                self._fail(self._find_silent() or Failure(fact.reason, fact.task, fact.node))
+                self._blame(fact.node, fact.reason)
 
     async def _fetch(self, need: FetchNeeded) -> None:
-        assert self._grants is not None
-        segment = self._segment(need.task, need.port, need.length, need.step)
         try:
-            grant = (await self._grants).find("GET", segment.key)
-            data = await get_object(
-                self._http.session, grant, max_bytes=need.length, expected_digest=need.digest.hex()
-            )
-            for fact in self._collector.receive_stored(need, data):
+            name = LogName(need.task, need.port, need.node, 0)
+            entry = LogEntry(need.step, need.digest, need.length, None)
+            data = await read_tensor(self._store, name, entry)
+            for fact in self._collector.receive_stored(need, bytes(data)):
                 self._take(fact)
         except SplitUpError as error:
-            node = self.plan.executors()[need.task]
-            self._fail(Failure(f"its output cannot be read: {error}", need.task, node))
+            self._blame(need.node, f"its output cannot be read: {error}")
+
+    def _on_up(self, link: Link) -> None:
+        self._failover.process_up(link.peer)
+        self._schedule()
+
+    def _on_down(self, link: Link) -> None:
+        self._failover.process_down(link.peer, self._loop.time())
+        self._schedule()
 
     def _on_closed(self, link: Link) -> None:
-        if self._ended:
-            return
-        tasks = [t for t, node in enumerate(self.plan.executors()) if node == link.peer]
-        reason = str(link.error) if link.error is not None else "the connection to it was lost"
-        self._fail(Failure(reason, tasks[0] if tasks else None, link.peer))
+        if not self._ended:
+            self._blame(link.peer, str(link.error or "the connection to it was lost"))
+
+    # ---- failover ------------------------------------------------------------------------------
+
+    def _blame(self, node: str, reason: str) -> None:
+        if not self._ended:
+            self._do(self._failover.process_failure(node, reason, self._loop.time()))
+
+    def _schedule(self) -> None:
+        """Wake up when the failover may have to do something."""
+        if self._failover_timer is not None:
+            self._failover_timer.cancel()
+            self._failover_timer = None
+        at = self._failover.next_time() if self._is_open else None
+        if at is not None:
+            self._failover_timer = self._loop.call_at(at, self._on_failover_timer)
+
+    def _on_failover_timer(self) -> None:
+        self._do(self._failover.tick(self._loop.time()))
+
+    def _do(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            match command:
+                case Probe(nodes=nodes):
+                    frame = make_message_frame(
+                        FrameKind.PROBE, self.execution_id, CLIENT, self._steps, None
+                    )
+                    self._send_all(seal_frame(self._identity, frame), nodes)
+                case Replace():
+                    self._replace(command)
+                case GiveUp(task=task, node=node, reason=reason):
+                    self._fail(Failure(reason, task, node))
+        self._schedule()
+
+    def _replace(self, command: Replace) -> None:
+        """Tell everybody who runs a task from now on, and the newcomer what it may lack."""
+        old = self.executors[command.task]
+        takeover = Takeover(
+            execution_id=self.execution_id,
+            task=command.task,
+            candidate=command.candidate,
+            first_step=command.first_step,
+        )
+        signed = sign_takeover(self._identity, takeover)
+        self._roster.apply(signed)
+        self._collector.renew(command.task)
+        new = self.executors[command.task]
+        _log.warning(
+            "task %d of %s goes from node %s to %s: %s",
+            *(command.task, self.execution_id, old, new, command.reason),
+        )
+        frame = make_message_frame(FrameKind.TAKEOVER, self.execution_id, CLIENT, 0, signed)
+        sealed = seal_frame(self._identity, frame)
+        if new not in self._links or self._links[new].closed:
+            self._open_link(new)
+            self._failover.process_opened([new], self._loop.time())
+            for earlier in self._takeovers:
+                self._send_all(earlier, [new])
+        self._takeovers.append(sealed)
+        self._send_all(sealed, {old, *self.executors})
+        for task, port in dict.fromkeys(get_sources(self.manifest, command.task)):
+            if task == CLIENT:
+                for entry in self._writer.get_unstored(task, port):
+                    self._send_all(self._seal_entry(port, entry), [new])
 
     def _on_deadline(self) -> None:
         missing = len(self._futures)
+        silent = self._failover.find_silent()
+        if silent is not None:
+            self._fail(Failure("the node stopped answering", *silent))
+            return
         self._fail(
-            self._find_silent()
-            or Failure(
+            Failure(
                 f"the deadline passed with {missing} of {self._steps} submitted steps undelivered"
                 if missing
                 else "the deadline passed before the session was finished"
             )
         )
-
-    def _find_silent(self) -> Failure | None:
-        """Return the first task whose node is gone: the others only report that they miss it."""
-        for task, node in enumerate(self.plan.executors()):
-            link = self._links.get(node)
-            if link is not None and not link.connected.is_set():
-                return Failure("the node stopped answering", task, node)
-        return None
 
     def _fail(self, failure: Failure) -> None:
         if self.failure is None and not self._ended:

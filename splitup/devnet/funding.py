@@ -15,6 +15,7 @@ from typing import Final
 
 from splitup import limits
 from splitup.chain.anvil import create_mnemonic, derive_key
+from splitup.chain.bonds import post_bond
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment, MarketParameters, deploy
 from splitup.crypto.keys import Identity
@@ -31,6 +32,7 @@ from splitup.errors import ChainUnavailable, ConfigurationError
 
 ACCOUNTS: Final = 2 + MEMBERS + MAX_NODES  # that Anvil's first block gives ether to
 USER_USDC: Final = 10_000_000_000  # 10,000 test USDC, in micro-USDC
+BOND_USDC: Final = 1_000_000_000  # 1,000 test USDC for every member, in micro-USDC
 # Short enough to watch on one machine; a real network gives a settlement an hour.
 DEVNET_PARAMETERS: Final = MarketParameters(max_deadline_s=1_800, settlement_grace_s=60)
 DEVNET_UNBONDING_S: Final = 1_900  # longer than any execution, as the market demands
@@ -125,17 +127,21 @@ async def set_up_chain(
         # a node that was slashed may not serve before its stake is whole again
         missing = [max(0, needed - stake) for stake in stakes]
         poor = [i for i, amount in enumerate(missing) if amount]
+        bonds = [await chain.call("bonds", "bondOf", m.identity.address) for m in parties.members]
+        free = [m for m, bond in zip(parties.members, bonds, strict=True) if not bond]
         await asyncio.gather(
+            *(chain.send("usdc", "mint", m.identity.address, BOND_USDC) for m in free),
             *(
                 chain.send("usdc", "mint", parties.nodes[i].identity.address, missing[i])
                 for i in poor
-            )
+            ),
         )
     await asyncio.gather(
+        *(_bond(rpc_url, deployment, member) for member in free),
         *(
             _stake(rpc_url, deployment, parties.nodes[i], state, missing[i], is_new=not stakes[i])
             for i in poor
-        )
+        ),
     )
 
 
@@ -197,6 +203,12 @@ async def _mint(chain: Chain, party: Party, amount: int) -> None:
 async def _get_stake(chain: Chain, party: Party) -> int:
     node = await chain.call("nodes", "nodeOf", party.identity.address)
     return int(node["stake"])
+
+
+async def _bond(rpc_url: str, deployment: Deployment, party: Party) -> None:
+    key = party.identity.private_key
+    async with await Chain.connect(rpc_url, deployment, private_key=key) as chain:
+        await post_bond(chain, BOND_USDC)
 
 
 async def _stake(

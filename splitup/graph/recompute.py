@@ -3,7 +3,7 @@
 ``python -m splitup.graph.recompute JOB`` reads a JSON file:
 
     task, weights    paths; weights "" for a task without any
-    inputs           per input port the path of its tensors of all steps, concatenated
+    inputs           per input port the path of its tensors of all steps, each after its length
     steps            how many
     determinism      the class to compute in; another one ends it before it computes
     memory_bytes     of address space; 0 for no bound (a GPU maps far more than it uses)
@@ -20,11 +20,24 @@ import json
 import resource
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 from splitup.codec import parse_json
 from splitup.errors import InvalidInput, SplitUpError
 from splitup.wire import EMPTY_DIGEST
+
+_LENGTH_BYTES: Final = 8
+
+
+def write_tensor(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Append one step's tensor to an input file, after its length as u64, little-endian."""
+    file.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
+    file.write(data)
+
+
+def read_tensor(file: BinaryIO) -> bytes:
+    """Return the next step's tensor; whether its length is right, the task's program checks."""
+    return file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little"))
 
 
 def replay(job: dict[str, Any]) -> dict[str, Any]:
@@ -43,7 +56,7 @@ def replay(job: dict[str, Any]) -> dict[str, Any]:
     outputs = [hashlib.sha256() for _ in program.outputs]
     files = [Path(path).open("rb") for path in job["inputs"]]
     for _ in range(job["steps"]):
-        tensors = [file.read(spec.nbytes) for file, spec in zip(files, program.inputs, strict=True)]
+        tensors = [read_tensor(file) for file in files]
         for digest, tensor in zip(inputs, tensors, strict=True):
             digest.update(tensor)
         for digest, tensor in zip(outputs, program.run(state, tensors), strict=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 
 from splitup.crypto.keys import Identity, verify_raw
+from splitup.protocol.logs import LogEntry
+from splitup.protocol.queue import PortId
 from splitup.wire import Frame, FrameKind, Message
 
 
@@ -41,10 +43,18 @@ def make_stored_frame(
     )
 
 
+def make_entry_frame(execution_id: str, source: PortId, entry: LogEntry) -> Frame:
+    """Return the frame that carries a step of a port, or announces it when it is stored apart."""
+    task, port = source
+    if entry.data is None:
+        return make_stored_frame(execution_id, task, port, entry.step, entry.digest, entry.length)
+    return make_tensor_frame(execution_id, task, port, entry.step, bytes(entry.data), entry.digest)
+
+
 def make_message_frame(
     kind: FrameKind, execution_id: str, task: int, step: int, message: Message | None
 ) -> Frame:
-    """Return an END (no message), ERROR (TaskFailure) or TRACE (Trace) frame."""
+    """Return a frame of a kind that carries a message, or nothing (END, PROBE)."""
     payload = b"" if message is None else message.canonical_bytes()
     return Frame(
         kind=kind,

@@ -20,7 +20,10 @@ from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import InvalidInput, PeerFault, Refused, StorageUnavailable, Unavailable
 from splitup.net.http import GATEWAY_AUDIENCE, SignedClient
+from splitup.protocol.keys import LogName
 from splitup.wire import (
+    CLIENT,
+    AddressField,
     Bytes32Field,
     DigestField,
     Grant,
@@ -34,6 +37,7 @@ UPLOAD_TYP: Final = "splitup-upload"
 MODEL_TYP: Final = "splitup-model"
 EXECUTION_TYP: Final = "splitup-execution"
 VERIFICATION_TYP: Final = "splitup-verification"
+LOG_TYP: Final = "splitup-log"
 
 _GRANTS_TIMEOUT_S: Final = 30.0  # thousands of URLs take the gateway a second
 
@@ -65,8 +69,43 @@ class ExecutionRequest(Message):
     certificate: PlanCertificate
 
 
+class LogWrite(Message):
+    """One log object that its producer wants to store, with its exact length and digest."""
+
+    task: Annotated[int, Field(ge=0, le=CLIENT)]
+    port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
+    number: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
+    apart: bool
+    length_bytes: Annotated[int, Field(ge=1, le=limits.MAX_TENSOR_BYTES)]
+    sha256: DigestField
+
+
+class LogRead(Message):
+    """One log object that a consumer or a validator wants to read; it need not exist yet."""
+
+    task: Annotated[int, Field(ge=0, le=CLIENT)]
+    port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
+    node: AddressField
+    number: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
+    apart: bool
+
+    @property
+    def name(self) -> LogName:
+        """Return what the object is called."""
+        return LogName(self.task, self.port, self.node, self.number, self.apart)
+
+
+class LogRequest(Message):
+    certificate: PlanCertificate
+    writes: tuple[LogWrite, ...] = Field(max_length=limits.LOG_OBJECTS)
+    reads: tuple[LogRead, ...] = Field(max_length=limits.LOG_OBJECTS)
+
+
 class VerificationRequest(Message):
+    """What a validator needs: the task's graph and weights, and the log objects in ``reads``."""
+
     order: VerificationOrder
+    reads: tuple[LogRead, ...] = Field(default=(), max_length=limits.LOG_OBJECTS)
 
 
 class GatewayClient:
@@ -130,16 +169,27 @@ class GatewayClient:
         reply = await self._ask("upload", UPLOAD_TYP, UploadRequest(objects=tuple(objects)))
         return UploadAnswer.from_value(reply)
 
+    async def log_grants(
+        self,
+        certificate: PlanCertificate,
+        writes: Sequence[LogWrite],
+        reads: Sequence[LogRead],
+    ) -> Grants:
+        """Return grants for log objects: PUT and GET of one's own, GET of others'."""
+        request = LogRequest(certificate=certificate, writes=tuple(writes), reads=tuple(reads))
+        return await self._ask_grants("log", LOG_TYP, request)
+
     async def execution_grants(self, certificate: PlanCertificate) -> Grants:
-        """Return everything that this identity may read and write in one execution."""
+        """Return grants for the tensors of one execution that are too large for a frame."""
         request = ExecutionRequest(certificate=certificate)
         return await self._ask_grants("execution", EXECUTION_TYP, request)
 
-    async def verification_grants(self, order: VerificationOrder) -> Grants:
-        """Return GET grants for the inputs, graph and weights of a task to recompute."""
-        return await self._ask_grants(
-            "verification", VERIFICATION_TYP, VerificationRequest(order=order)
-        )
+    async def verification_grants(
+        self, order: VerificationOrder, reads: Sequence[LogRead]
+    ) -> Grants:
+        """Return GET grants for graph and weights of a task to recompute, and for its inputs."""
+        request = VerificationRequest(order=order, reads=tuple(reads))
+        return await self._ask_grants("verification", VERIFICATION_TYP, request)
 
     async def upload_object(
         self,

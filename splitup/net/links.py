@@ -159,11 +159,16 @@ class LinkPool:
         on_frame: FrameHandler,
         *,
         on_closed: LinkHandler | None = None,
+        on_up: LinkHandler | None = None,
+        on_down: LinkHandler | None = None,
         allow_loopback: bool = False,
     ) -> None:
+        """``on_closed`` is told of a link's end, ``on_up``/``on_down`` of every connection's."""
         self._identity = identity
         self._on_frame = on_frame
         self._on_closed = on_closed
+        self._on_up = on_up
+        self._on_down = on_down
         self._allow_loopback = allow_loopback
         self._session: aiohttp.ClientSession | None = None
         self._links: dict[tuple[str, str], tuple[Link, asyncio.Task[None]]] = {}
@@ -231,12 +236,16 @@ class LinkPool:
                     continue
                 pause_s = limits.LINK_RETRY_MIN_S
                 link.rewind()
+                if self._on_up is not None:
+                    self._on_up(link)
                 try:
                     await _serve(link, socket, self._on_frame)
                 except (aiohttp.ClientError, ConnectionError) as failure:
                     _log.info("connection to %s broke: %s", link.peer, failure)
                 finally:
                     link.connected.clear()
+                    if self._on_down is not None:
+                        self._on_down(link)
                     await socket.close()
                 if socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION:
                     raise PeerFault(  # the same frames would meet the same answer again

@@ -30,6 +30,17 @@ _WRITE_BYTES: Final = 4 * limits.MIB
 _FIRST_PAUSE_S: Final = 0.05
 
 
+class NotStored(StorageUnavailable):
+    """The object does not exist, or not yet."""
+
+
+async def compute_sha256(data: bytes | memoryview) -> bytes:
+    """Return the SHA-256 of ``data``; what is too large for a frame is hashed on a thread."""
+    if len(data) <= limits.INLINE_TENSOR_BYTES:
+        return hashlib.sha256(data).digest()
+    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+
+
 async def put_object(
     session: aiohttp.ClientSession,
     grant: Grant,
@@ -75,7 +86,7 @@ async def put_object(
         session,
         existing,
         max_bytes=size_bytes,
-        expected_digest=hashlib.sha256(data).hexdigest(),
+        expected_digest=(await compute_sha256(data)).hex(),
         deadline_s=end - time.monotonic(),
     )
 
@@ -92,8 +103,8 @@ async def get_object(
 
     Fetched up to three times while the digest differs, and again after connection errors until
     ``deadline_s`` from now. ``expected_digest`` None: the bytes carry their own proof, which the
-    caller checks. Raises StorageUnavailable (also for a missing object or an expired grant) or
-    PeerFault (too long, wrong digest).
+    caller checks. Raises StorageUnavailable (NotStored for a missing object, and for an expired
+    grant) or PeerFault (too long, wrong digest).
     """
     sink = _Memory()
     await _read(session, grant, sink, max_bytes, expected_digest, deadline_s)
@@ -150,7 +161,7 @@ async def _read(
             await pauses.wait(grant, f"status {status}")
             continue
         if status == 404:
-            raise StorageUnavailable(f"object {grant.key} does not exist (yet)")
+            raise NotStored(f"object {grant.key} does not exist (yet)")
         if status != 200:
             raise _refused(grant, status)
         if sink.nbytes > max_bytes:

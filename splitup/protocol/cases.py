@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from splitup import limits
 from splitup.codec import compute_digest, encode_canonical
@@ -16,6 +17,7 @@ from splitup.protocol.checks import Answer, Check
 from splitup.protocol.events import CompletionCommitted
 from splitup.protocol.messages import SettlementProposal
 from splitup.protocol.shared import Beacon
+from splitup.protocol.takeovers import check_takeover, find_executors
 from splitup.protocol.verification import SettlementTerms, Verdict, check_completion
 from splitup.wire import (
     Completion,
@@ -25,6 +27,7 @@ from splitup.wire import (
     Request,
     Ruling,
     SignedAttestation,
+    SignedTakeover,
     Snapshot,
     TaskCommitment,
     TaskVerdict,
@@ -43,6 +46,14 @@ class Proposed:
     signatures: dict[str, bytes] = field(default_factory=dict)
 
 
+class Basis(NamedTuple):
+    """What a draw is over. ``executors`` is empty when they are the plan's."""
+
+    block_hash: str
+    commitments: tuple[tuple[str, str], ...]
+    executors: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Case:
     """One execution from its plan to its settlement."""
@@ -53,6 +64,9 @@ class Case:
     snapshot: Snapshot | None = None
     manifest: Manifest | None = None
     commitments: dict[str, CompletionCommitted] = field(default_factory=dict)  # in chain order
+    # checked, by task and candidate
+    takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
+    basis: Basis | None = None  # what we signed for
     beacon: Beacon | None = None
     early: dict[int, str] = field(default_factory=dict)  # draw partials before our beacon
     partial: str = ""
@@ -75,8 +89,10 @@ class Case:
     proposals: dict[str, SettlementProposal] = field(default_factory=dict)  # not signed yet
 
     def get_executors(self) -> tuple[str, ...]:
-        """Return who answers for each task; none before the plan is known."""
-        return self.certificate.plan.executors() if self.certificate else ()
+        """Return who answers for each task; none before the draw, which fixes it."""
+        if self.certificate is None or self.draw is None:
+            return ()
+        return self.draw.executors or self.certificate.plan.executors()
 
     def find_commitment(self, task: int) -> TaskCommitment | None:
         """Return what the executor of a task revealed that it had committed to."""
@@ -127,15 +143,61 @@ class Case:
             answers += [check.answers[v] for v in check.validators if v in check.answers]
         return answers
 
-    def get_basis(self) -> tuple[str, tuple[tuple[str, str], ...]] | None:
-        """Return what the draw is over, once every executor has committed: block hash and roots."""
+    def get_basis(self) -> Basis | None:
+        """Return what the draw is over, once commitments cover every task.
+
+        The block hash of the last of them, (node, root) of each, sorted, and who answers for the
+        tasks: () when they are the plan's.
+        """
         if self.certificate is None:
             return None
-        executors = set(self.get_executors())
-        if not executors <= self.commitments.keys():
+        plan = self.certificate.plan
+        executors = find_executors(plan, self.takeovers, tuple(self.commitments))
+        if executors is None:
             return None
-        events = [event for node, event in self.commitments.items() if node in executors]
-        return events[-1].block_hash, tuple(sorted((e.node, e.root) for e in events))
+        events = self._list_events(executors)
+        return Basis(
+            events[-1].block_hash,
+            tuple(sorted((event.node, event.root) for event in events)),
+            () if executors == plan.executors() else executors,
+        )
+
+    def rests_on_chain(self, draw: Draw) -> bool:
+        """Return whether a draw is over commitments that we see, too, by candidates of the plan."""
+        if self.certificate is None or not self.certificate.plan.has_candidates(draw.executors):
+            return False
+        events = self._list_events(draw.executors or self.certificate.plan.executors())
+        if tuple(sorted((event.node, event.root) for event in events)) != draw.commitments:
+            return False
+        return bool(events) and events[-1].block_hash == draw.block_hash
+
+    def _list_events(self, executors: Sequence[str]) -> list[CompletionCommitted]:
+        named = set(executors)
+        return [event for node, event in self.commitments.items() if node in named]
+
+    def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
+        """Note who may answer for tasks; nothing changes once there is a draw.
+
+        Raises PeerFault, BadSignature for what is not the client's word.
+        """
+        if self.certificate is None or self.draw is not None:
+            return
+        for signed in takeovers:
+            name = signed.takeover.task, signed.takeover.candidate
+            if name not in self.takeovers:
+                check_takeover(signed, self.certificate.plan)
+                self.takeovers[name] = signed
+
+    def list_effective(self) -> tuple[SignedTakeover, ...]:
+        """Return the takeovers that our basis rests on."""
+        if self.certificate is None or self.basis is None:
+            return ()
+        plan, executors = self.certificate.plan, self.basis.executors
+        return tuple(
+            signed
+            for (task, candidate), signed in sorted(self.takeovers.items())
+            if executors and executors[task] == plan.tasks[task][candidate]
+        )
 
     def check_validator(
         self, result: VerificationResult | VerificationCommitment, signing_key: str
@@ -154,14 +216,25 @@ def check_revealed(
     certificate: PlanCertificate,
     manifest: Manifest,
     committed: CompletionCommitted,
+    executors: Sequence[str],
 ) -> None:
-    """Raise PeerFault unless a completion is what its node committed to, steps included."""
-    check_completion(completion, certificate.plan, manifest, committed.root)
+    """Raise PeerFault unless a completion is what its node committed to, steps included.
+
+    It has to cover the tasks that its node answers for, with the takeovers that made it so.
+    """
+    check_committed(completion, committed)
+    check_completion(completion, certificate.plan, manifest, committed.root, executors)
+
+
+def check_committed(completion: Completion, committed: CompletionCommitted) -> None:
+    """Raise PeerFault unless root and steps are those on chain, whatever the plan says."""
+    node = completion.node
+    if completion.root() != committed.root:
+        raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
     if completion.steps != committed.steps:
         raise PeerFault(
-            f"completion of {completion.node} has {completion.steps} steps, "
-            f"{committed.steps} were committed",
-            peer=completion.node,
+            f"completion of {node} has {completion.steps} steps, {committed.steps} were committed",
+            peer=node,
         )
 
 

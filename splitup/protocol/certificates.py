@@ -78,16 +78,23 @@ def plan_alpha(request: Request) -> bytes:
     )
 
 
-def draw_alpha(execution_id: str, block_hash: str, commitments: Sequence[tuple[str, str]]) -> bytes:
+def draw_alpha(
+    execution_id: str,
+    block_hash: str,
+    commitments: Sequence[tuple[str, str]],
+    executors: Sequence[str] = (),
+) -> bytes:
     """Return what the committee signs to draw verifications.
 
     ``commitments`` are (node, root) sorted by node; ``block_hash`` is that of the last one's block.
+    ``executors`` answer for the tasks; empty when they are the plan's.
     """
     return _DRAW_TAG + encode_canonical(
         {
             "block_hash": block_hash,
             "commitments": [list(entry) for entry in commitments],
             "execution_id": execution_id,
+            "executors": list(executors),
         }
     )
 
@@ -125,7 +132,9 @@ def check_draw(draw: Draw, committee: CommitteeView, scheme: Scheme = REAL) -> N
     nodes = [node for node, _ in draw.commitments]
     if not nodes or any(a >= b for a, b in pairwise(nodes)):
         raise PeerFault(f"draw of {draw.execution_id} does not list its commitments sorted by node")
-    alpha = draw_alpha(draw.execution_id, draw.block_hash, draw.commitments)
+    if draw.executors and sorted(set(draw.executors)) != nodes:
+        raise PeerFault(f"draw of {draw.execution_id} is not over its executors' commitments")
+    alpha = draw_alpha(draw.execution_id, draw.block_hash, draw.commitments, draw.executors)
     _check_seed(alpha, draw.signature, draw.seed, committee, scheme)
 
 

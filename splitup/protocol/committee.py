@@ -40,6 +40,7 @@ from splitup.protocol.events import (
     RttMeasured,
     SnapshotAccepted,
     SnapshotFetched,
+    TakeoversReceived,
     TaskRecomputed,
     Tick,
     Undone,
@@ -221,6 +222,8 @@ class CommitteeMember:
                 )
             case PromiseReceived():
                 return self._settlements.process_promise(event.promise, event.signing_key, now)
+            case TakeoversReceived():
+                return self._settlements.process_takeovers(event.takeovers, event.signing_key, now)
             case TaskRecomputed():
                 return self._settlements.process_ruling(event.execution_id, event.ruling, now)
             case ResultReceived():

@@ -1,4 +1,4 @@
-"""The draw: randomness over all commitments, made once every executor's is on chain."""
+"""The draw: randomness over all commitments, made once those on chain cover every task."""
 
 from __future__ import annotations
 
@@ -34,25 +34,29 @@ class Draws:
         return []
 
     def adopt(self, case: Case, draw: Draw, now: float) -> None:
-        """Take a draw from another member, once it is over the commitments that we see too."""
+        """Take a draw from another member, once it is over commitments that we see too.
+
+        Whose they are, 2f+1 members agree; we need not have seen the takeovers ourselves.
+        """
         if case.draw is not None or not self._seat.view.group_key:
             return
-        basis = case.get_basis()
-        if basis is None or (draw.block_hash, draw.commitments) != basis:
+        if not case.rests_on_chain(draw):
             return
         check_draw(draw, self._seat.view, self._seat.scheme)
         self._set(case, draw, now)
 
     def make(self, case: Case, now: float) -> list[Command]:
         """Sign our share when the basis is complete, and combine what came."""
-        basis = case.get_basis()
-        if case.draw is not None or basis is None or self._seat.group is None:
+        if case.draw is not None or self._seat.group is None:
+            return []
+        basis = case.basis or case.get_basis()
+        if basis is None:
             return []
         execution_id = case.request.execution_id
-        block_hash, commitments = basis
         commands: list[Command] = []
         if case.beacon is None:
-            beacon = Beacon(draw_alpha(execution_id, block_hash, commitments))
+            case.basis = basis
+            beacon = Beacon(draw_alpha(execution_id, *basis))
             claim = self._ledger.claim(f"draw/{execution_id}/", compute_digest(beacon.alpha))
             case.beacon = beacon
             if claim is None:
@@ -64,7 +68,9 @@ class Draws:
                 beacon.add(index, partial)
         if case.partial and now >= case.resend_at:
             case.resend_at = now + limits.GOSSIP_RETRY_S
-            message = DrawPartial(execution_id=execution_id, partial=case.partial)
+            message = DrawPartial(
+                execution_id=execution_id, partial=case.partial, takeovers=case.list_effective()
+            )
             commands.append(Gossip(None, message))
         for index in case.beacon.combine(self._seat.group, self._seat.scheme):
             liar = self._seat.accounts()[index]
@@ -72,8 +78,9 @@ class Draws:
         if case.beacon.seed:
             draw = Draw(
                 execution_id=execution_id,
-                block_hash=block_hash,
-                commitments=commitments,
+                block_hash=basis.block_hash,
+                commitments=basis.commitments,
+                executors=basis.executors,
                 signature=case.beacon.signature,
                 seed=case.beacon.seed,
             )

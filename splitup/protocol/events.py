@@ -23,6 +23,7 @@ from splitup.wire import (
     Request,
     Ruling,
     Snapshot,
+    Takeovers,
     VerificationCommitment,
     VerificationOrder,
     VerificationResult,
@@ -155,6 +156,14 @@ class CompletionReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeoversReceived:
+    """A node's proof that it runs tasks of another; ``signing_key`` signed the message."""
+
+    takeovers: Takeovers
+    signing_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class PromiseReceived:
     """A validator's commitment."""
 
@@ -243,6 +252,7 @@ Event = (
     | HeartbeatReceived
     | CompletionReceived
     | PromiseReceived
+    | TakeoversReceived
     | ResultReceived
     | TaskRecomputed
     | KeyReady

@@ -1,72 +1,38 @@
-"""Where every tensor of an execution is stored: a pure function of plan and manifest.
+"""Where every object of an execution's logs is stored: a pure function of who wrote what.
 
-A producer does not store one object per step. It writes *log segments*: the port's tensors of many
-consecutive steps, concatenated. A port too large for a frame has segments of one step, so that the
-segment is the tensor itself and its consumers can fetch it.
+A producer does not store one object per step. It writes *log segments* of many consecutive steps
+(``splitup.protocol.logs``). A tensor too large for a frame is an object of its own, so that its
+consumers can fetch it. Everybody writes below a prefix of its own, so that a node that takes a task
+over never meets what its predecessor wrote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from splitup import limits
-from splitup.tensors import TensorSpec
 from splitup.wire import CLIENT
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """One log object: steps ``first_step`` … ``first_step + steps - 1`` of one port."""
+class LogName:
+    """One object of the log of (``task``, ``port``) as ``node`` wrote it.
 
-    key: str
-    task: int  # producer, or CLIENT for a graph input
+    ``task`` is CLIENT and ``node`` the client's account for a graph input. ``number`` is the
+    segment's index, or with ``apart`` the step of a tensor stored by itself.
+    """
+
+    task: int
     port: int
-    index: int
-    first_step: int
-    steps: int
-    tensor_bytes: int
+    node: str
+    number: int
+    apart: bool = False
 
-    @property
-    def length(self) -> int:
-        """Size of the object in bytes; steps that never ran are zero bytes."""
-        return self.steps * self.tensor_bytes
+    def get_prefix(self, execution_id: str) -> str:
+        """Return the part of the key that all objects of this log share."""
+        producer = "input" if self.task == CLIENT else f"t{self.task:04d}"
+        return f"executions/{execution_id[2:]}/{producer}.{self.port}/{self.node}/"
 
-
-def compute_segment_steps(tensor_bytes: int) -> int:
-    """Return how many steps of a port share one object."""
-    if tensor_bytes > limits.INLINE_TENSOR_BYTES:
-        return 1
-    return max(1, min(limits.SEGMENT_STEPS, limits.SEGMENT_BYTES // max(1, tensor_bytes)))
-
-
-def iter_segments(
-    execution_id: str, task: int, port: int, tensor_bytes: int, steps: int
-) -> Iterator[Segment]:
-    """Yield the segments that hold ``steps`` steps of one port, in order."""
-    per_segment = compute_segment_steps(tensor_bytes)
-    producer = "input" if task == CLIENT else f"t{task:04d}"
-    for index, first in enumerate(range(0, steps, per_segment)):
-        yield Segment(
-            key=f"executions/{execution_id[2:]}/{producer}.{port}/{index:05d}",
-            task=task,
-            port=port,
-            index=index,
-            first_step=first,
-            steps=min(per_segment, steps - first),
-            tensor_bytes=tensor_bytes,
-        )
-
-
-def measure_record(spec: TensorSpec) -> int:
-    return spec.nbytes + 8 if spec.rows else spec.nbytes
-
-
-def encode_record(data: bytes | memoryview, spec: TensorSpec) -> bytes | memoryview:
-    if not spec.rows:
-        return data
-    return len(data).to_bytes(8, "little") + bytes(data).ljust(spec.nbytes, b"\0")
-
-
-def decode_record(record: memoryview, spec: TensorSpec) -> memoryview:
-    return record[8 : 8 + int.from_bytes(record[:8], "little")] if spec.rows else record
+    def get_key(self, execution_id: str) -> str:
+        """Return the object's key."""
+        kind = "step-" if self.apart else ""
+        return f"{self.get_prefix(execution_id)}{kind}{self.number:05d}"

@@ -22,6 +22,7 @@ from splitup.wire import (
     Observation,
     PlanCertificate,
     SignedAttestation,
+    SignedTakeover,
     Snapshot,
 )
 
@@ -114,10 +115,11 @@ class PlanWanted(Message):
 
 
 class DrawPartial(Message):
-    """A share of the draw's seed."""
+    """A share of the draw's seed. Who is behind may lack the takeovers that it rests on."""
 
     execution_id: Bytes32Field
     partial: PartialField
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
 
 
 class DrawMade(Message):

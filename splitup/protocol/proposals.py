@@ -112,14 +112,15 @@ class Proposals:
         self, case: Case, certificate: PlanCertificate, manifest: Manifest, draw: Draw
     ) -> quorum.Settlement:
         verdicts = [case.verdicts[task] for task in sorted(case.verdicts)]
-        executors = set(case.get_executors())
+        executors = case.get_executors()
         terms = compute_settlement(
             certificate.plan,
             manifest,
             min(case.commitments[node].steps for node in executors),
-            executors - case.completions.keys(),
+            set(executors) - case.completions.keys(),
             verdicts,
             self._economics,
+            executors,
         )
         return make_settlement(terms, compute_evidence_root(draw, verdicts))
 

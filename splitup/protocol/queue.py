@@ -2,8 +2,11 @@
 
 Every task of an execution runs its steps strictly in order (its state demands it); tasks and
 executions interleave. A tensor may come early, late, twice or never; the same slot with other bytes
-is a fault of the sender. Ready runs are ordered by arrival, minus a head start for long critical
-paths: a run is overtaken by a bounded number of later ones only, so nothing starves.
+is a fault of the sender while the first waits, and ignored once that was used.
+
+Executions share the node fairly, step by step (start-time fair queueing, Goyal et al. 1996): a run
+is due at the later of now and the end of its execution's last one, on a clock that a whole step
+of any execution moves equally far. Among runs due together long critical paths go first.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from splitup.errors import PeerFault, Unavailable
 
 PortId = tuple[int, int]  # (producer task or CLIENT, port)
 
-_DIGEST_BYTES: Final = 32
+_STEP: Final = 2**20  # what one step of all local tasks of an execution takes on the queue's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +55,23 @@ class Run:
 
 
 @dataclass(slots=True)
-class _Port:
-    consumers: tuple[int, ...]
-    waiting: dict[int, Tensor] = field(default_factory=dict)  # by step
-    consumed: bytearray = field(default_factory=bytearray)  # digests of the steps that are gone
+class _Lane:
+    """One task: its steps run strictly in order, and what it reads waits for it alone."""
+
+    task: LocalTask
+    waiting: dict[PortId, dict[int, Tensor]]  # by port and step
+    next_step: int = 0
+    busy: bool = False  # in the heap or running
 
 
 @dataclass(slots=True)
 class _Execution:
-    tasks: dict[int, LocalTask]
-    ports: dict[PortId, _Port]
     max_steps: int
-    next_step: dict[int, int]
-    busy: set[int] = field(default_factory=set)  # tasks in the heap or running
+    lanes: dict[int, _Lane] = field(default_factory=dict)
+    renewed: set[PortId] = field(default_factory=set)  # another node produces them now
     end: int | None = None
     buffered_bytes: int = 0
+    due: int = 0  # when its next run is due, see _STEP
 
 
 class TaskQueue:
@@ -76,9 +81,10 @@ class TaskQueue:
         self._max_bytes = max_bytes
         self._buffered_bytes = 0
         self._executions: dict[str, _Execution] = {}
-        # order, sequence, execution, task, step
-        self._ready: list[tuple[int, int, str, int, int]] = []
+        # due, minus head start, sequence, execution, task, step
+        self._ready: list[tuple[int, int, int, str, int, int]] = []
         self._sequence = 0
+        self._now = 0  # when the last run was due
 
     def __len__(self) -> int:
         """Return how many runs are ready."""
@@ -90,52 +96,52 @@ class TaskQueue:
         return self._buffered_bytes
 
     def assign(self, execution_id: str, tasks: Sequence[LocalTask], max_steps: int) -> None:
-        """Accept an execution's tasks; a second assignment of the same execution changes nothing.
+        """Accept tasks of an execution, now or later; one that is here already changes nothing.
 
         Raises Unavailable when ``limits.QUEUE_EXECUTIONS`` are assigned already.
         """
-        if execution_id in self._executions:
-            return
-        if len(self._executions) >= limits.QUEUE_EXECUTIONS:
-            raise Unavailable(f"the node works on {len(self._executions)} executions already")
-        readers: dict[PortId, list[int]] = {}
+        execution = self._executions.get(execution_id)
+        if execution is None:
+            if len(self._executions) >= limits.QUEUE_EXECUTIONS:
+                raise Unavailable(f"the node works on {len(self._executions)} executions already")
+            execution = self._executions[execution_id] = _Execution(max_steps)
         for task in tasks:
-            for source in dict.fromkeys(task.inputs):
-                readers.setdefault(source, []).append(task.index)
-        self._executions[execution_id] = _Execution(
-            tasks={task.index: task for task in tasks},
-            ports={source: _Port(tuple(indices)) for source, indices in readers.items()},
-            max_steps=max_steps,
-            next_step={task.index: 0 for task in tasks},
-        )
+            if task.index not in execution.lanes:
+                lane = _Lane(task, {source: {} for source in task.inputs})
+                execution.lanes[task.index] = lane
+                self._schedule(execution_id, execution, lane)
 
-    def offer(self, execution_id: str, port: PortId, step: int, tensor: Tensor) -> bool:
-        """Take one tensor; return False when it was there already.
+    def offer(
+        self, execution_id: str, port: PortId, step: int, tensor: Tensor, *, task: int | None = None
+    ) -> bool:
+        """Take one tensor for all its readers here, or for ``task`` alone.
 
-        Raises PeerFault for a port that no local task reads, a step that was not paid for, or a
-        second tensor with other bytes, and Unavailable when the buffers are full.
+        Returns False when all of them had it. What a reader has used already it ignores, whatever
+        its bytes. Raises PeerFault for a port that no local task reads, a step that was not paid
+        for, or a second tensor with other bytes, and Unavailable when the buffers are full.
         """
         execution = self._get(execution_id)
-        slot = execution.ports.get(port)
-        if slot is None:
+        lanes = [
+            lane
+            for lane in execution.lanes.values()
+            if port in lane.waiting and task in (None, lane.task.index)
+        ]
+        if not lanes:
             raise PeerFault(
                 f"no task here reads port {port[1]} of task {port[0]} of {execution_id}"
             )
         limit = execution.max_steps if execution.end is None else execution.end
         if step >= limit:
             raise PeerFault(f"step {step} of {execution_id} is beyond its {limit} steps")
-        known = _get_digest(slot, step)
-        if known is not None:
-            if known != tensor.digest:
-                raise PeerFault(
-                    f"two different tensors for step {step} of port {port[1]} of task {port[0]} "
-                    f"of {execution_id}"
-                )
-            return False
-        self._store(execution, slot, step, tensor)
-        for task in slot.consumers:
-            self._schedule(execution_id, execution, task)
-        return True
+        news = [self._take(execution_id, execution, lane, port, step, tensor) for lane in lanes]
+        return any(news)
+
+    def renew(self, execution_id: str, task: int) -> None:
+        """Expect a task's outputs from another node: what differs and was not used is replaced."""
+        execution = self._executions.get(execution_id)
+        if execution is not None:
+            for lane in execution.lanes.values():
+                execution.renewed |= {port for port in lane.waiting if port[0] == task}
 
     def end(self, execution_id: str, steps: int) -> None:
         """Learn the number of steps; raise PeerFault when it contradicts what was said or run."""
@@ -143,45 +149,49 @@ class TaskQueue:
         if execution.end == steps:
             return
         ahead = any(
-            len(slot.consumed) > steps * _DIGEST_BYTES
-            or any(step >= steps for step in slot.waiting)
-            for slot in execution.ports.values()
+            lane.next_step > steps
+            or any(step >= steps for tensors in lane.waiting.values() for step in tensors)
+            for lane in execution.lanes.values()
         )
         if execution.end is not None or steps > execution.max_steps or ahead:
             raise PeerFault(f"execution {execution_id} cannot end after {steps} steps any more")
         execution.end = steps
-        for task in execution.tasks:
-            self._schedule(execution_id, execution, task)
+        for lane in execution.lanes.values():
+            self._schedule(execution_id, execution, lane)
 
     def next(self) -> Run | None:
         """Return the run to start now, None when nothing is ready."""
         while self._ready:
-            _, _, execution_id, task, step = heapq.heappop(self._ready)
-            execution = self._executions.get(execution_id)
-            if execution is None or execution.next_step.get(task) != step:
+            due, _, _, execution_id, task, step = heapq.heappop(self._ready)
+            lane = self._find(execution_id, task)
+            if lane is None or lane.next_step != step:
                 continue  # dropped meanwhile
-            inputs = tuple(
-                execution.ports[source].waiting[step] for source in execution.tasks[task].inputs
-            )
+            self._now = max(self._now, due)
+            inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
             return Run(execution_id, task, step, inputs)
         return None
 
-    def finish(self, run: Run, outputs: Sequence[Tensor]) -> None:
-        """Take the outputs of a run to its local readers and let go of its inputs."""
+    def finish(self, run: Run, outputs: Sequence[Tensor]) -> bool:
+        """Let go of a run's inputs and take its outputs to their local readers.
+
+        Returns False when the task was dropped while it ran: nobody wants its outputs any more.
+        """
         execution = self._executions.get(run.execution_id)
-        if execution is None:
-            return  # dropped while it ran
-        execution.busy.discard(run.task)
-        execution.next_step[run.task] = run.step + 1
-        for source in dict.fromkeys(execution.tasks[run.task].inputs):
-            self._release(execution, execution.ports[source])
+        lane = self._find(run.execution_id, run.task)
+        if execution is None or lane is None or lane.next_step != run.step:
+            return False
+        lane.busy = False
+        lane.next_step += 1
+        for tensors in lane.waiting.values():
+            self._discard(execution, tensors, run.step)
         for port, tensor in enumerate(outputs):
-            slot = execution.ports.get((run.task, port))
-            if slot is not None:
-                self._store(execution, slot, run.step, tensor)
-                for task in slot.consumers:
-                    self._schedule(run.execution_id, execution, task)
-        self._schedule(run.execution_id, execution, run.task)
+            for reader in execution.lanes.values():
+                if (run.task, port) in reader.waiting:
+                    self._take(
+                        run.execution_id, execution, reader, (run.task, port), run.step, tensor
+                    )
+        self._schedule(run.execution_id, execution, lane)
+        return True
 
     def is_complete(self, execution_id: str) -> bool:
         """Return whether every local task has run every step there is."""
@@ -189,21 +199,44 @@ class TaskQueue:
         return (
             execution is not None
             and execution.end is not None
-            and all(step == execution.end for step in execution.next_step.values())
+            and all(lane.next_step == execution.end for lane in execution.lanes.values())
         )
 
     def get_progress(self, execution_id: str) -> dict[int, int]:
         """Return the number of finished steps by task; empty for an unknown execution."""
         execution = self._executions.get(execution_id)
-        return {} if execution is None else dict(execution.next_step)
+        lanes = {} if execution is None else execution.lanes
+        return {index: lane.next_step for index, lane in lanes.items()}
+
+    def is_ready(self, execution_id: str, task: int) -> bool:
+        """Return whether a task's next step waits for nothing but its turn, or runs."""
+        lane = self._find(execution_id, task)
+        return lane is not None and lane.busy
+
+    def has(self, execution_id: str, port: PortId, step: int, task: int) -> bool:
+        """Return whether a task has used a tensor, or has it waiting."""
+        lane = self._find(execution_id, task)
+        return lane is not None and (step < lane.next_step or step in lane.waiting[port])
 
     def drop(self, execution_id: str) -> None:
         """Forget an execution and its tensors."""
         execution = self._executions.pop(execution_id, None)
         if execution is not None:
             self._buffered_bytes -= execution.buffered_bytes
-            self._ready = [entry for entry in self._ready if entry[2] != execution_id]
+            self._ready = [entry for entry in self._ready if entry[3] != execution_id]
             heapq.heapify(self._ready)
+
+    def drop_task(self, execution_id: str, task: int) -> None:
+        """Forget one task, which another node runs from now on."""
+        execution, lane = self._executions.get(execution_id), self._find(execution_id, task)
+        if execution is None or lane is None:
+            return
+        for tensors in lane.waiting.values():
+            for step in list(tensors):
+                self._discard(execution, tensors, step)
+        del execution.lanes[task]
+        if not execution.lanes:
+            self.drop(execution_id)
 
     def _get(self, execution_id: str) -> _Execution:
         execution = self._executions.get(execution_id)
@@ -211,44 +244,65 @@ class TaskQueue:
             raise PeerFault(f"execution {execution_id} is not assigned to this node")
         return execution
 
-    def _store(self, execution: _Execution, slot: _Port, step: int, tensor: Tensor) -> None:
+    def _find(self, execution_id: str, task: int) -> _Lane | None:
+        execution = self._executions.get(execution_id)
+        return None if execution is None else execution.lanes.get(task)
+
+    def _take(
+        self,
+        execution_id: str,
+        execution: _Execution,
+        lane: _Lane,
+        port: PortId,
+        step: int,
+        tensor: Tensor,
+    ) -> bool:
+        """Keep one tensor for one lane; return False when it is not needed."""
+        if step < lane.next_step:
+            return False
+        known = lane.waiting[port].get(step)
+        if known is not None:
+            if known.digest == tensor.digest:
+                return False
+            if port not in execution.renewed:
+                raise PeerFault(
+                    f"two different tensors for step {step} of port {port[1]} of task {port[0]} "
+                    f"of {execution_id}"
+                )
+            self._discard(execution, lane.waiting[port], step)
         size = len(tensor.data)
         if self._buffered_bytes + size > self._max_bytes:
             raise Unavailable(f"{self._buffered_bytes} bytes of tensors wait on this node already")
-        slot.waiting[step] = tensor
+        lane.waiting[port][step] = tensor
         execution.buffered_bytes += size
         self._buffered_bytes += size
+        self._schedule(execution_id, execution, lane)
+        return True
 
-    def _release(self, execution: _Execution, slot: _Port) -> None:
-        first_needed = min(execution.next_step[task] for task in slot.consumers)
-        for step in range(len(slot.consumed) // _DIGEST_BYTES, first_needed):
-            tensor = slot.waiting.pop(step)
-            slot.consumed += tensor.digest
-            execution.buffered_bytes -= len(tensor.data)
-            self._buffered_bytes -= len(tensor.data)
+    def _discard(self, execution: _Execution, tensors: dict[int, Tensor], step: int) -> None:
+        size = len(tensors.pop(step).data)
+        execution.buffered_bytes -= size
+        self._buffered_bytes -= size
 
-    def _schedule(self, execution_id: str, execution: _Execution, index: int) -> None:
-        if index in execution.busy:
+    def _schedule(self, execution_id: str, execution: _Execution, lane: _Lane) -> None:
+        if lane.busy:
             return
-        task, step = execution.tasks[index], execution.next_step[index]
+        step = lane.next_step
         if step >= (execution.max_steps if execution.end is None else execution.end):
             return
-        if not task.inputs and execution.end is None:
+        if not lane.waiting and execution.end is None:
             return  # a task without inputs has nothing that says how often it is wanted
-        if any(step not in execution.ports[source].waiting for source in task.inputs):
+        if any(step not in tensors for tensors in lane.waiting.values()):
             return
-        execution.busy.add(index)
+        lane.busy = True
         self._sequence += 1
-        order = self._sequence - task.head_start
-        heapq.heappush(self._ready, (order, self._sequence, execution_id, index, step))
-
-
-def _get_digest(slot: _Port, step: int) -> bytes | None:
-    waiting = slot.waiting.get(step)
-    if waiting is not None:
-        return waiting.digest
-    start = step * _DIGEST_BYTES
-    return bytes(slot.consumed[start : start + _DIGEST_BYTES]) or None
+        due = max(self._now, execution.due)
+        execution.due = due + _STEP // len(execution.lanes)
+        head_start = lane.task.head_start
+        heapq.heappush(
+            self._ready,
+            (due, -head_start, self._sequence, execution_id, lane.task.index, step),
+        )
 
 
 @dataclass(slots=True)

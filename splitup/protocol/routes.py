@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from splitup import limits
@@ -20,8 +21,7 @@ class Routes:
     targets: dict[PortId, tuple[str, ...]]  # other nodes that read an output of ours
     to_client: frozenset[PortId]  # our outputs that are the execution's outputs
     successors: dict[str, PlanNode]  # the nodes in ``targets``, by address
-    sources: dict[PortId, TensorSpec]  # what our tasks read
-    keys: dict[int, str]  # producer task or CLIENT -> Ed25519 key its frames are signed with
+    specs: dict[PortId, TensorSpec]  # what our tasks read
 
 
 def get_sources(manifest: Manifest, task: int) -> tuple[PortId, ...]:
@@ -43,9 +43,14 @@ def compute_path_flops(manifest: Manifest) -> tuple[int, ...]:
     return tuple(path)
 
 
-def compute_routes(plan: Plan, manifest: Manifest, node: str) -> Routes:
-    """Return what ``node`` runs, reads and sends. Raises PeerFault when plan and model differ."""
-    executors = plan.executors()
+def compute_routes(
+    plan: Plan, manifest: Manifest, node: str, executors: Sequence[str] | None = None
+) -> Routes:
+    """Return what ``node`` runs, reads and sends. Raises PeerFault when plan and model differ.
+
+    ``executors`` are the tasks' nodes of now; by default the plan's first candidates.
+    """
+    executors = plan.executors() if executors is None else executors
     if len(executors) != len(manifest.tasks):
         raise PeerFault(
             f"plan of {plan.request.execution_id} assigns {len(executors)} tasks; "
@@ -54,20 +59,18 @@ def compute_routes(plan: Plan, manifest: Manifest, node: str) -> Routes:
     mine = [index for index, executor in enumerate(executors) if executor == node]
     path = compute_path_flops(manifest)
     longest = max(path)
-    sources: dict[PortId, TensorSpec] = {}
+    specs: dict[PortId, TensorSpec] = {}
     targets: dict[PortId, tuple[str, ...]] = {}
     tasks = []
     for index in mine:
         task = manifest.tasks[index]
         inputs = get_sources(manifest, index)
-        sources.update(zip(inputs, (port.spec for port in task.inputs), strict=True))
+        specs.update(zip(inputs, (port.spec for port in task.inputs), strict=True))
         head_start = limits.QUEUE_HEAD_START * path[index] // longest
         tasks.append(LocalTask(index, inputs, len(task.outputs), head_start))
         for port in range(len(task.outputs)):
             readers = {executors[reader] for reader, _ in manifest.consumers(index, port)}
             targets[index, port] = tuple(sorted(readers - {node}))
-    keys = {index: plan.node_of(executor).signing_key for index, executor in enumerate(executors)}
-    keys[CLIENT] = plan.request.client_key
     named = sorted({target for readers in targets.values() for target in readers})
     return Routes(
         tasks=tuple(tasks),
@@ -76,6 +79,5 @@ def compute_routes(plan: Plan, manifest: Manifest, node: str) -> Routes:
             (output.task, output.port) for output in manifest.outputs if output.task in mine
         ),
         successors={target: plan.node_of(target) for target in named},
-        sources=sources,
-        keys=keys,
+        specs=specs,
     )

@@ -158,9 +158,16 @@ def compute_terms(manifest: Manifest, reference: Reference) -> tuple[TaskTerms, 
 
 
 def rank_validators(
-    seed: str, task: int, plan: Plan, snapshot: Snapshot, manifest: Manifest
+    seed: str,
+    task: int,
+    plan: Plan,
+    snapshot: Snapshot,
+    manifest: Manifest,
+    executors: Sequence[str] = (),
 ) -> list[str]:
     """Return who may recompute ``task``, best first, one node per operator.
+
+    ``executors`` ran the tasks in the end; by default the plan's first candidates.
 
     Never a node of its executor's operator, and only nodes of its determinism class: bytes are
     compared, and a node of another class computes other ones without lying. Operators of
@@ -168,7 +175,7 @@ def rank_validators(
     only when nobody else holds the task.
     """
     index = snapshot.once(Index)
-    executors = plan.executors()
+    executors = executors or plan.executors()
     executor = index.place.get(executors[task])
     if executor is None:
         return []

@@ -17,6 +17,7 @@ from splitup.graph.manifest import Manifest
 from splitup.protocol.attestations import Attestations, check_attestation
 from splitup.protocol.cases import (
     Case,
+    check_committed,
     check_revealed,
     make_evidence,
 )
@@ -43,6 +44,7 @@ from splitup.wire import (
     Request,
     Ruling,
     SignedAttestation,
+    Takeovers,
     VerificationCommitment,
     VerificationResult,
 )
@@ -123,8 +125,9 @@ class Settlements:
         if case is None or case.commitments.get(event.node) != event:
             return
         del case.commitments[event.node]
-        case.completions.pop(event.node, None)
-        case.draw = case.beacon = case.checks = case.proposed = None
+        case.unchecked |= case.completions  # the next draw may be over other executors
+        case.completions.clear()
+        case.draw = case.basis = case.beacon = case.checks = case.proposed = None
         case.attested = case.due_at = None
         case.attestations = Attestations(self._seat.view.quorum)
         case.rulings.clear()
@@ -161,7 +164,7 @@ class Settlements:
     def process_completion(
         self, completion: Completion, signing_key: str, now: float
     ) -> list[Command]:
-        """Keep what a node reveals until its commitment is seen; raise PeerFault if it differs."""
+        """Keep what a node reveals until the draw is known; raise PeerFault if it differs."""
         case = self._find_case(completion.execution_id)
         if case is None:
             return []
@@ -172,15 +175,29 @@ class Settlements:
             )
         if case.certificate.plan.node_of(node).signing_key != signing_key:
             raise BadSignature(f"a completion of {node} is signed by another key", peer=node)
-        if node not in case.certificate.plan.executors():
-            raise PeerFault(f"node {node} is no executor of {completion.execution_id}", peer=node)
         if node in case.completions:
             return []
-        if case.manifest and node in case.commitments:
-            check_revealed(completion, case.certificate, case.manifest, case.commitments[node])
-            case.completions[node] = completion
+        if case.manifest and case.draw is not None:
+            self._take_completion(case, completion, case.certificate, case.manifest)
         else:
+            if node in case.commitments:
+                check_committed(completion, case.commitments[node])
             case.unchecked[node] = completion
+        return self._advance(case, now)
+
+    def process_takeovers(self, message: Takeovers, signing_key: str, now: float) -> list[Command]:
+        """Note what made a node an executor; raise PeerFault for anybody else's, or false ones."""
+        case = self._find_case(message.execution_id)
+        if case is None:
+            return []
+        if case.certificate is None:
+            raise Unavailable(
+                f"execution {message.execution_id} is not planned here yet; try again"
+            )
+        plan, node = case.certificate.plan, message.node
+        if plan.node_of(node).signing_key != signing_key:
+            raise BadSignature(f"takeovers of {node} are signed by another key", peer=node)
+        case.add_takeovers(message.takeovers)
         return self._advance(case, now)
 
     def process_promise(
@@ -221,6 +238,7 @@ class Settlements:
             return []
         match message:
             case DrawPartial():
+                case.add_takeovers(message.takeovers)
                 commands = self._draws.process_partial(case, sender, message, now)
                 return commands + self._advance(case, now)
             case DrawMade():
@@ -270,11 +288,11 @@ class Settlements:
             self._draws.adopt(case, proposal.draw, now)
             for attestation in proposal.attestations:
                 self._take_attestation(case, attestation)
+            if case.draw is None:
+                return commands  # our view of the chain is behind; once more when it is not
             for completion in proposal.completions:
-                node = completion.node
-                if node in case.commitments and node not in case.completions:
-                    check_revealed(completion, certificate, manifest, case.commitments[node])
-                    case.completions[node] = completion
+                if completion.node not in case.completions:
+                    self._take_completion(case, completion, certificate, manifest)
             for token in proposal.results:
                 if token not in known:
                     result, signing_key = self._read_result(token)
@@ -304,12 +322,13 @@ class Settlements:
         case.manifest = case.manifest or self._library.find_manifest(request.model_id)
         if case.snapshot is None or case.manifest is None:
             return self._library.ask(request.model_id, request.snapshot_root, now)
-        commands = self._check_completions(case, case.certificate, case.manifest)
+        commands: list[Command] = []
         for sender, proposal in list(case.proposals.items()):
             commands += self._take_evidence(case, sender, proposal, now)
         commands += self._draws.make(case, now)
         if case.draw is None:
             return commands
+        commands += self._check_completions(case, case.certificate, case.manifest)
         commands += self._trials.advance(
             case, case.certificate, case.draw, case.snapshot, case.manifest, now
         )
@@ -319,15 +338,22 @@ class Settlements:
         self, case: Case, certificate: PlanCertificate, manifest: Manifest
     ) -> list[Command]:
         commands: list[Command] = []
-        for node in [node for node in case.unchecked if node in case.commitments]:
-            completion = case.unchecked.pop(node)
+        while case.unchecked:
+            node, completion = case.unchecked.popitem()
             try:
-                check_revealed(completion, certificate, manifest, case.commitments[node])
+                self._take_completion(case, completion, certificate, manifest)
             except PeerFault as error:
                 commands.append(Fault(node, str(error)))
-            else:
-                case.completions[node] = completion
         return commands
+
+    def _take_completion(
+        self, case: Case, completion: Completion, certificate: PlanCertificate, manifest: Manifest
+    ) -> None:
+        """Keep what an executor reveals; raise PeerFault unless it committed to exactly that."""
+        node, executors = completion.node, case.get_executors()
+        if node in executors:  # of the others nobody wants to know
+            check_revealed(completion, certificate, manifest, case.commitments[node], executors)
+            case.completions[node] = completion
 
     # ---- pieces -----------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ class Trials:
         return {
             task: Check(
                 task,
-                tuple(rank_validators(draw.seed, task, plan, snapshot, manifest)),
+                tuple(rank_validators(draw.seed, task, plan, snapshot, manifest, executors)),
                 case.commitments[executors[task]].steps,
             )
             for task in sampled

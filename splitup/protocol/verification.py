@@ -18,6 +18,7 @@ from typing import Final
 
 from splitup.errors import PeerFault
 from splitup.graph.manifest import Manifest
+from splitup.protocol.takeovers import get_candidate
 from splitup.wire import Completion, Draw, Plan, Ruling, TaskCommitment, VerificationResult
 
 MAX_JUDGES: Final = 4  # validators heard: one, then a third node, then five nodes in all
@@ -119,22 +120,33 @@ def get_sampled_tasks(draw: Draw, task_count: int, sampling_bps: int) -> tuple[i
     return tuple(t for t in range(task_count) if is_sampled(draw.seed, t, sampling_bps))
 
 
-def check_completion(completion: Completion, plan: Plan, manifest: Manifest, root: str) -> None:
+def check_completion(
+    completion: Completion,
+    plan: Plan,
+    manifest: Manifest,
+    root: str,
+    executors: Sequence[str] = (),
+) -> None:
     """Check a revealed completion against the plan and the root its node put on chain.
 
-    Raises PeerFault naming the node and what does not fit.
+    ``executors`` answer for the tasks; by default the plan's first candidates. Raises PeerFault
+    naming the node and what does not fit.
     """
     node = completion.node
+    own = {t for t, executor in enumerate(executors or plan.executors()) if executor == node}
     if completion.execution_id != plan.request.execution_id:
         raise PeerFault(f"completion of {node} is for another execution", peer=node)
     if completion.root() != root:
         raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
     if completion.steps > plan.request.steps:
         raise PeerFault(f"completion of {node} claims more steps than were paid for", peer=node)
-    expected = [t for t, executor in enumerate(plan.executors()) if executor == node]
-    if [entry.task for entry in completion.tasks] != expected:
-        raise PeerFault(f"completion of {node} does not cover exactly its tasks", peer=node)
+    covered = [entry.task for entry in completion.tasks]
+    if not covered or covered != sorted(set(covered)) or covered[-1] >= len(plan.tasks):
+        raise PeerFault(f"completion of {node} does not list tasks in order", peer=node)
+    if not own.issubset(covered):
+        raise PeerFault(f"completion of {node} does not cover all its tasks", peer=node)
     for entry in completion.tasks:
+        get_candidate(completion, plan, entry.task)
         task = manifest.tasks[entry.task]
         if (
             entry.task_id != task.task_id
@@ -202,8 +214,11 @@ def compute_settlement(
     withheld: Collection[str],
     verdicts: Sequence[Verdict],
     economics: Economics,
+    executors: Sequence[str] = (),
 ) -> SettlementTerms:
     """Return who is paid and who is slashed for an execution that every executor committed to.
+
+    ``executors`` ran the tasks in the end; by default the plan's first candidates.
 
     Executors earn the price of their tasks for every step, except for tasks they lied about, and
     for all of them when they never revealed their completion (``withheld``). Validators earn the
@@ -218,7 +233,7 @@ def compute_settlement(
     earned: Counter[str] = Counter()
     from_slash: Counter[str] = Counter()
     slashed: Counter[str] = Counter()
-    for index, executor in enumerate(plan.executors()):
+    for index, executor in enumerate(executors or plan.executors()):
         verdict = by_task.get(index)
         if executor not in withheld and (verdict is None or verdict.outcome not in UNPAID):
             earned[executor] += price[index]

@@ -13,6 +13,7 @@ from eth_hash.auto import keccak
 
 from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
+from splitup.client.choices import check_choices, report_choice
 from splitup.crypto import bls
 from splitup.crypto.quorum import (
     hash_exposures,
@@ -25,7 +26,7 @@ from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
 from splitup.protocol.challenges import Challenge, find_wrong_choice, open_plan, open_task
 from splitup.protocol.messages import Equivocation, PlanVote, SnapshotVote
 from splitup.protocol.selection import compute_plan
-from splitup.wire import Plan, Snapshot
+from splitup.wire import MemberSignature, Plan, PlanCertificate, Snapshot
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
 from tests.chain.conftest import Network
 
@@ -130,6 +131,24 @@ async def test_a_wrong_choice_costs_the_bond_of_whoever_signed_it(court: Court) 
     assert after - before == BOND // 5, "a fifth to the reporter, the rest to the treasury"
     with pytest.raises(ChainRejected, match="has no bond"):
         await court.challenge(forged, found)
+
+
+async def test_whoever_recomputes_a_plan_can_report_it(court: Court) -> None:
+    plan, snapshot = make_market()
+    first, second, *rest = plan.tasks[1]
+    forged = change_list(plan, 1, (second, first, *rest))
+    manifest = make_chain_manifest(3)
+    request = forged.request.model_copy(update={"model_id": manifest.model_id})
+    forged = forged.model_copy(update={"request": request})
+    signature = MemberSignature(
+        member=court.member.address, signature="0x" + court.vote(forged)["signature"].hex()
+    )
+    certificate = PlanCertificate(plan=forged, seed_signature="0x", signatures=(signature,))
+    checked = check_choices(certificate, snapshot, manifest)
+    assert await report_choice(court.reporter, checked) == {court.member.address: ""}
+    assert await court.bond() == 0
+    refused = await report_choice(court.reporter, checked)
+    assert "has no bond" in refused[court.member.address]
 
 
 async def test_a_wrong_fallback_is_as_wrong(court: Court) -> None:

@@ -19,6 +19,7 @@ from splitup.net.frames import (
     seal_frame,
     verify_frame,
 )
+from splitup.protocol.takeovers import Roster
 from splitup.wire import FrameKind, Span, TaskFailure, Trace, decode_frame
 from tests.client.parties import make_parties
 
@@ -27,7 +28,7 @@ ONE, TWO = b"\0\0\x80\x3f", b"\0\0\0\x40"
 
 
 def make_collector() -> OutputCollector:
-    return OutputCollector(PARTIES.manifest, PARTIES.plan, verify_frame)
+    return OutputCollector(PARTIES.manifest, PARTIES.plan, verify_frame, Roster(PARTIES.plan))
 
 
 def test_a_step_is_done_when_its_outputs_are_there() -> None:
@@ -58,7 +59,7 @@ def test_another_nodes_signature_is_refused() -> None:
         ({"port": 1}, "no output of this execution"),
         ({"step": 4}, "no output of this execution"),
         ({"length": 8}, "sent 8 bytes for an output of float32"),
-        ({"kind": FrameKind.END}, "only clients end"),
+        ({"kind": FrameKind.END}, "only clients do"),
     ],
 )
 def test_frames_that_do_not_belong_are_refused(change: dict[str, object], message: str) -> None:
@@ -72,7 +73,7 @@ def test_stored_output_is_fetched_first() -> None:
     digest = hashlib.sha256(ONE).digest()
     frame = make_stored_frame(PARTIES.execution_id, 1, 0, 3, digest, 4)
     (need,) = collector.receive(*decode_frame(seal_frame(PARTIES.nodes[1], frame)))
-    assert need == FetchNeeded(1, 0, 3, digest, 4)
+    assert need == FetchNeeded(1, 0, PARTIES.nodes[1].address, 3, digest, 4)
     assert isinstance(need, FetchNeeded)
     assert collector.receive_stored(need, ONE) == [StepDone(3, (ONE,))]
     assert collector.receive_stored(need, ONE) == []
@@ -102,4 +103,5 @@ def test_failures_and_traces_are_believed_of_the_node_alone() -> None:
 
 
 def test_inputs_go_to_the_nodes_that_read_them() -> None:
-    assert get_input_consumers(PARTIES.manifest, PARTIES.plan) == ((PARTIES.nodes[0].address,),)
+    executors = PARTIES.plan.executors()
+    assert get_input_consumers(PARTIES.manifest, executors) == ((PARTIES.nodes[0].address,),)

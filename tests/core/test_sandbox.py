@@ -14,6 +14,7 @@ import pytest
 from splitup import limits, sandbox
 from splitup.errors import Unavailable
 from splitup.graph.ir import Graph
+from splitup.graph.recompute import write_tensor
 from splitup.wire import EMPTY_DIGEST
 from tests.node.graphs import make_accumulator, make_sum
 
@@ -25,7 +26,10 @@ def make_job(directory: Path, graph: Graph, ports: int) -> tuple[sandbox.Replay,
     (directory / "task.json").write_bytes(graph.to_bytes())
     data = [np.random.default_rng(port).random((STEPS, SIZE), np.float32) for port in range(ports)]
     for port, array in enumerate(data):
-        (directory / f"input-{port}").write_bytes(array.tobytes() + b"more")
+        with (directory / f"input-{port}").open("wb") as file:
+            for row in array:
+                write_tensor(file, row.tobytes())
+            file.write(b"more")
     job = sandbox.Replay(
         directory=directory,
         task=directory / "task.json",

@@ -248,9 +248,20 @@ def test_a_completion_must_match_its_root_and_its_plan() -> None:
     longer = completion.model_copy(update={"steps": STEPS + 1})
     with pytest.raises(PeerFault, match="more steps"):
         check_completion(longer, PLAN, MANIFEST, longer.root())
-    less = completion.model_copy(update={"tasks": completion.tasks[1:]})
-    with pytest.raises(PeerFault, match="exactly its tasks"):
-        check_completion(less, PLAN, MANIFEST, less.root())
+    less = completion.model_copy(update={"tasks": ()})
+    twice = completion.model_copy(update={"tasks": (completion.tasks[0],) * 2})
+    for odd in (less, twice):
+        with pytest.raises(PeerFault, match="list tasks in order"):
+            check_completion(odd, PLAN, MANIFEST, odd.root())
+    part = completion.model_copy(update={"tasks": completion.tasks[1:]})
+    with pytest.raises(PeerFault, match="does not cover all its tasks"):
+        check_completion(part, PLAN, MANIFEST, part.root())
+    fallback = PLAN.tasks[0][1]
+    taken = completion.model_copy(update={"node": fallback})
+    with pytest.raises(PeerFault, match="which is not its own"):
+        check_completion(taken, PLAN, MANIFEST, taken.root())
+    executors = (fallback, *PLAN.executors()[1:])  # who was replaced may leave out what it lost
+    check_completion(part, PLAN, MANIFEST, part.root(), executors)
     wrong = completion.tasks[0].model_copy(update={"task_id": "f" * 64})
     forged = completion.model_copy(update={"tasks": (wrong, *completion.tasks[1:])})
     with pytest.raises(PeerFault, match="misstates"):

@@ -108,8 +108,17 @@ class Network:
         return next(p.pid for p in read_runtime(self.directory).processes if p.name == name)
 
     def kill(self, name: str) -> None:
+        """Kill a party, whichever process it lives in by now."""
         self.killed.add(name)
         os.kill(self.pid_of(name), signal.SIGKILL)
+        if name in self.replacements:
+            self.replacements[name].wait(30)
+
+    def start_again(self, *names: str) -> None:
+        """Start nodes that were killed, and wait until they hold everything again."""
+        for name in names:
+            self.replace(name, find_program("splitup-node"), "run")
+        self.wait_for_holders(NODES)
 
     def name_of(self, address: str) -> str:
         """Return the party's name for an account: the keystore in its directory says it."""

@@ -64,6 +64,7 @@ async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
         result = await net.execute(MODEL, inputs)
         receipt = await result.receipt
         evidence = await net.evidence(receipt)
+        locked = (await net.chain.call("market", "executionOf", result.execution_id))["maxPrice"]
         after = await net.chain.call("market", "balanceOf", net.address)
         await check_distribution(net, result, receipt)
     expected = await asyncio.to_thread(compute_reference, tmp_path, inputs)
@@ -80,7 +81,8 @@ async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
     assert {entry.outcome for entry in evidence.verdicts} == {"honest"}
     assert receipt.paid_micro_usdc == 2 * result.manifest.price_micro_usdc(12)
     assert receipt.fee_micro_usdc == receipt.paid_micro_usdc // 100
-    assert (before, after) == (0, receipt.refunded_micro_usdc)  # exactly the price was deposited
+    # what was missing of the price was deposited, and not more
+    assert after == max(before, locked) - locked + receipt.refunded_micro_usdc
 
 
 async def check_distribution(net: SplitUp, result: Result, receipt: Receipt) -> None:
@@ -110,6 +112,11 @@ def test_command_line_runs_and_tells_the_receipt(network: Network, tmp_path: Pat
     done = run_cli(network, "receipt", report["execution_id"])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "settled"
+    done = run_cli(network, "check", report["execution_id"])
+    assert done.returncode == 0, done.stderr
+    checked = json.loads(done.stdout)
+    assert (checked["difference"], checked["reported"]) == ("", {})
+    assert len(checked["signers"]) >= 3
 
 
 def test_synchronous_generation_repeats_itself(network: Network) -> None:
@@ -176,30 +183,22 @@ async def test_one_committee_member_may_die(network: Network, tmp_path: Path) ->
         assert (await net.receipt(result.execution_id)).status == "settled"
 
 
-async def test_money_comes_back_when_a_node_dies_in_the_middle(network: Network) -> None:
-    inputs = make_inputs(64)
+async def test_money_comes_back_when_the_deadline_passes(network: Network) -> None:
+    step = {name: array[0] for name, array in make_inputs(1).items()}
     async with SplitUp.connect(network.config) as net:
-        with pytest.raises(
-            ExecutionFailed, match=r"failed at task .* on node .* came back"
-        ) as caught:
-            async with net.session(MODEL, steps=64, deadline_s=8) as session:
-                step = {name: array[0] for name, array in inputs.items()}
+        with pytest.raises(ExecutionFailed, match=r"deadline passed .* came back") as caught:
+            async with net.session(MODEL, steps=64, deadline_s=10) as session:
                 await session.step(step)
-                victim = session.plan.executors()[-1]
-                network.kill(network.name_of(victim))
-                while True:
-                    await session.step(step)
+                await asyncio.to_thread(wait_for, lambda: session.failure is not None, 30)
         error = caught.value
-        assert error.node == victim
         locked = await net.chain.call("market", "executionOf", error.execution_id)
         assert error.refunded_micro_usdc == locked["maxPrice"] > 0
         receipt = await net.receipt(error.execution_id)
     assert receipt.status == "refunded"
-    network.victim = network.name_of(victim)  # type: ignore[attr-defined]
 
 
 def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network) -> None:
-    name: str = network.victim  # type: ignore[attr-defined]
+    name = "node-1"
     network.replace(name, sys.executable, LYING_NODE, "always")
     try:
         wait_for(lambda: network.is_replaced(name), 120, network.describe)

@@ -133,3 +133,11 @@ def test_a06_mutations_never_reach_outside_the_file(data: st.DataObject) -> None
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match=r"absent\.safetensors"):
         validate_safetensors(tmp_path / "absent.safetensors")
+
+
+def test_inputs_of_one_symbol_have_as_many_rows() -> None:
+    specs = [TensorSpec("tokens", "int32", (8,), "rows"), TensorSpec("at", "int32", (8,), "rows")]
+    two, three = np.zeros(2, np.int32), np.zeros(3, np.int32)
+    assert check_inputs(specs, {"tokens": two, "at": two}) == [bytes(8), bytes(8)]
+    with pytest.raises(InvalidInput, match=r"'at' has shape \[3\]; 'tokens' has 2 rows"):
+        check_inputs(specs, {"tokens": two, "at": three})

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
-from splitup_node.logs import Uploader
 from splitup_node.supervisor import WORKER_ARGV, Supervisor
 
 from splitup.crypto.keys import Identity, generate_identity
@@ -35,17 +34,21 @@ from splitup.net.frames import (
 )
 from splitup.net.http import Server, make_app, serve_app
 from splitup.net.links import DATA_PATH, Link, LinkPool
-from splitup.protocol.keys import iter_segments
+from splitup.net.logs import LogObject, iter_log, read_tensor
+from splitup.net.objects import NotStored
+from splitup.protocol.keys import LogName
+from splitup.protocol.logs import LogReader
+from splitup.protocol.takeovers import sign_takeover
 from splitup.wire import (
     CLIENT,
     Frame,
     FrameKind,
-    Grant,
-    Grants,
     Plan,
     PlanCertificate,
     PlanNode,
+    Progress,
     Request,
+    Takeover,
     TaskFailure,
     Trace,
     decode_frame,
@@ -118,8 +121,9 @@ def make_certificate(
     *,
     steps: int,
     tag: str = "1",
+    fallbacks: Sequence[PlanNode] = (),
 ) -> PlanCertificate:
-    """Return a plan without signatures: task i runs on ``executors[i]``."""
+    """Return a plan without signatures: task i runs on ``executors[i]``, then ``fallbacks``."""
     plan = Plan(
         request=Request(
             chain_id=31337,
@@ -136,8 +140,13 @@ def make_certificate(
             block_hash="0x" + "55" * 32,
         ),
         seed="0x" + "66" * 32,
-        tasks=tuple((node.node,) for node in executors),
-        nodes=tuple(sorted({node.node: node for node in executors}.values(), key=lambda n: n.node)),
+        tasks=tuple(
+            (node.node, *(other.node for other in fallbacks if other is not node))
+            for node in executors
+        ),
+        nodes=tuple(
+            sorted({n.node: n for n in (*executors, *fallbacks)}.values(), key=lambda n: n.node)
+        ),
     )
     return PlanCertificate(plan=plan, seed_signature="0x", signatures=())
 
@@ -149,37 +158,44 @@ class Store:
     objects: dict[str, bytes] = field(default_factory=dict)
     down: bool = False
 
-    async def put(self, grant: Grant, data: bytes, existing: Grant | None) -> None:
-        if self.down:
+    def open(self, certificate: PlanCertificate, manifest: Manifest) -> StoredLogs:
+        return StoredLogs(self, certificate.plan.request.execution_id)
+
+
+@dataclass
+class StoredLogs:
+    """One execution's objects in a Store."""
+
+    store: Store
+    execution_id: str
+
+    async def write(self, objects: Sequence[LogObject]) -> None:
+        if self.store.down:
             raise StorageUnavailable("the store is down; start it")
-        self.objects[grant.key] = data
+        for item in objects:
+            key = item.name.get_key(self.execution_id)
+            assert self.store.objects.setdefault(key, bytes(item.data)) == item.data
 
-    async def get(self, grant: Grant, length: int, digest: str) -> bytes:
-        if self.down or grant.key not in self.objects:
-            raise StorageUnavailable(f"there is no {grant.key}; store it first")
-        return self.objects[grant.key]
+    async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
+        if self.store.down:
+            raise StorageUnavailable("the store is down; start it")
+        data = self.store.objects.get(name.get_key(self.execution_id))
+        if data is None:
+            raise NotStored(f"there is no {name}")
+        assert len(data) <= max_bytes
+        assert digest is None or hashlib.sha256(data).digest() == digest
+        return data
 
-    def make_grants(self, certificate: PlanCertificate, manifest: Manifest) -> Grants:
-        """Return PUT and GET grants for everything in an execution."""
-        request = certificate.plan.request
-        ports = [(CLIENT, i, p.nbytes) for i, p in enumerate(manifest.inputs)]
-        for index, task in enumerate(manifest.tasks):
-            ports += [(index, i, p.nbytes) for i, p in enumerate(task.outputs)]
-        return Grants(
-            grants=tuple(
-                Grant(
-                    method=method,
-                    key=segment.key,
-                    url="http://127.0.0.1/secret",
-                    headers={},
-                    length_bytes=segment.length,
-                    expires_at_s=int(time.time()) + 600,
-                )
-                for task, port, size in ports
-                for segment in iter_segments(request.execution_id, task, port, size, request.steps)
-                for method in ("PUT", "GET")
-            )
-        )
+
+async def read_log(store: Store, execution_id: str, task: int, port: int, node: str) -> list[bytes]:
+    """Return a stored log, step by step."""
+    reader = LogReader(execution_id, task, port, node, lambda length: True)
+    logs = StoredLogs(store, execution_id)
+    return [
+        bytes(await read_tensor(logs, reader.name, entry))
+        async for entries in iter_log(logs, reader)
+        for entry in entries
+    ]
 
 
 class TestNode:
@@ -190,7 +206,6 @@ class TestNode:
     def __init__(
         self,
         directory: Path,
-        manifest: Manifest,
         store: Store,
         worker_argv: Sequence[str] = WORKER_ARGV,
         **options: float,
@@ -200,6 +215,7 @@ class TestNode:
         self.programs: dict[str, int] = {}
         self.finished: asyncio.Queue[Execution] = asyncio.Queue()
         self.failed: asyncio.Queue[Execution] = asyncio.Queue()
+        self.begun: list[str] = []
         self.store = store
         self.supervisor = Supervisor(
             directory,
@@ -209,21 +225,23 @@ class TestNode:
             worker_argv=worker_argv,
             **options,
         )
-
-        async def ask_grants(certificate: PlanCertificate) -> Grants:
-            return store.make_grants(certificate, manifest)
-
+        self.state_limit_bytes = 10**9
         self.engine = Engine(
             self.identity,
             self.supervisor,
             self.programs,
-            Uploader(store.put, directory / "spool"),
-            store.get,
-            ask_grants,
+            store.open,
             self,
             allow_loopback=True,
+            get_state_limit=lambda: self.state_limit_bytes,
         )
         self.server: Server | None = None
+
+    def on_begun(self, execution: Execution) -> None:
+        self.begun.append(execution.id)
+
+    def on_ended(self, execution: Execution) -> None:
+        pass
 
     def on_finished(self, execution: Execution) -> None:
         self.finished.put_nowait(execution)
@@ -276,6 +294,7 @@ class TestClient:
         self.outputs: asyncio.Queue[Frame] = asyncio.Queue()
         self.failures: asyncio.Queue[TaskFailure] = asyncio.Queue()
         self.traces: asyncio.Queue[Trace] = asyncio.Queue()
+        self.progress: asyncio.Queue[Progress] = asyncio.Queue()
         self.links: list[Link] = []
 
     def _on_frame(self, link: Link, data: bytes) -> None:
@@ -284,6 +303,8 @@ class TestClient:
             self.outputs.put_nowait(frame)
         elif frame.kind is FrameKind.ERROR:
             self.failures.put_nowait(TaskFailure.parse(bytes(frame.payload)))
+        elif frame.kind is FrameKind.PROGRESS:
+            self.progress.put_nowait(Progress.parse(bytes(frame.payload)))
         elif frame.kind is FrameKind.TRACE:
             self.traces.put_nowait(Trace.parse(bytes(frame.payload)))
 
@@ -318,13 +339,34 @@ class TestClient:
             if link.peer in nodes:
                 link.send(seal_frame(self.identity, frame))
 
-    def end(self, certificate: PlanCertificate, steps: int) -> None:
-        """Say how many steps there were."""
+    def take_over(
+        self, certificate: PlanCertificate, task: int, candidate: int, first_step: int
+    ) -> None:
+        """Tell every node that another one runs a task from now on."""
         execution_id = certificate.plan.request.execution_id
-        frame = make_message_frame(FrameKind.END, execution_id, CLIENT, steps, None)
+        signed = sign_takeover(
+            self.identity,
+            Takeover(
+                execution_id=execution_id, task=task, candidate=candidate, first_step=first_step
+            ),
+        )
+        self.tell(make_message_frame(FrameKind.TAKEOVER, execution_id, CLIENT, 0, signed))
+
+    def probe(self, certificate: PlanCertificate) -> None:
+        """Ask every node how far it is."""
+        execution_id = certificate.plan.request.execution_id
+        self.tell(make_message_frame(FrameKind.PROBE, execution_id, CLIENT, 0, None))
+
+    def tell(self, frame: Frame) -> None:
+        """Send a frame of the client's own to every node."""
         sealed = seal_frame(self.identity, frame)
         for link in self.links:
             link.send(sealed)
+
+    def end(self, certificate: PlanCertificate, steps: int) -> None:
+        """Say how many steps there were."""
+        execution_id = certificate.plan.request.execution_id
+        self.tell(make_message_frame(FrameKind.END, execution_id, CLIENT, steps, None))
 
 
 def _digest(graph: Graph) -> str:

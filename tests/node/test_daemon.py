@@ -2,21 +2,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
+from splitup_node.status import read_status
 
+from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import compute_commitment
+from splitup.devnet.processes import find_program
 from splitup.errors import ConfigurationError, Refused
 from splitup.journal.journal import Journal
 from splitup.net.http import SignedClient
-from splitup.net.objects import put_object
-from splitup.protocol.keys import iter_segments
+from splitup.net.logs import LogWriter, open_logs
+from splitup.protocol.logs import LogEntry
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import check_completion, is_sampled
 from splitup.wire import CLIENT, Completion, PlanCertificate, VerificationOrder, VerificationResult
@@ -82,11 +90,13 @@ async def store_inputs(
 ) -> None:
     request = certificate.plan.request
     async with market.network.open(market.client_identity) as gateway, SignedClient() as http:
-        grants = await gateway.execution_grants(certificate)
-        data = b"".join(x.tobytes() for x in xs)
-        (segment,) = iter_segments(request.execution_id, CLIENT, 0, 4 * SIZE, request.steps)
-        padded = data + bytes(segment.length - len(data))
-        await put_object(http.session, grants.find("PUT", segment.key), padded)
+        store = open_logs(gateway, lambda: http.session, certificate, has_large_tensors=False)
+        writer = LogWriter(request.execution_id, request.client, store)
+        for step, x in enumerate(xs):
+            data = x.tobytes()
+            entry = LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
+            writer.append(CLIENT, 0, entry)
+        await writer.finish()
 
 
 async def wait_for_completions(
@@ -204,26 +214,108 @@ async def test_completion_that_was_journalled_is_committed_after_a_restart(
     assert entry["endpoint"] == node.endpoint  # another port than before
 
 
-async def test_execution_that_was_running_is_reported_failed_after_a_restart(
-    market: NodeMarket, nodes: list[RunningNode]
+@contextlib.asynccontextmanager
+async def run_process(
+    market: NodeMarket, config: NodeConfig, crash_at: str = ""
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a node as a process of its own that may die at a crash point."""
+    identity = config.load_identity()
+    market.members.heartbeats.pop(identity.address, None)
+    process = await asyncio.create_subprocess_exec(
+        *(find_program("splitup-node"), "run", "--config", config.data_dir.parent / "node.toml"),
+        env={**os.environ, "CRASH_AT": crash_at},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    wanted = {entry.task_id for entry in market.manifest.tasks}
+
+    def is_ready() -> bool:
+        beat = market.members.heartbeats.get(identity.address)
+        return beat is not None and set(beat.resident) == wanted
+
+    try:
+        await market.members.wait_for(is_ready, 60)
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+@dataclass
+class Crashing:
+    """A node in processes of its own, one after the other."""
+
+    config: NodeConfig
+    identity: Identity
+
+    @property
+    def endpoint(self) -> str:
+        return str(read_status(self.config.data_dir).values["endpoint"])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def crashing(market: NodeMarket, nodes: list[RunningNode]) -> Crashing:
+    config = market.make_config("crashing", len(nodes))
+    await market.stake(config)
+    return Crashing(config, config.load_identity())
+
+
+async def wait_for_death(process: asyncio.subprocess.Process) -> None:
+    async with asyncio.timeout(30):
+        assert await process.wait() == -signal.SIGKILL
+
+
+async def test_f01_node_killed_in_a_task_says_so_after_its_restart(
+    market: NodeMarket, nodes: list[RunningNode], crashing: Crashing
 ) -> None:
-    node = nodes[0]
-    await market.take_snapshot(nodes)
-    certificate = await market.order([node] * TASKS, steps=STEPS, nonce=4)
-    await market.notify(certificate)
-    await node.shut_down()
-    restarted = await market.run(node.config)
-    node.stop, node.task = restarted.stop, restarted.task
-    client = TestClient(market.client_identity)
-    link = client.pool.open(node.identity.address, node.endpoint)
-    await client.pool.wait_open(link, 5)
-    async with asyncio.timeout(5):
-        failure = await client.failures.get()
-    assert "restarted" in failure.reason and failure.node == node.identity.address
-    await client.pool.close()
-    async with SignedClient() as http:
-        with pytest.raises(Refused, match="over on this node"):
-            await http.post_json(f"{node.endpoint}/v1/plan", certificate)
+    async with run_process(market, crashing.config, "run:5") as process:
+        await market.take_snapshot([*nodes, crashing])  # type: ignore[list-item]
+        certificate = await market.order([crashing] * TASKS, steps=STEPS, nonce=4)  # type: ignore[list-item]
+        await market.notify(certificate)
+        client = TestClient(market.client_identity)
+        await client.connect(certificate)
+        for step in range(2):
+            x = np.ones(SIZE, np.float32)
+            client.send(certificate, step, x, {crashing.identity.address})
+        await wait_for_death(process)
+        await client.pool.close()
+    async with run_process(market, crashing.config):
+        client = TestClient(market.client_identity)
+        link = client.pool.open(crashing.identity.address, crashing.endpoint)
+        await client.pool.wait_open(link, 5)
+        async with asyncio.timeout(5):
+            failure = await client.failures.get()
+        assert "restarted" in failure.reason and failure.node == crashing.identity.address
+        await client.pool.close()
+        async with SignedClient() as http:
+            with pytest.raises(Refused, match="over on this node"):
+                await http.post_json(f"{crashing.endpoint}/v1/plan", certificate)
+
+
+async def test_f02_node_killed_between_its_log_and_its_report_reports_once_after_its_restart(
+    market: NodeMarket, nodes: list[RunningNode], crashing: Crashing
+) -> None:
+    async with run_process(market, crashing.config, "logged") as process:
+        await market.take_snapshot([*nodes, crashing])  # type: ignore[list-item]
+        executors = [crashing, nodes[0], crashing, nodes[0]]
+        certificate = await market.order(executors, steps=STEPS, nonce=7)  # type: ignore[arg-type]
+        await market.notify(certificate)
+        await execute(market, certificate, STEPS)
+        await wait_for_death(process)
+    execution_id = certificate.plan.request.execution_id
+    assert (execution_id, crashing.identity.address) not in market.members.completions
+    async with run_process(market, crashing.config):
+        completions = await wait_for_completions(market, certificate)
+    entries = {e.task: e for c in completions.values() for e in c.tasks}
+    for task in range(1, TASKS - 1):
+        assert entries[task].inputs == entries[task - 1].outputs
+    completion = completions[crashing.identity.address]
+    check_completion(completion, certificate.plan, market.manifest, completion.root())
+    committed = await market.client.call(
+        "market", "commitmentOf", execution_id, crashing.identity.address
+    )
+    assert committed == compute_commitment(STEPS, completion.root())
 
 
 async def test_forged_plans_are_refused(market: NodeMarket, nodes: list[RunningNode]) -> None:

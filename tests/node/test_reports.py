@@ -20,7 +20,7 @@ from splitup.errors import ChainRejected, ChainUnavailable, Refused, Unavailable
 from splitup.journal.journal import Journal
 from splitup.protocol.attestations import sign_attestation
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
-from splitup.wire import Attestation, Completion
+from splitup.wire import Attestation, Completion, SignedTakeover, Takeover
 
 NODE = "0x" + "aa" * 20
 ZERO = "0x" + "00" * 32
@@ -65,15 +65,19 @@ class FakeHttp:
         self.over = False
         self.asked = asyncio.Event()
         self.told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.shown: asyncio.Queue[str] = asyncio.Queue()  # members that were told of takeovers
+        self.undrawn: set[str] = set()  # members that know no draw
 
     def sign(self, typ: str, audience: str, body: Completion) -> str:
         return body.execution_id
 
-    async def get_json(self, url: str) -> dict[str, Any]:
+    async def get_json(self, url: str, *, timeout_s: float) -> dict[str, Any]:
         endpoint, _, execution_id = url.partition("/v1/attestation/")
         self.asked.set()
         if self.over:
             raise Refused("it is over", status=410)
+        if endpoint in self.undrawn:
+            raise Refused("there is no draw", status=404)
         place = next(i for i, m in enumerate(COMMITTEE.members) if m.endpoint == endpoint)
         attestation = Attestation(
             execution_id=execution_id,
@@ -85,12 +89,15 @@ class FakeHttp:
         )
         return sign_attestation(MEMBERS[place], attestation).model_dump(mode="json")
 
-    async def post_token(self, url: str, token: str) -> dict[str, Any]:
-        member = url.removesuffix("/v1/completion")
-        assert member != url
+    async def post_token(self, url: str, token: str, *, timeout_s: float) -> dict[str, Any]:
+        member, _, path = url.partition("/v1/")
         if member in self.deaf:
             raise Unavailable(f"{member} did not answer")
-        self.told.put_nowait((member, token))
+        if path == "takeovers":
+            self.shown.put_nowait(member)
+        else:
+            assert path == "completion"
+            self.told.put_nowait((member, token))
         return {}
 
 
@@ -298,3 +305,28 @@ async def test_what_is_done_leaves_the_journal_after_its_time(
     monkeypatch.setattr(time, "time", lambda: 4e9)
     async with run(tmp_path, chain, http) as reporter:
         assert reporter._journal.items("completion") == []
+
+
+async def test_takeovers_are_shown_to_all_members_before_the_commitment_and_until_they_know(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that was restarted has forgotten them, and says that it knows of no draw."""
+    monkeypatch.setattr(limits, "ATTESTATION_POLL_MAX_S", 0.02)
+    http.due.clear()
+    http.undrawn = {"http://m2"}
+    number = make_completion(1).execution_id
+    chain.status[number] = Status.REQUESTED
+    takeover = Takeover(execution_id=number, task=0, candidate=1, first_step=0)
+    signed = SignedTakeover(takeover=takeover, signature="0x" + "11" * 64)
+    completion = make_completion(1).model_copy(update={"takeovers": (signed,)})
+    await reporter.submit(completion, int(time.time()) + 60)
+    async with asyncio.timeout(5):
+        assert {await http.shown.get() for _ in range(4)} == {f"http://m{m}" for m in range(1, 5)}
+        assert not chain.batches
+        chain.status[number] = Status.PLANNED
+        while [await http.shown.get() for _ in range(3)] != ["http://m2"] * 3:
+            pass
+    assert http.told.empty()
+    http.undrawn.clear()
+    http.due = {member.endpoint for member in COMMITTEE.members}
+    assert len(await hear(http, 4)) == 4

@@ -110,7 +110,8 @@ class Node:
                 vram_free_bytes=0,
                 determinism="test",
             )
-            await self._tell("heartbeat", "splitup-heartbeat", heartbeat)
+            # a member that is down must not hold up the others' heartbeats
+            self.spawn(self._tell("heartbeat", "splitup-heartbeat", heartbeat))
             await asyncio.sleep(1)
 
     def spawn(self, work: Any) -> None:

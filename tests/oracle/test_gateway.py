@@ -4,22 +4,30 @@ import asyncio
 import hashlib
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from splitup_oracle.gateway import GatewayConfig, start_gateway
+from splitup_oracle.gateway_access import compute_execution_rights
 
 from splitup import limits
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.errors import ConfigurationError, InvalidInput, PeerFault, Refused, StorageUnavailable
 from splitup.graph.manifest import Manifest
-from splitup.net.gateway import EXECUTION_TYP, ExecutionRequest, GatewayClient, UploadObject
+from splitup.net.gateway import (
+    EXECUTION_TYP,
+    ExecutionRequest,
+    GatewayClient,
+    LogRead,
+    LogWrite,
+    UploadObject,
+)
 from splitup.net.http import GATEWAY_AUDIENCE, SignedClient
 from splitup.net.objects import get_object
-from splitup.protocol.keys import iter_segments
+from splitup.protocol.keys import LogName
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import get_sampled_tasks
 from splitup.wire import CLIENT, Grants, PlanCertificate, VerificationOrder
@@ -57,13 +65,38 @@ async def ask(network: Network, who: Identity, certificate: PlanCertificate) -> 
         return await gateway.execution_grants(certificate)
 
 
-def segment_keys(certificate: PlanCertificate, *tasks: int) -> set[str]:
-    request = certificate.plan.request
-    return {
-        segment.key
-        for task in tasks
-        for segment in iter_segments(request.execution_id, task, 0, 4, request.steps)
-    }
+def log_name(certificate: PlanCertificate, task: int, number: int = 0) -> LogName:
+    plan = certificate.plan
+    node = plan.request.client if task == CLIENT else plan.executors()[task]
+    return LogName(task, 0, node, number)
+
+
+def log_key(certificate: PlanCertificate, task: int, number: int = 0) -> str:
+    return log_name(certificate, task, number).get_key(certificate.plan.request.execution_id)
+
+
+def make_read(certificate: PlanCertificate, task: int, number: int = 0) -> LogRead:
+    node = log_name(certificate, task).node
+    return LogRead(task=task, port=0, node=node, number=number, apart=False)
+
+
+def make_write(task: int, number: int = 0, length: int = 400) -> LogWrite:
+    digest = hashlib.sha256(bytes(length)).hexdigest()
+    return LogWrite(
+        task=task, port=0, number=number, apart=False, length_bytes=length, sha256=digest
+    )
+
+
+async def ask_log(
+    network: Network,
+    who: Identity,
+    certificate: PlanCertificate,
+    *,
+    writes: Sequence[LogWrite] = (),
+    reads: Sequence[LogRead] = (),
+) -> Grants:
+    async with network.open(who) as gateway:
+        return await gateway.log_grants(certificate, writes, reads)
 
 
 def split(grants: Grants) -> dict[str, set[str]]:
@@ -76,25 +109,33 @@ def split(grants: Grants) -> dict[str, set[str]]:
 # ---- executions --------------------------------------------------------------------------------
 
 
-async def test_executor_gets_exactly_its_keys(network: Network, manifest: Manifest) -> None:
+async def test_executor_writes_its_log_and_reads_its_inputs(
+    network: Network, manifest: Manifest
+) -> None:
     certificate = certify(network, manifest)
-    grants = split(await ask(network, network.nodes[1], certificate))
-    assert grants == {"PUT": segment_keys(certificate, 1), "GET": segment_keys(certificate, 0)}
-    grants = split(await ask(network, network.nodes[0], certificate))
-    assert grants == {
-        "PUT": segment_keys(certificate, 0, 3),
-        "GET": segment_keys(certificate, CLIENT, 2),
-    }
-    assert len(grants["PUT"]) == 4  # two tasks of two log objects each
+    reads = [make_read(certificate, 0, number) for number in range(2)]
+    writes = [make_write(1), make_write(1, 1)]
+    executor = network.nodes[1]
+    grants = split(await ask_log(network, executor, certificate, writes=writes, reads=reads))
+    own = {log_key(certificate, 1, number) for number in range(2)}
+    assert grants == {"PUT": own, "GET": own | {log_key(certificate, 0, n) for n in range(2)}}
 
 
 async def test_client_writes_inputs_and_reads_outputs(network: Network, manifest: Manifest) -> None:
     certificate = certify(network, manifest)
-    grants = split(await ask(network, network.client, certificate))
-    assert grants == {
-        "PUT": segment_keys(certificate, CLIENT),
-        "GET": segment_keys(certificate, TASKS - 1),
-    }
+    grants = await ask_log(
+        network,
+        network.client,
+        certificate,
+        writes=[make_write(CLIENT)],
+        reads=[make_read(certificate, TASKS - 1)],
+    )
+    key = log_key(certificate, CLIENT)
+    assert split(grants) == {"PUT": {key}, "GET": {key, log_key(certificate, TASKS - 1)}}
+    with pytest.raises(Refused, match="does not run task 0"):
+        await ask_log(network, network.client, certificate, writes=[make_write(0)])
+    with pytest.raises(Refused, match="does not read port 0 of task 0"):
+        await ask_log(network, network.client, certificate, reads=[make_read(certificate, 0)])
 
 
 async def test_fallback_and_stranger_get_nothing(network: Network, manifest: Manifest) -> None:
@@ -185,7 +226,7 @@ async def test_other_deployments_and_models_are_refused(
             await ask(network, network.client, certificate)
 
 
-async def test_too_many_log_objects_are_refused(network: Network) -> None:
+async def test_large_tensors_are_granted_upfront_as_far_as_they_fit(network: Network) -> None:
     wide = make_chain_manifest(1)
     port = {"shape": (2**20,), "dtype": "float32"}  # 4 MB: one object per step
     task = wide.tasks[0]
@@ -205,10 +246,19 @@ async def test_too_many_log_objects_are_refused(network: Network) -> None:
     )
     await network.store_manifest(wide)
     snapshot = network.make_snapshot(wide)
-    request = network.make_request(wide, snapshot, steps=limits.MAX_STEPS)
+    request = network.make_request(wide, snapshot, steps=10)
     certificate = network.committee.certify(request, snapshot, wide)
-    with pytest.raises(Refused, match="ask for fewer steps"):
-        await ask(network, network.client, certificate)
+    grants = (await ask(network, network.client, certificate)).grants
+    assert len(grants) == 20 and {g.length_bytes for g in grants} == {2**22}
+    first = LogName(CLIENT, 0, request.client, 0, apart=True)
+    assert grants[0].key == first.get_key(request.execution_id)
+    request = network.make_request(wide, snapshot, steps=limits.MAX_STEPS)
+    rights = compute_execution_rights(
+        network.committee.certify(request, snapshot, wide).plan,
+        wide,
+        network.client.signing_key_hex,
+    )
+    assert len(rights) == limits.MAX_GRANTS
 
 
 async def test_a_token_works_once_and_for_one_purpose(network: Network, manifest: Manifest) -> None:
@@ -233,10 +283,11 @@ async def test_the_store_enforces_length_and_writes_once(
     network: Network, manifest: Manifest
 ) -> None:
     certificate = certify(network, manifest)
-    grants = await ask(network, network.client, certificate)
-    put = next(grant for grant in grants.grants if grant.method == "PUT")
-    assert put.length_bytes == limits.SEGMENT_STEPS * 4
-    data = bytes(put.length_bytes)
+    write = make_write(CLIENT)
+    grants = await ask_log(network, network.client, certificate, writes=[write])
+    put = grants.find("PUT", log_key(certificate, CLIENT))
+    assert put.length_bytes == write.length_bytes
+    data = bytes(write.length_bytes)
     async with SignedClient() as http:
 
         async def send(body: bytes, **headers: str) -> int:
@@ -246,9 +297,11 @@ async def test_the_store_enforces_length_and_writes_once(
                 return response.status
 
         assert await send(data[:-1], **{"Content-Length": str(len(data) - 1)}) == 403
+        assert await send(b"x" + data[1:]) == 400
         assert await send(data) == 200
         assert await send(data) == 412
-        readers = await ask(network, network.nodes[0], certificate)
+        read = make_read(certificate, CLIENT)
+        readers = await ask_log(network, network.nodes[0], certificate, reads=[read])
         get = readers.find("GET", put.key)
         assert (
             await get_object(
@@ -280,9 +333,11 @@ async def make_order(network: Network, manifest: Manifest) -> tuple[Verification
     return order, ranking
 
 
-async def verify(network: Network, who: Identity, order: VerificationOrder) -> Grants:
+async def verify(
+    network: Network, who: Identity, order: VerificationOrder, *reads: LogRead
+) -> Grants:
     async with network.open(who) as gateway:
-        return await gateway.verification_grants(order)
+        return await gateway.verification_grants(order, reads)
 
 
 async def test_validator_reads_inputs_and_never_the_output(
@@ -290,15 +345,17 @@ async def test_validator_reads_inputs_and_never_the_output(
 ) -> None:
     order, ranking = await make_order(network, manifest)
     by_address = {node.address: node for node in network.nodes}
-    grants = split(await verify(network, by_address[ranking[0]], order))
+    validator = by_address[ranking[0]]
+    inputs = make_read(order.certificate, order.task - 1)
+    grants = split(await verify(network, validator, order, inputs))
     task = manifest.tasks[order.task]
     assert grants["PUT"] == set()
-    assert grants["GET"] == segment_keys(order.certificate, order.task - 1) | {
-        f"tasks/{task.task_id}.json"
+    assert grants["GET"] == {
+        log_key(order.certificate, order.task - 1),
+        f"tasks/{task.task_id}.json",
     }
-    first = order.model_copy(update={"steps": 1})
-    fewer = split(await verify(network, by_address[ranking[0]], first))
-    assert len(fewer["GET"]) == len(grants["GET"]) - 1  # the second log object was never written
+    with pytest.raises(Refused, match="is no input of task"):
+        await verify(network, validator, order, make_read(order.certificate, order.task))
 
 
 async def test_wrong_validators_and_forged_draws_are_refused(
@@ -429,13 +486,13 @@ async def test_audit_log_names_grants_and_holds_no_url(
     network: Network, manifest: Manifest
 ) -> None:
     certificate = certify(network, manifest)
-    await ask(network, network.nodes[1], certificate)
+    await ask_log(network, network.nodes[1], certificate, writes=[make_write(1)])
     with pytest.raises(Refused):
         await ask(network, network.nodes[3], certificate)
     text = network.audit_path.read_text()
     granted, refused = (json.loads(line) for line in text.splitlines()[-2:])
     assert granted["subject"] == certificate.plan.request.execution_id
-    assert (granted["GET"], granted["PUT"]) == (2, 2)
+    assert (granted["GET"], granted["PUT"]) == (1, 1)
     assert granted["key"] == network.nodes[1].signing_key_hex
     assert "neither an executor" in refused["refused"]
     assert "X-Amz" not in text and network.server.endpoint_url not in text

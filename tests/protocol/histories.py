@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 
-from splitup.crypto.bls import compute_seed
 from splitup.crypto.quorum import SIGNATURE_BYTES, compute_quorum_size, hash_exposures
 from splitup.crypto.scheme import REAL, Scheme
 from splitup.errors import PeerFault, Unavailable
@@ -469,7 +468,7 @@ class History:
                     return message
                 change: dict[str, object] = {"root": f"0x{rng.randrange(3):064x}"}
                 if isinstance(message, PlanVote) and rng.random() < 0.3:
-                    change = {"executors": message.executors + 1}
+                    change = {"exposures_hash": "0x" + "ee" * 32}
                 other = message.model_copy(update=change)
                 signature = self.scheme.sign_quorum(
                     self.identities[life.place], self.view.domain, compute_vote_hash(other)
@@ -605,7 +604,9 @@ class History:
     def _execute(self, command: ev.SubmitSnapshot | ev.SubmitPlan) -> None:
         signers = [
             self.scheme.recover_signer(
-                self.view.domain, _get_struct_hash(command), command.signatures[i:][:65]
+                self.view.domain,
+                _get_struct_hash(command, self.scheme),
+                command.signatures[i:][:65],
             )
             for i in range(0, len(command.signatures), SIGNATURE_BYTES)
         ]
@@ -663,14 +664,14 @@ def make_request(number: int, block: int, sequence: int, root: str) -> Request:
     )
 
 
-def _get_struct_hash(command: ev.SubmitSnapshot | ev.SubmitPlan) -> bytes:
+def _get_struct_hash(command: ev.SubmitSnapshot | ev.SubmitPlan, scheme: Scheme) -> bytes:
     unsigned = {"member": CLIENT, "signature": "0x" + "00" * 65}
     if isinstance(command, ev.SubmitPlan):
         return compute_vote_hash(
             PlanVote(
                 execution_id=command.execution_id,
                 root=command.plan_root,
-                seed=compute_seed(command.seed_signature),
+                seed=scheme.compute_seed(command.seed_signature),
                 exposures_hash=hash_exposures(command.exposures),
                 **unsigned,
             )

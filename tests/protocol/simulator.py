@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -32,6 +32,7 @@ from splitup.protocol.certificates import (
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
 from splitup.protocol.messages import Equivocation
+from splitup.protocol.takeovers import sign_takeover
 from splitup.protocol.verification import Economics
 from splitup.wire import (
     EMPTY_DIGEST,
@@ -42,7 +43,10 @@ from splitup.wire import (
     PlanCertificate,
     Request,
     Ruling,
+    SignedTakeover,
     Snapshot,
+    Takeover,
+    Takeovers,
     TaskCommitment,
     VerificationCommitment,
     VerificationOrder,
@@ -60,6 +64,9 @@ RESULT_TYP = "splitup-verification-result"
 
 def make_identity(number: int) -> Identity:
     return Identity.from_private_key(number.to_bytes(32, "big"))
+
+
+CLIENT_IDENTITY = make_identity(999)
 
 
 @cache
@@ -132,6 +139,7 @@ class Node:
     mute_validator: bool = False
     corrupts_state: bool = False  # right outputs, another state
     withholds_completion: bool = False
+    forgets_takeovers: bool = False  # its completion lacks them
     withholds_result: bool = False
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
     verified: set[tuple[str, int]] = field(default_factory=set)
@@ -148,6 +156,7 @@ class Node:
             or self.false_accuser
             or self.corrupts_state
             or self.withholds_completion
+            or self.forgets_takeovers
             or self.withholds_result
         )
 
@@ -189,6 +198,8 @@ class Simulation:
         self.orders: list[VerificationOrder] = []
         self.ordered: list[tuple[str, str]] = []  # execution, validator
         self.lies_at: set[tuple[str, int]] | None = None  # where liars lie: everywhere
+        self.broken: Callable[[Plan], Collection[str]] = lambda plan: ()  # whom the client replaces
+        self.told = size  # how many members hear of takeovers from nodes
         self.paused: dict[str, float] = {}  # node -> until when it says nothing
         self.unable: set[str] = set()  # members that cannot recompute
         self.recomputed: Counter[tuple[str, int]] = Counter()
@@ -404,7 +415,7 @@ class Simulation:
                         execution_id=execution_id,
                         model_id=self.manifest.model_id,
                         client=CLIENT,
-                        client_key="0x" + "cc" * 32,
+                        client_key=CLIENT_IDENTITY.signing_key_hex,
                         steps=steps,
                         max_price_micro_usdc=10**6,
                         deadline=self._timestamp() + deadline_s,
@@ -462,6 +473,7 @@ class Simulation:
         check_certificate(certificate, self.full_view)
         node.plans[execution_id] = certificate
         steps = certificate.plan.request.steps
+        executors = self.find_executors(certificate.plan)
         entries = tuple(
             TaskCommitment(
                 task=task,
@@ -470,18 +482,26 @@ class Simulation:
                 outputs=self._claim(execution_id, certificate.plan, task),
                 state=digest("corrupt" if node.corrupts_state else "state", execution_id, task),
             )
-            for task, executor in enumerate(certificate.plan.executors())
+            for task, executor in enumerate(executors)
             if executor == node.address
         )
         if not entries:
             return
+        takeovers = self._sign_takeovers(certificate.plan, [entry.task for entry in entries])
         completion = Completion(
             execution_id=execution_id,
             node=node.address,
             steps=steps,
             tasks=entries,
+            takeovers=() if node.forgets_takeovers else takeovers,
             salt="0x" + digest("salt", execution_id, 0),
         )
+        if takeovers:
+            told = Takeovers(execution_id=execution_id, node=node.address, takeovers=takeovers)
+            event = ev.TakeoversReceived(told, node.identity.signing_key_hex)
+            for account in list(self.members)[: self.told]:
+                for attempt in range(5):
+                    self.after(attempt, partial(self._send, partial(self.feed, account, event)))
 
         def commit() -> None:
             self.chain.commitments[execution_id, node.address] = completion.root()
@@ -495,6 +515,25 @@ class Simulation:
                 self._when_due(node, execution_id, None, reveal)
 
         self.after(0.05, lambda: self._pending.append(commit))
+
+    def find_executors(self, plan: Plan) -> tuple[str, ...]:
+        """Return who runs every task: the first candidate that has not failed."""
+        broken = self.broken(plan)
+        return tuple(
+            next(node for node in candidates if node not in broken) for candidates in plan.tasks
+        )
+
+    def _sign_takeovers(self, plan: Plan, tasks: Sequence[int]) -> tuple[SignedTakeover, ...]:
+        executors, execution_id = self.find_executors(plan), plan.request.execution_id
+        places = [(task, plan.tasks[task].index(executors[task])) for task in tasks]
+        return tuple(
+            sign_takeover(
+                CLIENT_IDENTITY,
+                Takeover(execution_id=execution_id, task=task, candidate=place, first_step=0),
+            )
+            for task, place in places
+            if place
+        )
 
     def _read_inputs(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
         """Return the digests of what a task is given: what its producers say they computed."""
@@ -511,7 +550,7 @@ class Simulation:
 
     def _claim(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
         """Return what its executor says that a task gave."""
-        lies = self.by_node[plan.executors()[task]].lies
+        lies = self.by_node[self.find_executors(plan)[task]].lies
         if lies and (self.lies_at is None or (execution_id, task) in self.lies_at):
             return (digest("lie", execution_id, task),)
         return self._compute(execution_id, plan, task)

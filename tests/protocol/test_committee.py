@@ -343,7 +343,7 @@ def test_a_corrupted_state_is_a_lie_although_the_outputs_are_right(unable: int) 
 @pytest.mark.parametrize("seed", range(3))
 def test_f10_verdicts_survive_loss_delay_and_a_member_that_forgets(seed: int) -> None:
     network = Network(loss=0.3, repeat=0.1, delay_ms=(1, 1000))
-    simulation = Simulation(seed, network=network, economics=VERIFY_ALL, epoch_blocks=10)
+    simulation = Simulation(seed, network=network, economics=VERIFY_ALL)
     assert simulation.run(600, lambda: simulation.chain.sequence >= 1)
     simulation.nodes[0].lies = True
     simulation.nodes[1].false_accuser = True

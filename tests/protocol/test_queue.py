@@ -98,18 +98,57 @@ def test_buffers_are_empty_when_everything_has_run() -> None:
     assert queue.buffered_bytes == 0
 
 
-def test_duplicate_is_ignored_and_a_different_tensor_is_a_fault_even_after_its_use() -> None:
+def test_duplicate_is_ignored_and_a_different_tensor_is_a_fault_while_the_first_waits() -> None:
     queue = TaskQueue()
     queue.assign(FIRST, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 4)
     tensor, other = make_tensor((CLIENT, 0), 0), make_tensor((CLIENT, 0), 1)
     assert queue.offer(FIRST, (CLIENT, 0), 0, tensor)
-    for _ in range(2):
-        assert not queue.offer(FIRST, (CLIENT, 0), 0, tensor)
-        with pytest.raises(PeerFault, match="two different tensors for step 0"):
-            queue.offer(FIRST, (CLIENT, 0), 0, other)
-        if run := queue.next():
-            queue.finish(run, [])
+    assert not queue.offer(FIRST, (CLIENT, 0), 0, tensor)
+    with pytest.raises(PeerFault, match="two different tensors for step 0"):
+        queue.offer(FIRST, (CLIENT, 0), 0, other)
+    run = queue.next()
+    assert run is not None and queue.finish(run, [])
+    for late in (tensor, other):
+        assert not queue.offer(FIRST, (CLIENT, 0), 0, late)
     assert queue.get_progress(FIRST) == {0: 1}
+
+
+def test_f04_another_producer_replaces_what_was_not_used_and_nothing_else() -> None:
+    queue = TaskQueue()
+    queue.assign(FIRST, [LocalTask(1, ((0, 0),), 1, 0)], 4)
+    queue.offer(FIRST, (0, 0), 0, make_tensor((0, 0), 0))
+    queue.offer(FIRST, (0, 0), 1, make_tensor((0, 0), 1))
+    run = queue.next()
+    assert run is not None and queue.finish(run, [])
+    queue.renew(FIRST, 0)
+    truth = make_tensor((0, 0), 3)
+    assert not queue.offer(FIRST, (0, 0), 0, truth)
+    assert queue.offer(FIRST, (0, 0), 1, truth)
+    run = queue.next()
+    assert run is not None and run.inputs == (truth,)
+    assert queue.finish(run, []) and queue.buffered_bytes == 0
+
+
+def test_f04_task_taken_away_or_added_in_the_middle_leaves_the_others_alone() -> None:
+    queue = TaskQueue()
+    tasks = [LocalTask(index, ((CLIENT, 0),), 1, 0) for index in range(3)]
+    queue.assign(FIRST, tasks[:2], 4)
+    for step in range(2):
+        queue.offer(FIRST, (CLIENT, 0), step, make_tensor((CLIENT, 0), step))
+    run = queue.next()
+    assert run is not None and run.task == 0
+    queue.drop_task(FIRST, 0)
+    assert not queue.finish(run, [])
+    queue.assign(FIRST, tasks[2:], 4)
+    for step in range(2):  # replayed to the new task alone
+        queue.offer(FIRST, (CLIENT, 0), step, make_tensor((CLIENT, 0), step), task=2)
+    while (run := queue.next()) is not None:
+        assert queue.finish(run, [])
+    assert queue.get_progress(FIRST) == {1: 2, 2: 2} and queue.buffered_bytes == 0
+    queue.drop_task(FIRST, 1)
+    queue.drop_task(FIRST, 2)
+    queue.assign(SECOND, tasks, 4)
+    assert not queue.get_progress(FIRST)
 
 
 def test_strangers_and_steps_beyond_the_paid_ones_are_faults() -> None:
@@ -161,19 +200,53 @@ def test_task_without_inputs_waits_for_the_number_of_steps() -> None:
     assert queue.next() is None and queue.is_complete(FIRST)
 
 
-def test_critical_path_goes_first_and_overtakes_a_bounded_number() -> None:
+def test_critical_path_goes_first_and_overtakes_every_session_once() -> None:
     queue = TaskQueue()
     short = [LocalTask(0, ((CLIENT, 0),), 1, 0)]
-    for number in range(limits.QUEUE_HEAD_START + 2):
-        execution = f"0x{number:064x}"
-        queue.assign(execution, short, 1)
-        queue.offer(execution, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
-    queue.assign(SECOND, [LocalTask(0, ((CLIENT, 0),), 1, limits.QUEUE_HEAD_START)], 1)
-    queue.offer(SECOND, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
+    sessions = [f"0x{number:064x}" for number in range(4)]
+    for session in sessions:
+        queue.assign(session, short, 4)
+    queue.assign(SECOND, [LocalTask(0, ((CLIENT, 0),), 1, limits.QUEUE_HEAD_START)], 4)
+    for session in (*sessions, SECOND):
+        queue.offer(session, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
     order = []
-    while (run := queue.next()) is not None:
-        order.append(run.execution_id)
-    assert order.index(SECOND) == 3  # behind those that came too long before it, ahead of the rest
+    for step in range(3):
+        for _ in range(5):
+            run = queue.next()
+            assert run is not None
+            order.append(run.execution_id)
+            queue.finish(run, [])
+            queue.offer(run.execution_id, (CLIENT, 0), step + 1, make_tensor((CLIENT, 0), step + 1))
+    assert [place for place, name in enumerate(order) if name == SECOND] == [0, 5, 10]
+
+
+def test_32_sessions_share_a_node_and_none_falls_behind() -> None:
+    """Every session sends its next step when the last is done; some tasks have a head start."""
+    sessions = [f"0x{number:064x}" for number in range(32)]
+    queue = TaskQueue()
+    for number, session in enumerate(sessions):
+        head_starts = (0, limits.QUEUE_HEAD_START * (number % 2))
+        tasks = [
+            LocalTask(index, ((CLIENT, 0) if index == 0 else (0, 0),), 1, head_start)
+            for index, head_start in enumerate(head_starts)
+        ]
+        queue.assign(session, tasks, 1_000)
+        queue.offer(session, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0, session))
+    done = dict.fromkeys(sessions, 0)
+    spread = 0
+    for _ in range(20_000):
+        run = queue.next()
+        assert run is not None
+        output = make_tensor((run.task, 0), run.step, run.execution_id)
+        assert queue.finish(run, [output])
+        if run.task == 1:
+            session = run.execution_id
+            done[session] += 1
+            step = done[session]
+            queue.offer(session, (CLIENT, 0), step, make_tensor((CLIENT, 0), step, session))
+            spread = max(spread, max(done.values()) - min(done.values()))
+    assert min(done.values()) > 300 and spread <= 2
+    assert queue.buffered_bytes < 32 * 200
 
 
 def test_dropped_execution_runs_no_more_and_frees_its_buffers() -> None:

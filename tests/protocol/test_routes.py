@@ -26,16 +26,23 @@ def test_outputs_go_once_to_every_other_node_that_reads_them() -> None:
     manifest = make_chain_manifest(4)
     routes = compute_routes(make_plan(1, 2, 2, 1), manifest, address(2))
     assert [task.index for task in routes.tasks] == [1, 2]
-    assert routes.sources == {(0, 0): 4, (1, 0): 4}
+    assert {port: spec.nbytes for port, spec in routes.specs.items()} == {(0, 0): 4, (1, 0): 4}
     assert routes.targets == {(1, 0): (), (2, 0): (address(1),)}
     assert routes.to_client == frozenset()
     assert list(routes.successors) == [address(1)]
-    assert routes.keys[0] == f"0x{1:064x}" and routes.keys[CLIENT] == make_request().client_key
 
 
 def test_last_task_answers_the_client() -> None:
     routes = compute_routes(make_plan(1, 2, 2, 1), make_chain_manifest(4), address(1))
-    assert routes.to_client == {(3, 0)} and routes.sources == {(CLIENT, 0): 4, (2, 0): 4}
+    assert routes.to_client == {(3, 0)} and routes.specs.keys() == {(CLIENT, 0), (2, 0)}
+
+
+def test_takeover_changes_who_runs_and_who_reads() -> None:
+    manifest, plan = make_chain_manifest(3), make_plan(1, 2, 1)
+    now = (address(1), address(1), address(1))
+    routes = compute_routes(plan, manifest, address(1), now)
+    assert [task.index for task in routes.tasks] == [0, 1, 2] and not any(routes.targets.values())
+    assert not compute_routes(plan, manifest, address(2), now).tasks
 
 
 def test_longest_path_gets_the_whole_head_start() -> None:

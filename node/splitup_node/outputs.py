@@ -1,0 +1,127 @@
+"""From a finished run to its readers: frames to other nodes and the client, entries to the log.
+
+A tensor too large for a frame is hashed on a thread and stored by itself; its frame follows when
+the store has it. Small ones leave in the worker's own callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from splitup import limits
+from splitup.crypto.keys import Identity
+from splitup.errors import SplitUpError
+from splitup.net.frames import make_entry_frame, seal_frame
+from splitup.net.links import LinkPool
+from splitup.net.logs import LogObject
+from splitup.net.objects import compute_sha256
+from splitup.protocol.keys import LogName
+from splitup.protocol.logs import LogEntry
+from splitup.protocol.queue import PortId, Run, Tensor
+from splitup_node.clients import Clients
+from splitup_node.executions import Execution
+
+_log = logging.getLogger("splitup.node.outputs")
+
+Fail = Callable[[str, int, int, str], None]  # execution, task, step, reason
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class Outputs:
+    """Sends what this node's tasks produce."""
+
+    def __init__(
+        self, identity: Identity, pool: LinkPool, clients: Clients, fail: Fail, spawn: Spawn
+    ) -> None:
+        self._identity = identity
+        self._pool = pool
+        self._clients = clients
+        self._fail = fail
+        self._spawn = spawn
+
+    def publish(
+        self,
+        execution: Execution,
+        run: Run,
+        port: int,
+        data: bytes | memoryview,
+        on_done: Callable[[], None],
+    ) -> Tensor:
+        """Send one output to whoever reads it elsewhere; return it for readers here.
+
+        ``on_done`` is called when a large one is on its way, or has failed.
+        """
+        if len(data) > limits.INLINE_TENSOR_BYTES:
+            execution.publishing += 1
+            self._spawn(self._publish_stored(execution, run, port, data, on_done))
+            return Tensor(b"", data, time.time_ns())  # nobody here compares what we made
+        tensor = Tensor(hashlib.sha256(data).digest(), data, time.time_ns())
+        source = (run.task, port)
+        entry = LogEntry(run.step, tensor.digest, len(data), data)
+        self.send_entry(execution, source, entry, execution.get_targets(source, run.step))
+        execution.writer.append(run.task, port, entry)
+        return tensor
+
+    def send_entry(
+        self, execution: Execution, source: PortId, entry: LogEntry, targets: Iterable[str]
+    ) -> None:
+        """Send one step of an output to nodes, and to the client when it waits for it."""
+        targets = tuple(targets)
+        is_result = execution.is_result(source, entry.step)
+        if not targets and not is_result:
+            return
+        sealed = seal_frame(self._identity, make_entry_frame(execution.id, source, entry))
+        self.send(execution, targets, sealed)
+        if is_result:
+            self._clients.send(execution, sealed)
+
+    def send(self, execution: Execution, targets: Iterable[str], sealed: bytes) -> None:
+        """Send a sealed frame to nodes of the plan. One that is gone is the client's business."""
+        for target in targets:
+            node = execution.certificate.plan.node_of(target)
+            try:
+                self._pool.open(node.node, node.endpoint).send(sealed)
+            except SplitUpError as error:
+                _log.warning("a frame of %s to %s is lost: %s", execution.id, target, error)
+
+    def resend(self, execution: Execution, source: PortId, target: str) -> None:
+        """Send a node what it may not find in the store: it takes a reader's place."""
+        node = execution.certificate.plan.node_of(target)
+        for entry in execution.writer.get_unstored(*source):
+            sealed = seal_frame(self._identity, make_entry_frame(execution.id, source, entry))
+            try:
+                self._pool.open(node.node, node.endpoint).send(sealed)
+            except SplitUpError as error:
+                _log.warning("the rest of %s to %s is lost: %s", execution.id, target, error)
+                return
+
+    async def _publish_stored(
+        self,
+        execution: Execution,
+        run: Run,
+        port: int,
+        data: bytes | memoryview,
+        on_done: Callable[[], None],
+    ) -> None:
+        source = (run.task, port)
+        try:
+            digest = await compute_sha256(data)
+            name = LogName(run.task, port, execution.node, run.step, apart=True)
+            await execution.store.write([LogObject(name, data, digest)])
+        except SplitUpError as error:
+            reason = f"its output cannot be stored: {error}"
+            self._fail(execution.id, run.task, run.step, reason)
+            return
+        finally:
+            execution.publishing -= 1
+        if execution.failure or run.task not in execution.parts:
+            return
+        entry = LogEntry(run.step, digest, len(data), None)
+        execution.writer.append(run.task, port, entry)
+        self.send_entry(execution, source, entry, execution.get_targets(source, run.step))
+        on_done()

@@ -1,0 +1,147 @@
+"""What a node does after a crash about the executions it had not reported.
+
+One whose client had ended it is brought to its end: inputs and most outputs are in the store, so
+the tasks are run again from the logs, the node's own log is completed, and the same digests come
+out. One that was still under way belongs to another node by now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from splitup import limits
+from splitup.errors import SplitUpError
+from splitup.journal.journal import Journal
+from splitup.net.logs import LogObject
+from splitup.protocol.keys import LogName
+from splitup.protocol.logs import LogEntry
+from splitup.wire import PlanCertificate, SignedTakeover
+from splitup_node.cache import Cache
+from splitup_node.engine import Engine
+from splitup_node.executions import Execution, OpenStore, make_execution
+from splitup_node.recompute import recompute
+from splitup_node.residents import Residents
+from splitup_node.workers import Workers
+
+_log = logging.getLogger("splitup.node.recovery")
+
+
+@dataclass(frozen=True, slots=True)
+class Unreported:
+    """An execution of the last run of the node; ``steps`` is None when it was under way."""
+
+    certificate: PlanCertificate
+    steps: int | None
+    takeovers: tuple[SignedTakeover, ...]
+
+
+def make_end_value(execution: Execution) -> dict[str, Any]:
+    """Return what the journal keeps of an execution's end."""
+    takeovers = [signed.model_dump(mode="json") for signed in execution.roster.takeovers.values()]
+    return {"steps": execution.steps, "takeovers": takeovers}
+
+
+def read_unreported(journal: Journal) -> list[Unreported]:
+    """Return the executions that were assigned and have no completion; forget the expired."""
+    completed = {execution_id for execution_id, _ in journal.items("completion")}
+    ended = dict(journal.items("ended"))
+    found = []
+    for execution_id, value in journal.items("assignment"):
+        certificate = PlanCertificate.from_value(value["certificate"])
+        if execution_id in completed or certificate.plan.request.deadline <= time.time():
+            for kind in ("assignment", "ended"):
+                journal.delete(kind, execution_id)
+            continue
+        end = ended.get(execution_id, {"steps": None, "takeovers": []})
+        takeovers = tuple(SignedTakeover.from_value(entry) for entry in end["takeovers"])
+        found.append(Unreported(certificate, end["steps"], takeovers))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Brings ended executions to their completion."""
+
+    node: str
+    engine: Engine
+    supervisor: Workers
+    residents: Residents
+    cache: Cache
+    open_store: OpenStore
+
+    async def run(self, lost: Unreported) -> Execution:
+        """Run every task of the node in an ended execution again; return it with its digests.
+
+        Raises what loading, the store or the worker raise, once the deadline is near.
+        """
+        deadline_s = lost.certificate.plan.request.deadline
+        while True:
+            try:
+                return await self._try(lost)
+            except SplitUpError as error:
+                if time.time() + limits.LOAD_RETRY_S / 10 > deadline_s:
+                    raise
+                _log.warning("an execution of the last run waits: %s", error)
+            await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
+
+    async def _try(self, lost: Unreported) -> Execution:
+        request = lost.certificate.plan.request
+        manifest = await self.cache.fetch_manifest(request.model_id)
+        execution = make_execution(lost.certificate, manifest, self.node, self.open_store)
+        for signed in lost.takeovers:
+            execution.roster.apply(signed)
+        execution.reroute()
+        execution.steps = lost.steps
+        for local in execution.routes.tasks:
+            task = local.index
+            program = await self.residents.ensure(request.model_id, task)
+            first = [await execution.writer.resume(task, port) for port in range(local.outputs)]
+            large: list[LogObject] = []
+
+            def log(
+                step: int,
+                outputs: Sequence[bytes | memoryview],
+                task: int = task,
+                first: list[int] = first,
+                large: list[LogObject] = large,
+            ) -> None:
+                for port, data in enumerate(outputs):
+                    if step >= first[port]:
+                        large += _append(execution, task, port, step, data)
+
+            part = execution.add_part(task, self.engine.new_session())
+            part.digests = await recompute(
+                self.engine,
+                self.supervisor,
+                execution.store,
+                request,
+                manifest,
+                execution.roster.executors,
+                task,
+                program,
+                lost.steps or 0,
+                log,
+            )
+            await execution.store.write(large)
+        await execution.writer.finish()
+        return execution
+
+
+def _append(
+    execution: Execution, task: int, port: int, step: int, data: bytes | memoryview
+) -> list[LogObject]:
+    """Add one output to the log; return the object to store when it is too large for a frame."""
+    digest = hashlib.sha256(data).digest()
+    is_large = len(data) > limits.INLINE_TENSOR_BYTES
+    execution.writer.append(
+        task, port, LogEntry(step, digest, len(data), None if is_large else data)
+    )
+    if not is_large:
+        return []
+    return [LogObject(LogName(task, port, execution.node, step, apart=True), data, digest)]

@@ -1,0 +1,138 @@
+"""One run after the other on the worker: the queue says which; what can wait runs in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from splitup.errors import SplitUpError
+from splitup.protocol.queue import Run, TaskQueue
+from splitup_node.crash import crash_point
+from splitup_node.executions import Execution
+from splitup_node.ipc import RunAnswer, RunRequest
+from splitup_node.supervisor import WorkerLost
+from splitup_node.workers import Workers
+
+OnStart = Callable[[Execution, Run], None]
+OnAnswer = Callable[[Execution, Run, RunAnswer | SplitUpError], None]
+
+
+class Runs:
+    """Keeps the worker busy. ``on_start`` is called before a run, ``on_answer`` after it."""
+
+    def __init__(
+        self,
+        supervisor: Workers,
+        queue: TaskQueue,
+        programs: Mapping[str, int],
+        executions: Mapping[str, Execution],
+        on_start: OnStart,
+        on_answer: OnAnswer,
+    ) -> None:
+        self._supervisor = supervisor
+        self._queue = queue
+        self._programs = programs
+        self._executions = executions
+        self._on_start = on_start
+        self._on_answer = on_answer
+        self._background: deque[tuple[RunRequest, asyncio.Future[RunAnswer]]] = deque()
+        self._busy = False
+        self._paused = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.run_ns = 0  # moving average of one run
+
+    @property
+    def queue_ms(self) -> int:
+        """Return the estimated work that waits, in milliseconds."""
+        return (len(self._queue) + len(self._background)) * self.run_ns // 1_000_000
+
+    def pause(self) -> None:
+        """Start no more runs."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Start runs again."""
+        self._paused = False
+        self.pump()
+
+    async def wait_idle(self) -> None:
+        """Wait until no run is under way."""
+        await self._idle.wait()
+
+    def pump(self) -> None:
+        """Start the next run, unless one is under way."""
+        while not (self._busy or self._paused) and self._supervisor.is_running:
+            run = self._queue.next()
+            if run is None:
+                self._pump_background()
+                return
+            execution = self._executions[run.execution_id]
+            self._on_start(execution, run)
+            if execution.is_over:
+                continue
+            task = execution.manifest.tasks[run.task]
+            request = RunRequest(
+                execution.parts[run.task].session,
+                self._programs[task.task_id],
+                [tensor.data for tensor in run.inputs],
+            )
+            self._begin()
+            crash_point("run")
+            self._supervisor.run(request, partial(self._on_run, execution, run))
+
+    async def run_background(
+        self, session: int, program: int, inputs: Sequence[bytes | memoryview]
+    ) -> RunAnswer:
+        """Run one step when no live run is ready. Raises TaskFailed or WorkerLost."""
+        future: asyncio.Future[RunAnswer] = asyncio.get_running_loop().create_future()
+        self._background.append((RunRequest(session, program, inputs), future))
+        self.pump()
+        return await future
+
+    def on_worker_lost(self, reason: str) -> None:
+        """Pause, and fail what waits in the background."""
+        self._paused = True
+        self._end()
+        waiting, self._background = self._background, deque()
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(WorkerLost(reason))
+
+    def _begin(self) -> None:
+        self._busy = True
+        self._idle.clear()
+
+    def _end(self) -> None:
+        self._busy = False
+        self._idle.set()
+
+    def _on_run(self, execution: Execution, run: Run, answer: RunAnswer | SplitUpError) -> None:
+        self._end()
+        if isinstance(answer, RunAnswer):
+            duration_ns = answer.ended_ns - answer.started_ns
+            self.run_ns = (7 * self.run_ns + duration_ns) // 8 if self.run_ns else duration_ns
+        self._on_answer(execution, run, answer)
+        self.pump()
+
+    def _pump_background(self) -> None:
+        while self._background:
+            request, future = self._background.popleft()
+            if future.done():
+                continue
+            self._begin()
+            self._supervisor.run(request, partial(self._on_background, future))
+            return
+
+    def _on_background(
+        self, future: asyncio.Future[RunAnswer], answer: RunAnswer | SplitUpError
+    ) -> None:
+        self._end()
+        if not future.done():
+            if isinstance(answer, SplitUpError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+        self.pump()

@@ -1,0 +1,121 @@
+"""Nodes that die, stop or hang in the middle of a generation, on real processes.
+
+The tokens are those of an undisturbed run. The longest pause is printed; on a machine that does
+nothing else it stays below 3 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from splitup.client.connection import SplitUp
+from splitup.client.generation import generate_tokens
+from splitup.client.session import Session
+from splitup.decode.sampler import Sampler
+from tests.builders import HANG_S
+from tests.e2e.conftest import MODEL, Network
+
+PROMPT = "library for"
+TOKENS = 250
+
+Disturb = Callable[[Session, int], None]  # (session, tokens so far)
+
+
+@dataclass
+class Generation:
+    tokens: list[int]
+    gap_s: float  # the longest between two tokens
+    session: Session
+
+
+async def generate(network: Network, disturb: Disturb = lambda session, count: None) -> Generation:
+    async with SplitUp.connect(network.config) as net:
+        decoder, tokenizer = await net.make_decoder(
+            MODEL, PROMPT, max_tokens=TOKENS, sampler=Sampler(0.8, 7)
+        )
+        tokens, gap_s, at = [], 0.0, None
+        async with net.session(MODEL, steps=decoder.max_steps, deadline_s=60) as session:
+            async for token in generate_tokens(session, decoder, tokenizer):
+                now = time.monotonic()
+                gap_s, at = max(gap_s, now - (at or now)), now
+                tokens.append(token.id)
+                disturb(session, len(tokens))
+        receipt = await net.receipt(session.execution_id)
+        assert receipt.status == "settled" and receipt.steps == session.steps
+        assert not receipt.slashes
+        paid = {payment.account for payment in receipt.payments}
+        assert set(session.executors) <= paid
+    return Generation(tokens, gap_s, session)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(network: Network) -> list[int]:
+    return asyncio.run(generate(network)).tokens
+
+
+@pytest.mark.parametrize("position", ["first", "middle", "last"])
+def test_f26_killed_node_costs_a_pause_and_no_token(
+    network: Network, undisturbed: list[int], position: str
+) -> None:
+    killed: list[str] = []
+
+    def disturb(session: Session, count: int) -> None:
+        if count == len(undisturbed) // 2:
+            place = {"first": 0, "middle": len(session.executors) // 2, "last": -1}[position]
+            killed.append(network.name_of(session.executors[place]))
+            network.kill(killed[0])
+
+    try:
+        done = asyncio.run(generate(network, disturb))
+    finally:
+        network.start_again(*killed)
+    assert done.tokens == undisturbed
+    assert done.session.takeovers >= 1
+    print(f"{position}: gap {done.gap_s:.2f} s, {done.session.takeovers} takeovers")
+    assert done.gap_s <= HANG_S
+
+
+def test_f26_two_nodes_killed_in_sequence(network: Network, undisturbed: list[int]) -> None:
+    killed: list[str] = []
+
+    def disturb(session: Session, count: int) -> None:
+        if count in (len(undisturbed) // 3, 2 * len(undisturbed) // 3):
+            # the second is a node that has taken over from the first, where there is one
+            before = session.plan.executors()
+            changed = [n for n, old in zip(session.executors, before, strict=True) if n != old]
+            killed.append(network.name_of((changed or before)[0]))
+            network.kill(killed[-1])
+
+    try:
+        done = asyncio.run(generate(network, disturb))
+    finally:
+        network.start_again(*killed)
+    print(f"two: gap {done.gap_s:.2f} s, {done.session.takeovers} takeovers")
+    assert done.tokens == undisturbed and len(set(killed)) == 2
+
+
+def test_f04_stopped_node_is_replaced_and_its_late_word_ignored(
+    network: Network, undisturbed: list[int]
+) -> None:
+    stopped: list[int] = []
+
+    def disturb(session: Session, count: int) -> None:
+        if count == len(undisturbed) // 3:
+            stopped.append(network.pid_of(network.name_of(session.executors[2])))
+            os.kill(stopped[0], signal.SIGSTOP)
+        if session.takeovers and count == 2 * len(undisturbed) // 3:
+            os.kill(stopped[0], signal.SIGCONT)
+
+    try:
+        done = asyncio.run(generate(network, disturb))
+    finally:
+        os.kill(stopped[0], signal.SIGCONT)
+    print(f"stopped: gap {done.gap_s:.2f} s, {done.session.takeovers} takeovers")
+    assert done.tokens == undisturbed and done.gap_s <= HANG_S

@@ -1,0 +1,98 @@
+"""Who may write and read which log objects: the plan's candidates, within what can exist."""
+
+from __future__ import annotations
+
+import pytest
+from splitup_oracle.gateway_access import LogQuota, compute_log_rights
+
+from splitup import limits
+from splitup.errors import Refused
+from splitup.net.gateway import LogRead, LogRequest, LogWrite
+from splitup.wire import CLIENT, Plan, PlanCertificate, PlanNode
+from tests.builders import address, make_chain_manifest, make_request
+
+MANIFEST = make_chain_manifest(3)
+STEPS = 4
+# node n+1 runs task n; node 4 may take task 1 over; node 5 only task 2
+PLAN = Plan(
+    request=make_request(STEPS).model_copy(update={"model_id": MANIFEST.model_id}),
+    seed="0x" + "77" * 32,
+    tasks=((address(1),), (address(2), address(4)), (address(3), address(5))),
+    nodes=tuple(
+        PlanNode(node=address(n), signing_key=f"0x{n:064x}", endpoint="http://127.0.0.1:9")
+        for n in range(1, 6)
+    ),
+)
+CERTIFICATE = PlanCertificate(plan=PLAN, seed_signature="0x", signatures=())
+
+
+def write(task: int, **changes: object) -> LogWrite:
+    values = {"task": task, "port": 0, "number": 0, "apart": False, "length_bytes": 300}
+    return LogWrite(**{**values, "sha256": "a" * 64, **changes})  # type: ignore[arg-type]
+
+
+def read(task: int, node: str) -> LogRead:
+    return LogRead(task=task, port=0, node=node, number=0, apart=False)
+
+
+def ask(
+    node: int, *, writes: tuple[LogWrite, ...] = (), reads: tuple[LogRead, ...] = ()
+) -> list[str]:
+    request = LogRequest(certificate=CERTIFICATE, writes=writes, reads=reads)
+    key = PLAN.request.client_key if node == 0 else f"0x{node:064x}"
+    rights = compute_log_rights(PLAN, MANIFEST, key, request)
+    return [f"{right.method} {right.key.split('/', 2)[2]}" for right in rights]
+
+
+def test_candidate_writes_below_its_own_prefix_and_reads_whoever_ran_the_task_before() -> None:
+    assert ask(4, writes=(write(1),), reads=(read(0, address(1)),)) == [
+        f"PUT t0001.0/{address(4)}/00000",
+        f"GET t0001.0/{address(4)}/00000",
+        f"GET t0000.0/{address(1)}/00000",
+    ]
+    assert ask(5, reads=(read(1, address(2)), read(1, address(4)))) == [
+        f"GET t0001.0/{address(2)}/00000",
+        f"GET t0001.0/{address(4)}/00000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("node", "request_", "message"),
+    [
+        (4, {"writes": (write(2),)}, "does not run task 2"),
+        (4, {"writes": (write(CLIENT),)}, "does not run"),
+        (4, {"reads": (read(1, address(2)),)}, "does not read port 0 of task 1"),
+        (5, {"reads": (read(1, address(1)),)}, "writes no log of task 1"),
+        (0, {"reads": (read(1, address(2)),)}, "does not read"),
+        (4, {"writes": (write(1, port=1),)}, "has no log object 0"),
+        (4, {"writes": (write(1, number=STEPS),)}, f"has no log object {STEPS}"),
+        (4, {"writes": (write(1, apart=True),)}, "at most 0 bytes"),
+        (4, {"writes": (write(1, length_bytes=2**20),)}, "at most"),
+    ],
+)
+def test_a10_what_the_plan_does_not_give_is_refused(
+    node: int, request_: dict[str, tuple[LogWrite, ...]], message: str
+) -> None:
+    with pytest.raises(Refused, match=message):
+        ask(node, **request_)  # type: ignore[arg-type]
+
+
+def test_a10_a_log_takes_no_more_of_the_store_than_its_steps_can() -> None:
+    manifest = make_chain_manifest(3)
+    quota = LogQuota()
+    largest = (limits.LOG_STEP_BYTES + 4) * STEPS // 3
+
+    def take(number: int) -> None:
+        request = LogRequest(
+            certificate=CERTIFICATE,
+            writes=(write(1, number=number, length_bytes=largest),),
+            reads=(),
+        )
+        rights = compute_log_rights(PLAN, manifest, f"0x{4:064x}", request)
+        quota.take(rights, PLAN, manifest)
+
+    for number in (0, 1, 2, 2, 1):  # asking again costs nothing
+        take(number)
+    with pytest.raises(Refused, match="bytes already"):
+        take(3)
+    take(2)
