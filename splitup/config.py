@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from splitup import limits
 from splitup.codec import parse_json
@@ -28,20 +28,37 @@ DEFAULT_HOME: Final = Path(".splitup")
 NETWORK_FILE: Final = "network.json"
 
 RpcUrlField = Annotated[str, Field(pattern=r"^(https?|wss?)://\S+$", max_length=2048)]
-_PATH_FIELDS: Final = ("deployment", "user_keystore", "user_passphrase_file")
+
+
+def _split_commas(value: object) -> object:
+    """Return a tuple for "a,b", which is how flags and the environment say it, and for a list."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return tuple(value) if isinstance(value, list) else value
+
+
+# the gateways in front of one bucket: any of them serves, the next is asked when one is gone
+GatewayUrlsField = Annotated[
+    tuple[EndpointField, ...],
+    BeforeValidator(_split_commas),
+    Field(min_length=1, max_length=limits.MAX_GATEWAYS),
+]
+_Config = TypeVar("_Config", bound=BaseModel)
+_PATH_FIELDS: Final = ("deployment", "user_keystore", "user_passphrase_file", "cache")
 
 
 class NetworkConfig(BaseModel):
-    """Where the chain, the gateway and the committee are, and whose key acts."""
+    """Where the chain, the gateways and the committee are, and whose key acts."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     rpc_url: RpcUrlField
     deployment: Path  # JSON with the contracts' addresses (splitup.chain.deployment)
-    gateway_url: EndpointField
+    gateway_urls: GatewayUrlsField
     user_keystore: Path | None = None
     user_passphrase_file: Path | None = None
     members: tuple[EndpointField, ...] = Field(default=(), max_length=limits.MAX_COMMITTEE)
+    cache: Path | None = None  # for what a model leaves to its users to compute
     allow_loopback: bool = False  # whether nodes may be on this machine or a private network
 
     @classmethod
@@ -60,6 +77,13 @@ class NetworkConfig(BaseModel):
         except ValidationError as error:
             raise _explain(error, path) from None
 
+    @property
+    def cache_directory(self) -> Path:
+        """Return where tasks and weights are kept; by default where the XDG rules say."""
+        return self.cache or (
+            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "splitup"
+        )
+
     def load_user(self) -> Identity:
         """Open the user's key file; raise ConfigurationError when there is none or it is bad."""
         if self.user_keystore is None or self.user_passphrase_file is None:
@@ -67,6 +91,42 @@ class NetworkConfig(BaseModel):
                 "no key is configured; pass --keystore FILE and --passphrase-file FILE"
             )
         return load_identity(self.user_keystore, self.user_passphrase_file)
+
+
+def load_toml(model: type[_Config], path: Path, *, advice: str) -> _Config:
+    """Read the TOML file of a program that runs for long; Path fields are relative to the file.
+
+    Raises ConfigurationError naming the file, and the setting that is wrong. ``advice`` says what
+    to do when there is no file.
+    """
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(f"there is no configuration {path}; {advice}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"the configuration {path} cannot be read ({error}); correct it"
+        ) from None
+    paths = [
+        name for name, info in model.model_fields.items() if info.annotation in (Path, Path | None)
+    ]
+    values = _resolve_paths(values, paths, path)
+    try:  # by way of JSON: strict models take paths and tuples from it, as strings and lists
+        return model.model_validate_json(json.dumps(values, default=str))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(str(part) for part in first["loc"][:1])
+        problem = "is missing" if first["type"] == "missing" else f"is invalid: {first['msg']}"
+        raise ConfigurationError(
+            f"'{name}' in {path} {problem}; correct the file and start again"
+        ) from None
+
+
+def _resolve_paths(values: dict[str, Any], names: Iterable[str], file: Path) -> dict[str, Any]:
+    """Return the values with relative paths made absolute; "" stands for no path."""
+    folder = file.parent.absolute()
+    paths = {name: values[name] for name in names if isinstance(values.get(name), str)}
+    return values | {name: str(folder / path) if path else None for name, path in paths.items()}
 
 
 def find_network_file(path: Path | None = None) -> Path:
@@ -93,21 +153,18 @@ def _read_values(path: Path | None) -> dict[str, Any]:
         ) from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"the network file {file} does not hold an object of fields")
-    for name in _PATH_FIELDS:
-        if isinstance(values.get(name), str):
-            values[name] = str(file.parent.absolute() / values[name])
-    return values
+    return _resolve_paths(values, _PATH_FIELDS, file)
 
 
 def _get_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    names = ("rpc_url", "gateway_url", *_PATH_FIELDS)
+    names = ("rpc_url", "gateway_urls", *_PATH_FIELDS)
     found = {name: environment.get(f"SPLITUP_{name.upper()}") for name in names}
     return {name: value for name, value in found.items() if value}
 
 
 def _explain(error: ValidationError, path: Path | None) -> ConfigurationError:
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"])
+    name = str(first["loc"][0])
     file = find_network_file(path)
     if first["type"] == "missing" and not file.exists():
         return ConfigurationError(

@@ -9,7 +9,8 @@
     │   └── Refused             a server understood a request and said no; carries the HTTP status
     ├── Unavailable             the environment failed; trying again later may help
     │   ├── ChainUnavailable    the RPC endpoint does not answer, or is another deployment's
-    │   └── StorageUnavailable  the S3 endpoint or the gateway does not answer
+    │   ├── StorageUnavailable  the S3 endpoint or the gateway does not answer
+    │   └── Throttled           a server has had enough of us; asking another is no way out
     ├── ChainRejected           a transaction reverted; names the contract's error
     └── ExecutionFailed         an execution ended without a result; names task, node and refund
 
@@ -59,6 +60,10 @@ class Refused(PeerFault):
 
 class Unavailable(SplitUpError):
     """The environment failed us; the same call may succeed later."""
+
+
+class Throttled(Unavailable):
+    """A server answered 429: this party has asked for too much."""
 
 
 class ChainUnavailable(Unavailable):

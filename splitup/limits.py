@@ -140,6 +140,9 @@ MAX_ERROR_CHARS: Final = 1_000  # of a server's error sentence that we repeat
 
 # ---- storage gateway ---------------------------------------------------------------------------
 
+MAX_GATEWAYS: Final = 8  # behind one bucket; each is tried once, which bounds the wait
+UPLOAD_BYTES_PER_DAY: Final = 1024 * 1024 * MIB  # of one key at one gateway: a few large models
+UPLOAD_KEYS: Final = 16_384  # uploaders whose use of the store a gateway remembers
 MAX_UPLOAD_OBJECTS: Final = 3 * MAX_TASKS  # graph and weights of every task, and some blobs
 MAX_UPLOAD_BYTES: Final = 5 * 1024 * MIB  # what S3 takes in one PUT
 UPLOAD_STALL_S: Final = 60.0  # an upload that moves nothing for this long is dead
@@ -148,6 +151,10 @@ GRANT_GRACE_S: Final = 300  # after the deadline: the last logs are written, the
 COMMITTEE_CACHE_S: Final = 10.0  # how stale the gateway's view of the committee may be
 COMMITTEE_REFRESH_S: Final = 1.0  # a certificate that fails makes us look again, this often at most
 MAX_CACHED_MANIFESTS: Final = 64
+LOG_URL_S: Final = 120  # URLs of what is asked for when it is moved; two tries of 30 s fit
+AUDIT_FILE_BYTES: Final = 64 * MIB  # ≈ 200,000 grants
+AUDIT_FILES: Final = 4  # the current one and those before it
+MAX_CACHED_STANDINGS: Final = 16_384  # what the chain says of nodes and executions, ≈ 200 B each
 MAX_CACHED_CERTIFICATES: Final = 1_024  # digests of certificates that were already verified
 MAX_MODEL_NAME_BYTES: Final = 64  # the ModelRegistry's bound
 
@@ -216,6 +223,7 @@ MAX_EVIDENCE: Final = 256  # conflicts kept; one is enough to slash a member
 GOSSIP_RETRY_S: Final = 1.0  # lost messages are said again
 PLAN_PUSH_STAGE_S: Final = 0.15  # per rank: a healthy member has pushed the plan by then
 PLAN_SUBMIT_STAGE_S: Final = 1.5  # per rank: longer than a block
+COMMITMENTS_STAGE_S: Final = 1.5  # per rank: longer than a block
 VERIFICATION_STAGE_S: Final = 1.0  # per rank: a small task has been recomputed by then
 VERIFICATION_SILENCE_S: Final = 10.0  # a validator that says nothing is passed over …
 VERIFICATION_STEP_S: Final = 0.1  # … plus this for every step it has to recompute
@@ -256,6 +264,8 @@ COMMIT_WINDOW_S: Final = 0.05  # completions that share one transaction; far bel
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
 DISTRIBUTE_PERIOD_S: Final = 60.0  # how often a node looks whether too much of its stake is locked
 DISTRIBUTE_LOCKED_SHARE: Final = 0.5  # above it, it pays for the transaction that releases stake
+COMMIT_PATIENCE_BLOCKS: Final = 6  # for the members' one transaction, before a node sends its own …
+COMMIT_MARGIN_S: Final = 8.0  # … or so long before the deadline; many executions have 30 s in all
 MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each
 REPORT_RETRY_S: Final = 0.25  # between tries while the plan's own transaction is not mined yet
 MEMBER_REPLY_S: Final = 2.0  # one that hangs must not hold up what is due within VALIDATOR_REVEAL_S

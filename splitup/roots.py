@@ -135,13 +135,22 @@ def make_snapshot_header(snapshot: Snapshot) -> tuple[bytes, ...]:
     )
 
 
+def hash_unopened(entry: SnapshotEntry) -> bytes:
+    """Return the hash of what of an entry the chain never opens: endpoint and locked stake.
+
+    The latter decides who of a task's list runs it, not the list, so that no evidence needs it.
+    """
+    locked = f"\0{entry.locked_micro_usdc}" if entry.locked_micro_usdc else ""
+    return sha256(f"{entry.endpoint}{locked}".encode()).digest()
+
+
 def _hash_entry(entry: SnapshotEntry, classes: dict[str, bytes]) -> bytes:
     return _hash(
         _ENTRY,
         _PAD + bytes.fromhex(entry.node[2:]),
         _PAD + bytes.fromhex(get_operator(entry)[2:]),
         bytes.fromhex(entry.signing_key[2:]),
-        sha256(entry.endpoint.encode()).digest(),
+        hash_unopened(entry),
         entry.stake_micro_usdc.to_bytes(32),
         entry.rtt_ms.to_bytes(32),
         entry.queue_ms.to_bytes(32),
@@ -213,7 +222,7 @@ def _hash_request(request: Request) -> bytes:
 
 
 def _hash_directory(plan: Plan) -> bytes:
-    """The nodes' keys and endpoints; the chain never opens this."""
+    """The nodes' keys and endpoints, the executors' places; the chain never opens this."""
     return _hash(
         *(
             _hash(
@@ -222,7 +231,8 @@ def _hash_directory(plan: Plan) -> bytes:
                 sha256(entry.endpoint.encode()).digest(),
             )
             for entry in plan.nodes
-        )
+        ),
+        *(place.to_bytes(32) for place in plan.places),
     )
 
 

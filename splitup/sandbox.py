@@ -44,6 +44,7 @@ class Replay:
     weights: Path | None
     inputs: Sequence[Path]  # per port, all steps as ``recompute.write_tensor`` writes them
     steps: int
+    gate: int | None  # the manifest's
     determinism: str
     memory_bytes: int  # of tensors: weights, states and values
 
@@ -62,6 +63,7 @@ async def replay(job: Replay) -> dict[str, Any]:
         "weights": str(job.weights or ""),
         "inputs": [str(path) for path in job.inputs],
         "steps": job.steps,
+        "gate": job.gate,
         "determinism": job.determinism,
         "memory_bytes": 2 * job.memory_bytes + limits.REPLAY_OVERHEAD_BYTES if on_cpu else 0,
         "cpu_s": int(2 * time_s),

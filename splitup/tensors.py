@@ -5,6 +5,8 @@ A tensor's bytes are little-endian, in C order, without padding.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -48,6 +50,8 @@ SAFETENSORS_DTYPES: Final[dict[str, str]] = {
     "U64": "uint64",
     "F64": "float64",
 }
+
+_LENGTHS: Final = 1024  # whose digests are kept: a port has one length per number of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,24 @@ class SafeTensor:
     shape: tuple[int, ...]
     start: int
     end: int
+
+
+@functools.lru_cache(_LENGTHS)
+def compute_zero_digest(length_bytes: int) -> bytes:
+    """Return the SHA-256 of this many zero bytes."""
+    return hashlib.sha256(bytes(length_bytes)).digest()
+
+
+def is_zero(digest: bytes, length_bytes: int) -> bool:
+    """Return whether a tensor of this SHA-256 that fits a frame holds nothing but zero bytes."""
+    return length_bytes <= limits.INLINE_TENSOR_BYTES and digest == compute_zero_digest(
+        length_bytes
+    )
+
+
+def holds_zeros(data: bytes | memoryview) -> bool:
+    """Return whether a tensor, which is not empty, holds nothing but zero bytes."""
+    return not np.frombuffer(data, np.uint8).any()
 
 
 def get_numpy_dtype(dtype: str) -> np.dtype[Any]:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from splitup import limits, roots
 from splitup.codec import decode_canonical, encode_canonical
 from splitup.errors import BadSignature, InvalidInput, PeerFault
+from splitup.tensors import is_zero
 
 AddressField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{40}$")]
 Bytes32Field = Annotated[str, Field(pattern=r"^0x[0-9a-f]{64}$")]
@@ -118,6 +119,7 @@ class NodeView(Message):
     speed_mflops: Count = 0
     bandwidth_kbps: Count = 0
     assigned_micro_usdc: Count = 0  # the price of the work it got since the snapshot before
+    locked_micro_usdc: Count = 0  # of its stake, by executions under way
 
 
 class Observation(Message):
@@ -146,6 +148,12 @@ class SnapshotEntry(Message):
     bandwidth_kbps: Count = 0  # measured, in 10^3 bytes a second; 0 means unmeasured
     vram_free_bytes: Count = 0
     credit_milli: Credit = 0  # work it is owed (``splitup.protocol.fairness``)
+    locked_micro_usdc: Count = 0  # of the stake, by executions under way; rounded up
+
+    @property
+    def free_micro_usdc(self) -> int:
+        """What of the stake another execution can lock."""
+        return max(0, self.stake_micro_usdc - self.locked_micro_usdc)
 
 
 class Snapshot(Message):
@@ -205,6 +213,8 @@ class TaskTerms(Message):
 class Plan(Message):
     """For every task an ordered list of nodes: executor first, then fallbacks.
 
+    ``places`` are the executors' in their lists, () when all are first: a node whose free stake
+    does not cover what it would stand to lose is passed over, and stays in the list.
     A pure function of (request, seed, snapshot, manifest); ``root`` is what the chain stores.
     Storage keys are a function of the plan (``splitup.protocol.keys``).
     """
@@ -215,6 +225,7 @@ class Plan(Message):
     nodes: tuple[PlanNode, ...]  # sorted by node, exactly those named in ``tasks``
     terms: tuple[TaskTerms, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # of every task
     unverifiable: tuple[int, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # too few hold
+    places: tuple[Count, ...] = Field(default=(), max_length=limits.MAX_TASKS)
 
     def root(self) -> str:
         """Return the Merkle root that members sign (``splitup.roots``); computed once."""
@@ -222,7 +233,8 @@ class Plan(Message):
 
     def executors(self) -> tuple[str, ...]:
         """Return the executor of every task, by task index."""
-        return tuple(candidates[0] for candidates in self.tasks)
+        pairs = zip(self.tasks, self.places or (0,) * len(self.tasks), strict=True)
+        return tuple(candidates[place] for candidates, place in pairs)
 
     def has_candidates(self, executors: Sequence[str]) -> bool:
         """Return whether ``executors`` is empty or names a candidate for every task."""
@@ -318,6 +330,16 @@ class Completion(Message):
         return self.digest("splitup/completion/v1")
 
 
+class Pledge(Message):
+    """What a node commits to in one execution, told to the members at its end (JWS)."""
+
+    execution_id: Bytes32Field
+    node: AddressField
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
+    root: Bytes32Field  # of its Completion
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
+
+
 class Takeovers(Message):
     """What made ``node`` the executor of tasks that the plan gives to another, for the members.
 
@@ -336,7 +358,7 @@ class Draw(Message):
     """
 
     execution_id: Bytes32Field
-    block_hash: Bytes32Field  # of the block with the last commitment
+    block_hash: Bytes32Field  # of the block with the agreed root, or with the last commitment
     commitments: tuple[tuple[AddressField, Bytes32Field], ...]  # (node, root), sorted by node
     executors: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_TASKS)
     signature: HexField  # threshold BLS signature over the above
@@ -502,7 +524,8 @@ class SegmentHeader(Message):
     """What a log segment holds: consecutive steps of one port, as one producer made them.
 
     ``lengths`` has an entry per step, in bytes. A tensor too large for a frame is an object of its
-    own: ``apart`` lists (place in ``lengths``, SHA-256), and its bytes are not in the segment.
+    own: ``apart`` lists (place in ``lengths``, SHA-256), and its bytes are not in the segment;
+    neither are those of the places in ``zeros``.
     ``previous`` is the SHA-256 of the segment before, of 64 zeros for the first.
     """
 
@@ -514,6 +537,7 @@ class SegmentHeader(Message):
     first_step: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
     lengths: tuple[Count, ...] = Field(min_length=1, max_length=limits.SEGMENT_STEPS)
     apart: tuple[tuple[Count, DigestField], ...] = Field(max_length=limits.SEGMENT_STEPS)
+    zeros: tuple[Count, ...] = Field(max_length=limits.SEGMENT_STEPS)
     previous: DigestField
 
 
@@ -562,6 +586,7 @@ class FrameKind(IntEnum):
 
 _HEADER = struct.Struct(">4sBB32sHHI32sQ")
 _MAGIC = b"SUf1"
+_STORED, _ZEROS = 1, 2  # the header's flag
 _DOMAIN = b"splitup/frame/v1\0"
 _SIGNATURE_BYTES = 64
 FRAME_HEADER_BYTES = _HEADER.size + _SIGNATURE_BYTES
@@ -573,7 +598,8 @@ class Frame:
 
     ``task`` and ``port`` name the producer (``CLIENT`` and the input's index for graph inputs);
     consumers follow from the manifest. ``digest`` is the SHA-256 of the tensor, or of the payload.
-    ``length`` is the tensor's size in bytes, also when it is stored rather than inline.
+    ``length`` is the tensor's size in bytes, also when it is stored rather than inline. Of a
+    tensor of ``zeros`` the payload is not sent; whoever decodes the frame has it all the same.
     """
 
     kind: FrameKind
@@ -585,6 +611,7 @@ class Frame:
     length: int
     payload: bytes | memoryview  # empty for a tensor that is stored under its key
     stored: bool = False
+    zeros: bool = False
 
     def signed_bytes(self) -> bytes:
         """Return what the producer signs: domain and header; the payload is bound by its digest."""
@@ -594,7 +621,7 @@ class Frame:
         return _HEADER.pack(
             _MAGIC,
             self.kind,
-            int(self.stored),
+            _STORED * self.stored + _ZEROS * self.zeros,
             bytes.fromhex(self.execution_id[2:]),
             self.task,
             self.port,
@@ -609,7 +636,7 @@ class Frame:
             raise BadSignature(
                 f"a frame signature has {_SIGNATURE_BYTES} bytes, not {len(signature)}"
             )
-        return b"".join((self._header(), signature, self.payload))
+        return b"".join((self._header(), signature, b"" if self.zeros else self.payload))
 
 
 def decode_frame(data: bytes) -> tuple[Frame, bytes]:
@@ -622,17 +649,21 @@ def decode_frame(data: bytes) -> tuple[Frame, bytes]:
             f"frame of {len(data)} bytes; "
             f"allowed are {FRAME_HEADER_BYTES} to {limits.MAX_FRAME_BYTES}"
         )
-    magic, kind, stored, execution, task, port, step, digest, length = _HEADER.unpack_from(data)
-    if magic != _MAGIC or kind not in FrameKind.__members__.values() or stored > 1:
+    magic, kind, flag, execution, task, port, step, digest, length = _HEADER.unpack_from(data)
+    if magic != _MAGIC or kind not in FrameKind.__members__.values() or flag > _ZEROS:
         raise PeerFault(
             "frame with an unknown magic, kind or flag; the peer speaks another version"
         )
-    payload = memoryview(data)[FRAME_HEADER_BYTES:]
-    if stored:
-        if kind != FrameKind.TENSOR or payload.nbytes or length > limits.MAX_TENSOR_BYTES:
+    payload: bytes | memoryview = memoryview(data)[FRAME_HEADER_BYTES:]
+    if flag == _ZEROS:
+        if kind != FrameKind.TENSOR or len(payload) or not is_zero(digest, length):
+            raise PeerFault("frame for a tensor of zeros must have their digest and no payload")
+        payload = bytes(length)
+    elif flag == _STORED:
+        if kind != FrameKind.TENSOR or len(payload) or length > limits.MAX_TENSOR_BYTES:
             raise PeerFault("frame for a stored tensor must be a tensor without payload")
-    elif payload.nbytes != length:
-        raise PeerFault(f"frame announces {length} bytes and carries {payload.nbytes}")
+    elif len(payload) != length:
+        raise PeerFault(f"frame announces {length} bytes and carries {len(payload)}")
     elif hashlib.sha256(payload).digest() != digest:
         raise PeerFault("frame payload does not match its digest")
     frame = Frame(
@@ -644,6 +675,7 @@ def decode_frame(data: bytes) -> tuple[Frame, bytes]:
         digest=digest,
         length=length,
         payload=payload,
-        stored=bool(stored),
+        stored=flag == _STORED,
+        zeros=flag == _ZEROS,
     )
     return frame, data[_HEADER.size : FRAME_HEADER_BYTES]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from splitup.codec import MAX_SAFE_INTEGER, compute_digest
 from splitup.errors import InvalidInput
@@ -22,11 +22,16 @@ from splitup.graph.cost import (
     compute_state_bytes,
     compute_vram_bytes,
 )
+from splitup.graph.gates import find_gate
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
     VERSION,
+    ClientInput,
+    ClientPart,
+    ClientTask,
     InputSource,
     Manifest,
+    NetworkSource,
     OutputPort,
     Port,
     Task,
@@ -44,12 +49,18 @@ from splitup.tensors import TensorSpec, encode_safetensors_header
 from splitup_deploy.divide import divide
 from splitup_deploy.frontends import SourceModel, load_model
 from splitup_deploy.frontends.model import Sizes, Text
-from splitup_deploy.partition import Balance, partition
+from splitup_deploy.partition import Balance, find_regions, partition
 from splitup_deploy.passes import materialise_shared_reductions
+from splitup_deploy.private import Separation, find_borders, separate
 from splitup_deploy.tasks import CutTask, cut_graph
 from splitup_deploy.timing import Clock
 from splitup_deploy.trace import TracedModel
-from splitup_deploy.weights import FileSlice, read_safetensors
+from splitup_deploy.weights import (
+    FileSlice,
+    compute_digest_of,
+    read_safetensors,
+    start_hashing,
+)
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -71,7 +82,7 @@ class CompiledModel:
 
     Without ``is_complete`` only shapes were known: sizes and edges are right, digests and
     ``model_id`` stand for nothing, and weights cannot be read. ``times_ps`` are the tasks'
-    predicted times per step (``splitup_deploy.timing``).
+    predicted times per step (``splitup_deploy.timing``), those of the client left out.
     """
 
     manifest: Manifest
@@ -123,10 +134,12 @@ def build(
     sizes: Sizes | None = None,
     balance: Balance = "latency",
     max_tasks: int | None = None,
+    private: int | None = None,
 ) -> CompiledModel:
     """Compile ``model`` for a target of memory per task; see ``frontends.load_model``.
 
     ``balance`` and ``max_tasks`` choose among the possible cuts: ``splitup_deploy.partition``.
+    ``private`` keeps so many blocks at each end with the client: ``splitup_deploy.private``.
     Raises InvalidModel when the model is missing, corrupt or not supported, or when an operation
     needs more than the target.
     """
@@ -134,6 +147,11 @@ def build(
     divided = divide(source.traced, target_vram_bytes)
     traced = divided.model
     values = check_graph(traced.graph)
+    ends = (
+        None
+        if private is None
+        else find_borders(find_regions(traced.graph, traced.labels), private)
+    )
     parts = partition(
         traced.graph,
         values,
@@ -141,41 +159,85 @@ def build(
         target_vram_bytes,
         balance=balance,
         max_tasks=max_tasks,
-        borders=divided.borders,
+        borders=divided.borders | frozenset(ends or ()),
     )
     tasks = cut_graph(traced.graph, values, parts)
+    separation = None if ends is None else separate(tasks, parts, ends)
     blobs: dict[str, Blob] = {}
-    described = tuple(_describe_task(traced, task, blobs) for task in tasks)
-    made = {
-        root: (index, port)
-        for index, task in enumerate(tasks)
-        for port, root in enumerate(task.outputs)
-    }
+    if traced.is_complete:
+        start_hashing("tasks", sum(w.spec.nbytes for task in tasks for w in task.graph.weights))
     manifest = Manifest(
         version=VERSION,
         kind=source.kind,
         tinygrad=TINYGRAD_VERSION,
-        inputs=tuple(_make_port(spec) for spec in traced.graph.inputs),
-        outputs=tuple(
-            OutputPort(
-                name=output.name,
-                dtype=values[output.node].dtype,
-                shape=values[output.node].shape,
-                rows=values[output.node].rows,
-                task=made[output.node][0],
-                port=made[output.node][1],
-            )
-            for output in traced.graph.outputs
-        ),
-        tasks=described,
+        **_describe_dag(traced, tasks, separation, blobs),
         text=None if source.text is None else _describe_text(source.text, blobs),
     )
     check_manifest(manifest)
     data = manifest.to_bytes()
     clock = Clock(traced.graph, values)
-    times = tuple(sum(clock.predict_ps(r.root, r.nodes) for r in part) for part in parts)
+    nodes = tasks if separation is None else separation.nodes
+    wanted = {task.outputs for task in nodes}
+    times = tuple(
+        sum(clock.predict_ps(r.root, r.nodes) for r in part)
+        for part, task in zip(parts, tasks, strict=True)
+        if task.outputs in wanted
+    )
     complete = traced.is_complete
     return CompiledModel(manifest, data, manifest.model_id, tuple(blobs.values()), times, complete)
+
+
+def _describe_dag(
+    traced: TracedModel,
+    tasks: Sequence[CutTask],
+    separation: Separation | None,
+    blobs: dict[str, Blob],
+) -> dict[str, Any]:
+    """Return the manifest's inputs, outputs and tasks, and what the client keeps of them."""
+    inputs = tuple(_make_port(spec) for spec in traced.graph.inputs)
+    if separation is None:
+        return {
+            "inputs": inputs,
+            "outputs": _describe_outputs(traced, tasks),
+            "tasks": tuple(_describe_task(traced, task, blobs) for task in tasks),
+        }
+    nodes = tuple(_describe_task(traced, task, blobs) for task in separation.nodes)
+    outputs = tuple(
+        OutputPort(task=task, port=port, **{**dict(nodes[task].outputs[port]), "name": name})
+        for name, (task, port) in separation.outputs.items()
+    )
+    client = ClientPart(
+        inputs=inputs,
+        outputs=_describe_outputs(traced, separation.client),
+        tasks=tuple(
+            _describe_client_task(traced, task, sources, blobs)
+            for task, sources in zip(separation.client, separation.sources, strict=True)
+        ),
+        sends=tuple(origin for _, origin in separation.inputs),
+    )
+    sent = tuple(_make_port(spec) for spec, _ in separation.inputs)
+    return {"inputs": sent, "outputs": outputs, "tasks": nodes, "client": client}
+
+
+def _describe_outputs(traced: TracedModel, tasks: Sequence[CutTask]) -> tuple[OutputPort, ...]:
+    """Return the model's outputs; ``tasks`` are those that give them."""
+    made = {
+        (root, output.name): (index, port, spec)
+        for index, task in enumerate(tasks)
+        for port, (root, output, spec) in enumerate(
+            zip(task.outputs, task.graph.outputs, _list_outputs(task.graph), strict=True)
+        )
+    }
+    found = []
+    for output in traced.graph.outputs:
+        task, port, spec = made[output.node, output.name]
+        found.append(OutputPort(task=task, port=port, **dict(_make_port(spec))))
+    return tuple(found)
+
+
+def _list_outputs(graph: Graph) -> list[TensorSpec]:
+    values = check_graph(graph)
+    return [values[output.node].make_spec(output.name) for output in graph.outputs]
 
 
 def prepare(model: str, sizes: Sizes | None = None) -> SourceModel:
@@ -194,20 +256,10 @@ def make_blob(key: str, data: bytes) -> Blob:
 
 
 def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) -> Task:
-    values = check_graph(task.graph)
-    data = task.graph.to_bytes()
-    task_id = compute_digest(data)
-    blobs[task_id] = make_blob(get_task_key(task_id), data)
-    weights = _describe_weights(model, task.graph)
-    if weights is not None:
-        blobs[weights.digest] = weights
-    flops, vram_bytes = compute_flops(task.graph, values), compute_vram_bytes(task.graph, values)
+    program = _describe_program(model, task, blobs)
     inputs = tuple(
         TaskInput(
-            name=spec.name,
-            dtype=spec.dtype,
-            shape=spec.shape,
-            rows=spec.rows,
+            **dict(_make_port(spec)),
             source=InputSource(input=origin)
             if isinstance(origin, str)
             else TaskSource(task=origin[0], port=origin[1]),
@@ -215,36 +267,58 @@ def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) ->
         for spec, origin in zip(task.graph.inputs, task.sources, strict=True)
     )
     return Task(
-        task_id=task_id,
-        label=task.label,
+        **program,
         inputs=inputs,
-        outputs=tuple(
-            _make_port(values[output.node].make_spec(output.name)) for output in task.graph.outputs
-        ),
-        graph_bytes=len(data),
-        weights_digest="" if weights is None else weights.digest,
-        weights_bytes=0 if weights is None else weights.length,
-        state_bytes=compute_state_bytes(task.graph),
-        vram_bytes=vram_bytes,
-        flops=flops,
-        price_micro_usdc=compute_price_micro_usdc(flops, vram_bytes),
+        price_micro_usdc=compute_price_micro_usdc(program["flops"], program["vram_bytes"]),
+        gate=find_gate(task.graph),
     )
+
+
+def _describe_client_task(
+    model: TracedModel,
+    task: CutTask,
+    sources: Sequence[InputSource | TaskSource | NetworkSource],
+    blobs: dict[str, Blob],
+) -> ClientTask:
+    inputs = tuple(
+        ClientInput(**dict(_make_port(spec)), source=source)
+        for spec, source in zip(task.graph.inputs, sources, strict=True)
+    )
+    return ClientTask(**_describe_program(model, task, blobs), inputs=inputs)
+
+
+def _describe_program(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) -> dict[str, Any]:
+    """Return the fields that every task has but its inputs; adds the objects to store."""
+    values = check_graph(task.graph)
+    data = task.graph.to_bytes()
+    task_id = compute_digest(data)
+    blobs[task_id] = make_blob(get_task_key(task_id), data)
+    weights = _describe_weights(model, task.graph)
+    if weights is not None:
+        blobs[weights.digest] = weights
+    return {
+        "task_id": task_id,
+        "label": task.label,
+        "outputs": tuple(map(_make_port, _list_outputs(task.graph))),
+        "graph_bytes": len(data),
+        "weights_digest": "" if weights is None else weights.digest,
+        "weights_bytes": 0 if weights is None else weights.length,
+        "state_bytes": compute_state_bytes(task.graph),
+        "vram_bytes": compute_vram_bytes(task.graph, values),
+        "flops": compute_flops(task.graph, values),
+    }
 
 
 def _describe_weights(model: TracedModel, graph: Graph) -> Blob | None:
     sources = [model.weights[weight.name] for weight in graph.weights]
     if not sources:
         return None
-    digest, length = hashlib.sha256(), 0
     if model.is_complete:
-        for chunk in read_safetensors(sources):
-            digest.update(chunk)
-            length += len(chunk)
+        name, length = compute_digest_of(read_safetensors(sources))
     else:
         specs = [source.spec for source in sources]
-        digest.update(encode_safetensors_header(specs))
-        length = len(encode_safetensors_header(specs)) + sum(spec.nbytes for spec in specs)
-    name = digest.hexdigest()
+        header = encode_safetensors_header(specs)
+        name, length = compute_digest(header), len(header) + sum(spec.nbytes for spec in specs)
     return Blob(get_weights_key(name), length, name, partial(read_safetensors, sources))
 
 

@@ -21,6 +21,7 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -55,6 +56,7 @@ from splitup_deploy.register import (
     fetch_models,
     register,
 )
+from splitup_deploy.weights import watch_hashing
 
 app = typer.Typer(
     name="splitup-deploy",
@@ -75,7 +77,9 @@ RpcFlag = Annotated[str | None, typer.Option("--rpc-url", help="The chain's RPC 
 DeploymentFlag = Annotated[
     Path | None, typer.Option("--deployment", help="File with the contracts' addresses.")
 ]
-GatewayFlag = Annotated[str | None, typer.Option("--gateway", help="URL of the storage gateway.")]
+GatewayFlag = Annotated[
+    str | None, typer.Option("--gateway", help="Storage gateways' URLs, with commas.")
+]
 KeystoreFlag = Annotated[Path | None, typer.Option("--keystore", help="Your key file.")]
 PassphraseFlag = Annotated[
     Path | None, typer.Option("--passphrase-file", help="File that holds its passphrase.")
@@ -88,6 +92,14 @@ BalanceFlag = Annotated[
 ]
 MaxTasksFlag = Annotated[
     int | None, typer.Option("--max-tasks", min=1, help="The most tasks to cut into.")
+]
+PrivateFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--private",
+        min=0,
+        help="Blocks at each end that users run themselves, with embedding and head.",
+    ),
 ]
 ContextFlag = Annotated[
     int | None, typer.Option("--context", min=1, help="Tokens a sequence may have.")
@@ -134,6 +146,7 @@ def register_command(
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    private: PrivateFlag = None,
     tolerance: Annotated[
         Path | None,
         typer.Option("--tolerance", help="What 'splitup-deploy calibrate' found for this cut."),
@@ -163,7 +176,7 @@ def register_command(
     def run() -> None:
         check_name(name)
         sizes = Sizes(context, chunk, parse_dims(dims or []))
-        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
+        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks, private)
         if dry_run:
             compiled = _compile(output, model, cutting)
             _show_model(output, _profile(compiled, cutting), name, compiled.is_complete)
@@ -172,7 +185,7 @@ def register_command(
             config,
             rpc_url=rpc_url,
             deployment=deployment,
-            gateway_url=gateway,
+            gateway_urls=gateway,
             user_keystore=keystore,
             user_passphrase_file=passphrase_file,
         )
@@ -222,6 +235,7 @@ def inspect_command(
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    private: PrivateFlag = None,
     picture: Annotated[
         Picture, typer.Option("--format", help="How the task graph is drawn.")
     ] = "text",
@@ -253,12 +267,12 @@ def inspect_command(
                     f"to compile {model}, say how much memory a task may need: --target-vram 12GB"
                 )
             sizes = Sizes(context, chunk, parse_dims(dims or []))
-            cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
+            cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks, private)
             compiled = _compile(output, model, cutting)
             show(_profile(compiled, cutting), None, compiled.is_complete)
             return
         network = NetworkConfig.load(
-            config, rpc_url=rpc_url, deployment=deployment, gateway_url=gateway
+            config, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway
         )
 
         async def fetch(chain: Chain, client: GatewayClient) -> tuple[Manifest, str | None]:
@@ -344,7 +358,7 @@ def list_command(
 
     def run() -> None:
         network = NetworkConfig.load(
-            config, rpc_url=rpc_url, deployment=deployment, gateway_url=gateway
+            config, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway
         )
 
         async def fetch(chain: Chain, _client: GatewayClient) -> tuple[RegisteredModel, ...]:
@@ -371,7 +385,7 @@ async def _with_network(
     private_key = None if identity is None else identity.private_key
     async with (
         await Chain.connect(network.rpc_url, deployment, private_key=private_key) as chain,
-        GatewayClient(network.gateway_url, identity) as client,
+        GatewayClient(network.gateway_urls, identity) as client,
     ):
         return await act(chain, client)
 
@@ -384,16 +398,18 @@ class Cutting:
     sizes: Sizes
     balance: Balance
     max_tasks: int | None
+    private: int | None = None
 
 
 def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
-    with output.log.status(f"compiling {model}"):
+    with _HashBar(output.log, model) as progress, watch_hashing(progress):
         return build(
             model,
             max(cutting.targets_bytes),
             sizes=cutting.sizes,
             balance=cutting.balance,
             max_tasks=cutting.max_tasks,
+            private=cutting.private,
         )
 
 
@@ -419,18 +435,50 @@ def write_file(file: Path, text: str) -> None:
         raise InvalidInput(f"cannot write '{file}': {error.strerror}") from None
 
 
+def _make_bar(console: Console, *, transient: bool = False) -> Progress:
+    """Return a progress bar on stderr: bytes, rate, time left. A transient one vanishes."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=transient,
+    )
+
+
+class _HashBar:
+    """The compiler's progress: a spinner while it thinks, a bar per round while it hashes."""
+
+    def __init__(self, console: Console, model: str) -> None:
+        self._status = console.status(f"compiling {model}")
+        self._progress = _make_bar(console, transient=True)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _HashBar:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+        self._progress.stop()
+
+    def start(self, what: str, total_bytes: int) -> None:
+        self._status.stop()
+        self._progress.start()
+        self._task = self._progress.add_task(f"hashing {what}", total=total_bytes)
+
+    def advance(self, hashed_bytes: int) -> None:
+        if self._task is not None:
+            self._progress.advance(self._task, hashed_bytes)
+
+
 class _UploadBar:
     """The upload's progress bar on stderr: bytes, rate, time left."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("storing"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self._progress = _make_bar(console)
         self._task = self._progress.add_task("storing", total=None)
         self._total_bytes = 0
 

@@ -25,12 +25,10 @@ from typing import Final
 from splitup import limits
 from splitup.graph.cost import (
     compute_roles,
-    find_loads,
-    is_materialised,
     is_pick,
-    measure_buffer,
 )
 from splitup.graph.ir import Dim, Graph, Node, Output, Update, Weight, encode_float
+from splitup.graph.memory import find_temporaries, measure_buffer
 from splitup.graph.rules import Value, check_graph
 from splitup.tensors import TensorSpec
 from splitup_deploy.partition import Region, find_regions
@@ -105,7 +103,7 @@ class _Scope:
     def __init__(self, model: TracedModel, values: Sequence[Value]) -> None:
         self.model, self.graph, self.values = model, model.graph, values
         self.roles = compute_roles(model.graph)
-        self.loads = find_loads(model.graph, values, self.roles)
+        self.temporaries = find_temporaries(model.graph, values)
         self.updates = {update.node for update in model.graph.updates}
 
     def find_cluster(self, bank: Bank) -> frozenset[int]:
@@ -162,7 +160,7 @@ class _Scope:
         total = sum(measure_buffer(self.values[read]) for read in cone.reads)
         for index, box in cone.boxes:
             node = self.graph.nodes[index]
-            if node.op == "WEIGHT" or (is_materialised(node.op) and index not in self.loads):
+            if node.op in ("WEIGHT", "CONTIGUOUS") or index in self.temporaries:
                 shape = tuple(size for _, size in box)
                 value = self.values[index]
                 total += measure_buffer(TensorSpec("", value.dtype, shape, value.rows))

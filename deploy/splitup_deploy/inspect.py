@@ -9,10 +9,14 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from splitup.graph.manifest import Port, Task, TaskSource
+from splitup.graph.manifest import ClientPart, Port, Task, TaskSource
 from splitup_deploy.profile import Profile
 from splitup_deploy.register import RegisteredModel
 
+_PRIVACY: Final = (
+    "         What users give and get stays with them. That is no secrecy: a node\n"
+    "         that knows the weights can usually reconstruct texts from what it gets."
+)
 _BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _TIME_UNITS: Final = ("ps", "ns", "µs", "ms", "s", "ks")
 _FLOP_UNITS: Final = ("", "k", "M", "G", "T", "P")
@@ -43,7 +47,10 @@ def render_model(profile: Profile, name: str | None, *, is_complete: bool = True
     title = f"{printable(name or manifest.kind)} · {_count_tasks(len(manifest.tasks))}"
     identity = manifest.model_id if is_complete else "shapes only: no weights, so no id"
     head = Text.assemble((title, "bold"), f"\n{identity}", style="default")
-    return Group(head, _render_graph(profile), _render_totals(profile))
+    parts = [head, _render_graph(profile), _render_totals(profile)]
+    if manifest.client is not None:
+        parts.insert(2, _render_client(manifest.client))
+    return Group(*parts)
 
 
 def render_models(models: Sequence[RegisteredModel]) -> Text:
@@ -82,9 +89,12 @@ def describe_model(
         "inputs": [_describe_port(port) for port in manifest.inputs],
         "outputs": [_describe_port(port) for port in manifest.outputs],
         "edges": [list(edge) for edge in manifest.edges()],
+        "client": None if manifest.client is None else _describe_client(manifest.client),
         "tasks": [
             {
                 "index": index,
+                "place": "node",
+                "gate": task.gate,
                 "label": task.label,
                 "task_id": task.task_id if is_complete else None,
                 "inputs": [_describe_port(port) for port in task.inputs],
@@ -101,6 +111,41 @@ def describe_model(
             for index, task in enumerate(manifest.tasks)
         ],
     }
+
+
+def _describe_client(client: ClientPart) -> dict[str, Any]:
+    return {
+        "inputs": [_describe_port(port) for port in client.inputs],
+        "outputs": [_describe_port(port) for port in client.outputs],
+        "tasks": [
+            {
+                "index": index,
+                "place": "client",
+                "label": task.label,
+                "inputs": [_describe_port(port) for port in task.inputs],
+                "outputs": [_describe_port(port) for port in task.outputs],
+                "graph_bytes": task.graph_bytes,
+                "weights_bytes": task.weights_bytes,
+                "state_bytes": task.state_bytes,
+                "vram_bytes": task.vram_bytes,
+                "flops": task.flops,
+            }
+            for index, task in enumerate(client.tasks)
+        ],
+    }
+
+
+def _render_client(client: ClientPart) -> Text:
+    """Return the tasks that are the client's, and what that hides from whom."""
+    early = set(client.find_early())
+    text = Text()
+    for index, task in enumerate(client.tasks):
+        when = "before" if index in early else "after"
+        text.append(f"client   {task.label}", "bold")
+        text.append(f" · {when} the nodes · {format_bytes(task.vram_bytes)}")
+        text.append(f" · {_format_scaled(task.flops, _FLOP_UNITS)}FLOP\n")
+    text.append(f"{_PRIVACY}\n", "dim")
+    return text
 
 
 def _render_graph(profile: Profile) -> Text:

@@ -21,9 +21,10 @@ are needed.
 
 Every cut of the order of atoms is searched, so the result is optimal among all of them:
 
-*   Fewest tasks: take the longest legal task, again and again. A part of a legal task is legal
-    (its memory is at most the whole's), so j such tasks reach at least as far as any other j.
-*   The other numbers are found one after another by dynamic programmes over (number of tasks j,
+*   The legal tasks from atom s are found by growing one: its memory never falls on the way
+    (``splitup.graph.memory``), so nothing behind the first that is too large is legal. A part of a
+    legal task need not be: what it reads is then an input, which takes memory all the time.
+*   The numbers are found one after another by dynamic programmes over (number of tasks j,
     atom e where the j-th task ends). Each number is a sum or a maximum over tasks, hence monotone
     in that of the first j-1: the best cut that ends its j-th task at e and began it at s holds a
     best cut of j-1 tasks that ends at s. After each number only those tasks (s, e) are admitted
@@ -39,7 +40,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -47,8 +48,8 @@ import numpy as np
 
 from splitup import limits
 from splitup.errors import InvalidModel
-from splitup.graph.cost import compute_roles, find_loads, is_materialised, measure_buffer
 from splitup.graph.ir import Graph
+from splitup.graph.memory import Arena, find_tenants, measure_buffer
 from splitup.graph.rules import PARAMS, Value
 from splitup_deploy.timing import Clock, predict_transfer_ps
 
@@ -75,7 +76,7 @@ class _Atom:
     end: int
     held: dict[tuple[str, int], int]  # bytes of memory of every weight, input and state
     reads: frozenset[int]  # roots of regions outside
-    activations: int
+    tenants: tuple[tuple[int, ...], ...]  # by region: what takes memory while it is computed
     time_ps: int
 
 
@@ -115,23 +116,23 @@ def partition(
     """
     regions = find_regions(graph, labels)
     atoms = _form_atoms(graph, values, regions)
-    search = _Search(atoms, values, regions, target_bytes, borders)
-    cuts = _find_fewest(
-        search, labels={i: regions[atom.start].label for i, atom in enumerate(atoms)}
-    )
-    fewest = len(cuts) - 1
+    search = _Search(graph, atoms, values, regions, target_bytes, borders)
+    search.check_atoms([regions[atom.start].label for atom in atoms])
     allowed = limits.MAX_TASKS if max_tasks is None else min(max_tasks, limits.MAX_TASKS)
+    is_free = balance == "throughput" and max_tasks is not None  # to use more tasks than needed
+    if search.is_whole_legal() and not is_free:
+        return [regions]
+    table = search.list_windows()
+    fewest = _find_fewest(table)
     if fewest > allowed:
         raise InvalidModel(
             f"a target of {target_bytes} bytes gives at least {fewest} tasks; {allowed} are "
             "allowed: raise --target-vram" + (" or --max-tasks" if max_tasks else "")
         )
-    if fewest > 1 or (balance == "throughput" and max_tasks is not None):
-        table = search.list_windows()
-        if balance == "latency":
-            cuts = _find_quickest(table, fewest)
-        else:
-            cuts = _find_steadiest(table, fewest if max_tasks is None else allowed)
+    if balance == "latency":
+        cuts = _find_quickest(table, fewest)
+    else:
+        cuts = _find_steadiest(table, allowed if is_free else fewest)
     return [regions[atoms[a].start : atoms[b - 1].end] for a, b in pairwise(cuts)]
 
 
@@ -151,13 +152,12 @@ def _form_atoms(graph: Graph, values: Sequence[Value], regions: Sequence[Region]
     glued = _find_glued(graph, regions)
     edges = [cut for cut in range(len(regions)) if cut not in glued] + [len(regions)]
     clock = Clock(graph, values)
-    updated = {update.node for update in graph.updates}
-    unstored = find_loads(graph, values, compute_roles(graph)) | updated
+    tenants = find_tenants(graph, values)
     atoms = []
     for start, end in pairwise(edges):
         held: dict[tuple[str, int], int] = {}
         reads: set[int] = set()
-        activations = time_ps = 0
+        time_ps = 0
         for region in regions[start:end]:
             reads |= region.reads
             time_ps += clock.predict_ps(region.root, region.nodes)
@@ -167,10 +167,11 @@ def _form_atoms(graph: Graph, values: Sequence[Value], regions: Sequence[Region]
                     factor = 2 if node.op == "STATE" else 1  # old and new value
                     assert isinstance(node.arg, int)  # check_graph has seen to it
                     held[node.op, node.arg] = factor * measure_buffer(values[index])
-                elif is_materialised(node.op) and index not in unstored:
-                    activations += measure_buffer(values[index])
         reads -= {region.root for region in regions[start:end]}
-        atoms.append(_Atom(start, end, held, frozenset(reads), activations, time_ps))
+        present = tuple(
+            tuple(sorted(region.nodes & tenants.keys())) for region in regions[start:end]
+        )
+        atoms.append(_Atom(start, end, held, frozenset(reads), present, time_ps))
     return atoms
 
 
@@ -215,6 +216,7 @@ class _Search:
 
     def __init__(
         self,
+        graph: Graph,
         atoms: Sequence[_Atom],
         values: Sequence[Value],
         regions: Sequence[Region],
@@ -224,6 +226,7 @@ class _Search:
         self.atoms, self.target_bytes = atoms, target_bytes
         self._nbytes = {region.root: values[region.root].nbytes for region in regions}
         self._spaces = {region.root: measure_buffer(values[region.root]) for region in regions}
+        self._tenants = find_tenants(graph, values)
         self._place: dict[int, int] = {}
         self._borders: set[int] = set()
         for position, atom in enumerate(atoms):
@@ -239,25 +242,49 @@ class _Search:
         """
         held: set[tuple[str, int]] = set()
         outside: set[int] = set()
-        memory = moved = time_ps = 0
+        inside: set[int] = set()
+        arena = Arena()
+        apart = moved = time_ps = 0
         for position in range(start, len(self.atoms)):
             if position > start and position in self._borders:
                 return
             atom = self.atoms[position]
-            memory += atom.activations
             time_ps += atom.time_ps
             for key, space in atom.held.items():
                 if key not in held:
                     held.add(key)
-                    memory += space
+                    apart += space
             for root in atom.reads:
                 if root not in outside and self._place[root] < start:
                     outside.add(root)
-                    memory += self._spaces[root]
+                    apart += self._spaces[root]
                     moved += self._nbytes[root]
+            for time, nodes in enumerate(atom.tenants, atom.start):
+                fresh = [node for node in nodes if node not in inside]
+                inside.update(fresh)
+                arena.place([replace(self._tenants[node], first=time) for node in fresh])
+            memory = apart + arena.size
             yield position + 1, memory, moved, time_ps
             if memory > self.target_bytes:
                 return
+
+    def is_whole_legal(self) -> bool:
+        """Say whether one task is enough."""
+        *_, (end, memory, _, _) = self.grow(0)
+        return end == len(self.atoms) and memory <= self.target_bytes
+
+    def check_atoms(self, labels: Sequence[str]) -> None:
+        """Raise InvalidModel for an atom that needs more than the target."""
+        for position, atom in enumerate(self.atoms):
+            memory = next(self.grow(position))[1]
+            if memory > self.target_bytes:
+                name = f"'{labels[position]}'" + (
+                    " with what shares its state" if atom.end - atom.start > 1 else ""
+                )
+                raise InvalidModel(
+                    f"operation {name} alone needs {memory} bytes of memory; the target is "
+                    f"{self.target_bytes}: raise --target-vram to at least {memory} bytes"
+                )
 
     def list_windows(self) -> _Windows:
         """Return every legal task."""
@@ -275,25 +302,12 @@ class _Search:
         )
 
 
-def _find_fewest(search: _Search, labels: Mapping[int, str]) -> list[int]:
-    """Return the cuts into the longest tasks from the front; raises InvalidModel for an atom."""
-    cuts = [0]
-    while cuts[-1] < len(search.atoms):
-        best = cuts[-1]
-        for end, memory, _, _ in search.grow(cuts[-1]):
-            if memory <= search.target_bytes:
-                best = end
-            elif end == cuts[-1] + 1:
-                atom = search.atoms[cuts[-1]]
-                name = f"'{labels[cuts[-1]]}'" + (
-                    " with what shares its state" if atom.end - atom.start > 1 else ""
-                )
-                raise InvalidModel(
-                    f"operation {name} alone needs {memory} bytes of memory; the target is "
-                    f"{search.target_bytes}: raise --target-vram to at least {memory} bytes"
-                )
-        cuts.append(best)
-    return cuts
+def _find_fewest(table: _Windows) -> int:
+    """Return the number of tasks that are needed; every atom alone is a legal one."""
+    row, tasks = table.begin(), 0
+    while row[-1] == _NEVER:
+        row, tasks = table.fold(row[table.starts]), tasks + 1
+    return tasks
 
 
 def _find_quickest(table: _Windows, tasks: int) -> list[int]:

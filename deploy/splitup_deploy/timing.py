@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from splitup.graph.cost import compute_roles, is_pick, list_flops
@@ -16,18 +17,28 @@ from splitup.graph.ir import Graph
 from splitup.graph.rules import PARAMS, Value
 from splitup.tensors import ITEM_BYTES
 
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A device: memory and arithmetic."""
+
+    bytes_per_ns: int  # GB/s
+    flops_per_ns: int  # GFLOP/s, float32 in generated kernels
+
+
 # The card whose rent gives the price of a step (splitup.graph.cost): one row of a text model is
 # bound by its memory, hundreds of rows by its arithmetic.
-BYTES_PER_NS: Final = 300  # 300 GB/s
-FLOPS_PER_NS: Final = 5_000  # float32 in generated kernels, 5 TFLOP/s
+CARD: Final = Speed(300, 5_000)
+# One core with kernels that tinygrad generates, measured: arithmetic is all that counts.
+PROCESSOR: Final = Speed(10, 4)
 # Two homes on good fibre, 1 Gbit/s. How long the first byte takes is up to which nodes are chosen,
 # not to where the model is cut, so only bytes count.
 NETWORK_BYTES_PER_US: Final = 125
 
 
-def predict_compute_ps(nbytes: int, flops: int) -> int:
+def predict_compute_ps(nbytes: int, flops: int, speed: Speed = CARD) -> int:
     """Return the picoseconds that memory or arithmetic units are busy, whichever is longer."""
-    return max(nbytes * 1000 // BYTES_PER_NS, flops * 1000 // FLOPS_PER_NS)
+    return max(nbytes * 1000 // speed.bytes_per_ns, flops * 1000 // speed.flops_per_ns)
 
 
 def predict_transfer_ps(nbytes: int) -> int:
@@ -38,8 +49,8 @@ def predict_transfer_ps(nbytes: int) -> int:
 class Clock:
     """Predicts the time of regions of one graph."""
 
-    def __init__(self, graph: Graph, values: Sequence[Value]) -> None:
-        self._graph, self._values = graph, values
+    def __init__(self, graph: Graph, values: Sequence[Value], speed: Speed = CARD) -> None:
+        self._graph, self._values, self._speed = graph, values, speed
         self._roles = compute_roles(graph)
         self._flops = list_flops(graph, values, self._roles)
 
@@ -47,7 +58,7 @@ class Clock:
         """Return the time of the value at ``root``; ``nodes`` are computed on the way to it."""
         nodes = sorted(nodes, reverse=True)
         flops = sum(self._flops[index] for index in nodes)
-        return predict_compute_ps(self._count_bytes(root, nodes), flops)
+        return predict_compute_ps(self._count_bytes(root, nodes), flops, self._speed)
 
     def _count_bytes(self, root: int, nodes: Sequence[int]) -> int:
         """Return the bytes that a kernel for ``root`` reads and writes; ``nodes`` fall.

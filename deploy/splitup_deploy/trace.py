@@ -25,7 +25,7 @@ from splitup.graph.bridge import (
 )
 from splitup.graph.ir import Dims, Graph, Symbol
 from splitup.tensors import TensorSpec
-from splitup_deploy.weights import WeightSource
+from splitup_deploy.weights import WeightSource, start_hashing
 
 TRACE_DEVICE = "PYTHON"  # never opened; any name that is no real device would do
 
@@ -164,6 +164,8 @@ class Tracer:
         """
         sources = list(self._weights.values())
         absent = any(source.is_absent for source in sources)
+        if not absent:
+            start_hashing("weights", sum(source.spec.nbytes for source in sources))
         graph, labels = read_tensors(
             inputs=self._inputs,
             weights=[

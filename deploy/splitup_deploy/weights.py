@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -16,6 +18,49 @@ from splitup.graph.ir import Weight
 from splitup.tensors import ITEM_BYTES, TensorSpec, encode_safetensors_header
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024  # large enough for full disk speed, small beside any model
+
+
+class HashProgress(Protocol):
+    """Is told how far hashing is: every byte of a model is hashed as a weight and in its task."""
+
+    def start(self, what: str, total_bytes: int) -> None:
+        """Begin with so many bytes of ``what``."""
+        ...
+
+    def advance(self, hashed_bytes: int) -> None:
+        """Count bytes that were hashed just now."""
+        ...
+
+
+# Whoever hashes is deep below whoever shows it, with every front end between them.
+_progress: ContextVar[HashProgress | None] = ContextVar("progress", default=None)
+
+
+@contextmanager
+def watch_hashing(progress: HashProgress) -> Iterator[None]:
+    """Tell ``progress`` of all hashing within."""
+    token = _progress.set(progress)
+    try:
+        yield
+    finally:
+        _progress.reset(token)
+
+
+def start_hashing(what: str, total_bytes: int) -> None:
+    """Tell whoever watches that so many bytes of ``what`` will be hashed."""
+    if (progress := _progress.get()) is not None:
+        progress.start(what, total_bytes)
+
+
+def compute_digest_of(chunks: Iterator[bytes]) -> tuple[str, int]:
+    """Return the SHA-256 and the number of all bytes, and tell whoever watches of each chunk."""
+    digest, length, progress = hashlib.sha256(), 0, _progress.get()
+    for chunk in chunks:
+        digest.update(chunk)
+        length += len(chunk)
+        if progress is not None:
+            progress.advance(len(chunk))
+    return digest.hexdigest(), length
 
 
 class Part(Protocol):
@@ -97,10 +142,8 @@ class WeightSource:
 
     def compute_weight(self) -> Weight:
         """Read the bytes once and return the weight with its digest."""
-        digest = hashlib.sha256()
-        for chunk in self.read():
-            digest.update(chunk)
-        return Weight(self.spec.name, self.spec.dtype, self.spec.shape, digest.hexdigest())
+        digest, _ = compute_digest_of(self.read())
+        return Weight(self.spec.name, self.spec.dtype, self.spec.shape, digest)
 
 
 @dataclass(frozen=True, slots=True)

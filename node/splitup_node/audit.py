@@ -18,9 +18,9 @@ from splitup.crypto.keys import Identity
 from splitup.errors import InvalidInput, SplitUpError
 from splitup.graph.manifest import Task
 from splitup.graph.vectors import Audit, Vectors, audit, make_inputs
+from splitup.net.cache import Cache
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
-from splitup_node.cache import Cache
 from splitup_node.config import NodeConfig
 from splitup_node.ipc import RunAnswer, RunRequest
 from splitup_node.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
@@ -84,7 +84,7 @@ async def audit_node(
     identity = config.load_identity()
     deployment = Deployment.load(config.deployment)
     async with SignedClient(identity) as http:
-        gateway = GatewayClient(config.gateway_url, identity, http=http)
+        gateway = GatewayClient(config.gateway_urls, identity, http=http)
         cache = Cache(config.data_dir / "cache", gateway, http.session)
         chain = await Chain.connect(config.rpc_url, deployment)
         try:

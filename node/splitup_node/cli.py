@@ -50,7 +50,9 @@ def init(
     deployment: Annotated[
         Path | None, typer.Option(help="JSON file with the contracts' addresses.")
     ] = None,
-    gateway: Annotated[str | None, typer.Option(help="The storage gateway's URL.")] = None,
+    gateway: Annotated[
+        str | None, typer.Option(help="The storage gateways' URLs, with commas.")
+    ] = None,
     listen: Annotated[str, typer.Option(help="Where to listen, HOST:PORT.")] = "127.0.0.1:7700",
     endpoint: Annotated[
         str, typer.Option(help="How others reach the node, if it is not what it listens on.")
@@ -67,7 +69,7 @@ def init(
 
     def work() -> dict[str, Any]:
         network = NetworkConfig.load(
-            None, rpc_url=rpc_url, deployment=deployment, gateway_url=gateway
+            None, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway
         )
         made = create_node(
             data_dir,

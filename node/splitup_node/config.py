@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 from splitup import limits
-from splitup.config import RpcUrlField
+from splitup.config import GatewayUrlsField, RpcUrlField, load_toml
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import load_identity
-from splitup.errors import ConfigurationError
 from splitup.wire import EndpointField
 
 GIGABYTE: Final = 10**9
-_PATHS: Final = ("deployment", "keystore", "passphrase_file", "data_dir", "kernel_cache")
 
 _TEMPLATE: Final = """\
 # A SplitUp node. Run it with: splitup-node run --config {path}
 # Relative paths are relative to this file.
 
-# The chain, the contracts on it, and the storage gateway.
+# The chain, the contracts on it, and the storage gateways: when one is gone, the next is asked.
 rpc_url = {rpc_url}
 deployment = {deployment}
-gateway_url = {gateway_url}
+gateway_urls = {gateway_urls}
 
 # The node's key. Whoever has both files has its stake: back them up, apart from each other.
 keystore = {keystore}
@@ -71,7 +69,7 @@ class NodeConfig(BaseModel):
 
     rpc_url: RpcUrlField
     deployment: Path
-    gateway_url: EndpointField
+    gateway_urls: GatewayUrlsField
     keystore: Path
     passphrase_file: Path
     data_dir: Path
@@ -87,29 +85,8 @@ class NodeConfig(BaseModel):
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a TOML file. Raises ConfigurationError naming the field and the file."""
-        try:
-            values = tomllib.loads(path.read_text("utf-8"))
-        except FileNotFoundError:
-            raise ConfigurationError(
-                f"there is no configuration {path}; make one with: splitup-node init "
-                f"--data-dir {path.parent}"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"the configuration {path} cannot be read: {error}") from None
-        if values.get("kernel_cache") == "":
-            del values["kernel_cache"]
-        for name in _PATHS:
-            if isinstance(values.get(name), str):
-                values[name] = str(path.parent.absolute() / values[name])
-        try:
-            return cls.model_validate_json(json.dumps(values, default=str))
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            name = ".".join(str(part) for part in first["loc"][:1]) or "device_memory"
-            problem = "is missing" if first["type"] == "missing" else f"is invalid: {first['msg']}"
-            raise ConfigurationError(
-                f"'{name}' in {path} {problem}; correct the file and start again"
-            ) from None
+        advice = f"make one with: splitup-node init --data-dir {path.parent}"
+        return load_toml(cls, path, advice=advice)
 
     @model_validator(mode="after")
     def _check_memory(self) -> Self:
@@ -145,9 +122,9 @@ class NodeConfig(BaseModel):
         return load_identity(self.keystore, self.passphrase_file)
 
 
-def format_config(path: Path, values: dict[str, str | bool]) -> str:
+def format_config(path: Path, values: Mapping[str, str | bool | Sequence[str]]) -> str:
     """Return the text of a new configuration with its comments."""
-    # a JSON string is a TOML basic string; true and false are spelled alike
+    # JSON's strings, lists of strings, true and false are TOML's
     return _TEMPLATE.format(
         path=path, **{name: json.dumps(value) for name, value in values.items()}
     )

@@ -30,6 +30,7 @@ from splitup.errors import (
 )
 from splitup.graph.manifest import Manifest
 from splitup.journal.journal import Journal
+from splitup.net.cache import Cache
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH
@@ -40,8 +41,8 @@ from splitup.net.logs import (
     open_verification_logs,
 )
 from splitup.protocol.certificates import CommitteeView, check_certificate
+from splitup.protocol.takeovers import Roster
 from splitup.wire import Heartbeat, PlanCertificate, VerificationOrder
-from splitup_node.cache import Cache
 from splitup_node.config import NodeConfig
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
@@ -97,7 +98,7 @@ class Node:
         self._unloadable: dict[str, float] = {}  # task_id -> when to try again
         self._accepting: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
-        self._gateway = GatewayClient(self._config.gateway_url, self._identity, http=self._http)
+        self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
         self._cache = Cache(self._config.data_dir / "cache", self._gateway, self._http.session)
         self._residents = Residents(self._supervisor, self._cache)
         self.engine = Engine(
@@ -415,11 +416,14 @@ class Node:
 
     # ---- the rest ------------------------------------------------------------------------------
 
-    def _open_store(self, certificate: PlanCertificate, manifest: Manifest) -> GrantedLogs:
+    def _open_store(
+        self, certificate: PlanCertificate, manifest: Manifest, roster: Roster
+    ) -> GrantedLogs:
         return open_logs(
             self._gateway,
             lambda: self._http.session,
             certificate,
+            roster,
             has_large_tensors=has_large_tensors(manifest),
         )
 

@@ -26,6 +26,7 @@ from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.queue import EarlyFrames, PortId, Run, TaskQueue, Tensor
 from splitup.protocol.routes import get_sources
+from splitup.tensors import holds_zeros
 from splitup.wire import (
     CLIENT,
     Frame,
@@ -431,8 +432,10 @@ class Engine:
             self.fail(run.execution_id, run.task, run.step, str(answer))
             return
         on_done = partial(self._check_complete, execution)
+        gates = execution.routes.find_gates(run.task)
+        zeros = {port for port in gates if holds_zeros(answer.outputs[port])}
         outputs = [
-            self._outputs.publish(execution, run, port, data, on_done)
+            self._outputs.publish(execution, run, port, data, zeros, on_done)
             for port, data in enumerate(answer.outputs)
         ]
         crash_point("published")

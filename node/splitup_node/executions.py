@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -125,10 +125,18 @@ class Execution:
             for task, port in self.routes.targets
         }
 
-    def get_targets(self, port: PortId, step: int) -> tuple[str, ...]:
-        """Return the nodes to send one step of an output to."""
+    def get_targets(self, port: PortId, step: int, zeros: Collection[int] = ()) -> tuple[str, ...]:
+        """Return the nodes to send one step of an output to.
+
+        ``zeros`` are the task's outputs that are zero in it: experts that they shut get no more.
+        """
         if step >= self.parts[port[0]].send_from:
-            return self.routes.targets[port]
+            gates = self.routes.gates[port]
+            return tuple(
+                node
+                for node in self.routes.targets[port]
+                if node not in gates or not gates[node].issubset(zeros)
+            )
         return self.new_readers.get(port, ())
 
     def is_result(self, port: PortId, step: int) -> bool:
@@ -201,20 +209,21 @@ def make_execution(
     """
     plan = certificate.plan
     plan.node_of(node)
-    store = open_store(certificate, manifest)
+    roster = Roster(plan)
+    store = open_store(certificate, manifest, roster)
     return Execution(
         id=plan.request.execution_id,
         certificate=certificate,
         manifest=manifest,
         node=node,
-        roster=Roster(plan),
+        roster=roster,
         routes=compute_routes(plan, manifest, node),
         store=store,
         writer=LogWriter(plan.request.execution_id, node, store),
     )
 
 
-OpenStore = Callable[[PlanCertificate, Manifest], LogStore]
+OpenStore = Callable[[PlanCertificate, Manifest, Roster], LogStore]
 
 
 def get_first_task(execution: Execution) -> int:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any
 
 from splitup import limits
@@ -50,20 +50,22 @@ class Outputs:
         run: Run,
         port: int,
         data: bytes | memoryview,
+        zeros: Collection[int],
         on_done: Callable[[], None],
     ) -> Tensor:
         """Send one output to whoever reads it elsewhere; return it for readers here.
 
+        ``zeros`` are the run's outputs that are zero: what they shut is sent nothing else.
         ``on_done`` is called when a large one is on its way, or has failed.
         """
         if len(data) > limits.INLINE_TENSOR_BYTES:
             execution.publishing += 1
-            self._spawn(self._publish_stored(execution, run, port, data, on_done))
+            self._spawn(self._publish_stored(execution, run, port, data, zeros, on_done))
             return Tensor(b"", data, time.time_ns())  # nobody here compares what we made
         tensor = Tensor(hashlib.sha256(data).digest(), data, time.time_ns())
         source = (run.task, port)
         entry = LogEntry(run.step, tensor.digest, len(data), data)
-        self.send_entry(execution, source, entry, execution.get_targets(source, run.step))
+        self.send_entry(execution, source, entry, execution.get_targets(source, run.step, zeros))
         execution.writer.append(run.task, port, entry)
         return tensor
 
@@ -106,6 +108,7 @@ class Outputs:
         run: Run,
         port: int,
         data: bytes | memoryview,
+        zeros: Collection[int],
         on_done: Callable[[], None],
     ) -> None:
         source = (run.task, port)
@@ -123,5 +126,5 @@ class Outputs:
             return
         entry = LogEntry(run.step, digest, len(data), None)
         execution.writer.append(run.task, port, entry)
-        self.send_entry(execution, source, entry, execution.get_targets(source, run.step))
+        self.send_entry(execution, source, entry, execution.get_targets(source, run.step, zeros))
         on_done()

@@ -18,11 +18,11 @@ from typing import Any
 from splitup import limits
 from splitup.errors import SplitUpError
 from splitup.journal.journal import Journal
+from splitup.net.cache import Cache
 from splitup.net.logs import LogObject
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry
 from splitup.wire import PlanCertificate, SignedTakeover
-from splitup_node.cache import Cache
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution, OpenStore, make_execution
 from splitup_node.recompute import recompute

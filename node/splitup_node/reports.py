@@ -1,4 +1,7 @@
-"""From a finished execution to its payment: commit on chain, in batches, reveal when it is due.
+"""From a finished execution to its payment: pledge, see it on chain, reveal when it is due.
+
+The members bring all executors' pledges to the chain in one transaction. Where they do not within a
+few blocks, the node commits there itself, in batches.
 
 The completion with its salt is in the journal before anything is sent, so a node that dies in
 between commits and reveals the same bytes after its restart, or finds that it had.
@@ -19,10 +22,11 @@ from splitup.chain.client import Chain
 from splitup.chain.market import distribute
 from splitup.errors import ChainRejected, SplitUpError, Unavailable
 from splitup.journal.journal import Journal
-from splitup.wire import Completion, Takeovers
+from splitup.wire import Completion, Pledge, Takeovers
 from splitup_node.heralds import Herald
 
 COMPLETION_TYP = "splitup-completion"
+PLEDGE_TYP = "splitup-pledge"
 
 _log = logging.getLogger("splitup.node.reports")
 _ZERO = "0x" + "00" * 32
@@ -60,6 +64,8 @@ class Reporter:
         self._herald = herald
         self._waiting: asyncio.Queue[Report] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._planned_at: dict[str, int] = {}  # execution -> block in which we saw its plan
+        self._pledged: set[str] = set()
         self._released_to = 0  # every execution requested below this block is closed and released
         self.transactions = 0
 
@@ -111,9 +117,12 @@ class Reporter:
         _log.info("had %d executions credited to release stake", done.executions)
 
     async def _commit(self, batch: Sequence[Report]) -> None:
-        """Send one transaction for those that the chain is ready for; put off the others."""
+        """Send one transaction for those that the members left out; put off the others."""
         ready: list[Report] = []
+        for report in batch:
+            self._pledge(report)
         try:
+            head = await self._chain.fetch_head()
             states = await asyncio.gather(*(self._fetch_state(report) for report in batch))
         except SplitUpError as error:
             self._put_off(batch, str(error))
@@ -125,12 +134,39 @@ class Reporter:
                 await self._mark(report, "revealed", {})
             elif committed:
                 self._spawn(self._reveal(report))
-            elif status is Status.PLANNED:
+            elif status is not Status.PLANNED:
+                self._put_off([report], "its plan is not on chain yet")
+            elif self._is_left_out(report, head.number):
                 ready.append(report)
             else:
-                self._put_off([report], "its plan is not on chain yet")
+                self._put_off([report], "the members are to bring it to the chain")
         if ready:
             await self._send(ready)
+
+    def _pledge(self, report: Report) -> None:
+        """Tell the members what we commit to, once in a run of this node."""
+        completion = report.completion
+        if completion.execution_id in self._pledged or not completion.steps:
+            return  # the chain knows no commitment to nothing
+        self._pledged.add(completion.execution_id)
+        pledge = Pledge(
+            execution_id=completion.execution_id,
+            node=completion.node,
+            steps=completion.steps,
+            root=completion.root(),
+            takeovers=completion.takeovers,
+        )
+        give_up_s = report.give_up_s
+        self._spawn(self._herald.spread("/v1/pledge", PLEDGE_TYP, pledge, give_up_s))
+
+    def _is_left_out(self, report: Report, block_number: int) -> bool:
+        """Return whether the members had their time, or there is none left."""
+        since = self._planned_at.setdefault(report.completion.execution_id, block_number)
+        deadline_s = report.give_up_s - limits.GRANT_GRACE_S
+        return (
+            block_number - since >= limits.COMMIT_PATIENCE_BLOCKS
+            or time.time() > deadline_s - limits.COMMIT_MARGIN_S
+        )
 
     async def _send(self, reports: Sequence[Report]) -> None:
         rows = [
@@ -155,16 +191,19 @@ class Reporter:
             self._spawn(self._reveal(report))
 
     async def _fetch_state(self, report: Report) -> tuple[Status, bool]:
+        """Return the execution's state, and whether we are bound: all were, or we by ourselves."""
         execution_id = report.completion.execution_id
         execution, commitment = await asyncio.gather(
             self._chain.call("market", "executionOf", execution_id),
             self._chain.call("market", "commitmentOf", execution_id, self._chain.address),
         )
-        return Status(execution["status"]), commitment != _ZERO
+        return Status(execution["status"]), execution["certified"] or commitment != _ZERO
 
     async def _reveal(self, report: Report) -> None:
         """Wait for the time to reveal, then show the completion to the members."""
         completion = report.completion
+        self._planned_at.pop(completion.execution_id, None)
+        self._pledged.discard(completion.execution_id)
         due = await self._herald.wait_until_due(
             completion.execution_id, _make_takeovers(completion), report.give_up_s
         )
@@ -177,6 +216,8 @@ class Reporter:
         for report in reports:
             if time.time() > report.give_up_s:
                 _log.error("giving up on %s: %s", report.completion.execution_id, reason)
+                self._planned_at.pop(report.completion.execution_id, None)
+                self._pledged.discard(report.completion.execution_id)
                 continue
             _log.debug("commitment of %s waits: %s", report.completion.execution_id, reason)
             loop = asyncio.get_running_loop()

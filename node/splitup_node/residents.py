@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splitup.errors import InvalidModel, SplitUpError, Unavailable
+from splitup.graph.gates import check_gate
 from splitup.graph.manifest import Task
+from splitup.graph.rules import load_graph
 from splitup.graph.vectors import Vectors
+from splitup.net.cache import Cache
 from splitup_node.audit import AuditFailed, audit_program
-from splitup_node.cache import Cache
 from splitup_node.supervisor import WorkerLost
 from splitup_node.workers import Workers
 
@@ -99,6 +101,7 @@ class Residents:
             self.loading = task.task_id
             try:
                 graph, weights = await self._cache.fetch_task(model_id, index)
+                await asyncio.to_thread(_check_gate, graph, task)
                 vectors = await self._cache.fetch_vectors(model_id, index)
                 resident = Resident(
                     task.task_id, task.label, task.vram_bytes, task.state_bytes, graph, weights
@@ -166,3 +169,9 @@ class Residents:
         program: int = loaded["program"]
         self._places[resident.task_id] = (worker, program)
         return program
+
+
+def _check_gate(path: Path, task: Task) -> None:
+    """Raise InvalidModel when zeros would be claimed of outputs that are none."""
+    if task.gate is not None:
+        check_gate(load_graph(path.read_bytes()), task.gate)

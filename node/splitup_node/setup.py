@@ -47,7 +47,7 @@ def create_node(
         {
             "rpc_url": network.rpc_url,
             "deployment": os.path.abspath(network.deployment),
-            "gateway_url": network.gateway_url,
+            "gateway_urls": network.gateway_urls,
             "keystore": keystore.name,
             "passphrase_file": passphrase.name,
             "data_dir": "data",

@@ -15,12 +15,12 @@ from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
+from splitup.net.cache import Cache
 from splitup.net.logs import LogStore
 from splitup.protocol.certificates import CommitteeView, check_certificate, check_draw
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import is_sampled
 from splitup.wire import VerificationCommitment, VerificationOrder, VerificationResult
-from splitup_node.cache import Cache
 from splitup_node.digests import Digests
 from splitup_node.engine import Engine
 from splitup_node.heralds import Herald

@@ -13,6 +13,7 @@ from splitup.protocol.events import (
     CompletionCommitted,
     ConfigurationSeen,
     DealingPosted,
+    ExecutionCommitted,
     ExecutionEnded,
     NodeRecord,
     PlanAccepted,
@@ -43,7 +44,14 @@ def make_request(event: ChainEvent, deployment: Deployment) -> Request:
     )
 
 
-ChainFact = RequestSeen | PlanAccepted | CompletionCommitted | SnapshotAccepted | ExecutionEnded
+ChainFact = (
+    RequestSeen
+    | PlanAccepted
+    | CompletionCommitted
+    | ExecutionCommitted
+    | SnapshotAccepted
+    | ExecutionEnded
+)
 BoardFact = ConfigurationSeen | DealingPosted | ComplaintPosted
 
 
@@ -66,6 +74,8 @@ def make_event(event: ChainEvent, deployment: Deployment, configuration: int) ->
                 root=args["root"],
                 block_hash=event.block_hash,
             )
+        case "ExecutionCommitted":
+            return ExecutionCommitted(args["executionId"], args["root"], event.block_hash)
         case "Settled" | "Refunded":
             return ExecutionEnded(args["executionId"])
         case "SnapshotAccepted":
@@ -110,4 +120,5 @@ def make_node_record(node: Mapping[str, Any]) -> NodeRecord:
         endpoint=node["endpoint"],
         stake_micro_usdc=node["stake"],
         operator=node.get("operator", ""),
+        locked_micro_usdc=node["locked"],
     )

@@ -23,8 +23,8 @@ from splitup.chain.deployment import Deployment
 from splitup.client.inputs import format_usdc, parse_usdc
 from splitup.crypto.keystore import load_identity
 from splitup.errors import SplitUpError
-from splitup_oracle.config import OracleConfig
-from splitup_oracle.gateway import GatewayConfig, run_gateway
+from splitup_oracle.config import GatewayConfig, OracleConfig
+from splitup_oracle.gateway import run_gateway
 from splitup_oracle.run import run_member
 
 app = typer.Typer(

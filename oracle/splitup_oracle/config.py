@@ -1,19 +1,18 @@
-"""``oracle.toml``: what one committee member is told. Secrets by path only."""
+"""``oracle.toml`` and ``gateway.toml``: what members and gateways are told; secrets by path."""
 
 from __future__ import annotations
 
-import json
-import tomllib
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from splitup.config import RpcUrlField
-from splitup.errors import ConfigurationError
+from splitup import limits
+from splitup.config import GatewayUrlsField, RpcUrlField, load_toml
 from splitup.wire import EndpointField
 
-_PATHS: Final = ("deployment", "keystore", "passphrase_file", "data_dir")
+_ADVICE: Final = "give another one with --config"
+_Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
 class OracleConfig(BaseModel):
@@ -30,27 +29,38 @@ class OracleConfig(BaseModel):
     passphrase_file: Path
     data_dir: Path
     listen_host: str = "127.0.0.1"
-    listen_port: Annotated[int, Field(ge=0, le=65_535)]
-    gateway_url: EndpointField
+    listen_port: _Port
+    gateway_urls: GatewayUrlsField
     confirmations: Annotated[int, Field(ge=0, le=64)] = 0
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a TOML file; raise ConfigurationError naming the setting that is wrong."""
-        try:
-            values = tomllib.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"the configuration {path} cannot be read ({error}); give another one with --config"
-            ) from None
-        for name in _PATHS:
-            if isinstance(values.get(name), str):
-                values[name] = str(path.parent.absolute() / values[name])
-        try:
-            return cls.model_validate_json(json.dumps(values, default=str))
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            raise ConfigurationError(
-                f"setting '{name}' in {path} is not usable: {first['msg']}; correct the file"
-            ) from None
+        return load_toml(cls, path, advice=_ADVICE)
+
+
+class GatewayConfig(BaseModel):
+    """One of the storage gateways in front of a bucket."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    rpc_url: RpcUrlField
+    deployment: Path
+    s3_endpoint: EndpointField  # as everybody reaches it: it is part of every URL
+    bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
+    credentials: Path  # 0600 JSON with access_key and secret_key
+    listen_host: str = "127.0.0.1"
+    listen_port: _Port
+    # as everybody's configuration spells this gateway: requests are signed for it, and a token for
+    # one gateway is worth nothing at another; "" where it is where it listens
+    public_url: EndpointField | Annotated[str, Field(max_length=0)] = ""
+    data_dir: Path  # holds audit.jsonl
+    open_models: bool = False  # whether keys that no active node holds may read models
+    open_uploads: bool = False  # whether keys without deposit or stake may upload models
+    upload_deposit_micro_usdc: Annotated[int, Field(ge=1)] = 1_000_000
+    upload_bytes_per_day: Annotated[int, Field(ge=1)] = limits.UPLOAD_BYTES_PER_DAY  # of one key
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a TOML file; raise ConfigurationError naming the setting that is wrong."""
+        return load_toml(cls, path, advice=_ADVICE)

@@ -1,32 +1,29 @@
 """The storage gateway: the only holder of the object store's secret.
 
 It is stateless: what it grants follows from the chain's committee, the model's manifest and the
-request (``gateway_access``). Its caches may be lost at any time. Every answer and refusal goes to
-the audit log, a JSON line each, without URLs.
+request (``gateway_access``). Its caches may be lost at any time, so any number of gateways serve
+one bucket side by side. Every answer and refusal goes to the audit log, a JSON line each, without
+URLs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
-import tomllib
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
-from splitup.config import RpcUrlField
 from splitup.crypto.jws import Claims, ReplayCache
-from splitup.errors import ConfigurationError, PeerFault, Refused, SplitUpError
+from splitup.errors import BadSignature, PeerFault, Refused, SplitUpError
 from splitup.graph.manifest import Manifest
 from splitup.net.gateway import (
     EXECUTION_TYP,
@@ -40,9 +37,9 @@ from splitup.net.gateway import (
     UploadAnswer,
     UploadRequest,
     VerificationRequest,
+    recover_account,
 )
 from splitup.net.http import (
-    GATEWAY_AUDIENCE,
     Server,
     SignedClient,
     make_app,
@@ -50,10 +47,11 @@ from splitup.net.http import (
     serve_app,
 )
 from splitup.protocol.certificates import check_draw
+from splitup.protocol.takeovers import Roster
 from splitup.storage.presign import Presigner
-from splitup.wire import EndpointField, Grant, Grants, PlanCertificate
+from splitup.wire import Grant, Grants, Plan, PlanCertificate, SignedTakeover
+from splitup_oracle.config import GatewayConfig
 from splitup_oracle.gateway_access import (
-    LogQuota,
     Right,
     check_upload,
     compute_execution_rights,
@@ -61,45 +59,12 @@ from splitup_oracle.gateway_access import (
     compute_model_rights,
     compute_verification_rights,
 )
+from splitup_oracle.gateway_audit import AuditLog
+from splitup_oracle.gateway_quota import LogQuota, UploadQuota
 from splitup_oracle.gateway_sources import ChainView, ObjectView
 
 _log = logging.getLogger("splitup.gateway")
 _MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}\Z")
-
-
-class GatewayConfig(BaseModel):
-    """``gateway.toml``; relative paths are relative to the file."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-    rpc_url: RpcUrlField
-    deployment: Path
-    s3_endpoint: EndpointField  # as everybody reaches it: it is part of every URL
-    bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
-    credentials: Path  # 0600 JSON with access_key and secret_key
-    listen_host: str = "127.0.0.1"
-    listen_port: int = Field(ge=0, le=65_535)
-    data_dir: Path  # holds audit.jsonl
-    open_models: bool = False  # whether keys that no active node holds may read models
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a TOML file; raise ConfigurationError naming the setting that is wrong."""
-        try:
-            values = tomllib.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"the gateway's configuration {path}: {error}") from None
-        for name in ("deployment", "credentials", "data_dir"):
-            if isinstance(values.get(name), str):
-                values[name] = str(path.parent.absolute() / values[name])
-        try:
-            return cls.model_validate_json(json.dumps(values, default=str))
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            raise ConfigurationError(
-                f"setting '{name}' in {path} is not usable: {first['msg']}; correct the file"
-            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +79,21 @@ class _Answer:
         return {method: methods.count(method) for method in ("GET", "PUT")}
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an operator decides: the fields of GatewayConfig."""
+
+    open_models: bool = False
+    open_uploads: bool = False
+    upload_deposit_micro_usdc: int = 1
+    upload_bytes_per_day: int = limits.UPLOAD_BYTES_PER_DAY
+
+
 class Gateway:
-    """Answers grant requests. ``now_s`` is the wall clock, which the tests turn."""
+    """Answers grant requests. ``now_s`` is the wall clock, which the tests turn.
+
+    ``audience`` is the URL that requests must be signed for; None until the port is known.
+    """
 
     def __init__(
         self,
@@ -123,23 +101,22 @@ class Gateway:
         chain: ChainView,
         objects: ObjectView,
         presigner: Presigner,
-        audit_path: Path,
-        open_models: bool,
+        audit: AuditLog,
+        policy: Policy,
+        audience: str | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._chain = chain
         self._objects = objects
         self._presigner = presigner
-        self._open_models = open_models
+        self._audit = audit
+        self._policy = policy
+        self.audience = audience
         self._now_s = now_s
         self._replays = ReplayCache()
-        self._quota = LogQuota()
-        audit_path.parent.mkdir(parents=True, exist_ok=True)
-        self._audit_file = audit_path.open("a", encoding="utf-8")
-
-    def close(self) -> None:
-        """Close the audit log."""
-        self._audit_file.close()
+        self._log_quota = LogQuota()
+        self._upload_quota = UploadQuota(policy.upload_bytes_per_day)
+        self._rosters: OrderedDict[str, Roster] = OrderedDict()  # of executions with takeovers
 
     def make_app(self) -> web.Application:
         """Return the HTTP application with every route."""
@@ -179,37 +156,53 @@ class Gateway:
             claims = await read_signed(
                 request,
                 typ=typ,
-                audience=GATEWAY_AUDIENCE,
+                audience=self.audience or "",
                 now_s=int(self._now_s()),
                 replays=self._replays,
             )
+            line = {"at_s": round(self._now_s(), 3), "what": what, "key": claims.issuer}
             try:
                 answer = await grant(claims)
             except SplitUpError as error:
-                self._audit(what=what, key=claims.issuer, refused=str(error))
+                self._audit.append(line | {"refused": str(error)[: limits.MAX_ERROR_CHARS]})
                 raise
-            self._audit(what=what, key=claims.issuer, subject=answer.subject, **answer.count())
+            self._audit.append(line | {"subject": answer.subject, **answer.count()})
             return web.Response(body=answer.body.canonical_bytes(), content_type="application/json")
 
         return handle
-
-    def _audit(self, **fields: Any) -> None:
-        self._audit_file.write(json.dumps({"at_s": round(self._now_s(), 3), **fields}) + "\n")
-        self._audit_file.flush()
 
     # ---- grants --------------------------------------------------------------------------------
 
     async def _grant_upload(self, claims: Claims) -> _Answer:
         request = UploadRequest.from_value(claims.body)
         rights = [check_upload(entry) for entry in request.objects]
+        await self._check_uploader(claims.issuer, request.proof)
         present = await self._objects.find_present(rights)
-        grants = await self._presign([r for r in rights if r.key not in present])
+        missing = [right for right in rights if right.key not in present]
+        self._upload_quota.take(claims.issuer, missing, self._now_s())
+        grants = await self._presign(missing)
         body = UploadAnswer(grants=grants, present=tuple(sorted(present)))
         return _Answer(f"{len(rights)} objects", body)
 
+    async def _check_uploader(self, key: str, proof: str) -> None:
+        """Refuse a key behind which there is neither deposit nor stake: storing costs something."""
+        if self._policy.open_uploads:
+            return
+        try:
+            account = recover_account(key, proof)
+        except BadSignature as error:
+            raise Refused(f"no account stands behind the key: {error}", status=403) from None
+        least = self._policy.upload_deposit_micro_usdc
+        if not await self._chain.has_funds(account, least):
+            raise Refused(
+                f"{account} has neither {least} micro-USDC in the market nor a node's stake; "
+                "deposit first",
+                status=403,
+            )
+
     async def _grant_model(self, claims: Claims) -> _Answer:
         model_id = ModelRequest.from_value(claims.body).model_id
-        if not self._open_models and not await self._chain.is_node_key(claims.issuer):
+        if not self._policy.open_models and not await self._chain.is_node_key(claims.issuer):
             raise Refused(
                 f"the key {claims.issuer} is not that of an active node; register and stake first",
                 status=403,
@@ -226,17 +219,19 @@ class Gateway:
                 f"the deadline of execution {plan.request.execution_id} has passed", status=403
             )
         manifest = await self._check_part(certificate, claims.issuer)
-        rights = compute_execution_rights(plan, manifest, claims.issuer)
+        roster = self._update_roster(plan, ())
+        rights = compute_execution_rights(plan, manifest, claims.issuer, roster)
         grants = await self._presign(rights, self._compute_expiry_s(plan.request.deadline))
         return _Answer(plan.request.execution_id, Grants(grants=grants))
 
     async def _grant_log(self, claims: Claims) -> _Answer:
         request = LogRequest.from_value(claims.body)
         plan = request.certificate.plan
-        expiry_s = self._compute_expiry_s(plan.request.deadline)
+        expiry_s = min(limits.LOG_URL_S, self._compute_expiry_s(plan.request.deadline))
         manifest = await self._check_part(request.certificate, claims.issuer)
-        rights = compute_log_rights(plan, manifest, claims.issuer, request)
-        self._quota.take(rights, plan, manifest)
+        roster = self._update_roster(plan, request.takeovers)
+        rights = compute_log_rights(plan, manifest, claims.issuer, request, roster)
+        self._log_quota.take(rights, plan, manifest)
         grants = await self._presign(rights, expiry_s)
         return _Answer(plan.request.execution_id, Grants(grants=grants))
 
@@ -249,7 +244,37 @@ class Gateway:
                 f"the key {key} has no part in execution {plan.request.execution_id}", status=403
             )
         await self._check_certificate(certificate)
+        await self._check_open(plan.request.execution_id)
+        await self._check_standing(key, [n.node for n in plan.nodes if n.signing_key == key])
         return await self._objects.fetch_manifest(plan.request.model_id)
+
+    def _update_roster(self, plan: Plan, takeovers: tuple[SignedTakeover, ...]) -> Roster:
+        """Return who runs what, as far as anybody has shown this gateway takeovers."""
+        execution_id = plan.request.execution_id
+        roster = self._rosters.get(execution_id) or Roster(plan)
+        try:
+            changed = [roster.apply(signed) for signed in takeovers]
+        except PeerFault as error:
+            raise Refused(f"a takeover is not valid: {error}", status=403) from None
+        if any(changed):
+            self._rosters[execution_id] = roster
+            self._rosters.move_to_end(execution_id)
+            while len(self._rosters) > limits.MAX_CACHED_CERTIFICATES:
+                self._rosters.popitem(last=False)
+        return roster
+
+    async def _check_open(self, execution_id: str) -> None:
+        """Refuse what concerns an execution that is over, whatever its deadline."""
+        if (end := await self._chain.find_end(execution_id)) is not None:
+            raise Refused(f"execution {execution_id} is {end}", status=403)
+
+    async def _check_standing(self, key: str, nodes: list[str]) -> None:
+        """Refuse the key of nodes that have left or were slashed below their least stake."""
+        for node in nodes:
+            if not await self._chain.has_standing(node):
+                raise Refused(
+                    f"the key {key} is that of {node}, which has left or lost stake", status=403
+                )
 
     async def _grant_verification(self, claims: Claims) -> _Answer:
         asked = VerificationRequest.from_value(claims.body)
@@ -266,6 +291,11 @@ class Gateway:
             )
         expiry_s = self._compute_expiry_s(request.deadline)
         await self._check_certificate(order.certificate)
+        await self._check_open(request.execution_id)
+        entries = order.snapshot.entries
+        await self._check_standing(
+            claims.issuer, [e.node for e in entries if e.signing_key == claims.issuer]
+        )
         committee = await self._chain.fetch_committee()  # the check may have looked again
         try:
             check_draw(order.draw, committee)
@@ -328,7 +358,7 @@ class RunningGateway:
     """A gateway that listens; ``server.url`` is where. Close it."""
 
     server: Server
-    _gateway: Gateway
+    _audit: AuditLog
     _chain: Chain
     _http: SignedClient
 
@@ -337,13 +367,14 @@ class RunningGateway:
         await self.server.close()
         await self._http.close()
         await self._chain.close()
-        self._gateway.close()
+        self._audit.close()
 
 
 async def start_gateway(config: GatewayConfig) -> RunningGateway:
     """Open chain, store and port; raise ConfigurationError, ChainUnavailable."""
     deployment = Deployment.load(config.deployment)
     presigner = Presigner.open(config.s3_endpoint, config.bucket, config.credentials)
+    audit = AuditLog(config.data_dir / "audit.jsonl")
     chain = await Chain.connect(config.rpc_url, deployment)
     http = SignedClient()
     try:
@@ -351,15 +382,22 @@ async def start_gateway(config: GatewayConfig) -> RunningGateway:
             chain=ChainView(chain, deployment),
             objects=ObjectView(presigner, http),
             presigner=presigner,
-            audit_path=config.data_dir / "audit.jsonl",
-            open_models=config.open_models,
+            audit=audit,
+            policy=Policy(
+                open_models=config.open_models,
+                open_uploads=config.open_uploads,
+                upload_deposit_micro_usdc=config.upload_deposit_micro_usdc,
+                upload_bytes_per_day=config.upload_bytes_per_day,
+            ),
         )
         server = await serve_app(gateway.make_app(), config.listen_host, config.listen_port)
+        gateway.audience = config.public_url or server.url
     except BaseException:
         await http.close()
         await chain.close()
+        audit.close()
         raise
-    return RunningGateway(server, gateway, chain, http)
+    return RunningGateway(server, audit, chain, http)
 
 
 async def run_gateway(config: GatewayConfig) -> None:

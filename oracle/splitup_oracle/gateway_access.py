@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -16,6 +15,7 @@ from typing import Final, Literal
 from splitup import limits
 from splitup.errors import Refused
 from splitup.graph.manifest import (
+    ClientTask,
     Manifest,
     Task,
     get_blob_key,
@@ -27,6 +27,7 @@ from splitup.net.gateway import LogRead, LogRequest, LogWrite, UploadObject, Ver
 from splitup.protocol.keys import LogName
 from splitup.protocol.routes import get_sources
 from splitup.protocol.selection import rank_validators
+from splitup.protocol.takeovers import Roster
 from splitup.protocol.verification import is_sampled
 from splitup.wire import CLIENT, Plan
 
@@ -75,7 +76,9 @@ def check_upload(entry: UploadObject) -> Right:
 def compute_model_rights(model_id: str, manifest: Manifest) -> list[Right]:
     """Return the rights to read a model: manifest, tasks with all they have, tokenizer."""
     rights = [Right("GET", get_manifest_key(model_id), len(manifest.to_bytes()))]
-    for task in manifest.tasks:
+    tasks: list[Task | ClientTask] = [*manifest.tasks]
+    tasks += manifest.client.tasks if manifest.client is not None else ()
+    for task in tasks:
         rights += _task_rights(task)
     if manifest.text is not None:
         text = manifest.text
@@ -83,16 +86,22 @@ def compute_model_rights(model_id: str, manifest: Manifest) -> list[Right]:
     return _unique(rights)
 
 
-def compute_execution_rights(plan: Plan, manifest: Manifest, requester: str) -> list[Right]:
+def compute_execution_rights(
+    plan: Plan, manifest: Manifest, requester: str, roster: Roster
+) -> list[Right]:
     """Return what the holder of the Ed25519 key ``requester`` may do with large tensors.
 
     Those too large for a frame, of fixed length, as the plan's executors and the client make them;
     the first ``limits.MAX_GRANTS`` of them. Everything else is asked for when it is there
-    (``compute_log_rights``). Refuses a key that has no part in the plan.
+    (``compute_log_rights``). Refuses a key that has no part in the plan, or none any more.
     """
     _check_plan_fits(plan, manifest)
     nodes = _find_nodes(plan, requester)
-    own = {task for task, executor in enumerate(plan.executors()) if executor in nodes}
+    own = {
+        task
+        for task, executor in enumerate(plan.executors())
+        if executor in nodes and roster.executors[task] == executor
+    }
     is_client = requester == plan.request.client_key
     if not own and not is_client:
         raise _refuse(
@@ -126,31 +135,30 @@ def compute_execution_rights(plan: Plan, manifest: Manifest, requester: str) -> 
 
 
 def compute_log_rights(
-    plan: Plan, manifest: Manifest, requester: str, request: LogRequest
+    plan: Plan, manifest: Manifest, requester: str, request: LogRequest, roster: Roster
 ) -> list[Right]:
     """Return the rights to log objects that ``requester`` asks for; refuse what is not its own.
 
-    A candidate for a task may write below its own prefix, and read what it wrote; whoever may run
-    a task that reads a port may read its candidates' logs; the client writes the graph's inputs and
-    reads its outputs.
+    The executor of a task, as far as the roster knows, may write below its own prefix, and read
+    what it wrote; the executor of a task that reads a port may read its candidates' logs; the
+    client writes the graph's inputs and reads its outputs. A fallback has no rights before its
+    takeover, a replaced node none after it.
     """
     _check_plan_fits(plan, manifest)
     nodes = _find_nodes(plan, requester)
     is_client = requester == plan.request.client_key
-    may_run = {t for t, candidates in enumerate(plan.tasks) if nodes & set(candidates)}
-    readable = {source for task in may_run for source in get_sources(manifest, task)}
+    runs = {task for task, executor in enumerate(roster.executors) if executor in nodes}
+    readable = {source for task in runs for source in get_sources(manifest, task)}
     if is_client:
         readable |= {(output.task, output.port) for output in manifest.outputs}
     execution_id = plan.request.execution_id
     rights: list[Right] = []
     for write in request.writes:
-        authors = nodes & set(plan.tasks[write.task]) if write.task in may_run else set()
-        if write.task == CLIENT and is_client:
-            authors = {plan.request.client}
-        if not authors:
+        if write.task not in runs and not (write.task == CLIENT and is_client):
             raise _refuse(f"the key {requester} does not run task {write.task} of {execution_id}")
         check_log_size(write, plan, manifest)
-        name = LogName(write.task, write.port, min(authors), write.number, write.apart)
+        author = roster.get_author(write.task)
+        name = LogName(write.task, write.port, author, write.number, write.apart)
         key = name.get_key(execution_id)
         rights.append(Right("PUT", key, write.length_bytes, write.sha256))
         rights.append(Right("GET", key, write.length_bytes))
@@ -181,40 +189,6 @@ def check_log_size(write: LogWrite, plan: Plan, manifest: Manifest) -> None:
         raise _refuse(
             f"a log object of {where} has at most {limit} bytes, not {write.length_bytes}"
         )
-
-
-class LogQuota:
-    """How much of its log every producer was granted; bounded, and lost without harm.
-
-    A key is written once, so asking for it again costs nothing more. Together the objects of one
-    log may hold every step once, each with a header of its own.
-    """
-
-    def __init__(self) -> None:
-        self._used: OrderedDict[str, dict[str, int]] = OrderedDict()  # prefix -> key -> bytes
-
-    def take(self, rights: Iterable[Right], plan: Plan, manifest: Manifest) -> None:
-        """Account for PUT rights; refuse what is beyond what the execution may produce."""
-        for right in rights:
-            if right.method != "PUT" or right.length_bytes is None:
-                continue
-            prefix, _, name = right.key.rpartition("/")
-            used = self._used.setdefault(prefix, {})
-            self._used.move_to_end(prefix)
-            before = used.get(name, 0)
-            used[name] = max(before, right.length_bytes)
-            limit = plan.request.steps * (_get_port_bytes(manifest, prefix) + limits.LOG_STEP_BYTES)
-            if sum(used.values()) > limit:
-                used[name] = before
-                raise _refuse(f"the log below {prefix} has its {limit} bytes already")
-        while len(self._used) > limits.LOG_PREFIXES:
-            self._used.popitem(last=False)
-
-
-def _get_port_bytes(manifest: Manifest, prefix: str) -> int:
-    producer, _, port = prefix.split("/")[2].rpartition(".")
-    ports = manifest.inputs if producer == "input" else manifest.tasks[int(producer[1:])].outputs
-    return ports[int(port)].nbytes
 
 
 def _read_right(plan: Plan, read: LogRead) -> Right:
@@ -286,11 +260,11 @@ def _check_plan_fits(plan: Plan, manifest: Manifest) -> None:
         )
 
 
-def _task_rights(task: Task) -> list[Right]:
+def _task_rights(task: Task | ClientTask) -> list[Right]:
     rights = [Right("GET", get_task_key(task.task_id), task.graph_bytes)]
     if task.weights_digest:
         rights.append(Right("GET", get_weights_key(task.weights_digest), task.weights_bytes))
-    if task.reference_digest:
+    if isinstance(task, Task) and task.reference_digest:
         rights.append(Right("GET", get_blob_key(task.reference_digest), task.reference_bytes))
     return rights
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, TypeVar
 
 import aiohttp
 
@@ -14,7 +15,14 @@ from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.committee import fetch_committee
 from splitup.chain.deployment import Deployment
-from splitup.errors import BadSignature, PeerFault, Refused, StorageUnavailable
+from splitup.client.settlement import Status, fetch_status
+from splitup.errors import (
+    BadSignature,
+    ChainUnavailable,
+    PeerFault,
+    Refused,
+    StorageUnavailable,
+)
 from splitup.graph.manifest import Manifest, get_manifest_key, load_manifest
 from splitup.net.http import SignedClient
 from splitup.net.objects import get_object
@@ -28,8 +36,39 @@ _PROBES: Final = 16  # objects looked up at once
 _PROBE_EXPIRY_S: Final = 60
 
 
+_V = TypeVar("_V")
+
+
+class Lately(Generic[_V]):
+    """What a source said of single things, asked again after ``limits.COMMITTEE_CACHE_S``.
+
+    While the chain is gone its last word counts, and where there is none ``unknown``: losing the
+    chain for a minute stops payments, not computing. Bounded; the longest unused go first.
+    """
+
+    def __init__(self, look: Callable[[str], Awaitable[_V]], unknown: _V) -> None:
+        self._look = look
+        self._unknown = unknown
+        self._known: OrderedDict[str, tuple[float, _V]] = OrderedDict()
+
+    async def fetch(self, name: str) -> _V:
+        """Return what is known of ``name``."""
+        at_s, value = self._known.get(name, (-math.inf, self._unknown))
+        if time.monotonic() - at_s > limits.COMMITTEE_CACHE_S:
+            asked_s = time.monotonic()
+            try:
+                value = await self._look(name)
+            except ChainUnavailable:
+                return value
+            self._known[name] = (asked_s, value)
+        self._known.move_to_end(name)
+        while len(self._known) > limits.MAX_CACHED_STANDINGS:
+            self._known.popitem(last=False)
+        return value
+
+
 class ChainView:
-    """The committee, the nodes and the parameters, at most a few seconds old."""
+    """The committee, nodes, executions and parameters, at most a few seconds old."""
 
     def __init__(self, chain: Chain, deployment: Deployment) -> None:
         self._chain = chain
@@ -38,6 +77,8 @@ class ChainView:
         self._node_keys: tuple[float, frozenset[str]] | None = None
         self._sampling: tuple[float, int] | None = None
         self._verified: OrderedDict[tuple[int, str], None] = OrderedDict()
+        self._ends = Lately(self._look_end, None)
+        self._standings = Lately(self._look_standing, True)
 
     async def fetch_committee(
         self, *, max_age_s: float = limits.COMMITTEE_CACHE_S
@@ -76,6 +117,34 @@ class ChainView:
             if key in await self._fetch_node_keys(max_age_s):
                 return True
         return False
+
+    async def find_end(self, execution_id: str) -> str | None:
+        """Return how an execution ended ("settled", "refunded"), None while it has not."""
+        return await self._ends.fetch(execution_id)
+
+    async def has_standing(self, node: str) -> bool:
+        """Return whether a node is registered and staked in full. It may be leaving: it owes the
+        work that it has begun, and its stake stays locked until then."""
+        return await self._standings.fetch(node)
+
+    async def has_funds(self, account: str, micro_usdc: int) -> bool:
+        """Return whether an account has as much in the market, or an active node's stake."""
+        if await self._chain.call("market", "balanceOf", account) >= micro_usdc:
+            return True
+        return bool(await self._chain.call("nodes", "isActive", account))
+
+    async def _look_end(self, execution_id: str) -> str | None:
+        status = await fetch_status(self._chain, execution_id)
+        return status.name.lower() if status in (Status.SETTLED, Status.REFUNDED) else None
+
+    async def _look_standing(self, node: str) -> bool:
+        entry = await self._chain.call("nodes", "nodeOf", node)
+        if not entry["signingKey"].strip("0x"):
+            return False
+        return bool(
+            entry["active"]
+            or entry["stake"] >= await self._chain.call("nodes", "minStake", entry["vramGb"])
+        )
 
     async def fetch_sampling_bps(self) -> int:
         """Return the share of tasks that is verified, in 1/10,000."""

@@ -64,6 +64,7 @@ from splitup.protocol.events import (
     RecomputeTask,
     RttMeasured,
     SnapshotFetched,
+    SubmitCommitments,
     SubmitEvidence,
     SubmitPlan,
     SubmitSettlement,
@@ -85,6 +86,7 @@ from splitup_oracle.rulings import Rulings
 HEARTBEAT_TYP: Final = "splitup-heartbeat"
 GOSSIP_TYP: Final = "splitup-gossip"
 COMPLETION_TYP: Final = "splitup-completion"
+PLEDGE_TYP: Final = "splitup-pledge"
 TAKEOVERS_TYP: Final = "splitup-takeovers"
 PROMISE_TYP: Final = "splitup-verification-commitment"
 RESULT_TYP: Final = "splitup-verification-result"
@@ -296,6 +298,18 @@ class Member:
                         "submitCompletePlan",
                         request_to_abi(command.request),
                         terms_to_abi(command.plan_root, command.seed_signature, command.exposures),
+                        command.signatures,
+                    )
+                )
+            case SubmitCommitments():
+                self._spawn(
+                    self._submit(
+                        f"the commitments of {command.execution_id}",
+                        "market",
+                        "commitExecution",
+                        command.execution_id,
+                        command.root,
+                        command.count,
                         command.signatures,
                     )
                 )

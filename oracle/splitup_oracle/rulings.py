@@ -67,6 +67,7 @@ class Rulings:
                     weights=weights,
                     inputs=inputs,
                     steps=order.steps,
+                    gate=task.gate,
                     determinism=command.determinism,
                     memory_bytes=task.vram_bytes,
                 )

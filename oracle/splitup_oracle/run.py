@@ -38,6 +38,7 @@ _TICK_S: Final = 0.05  # a third of the shortest stage
 _POLL_S: Final = 0.05  # the first member to see a request wakes the others
 _HEAD_S: Final = 0.25  # epochs and deadlines need no more
 _CURSOR_S: Final = 10.0
+_STAKES_S: Final = 10.0  # a snapshot is up to three times as old
 _RETRY_S: Final = 5.0  # what failed to reach the chain or the gateway is tried again
 _PAGE: Final = 100  # nodes per call
 _PROBES: Final = 32  # at once
@@ -63,7 +64,7 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
             await Chain.connect(config.rpc_url, deployment, private_key=identity.private_key)
         )
         http = await stack.enter_async_context(SignedClient(identity))
-        gateway = GatewayClient(config.gateway_url, identity, http=http)
+        gateway = GatewayClient(config.gateway_urls, identity, http=http)
         parameters = await chain.call("market", "parameters")
         member = Member(
             identity,
@@ -71,6 +72,7 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
                 sampling_bps=parameters["samplingBps"],
                 reward_milli=parameters["rewardMilli"],
                 slash_milli=parameters["slashMilli"],
+                treasury_bps=parameters["treasuryBps"],
             ),
             chain,
             journal,
@@ -211,7 +213,8 @@ class Feeder:
 
     async def _follow_nodes(self) -> None:
         while True:
-            await self._nodes_changed.wait()
+            with contextlib.suppress(TimeoutError):  # what is locked changes without an event
+                await asyncio.wait_for(self._nodes_changed.wait(), _STAKES_S)
             self._nodes_changed.clear()
             try:
                 await self._feed_nodes()

@@ -14,16 +14,18 @@ from splitup.protocol.events import (
     CompletionReceived,
     GossipReceived,
     HeartbeatReceived,
+    PledgeReceived,
     PromiseReceived,
     ResultReceived,
     TakeoversReceived,
 )
 from splitup.protocol.messages import parse_gossip
-from splitup.wire import Completion, Heartbeat, Takeovers, VerificationCommitment
+from splitup.wire import Completion, Heartbeat, Pledge, Takeovers, VerificationCommitment
 from splitup_oracle.member import (
     COMPLETION_TYP,
     GOSSIP_TYP,
     HEARTBEAT_TYP,
+    PLEDGE_TYP,
     PROMISE_TYP,
     RESULT_TYP,
     TAKEOVERS_TYP,
@@ -53,6 +55,7 @@ class MemberServer:
                 web.post("/v1/heartbeat", self._heartbeat),
                 web.post("/v1/gossip", self._gossip),
                 web.post("/v1/completion", self._completion),
+                web.post("/v1/pledge", self._pledge),
                 web.post("/v1/takeovers", self._takeovers),
                 web.post("/v1/promise", self._promise),
                 web.post("/v1/verification", self._verification),
@@ -116,6 +119,12 @@ class MemberServer:
         claims = await read_signed(request, typ=COMPLETION_TYP, audience=self._member.audience)
         completion = Completion.from_value(claims.body)
         self._member.feed_peer(CompletionReceived(completion, claims.issuer))
+        return web.json_response({})
+
+    async def _pledge(self, request: web.Request) -> web.Response:
+        claims = await read_signed(request, typ=PLEDGE_TYP, audience=self._member.audience)
+        pledge = Pledge.from_value(claims.body)
+        self._member.feed_peer(PledgeReceived(pledge, claims.issuer))
         return web.json_response({})
 
     async def _takeovers(self, request: web.Request) -> web.Response:

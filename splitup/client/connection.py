@@ -13,6 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
@@ -43,6 +44,8 @@ from splitup.client.inputs import format_usdc, parse_usdc, split_steps
 from splitup.client.money import ensure_balance, fetch_price
 from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
 from splitup.client.planning import Wanted, fetch_certificate
+from splitup.client.private import ClientPrograms
+from splitup.client.privatesession import PrivateSession
 from splitup.client.session import Session
 from splitup.client.settlement import refund, wait_for_receipt
 from splitup.codec import encode_canonical
@@ -60,6 +63,7 @@ from splitup.errors import (
     SplitUpError,
 )
 from splitup.graph.manifest import Manifest, get_blob_key, load_manifest
+from splitup.net.cache import Cache
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.objects import get_object
@@ -97,9 +101,12 @@ class SplitUp:
         self.config = config
         self._identity = identity
         self._http = SignedClient(identity)
-        self._gateway = GatewayClient(config.gateway_url, identity, http=self._http)
+        self._gateway = GatewayClient(config.gateway_urls, identity, http=self._http)
         self._models: dict[str, Model] = {}
         self._tokenizers: dict[str, bytes] = {}
+        self._programs: dict[str, ClientPrograms] = {}  # by model
+        self._thread = ThreadPoolExecutor(1, "splitup-private")  # runs what models leave to us
+        self._loading = asyncio.Lock()
         self._request_blocks: dict[str, int] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._chain: Chain | None = None
@@ -144,6 +151,7 @@ class SplitUp:
         """Finish storing what executions left behind, then close every connection."""
         if self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
         await self._http.close()
         if self._chain is not None:
             await self._chain.close()
@@ -193,20 +201,21 @@ class SplitUp:
         the task and node at fault.
         """
         found = await self.fetch_model(model)
-        steps = split_steps([port.spec for port in found.manifest.inputs], inputs)
+        steps = split_steps([port.spec for port in found.manifest.user_inputs], inputs)
+        is_private = found.manifest.client is not None  # even a digest of a short text tells it
         started = time.monotonic()
         async with self.session(
             model,
             steps=len(steps.rows),
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
-            inputs_digest=_digest_inputs(steps.rows),
+            inputs_digest=None if is_private else _digest_inputs(steps.rows),
         ) as session:
             futures = [session.submit(row) for row in steps.rows]
             rows = [await future for future in futures]
             elapsed_s = time.monotonic() - started
             traces = await session.finish()
-        names = [port.name for port in found.manifest.outputs]
+        names = [port.name for port in found.manifest.user_outputs]
         stack = {name: np.stack([row[name] for row in rows]) for name in names}
         return Result(
             execution_id=session.execution_id,
@@ -391,6 +400,7 @@ class SplitUp:
             None if max_price_usdc is None else parse_usdc(max_price_usdc, name="max_price_usdc")
         )
         model = await self.fetch_model(name)
+        programs = await self._load_programs(model)
         chain = self.chain
         price, committee = await asyncio.gather(
             fetch_price(chain, model.model_id, steps), fetch_committee(chain)
@@ -422,17 +432,56 @@ class SplitUp:
         )
         ends = asyncio.get_running_loop().time() + deadline_s
         certificate = await self._request(wanted, committee, nonce, inputs_digest, deadline_s)
-        session = Session(
-            certificate,
-            model.manifest,
-            self._identity,
-            self._http,
-            self._gateway,
-            deadline=ends,
-            allow_loopback=self.config.allow_loopback,
-        )
+        session = self._make_session(certificate, model, programs, ends)
         session.open()
         return session
+
+    def _make_session(
+        self,
+        certificate: PlanCertificate,
+        model: Model,
+        programs: ClientPrograms | None,
+        deadline: float,
+    ) -> Session:
+        parties = self._identity, self._http, self._gateway
+        if programs is None:
+            return Session(
+                certificate,
+                model.manifest,
+                *parties,
+                deadline=deadline,
+                allow_loopback=self.config.allow_loopback,
+            )
+        return PrivateSession(
+            certificate,
+            model.manifest,
+            *parties,
+            deadline=deadline,
+            allow_loopback=self.config.allow_loopback,
+            programs=programs,
+            thread=self._thread,
+        )
+
+    async def _load_programs(self, model: Model) -> ClientPrograms | None:
+        """Return the tasks that the model leaves to us, None for most; compiles them once.
+
+        Before any money moves: raises StorageUnavailable, PeerFault, InvalidModel.
+        """
+        manifest = model.manifest
+        if manifest.client is None:
+            return None
+        async with self._loading:
+            if model.model_id not in self._programs:
+                cache = Cache(self.config.cache_directory, self._gateway, self._http.session)
+                files = [
+                    await cache.fetch_program(model.model_id, task)
+                    for task in manifest.client.tasks
+                ]
+                loop = asyncio.get_running_loop()
+                self._programs[model.model_id] = await loop.run_in_executor(
+                    self._thread, ClientPrograms, manifest, files
+                )
+            return self._programs[model.model_id]
 
     async def _request(
         self,

@@ -52,7 +52,7 @@ def get_text_info(manifest: Manifest, model: str) -> TextInfo:
 
 def get_chunk(manifest: Manifest) -> int:
     """Return the largest number of rows of one step; raise InvalidInput for a model without."""
-    for port in manifest.inputs:
+    for port in manifest.user_inputs:
         if port.name == "tokens":
             return port.shape[0]
     raise InvalidInput("the model has no input 'tokens'; it cannot generate text")

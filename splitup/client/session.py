@@ -100,6 +100,7 @@ class Session:
             gateway,
             lambda: http.session,
             certificate,
+            self._roster,
             has_large_tensors=has_large_tensors(manifest),
         )
         self._writer = LogWriter(self.execution_id, self.plan.request.client, self._store)

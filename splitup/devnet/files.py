@@ -37,8 +37,8 @@ class Layout:
         return self.directory / "deployment.json"
 
     @property
-    def gateway_url(self) -> str:
-        return make_endpoint(self.state.gateway_port)
+    def gateway_urls(self) -> list[str]:
+        return [make_endpoint(port) for port in self.state.gateway_ports]
 
 
 def write_network_file(layout: Layout) -> None:
@@ -49,7 +49,7 @@ def write_network_file(layout: Layout) -> None:
         {
             "rpc_url": layout.rpc_url,
             "deployment": layout.deployment.name,
-            "gateway_url": layout.gateway_url,
+            "gateway_urls": layout.gateway_urls,
             "members": [make_endpoint(port) for port in layout.state.member_ports],
             "user_keystore": str(user.keystore.relative_to(layout.directory)),
             "user_passphrase_file": str(user.passphrase_file.relative_to(layout.directory)),
@@ -58,9 +58,9 @@ def write_network_file(layout: Layout) -> None:
     )
 
 
-def write_gateway_file(layout: Layout) -> Path:
-    """Write ``gateway.toml``."""
-    folder = layout.directory / "gateway"
+def write_gateway_file(layout: Layout, index: int) -> Path:
+    """Write a gateway's ``gateway.toml``."""
+    folder = layout.directory / f"gateway-{index}"
     folder.mkdir(exist_ok=True)
     return _write_toml(
         folder / "gateway.toml",
@@ -71,9 +71,10 @@ def write_gateway_file(layout: Layout) -> Path:
             "bucket": layout.objects.bucket,
             "credentials": str(layout.objects.credentials_path),
             "listen_host": "127.0.0.1",
-            "listen_port": layout.state.gateway_port,
+            "listen_port": layout.state.gateway_ports[index],
             "data_dir": str(folder),
             "open_models": True,
+            "open_uploads": True,
         },
     )
 
@@ -85,7 +86,7 @@ def write_member_file(layout: Layout, party: Party) -> Path:
         {
             "rpc_url": layout.rpc_url,
             "deployment": str(layout.deployment),
-            "gateway_url": layout.gateway_url,
+            "gateway_urls": layout.gateway_urls,
             "keystore": str(party.keystore),
             "passphrase_file": str(party.passphrase_file),
             "data_dir": str(party.directory),
@@ -103,7 +104,7 @@ def write_node_file(layout: Layout, index: int) -> Path:
         {
             "rpc_url": layout.rpc_url,
             "deployment": str(layout.deployment),
-            "gateway_url": layout.gateway_url,
+            "gateway_urls": layout.gateway_urls,
             "keystore": str(party.keystore),
             "passphrase_file": str(party.passphrase_file),
             "data_dir": str(party.directory),
@@ -119,6 +120,6 @@ def write_node_file(layout: Layout, index: int) -> Path:
 
 
 def _write_toml(path: Path, values: Mapping[str, str | int | bool | list[str]]) -> Path:
-    # JSON's strings, integers, booleans and lists of these are TOML's
+    # JSON's strings, lists of strings, integers and booleans are TOML's
     path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     return path

@@ -19,6 +19,7 @@ from splitup.chain.rpc import Rpc
 from splitup.devnet import files, funding
 from splitup.devnet.processes import Child, die_with_parent, find_program, spawn
 from splitup.devnet.state import (
+    GATEWAYS,
     DevnetState,
     Lock,
     RunningProcess,
@@ -33,10 +34,6 @@ from splitup.storage.server import ObjectServer, start_object_server
 
 START_TIMEOUT_S: Final = 120.0  # the slowest part: every node compiles on first start
 _PROBE_S: Final = 0.2
-_ESSENTIAL: Final = (
-    "chain",
-    "gateway",
-)  # without these nothing works; the rest may fail and be seen
 
 Report = Callable[[str], None]
 
@@ -110,8 +107,10 @@ class Devnet:
         await funding.set_up_chain(rpc_url, deployment, parties, state)
         layout = files.Layout(directory, state, parties, rpc_url, self._objects)
         files.write_network_file(layout)
-        self._report("starting the gateway, the committee and the nodes")
-        self._spawn_group([("gateway", files.write_gateway_file(layout))])
+        self._report("starting the gateways, the committee and the nodes")
+        self._spawn_group(
+            [(f"gateway-{i}", files.write_gateway_file(layout, i)) for i in range(GATEWAYS)]
+        )
         members = [(p.name, files.write_member_file(layout, p)) for p in parties.members]
         self._spawn_group(sorted(members))
         self._spawn_group(
@@ -128,7 +127,8 @@ class Devnet:
     async def watch(self) -> None:
         """Run until cancelled, or until a part fails that the network cannot do without.
 
-        A member or node that ends is reported and left down: the network is made to survive that.
+        A gateway, member or node that ends is reported and left down: the network is made to
+        survive that.
         """
         while True:
             await asyncio.sleep(_PROBE_S)
@@ -144,7 +144,7 @@ class Devnet:
             for child in group:
                 child.request_stop()
             await asyncio.gather(*(asyncio.to_thread(child.stop) for child in group))
-            if group[0].name == "gateway" and self._objects is not None:
+            if group[0].name.startswith("gateway") and self._objects is not None:
                 await asyncio.to_thread(self._objects.stop)
                 self._objects = None
         if self._objects is not None:
@@ -229,9 +229,13 @@ class Devnet:
             await asyncio.sleep(_PROBE_S)
 
     def _check_essential(self) -> None:
+        """Raise when a part is gone without which nothing works; the rest may fail and be seen."""
         for child in self.children:
-            if child.name in _ESSENTIAL:
+            if child.name == "chain":
                 child.check_running()
+        gateways = [child for child in self.children if child.name.startswith("gateway")]
+        if gateways and not any(child.is_running() for child in gateways):
+            gateways[0].check_running()
         if self._objects is not None and not self._objects.is_running():
             raise Unavailable(
                 f"the object store ended; its log is {self._objects.data_dir / 'weed.log'}"

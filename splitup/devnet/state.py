@@ -20,9 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from splitup.errors import ConfigurationError
 from splitup.net.ports import find_free_ports, is_port_free
 
+GATEWAYS: Final = 2  # either serves when the other is gone
 MEMBERS: Final = 4  # n = 3f+1 with f = 1: the smallest committee that survives a faulty member
 MAX_NODES: Final = 64  # one machine; each node is two processes
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 class DevnetState(BaseModel):
@@ -35,7 +36,7 @@ class DevnetState(BaseModel):
     vram_bytes: int = Field(ge=1)
     genesis_time_s: int = Field(ge=1)  # of the chain's first block
     chain_port: int = Field(ge=1, le=65_535)
-    gateway_port: int = Field(ge=1, le=65_535)
+    gateway_ports: tuple[int, ...] = Field(min_length=GATEWAYS, max_length=GATEWAYS)
     member_ports: tuple[int, ...] = Field(min_length=MEMBERS, max_length=MEMBERS)
     node_ports: tuple[int, ...] = Field(max_length=MAX_NODES)
 
@@ -44,15 +45,15 @@ class DevnetState(BaseModel):
         """Choose free ports for a network of ``nodes`` nodes."""
         if not 1 <= nodes <= MAX_NODES:
             raise ConfigurationError(f"--nodes is {nodes}; give a number from 1 to {MAX_NODES}")
-        ports = find_free_ports(2 + MEMBERS + nodes)
+        ports = find_free_ports(1 + GATEWAYS + MEMBERS + nodes)
         return cls(
             nodes=nodes,
             vram_bytes=vram_bytes,
             genesis_time_s=int(time.time()),
             chain_port=ports[0],
-            gateway_port=ports[1],
-            member_ports=tuple(ports[2 : 2 + MEMBERS]),
-            node_ports=tuple(ports[2 + MEMBERS :]),
+            gateway_ports=tuple(ports[1 : 1 + GATEWAYS]),
+            member_ports=tuple(ports[1 + GATEWAYS : 1 + GATEWAYS + MEMBERS]),
+            node_ports=tuple(ports[1 + GATEWAYS + MEMBERS :]),
         )
 
     def resize(self, nodes: int) -> Self:
@@ -83,7 +84,8 @@ class DevnetState(BaseModel):
         """Return every port in use with the name of its owner."""
         members = [(f"member-{i}", port) for i, port in enumerate(self.member_ports)]
         nodes = [(f"node-{i}", port) for i, port in enumerate(self.node_ports[: self.nodes])]
-        return [("chain", self.chain_port), ("gateway", self.gateway_port), *members, *nodes]
+        gateways = [(f"gateway-{i}", port) for i, port in enumerate(self.gateway_ports)]
+        return [("chain", self.chain_port), *gateways, *members, *nodes]
 
     def check_ports(self, directory: Path) -> None:
         """Raise ConfigurationError naming the first port that somebody else has taken."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from splitup import limits
 from splitup.chain.client import Chain
 from splitup.devnet.funding import make_endpoint
-from splitup.devnet.state import MEMBERS, DevnetState
+from splitup.devnet.state import GATEWAYS, MEMBERS, DevnetState
 from splitup.errors import PeerFault, SplitUpError
 from splitup.net.http import SignedClient
 from splitup.wire import Snapshot
@@ -34,11 +34,11 @@ class NodeHealth:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """A network at one moment. ``members`` lists the endpoints that answer."""
+    """A network at one moment. ``gateways`` and ``members`` list those that answer."""
 
     block: int
     has_group_key: bool
-    gateway_answers: bool
+    gateways: tuple[str, ...]
     members: tuple[str, ...]
     nodes: tuple[NodeHealth, ...]
     wanted_nodes: int
@@ -51,7 +51,7 @@ class Health:
     def is_ready(self) -> bool:
         return (
             self.has_group_key
-            and self.gateway_answers
+            and len(self.gateways) == GATEWAYS
             and len(self.members) == MEMBERS
             and self.live_nodes >= self.wanted_nodes
         )
@@ -64,7 +64,7 @@ class Health:
         """Return one line for a terminal."""
         return ", ".join(
             (
-                "gateway" if self.gateway_answers else "no gateway yet",
+                f"{len(self.gateways)}/{GATEWAYS} gateways",
                 f"{len(self.members)}/{MEMBERS} committee members",
                 "group key" if self.has_group_key else "no group key yet",
                 f"{self.live_nodes}/{self.wanted_nodes} nodes",
@@ -77,7 +77,7 @@ class Health:
             "ready": self.is_ready(),
             "block": self.block,
             "group_key": self.has_group_key,
-            "gateway": self.gateway_answers,
+            "gateways": list(self.gateways),
             "members": list(self.members),
             "nodes": [
                 {
@@ -96,14 +96,15 @@ class Health:
 async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> Health:
     """Ask chain, gateway, members and nodes at once; raise ChainUnavailable."""
     member_urls = [make_endpoint(port) for port in state.member_ports]
-    head, group_key, registered, snapshot, gateway, *answers = await asyncio.gather(
+    gateway_urls = [make_endpoint(port) for port in state.gateway_ports]
+    head, group_key, registered, snapshot, *answers = await asyncio.gather(
         chain.fetch_head(),
         chain.call("committee", "groupKey"),
         _fetch_nodes(chain),
         fetch_snapshot(chain, http, member_urls),
-        _answers(http, make_endpoint(state.gateway_port)),
-        *(_answers(http, url) for url in member_urls),
+        *(_answers(http, url) for url in gateway_urls + member_urls),
     )
+    answering = {u for u, a in zip(gateway_urls + member_urls, answers, strict=True) if a}
     entries = {entry.node: entry for entry in snapshot.entries} if snapshot is not None else {}
     node_answers = await asyncio.gather(*(_answers(http, node["endpoint"]) for node in registered))
     nodes = tuple(
@@ -120,8 +121,8 @@ async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> 
     return Health(
         block=head.number,
         has_group_key=bool(group_key),
-        gateway_answers=gateway,
-        members=tuple(u for u, answer in zip(member_urls, answers, strict=True) if answer),
+        gateways=tuple(url for url in gateway_urls if url in answering),
+        members=tuple(url for url in member_urls if url in answering),
         nodes=nodes,
         wanted_nodes=state.nodes,
     )

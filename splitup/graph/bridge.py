@@ -10,7 +10,7 @@ used with. And every CONTIGUOUS becomes a buffer of its own with one kernel that
 or not the value leaves the task: so cutting a graph there changes no kernel.
 
 A symbol is a tinygrad variable. Where it is the leading dimension of a value in memory, rows are a
-little further apart than they are long (``splitup.graph.cost.get_stride``).
+little further apart than they are long (``splitup.graph.memory.get_stride``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp
 
 from splitup.errors import InvalidModel
-from splitup.graph.cost import get_stride
 from splitup.graph.ir import (
     Arg,
     Dim,
@@ -39,6 +38,7 @@ from splitup.graph.ir import (
     decode_float,
     encode_float,
 )
+from splitup.graph.memory import get_stride
 from splitup.graph.rules import (
     ARITHMETIC,
     COMPARISONS,
@@ -293,6 +293,7 @@ class Lowered:
     states: tuple[UOp, ...]
     outputs: tuple[UOp, ...]  # the buffer that holds each output after the step
     updates: tuple[UOp, ...]  # the buffer that holds each state's new value
+    values: tuple[UOp, ...]  # all buffers that the step writes, in the graph's order
     roots: tuple[UOp, ...]  # what is to be scheduled
 
 
@@ -335,6 +336,7 @@ def write_graph(graph: Graph, device: str) -> Lowered:
         states=tuple(buffer for buffer, _ in tables["STATE"]),
         outputs=tuple(stored[output.node] for output in graph.outputs),
         updates=tuple(stored[update.node] for update in graph.updates),
+        values=tuple(stored.values()),
         roots=tuple(dict.fromkeys(roots)),
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from tinygrad.device import Buffer
 
-from splitup.graph.cost import get_stride
+from splitup.graph.memory import get_stride
 from splitup.tensors import ITEM_BYTES, TensorSpec
 
 

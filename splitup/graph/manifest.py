@@ -7,7 +7,8 @@ form. The registered name and price list are on the chain; the manifest holds ne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -66,10 +67,22 @@ class TaskSource(_Record):
     port: Size
 
 
+class NetworkSource(_Record):
+    """The value is what nodes compute: the manifest's output of this name."""
+
+    output: Name
+
+
 class TaskInput(Port):
     """An input port of a task and where its value comes from."""
 
     source: InputSource | TaskSource
+
+
+class ClientInput(Port):
+    """An input port of a task of the client; tasks are counted among the client's own."""
+
+    source: InputSource | TaskSource | NetworkSource
 
 
 class OutputPort(Port):
@@ -79,17 +92,11 @@ class OutputPort(Port):
     port: Size
 
 
-class Task(_Record):
-    """One task; ``flops`` and ``price_micro_usdc`` are per step, ``vram_bytes`` with one state.
-
-    ``tolerances`` say how far honest outputs of another determinism class may be, at most one per
-    dtype, ascending; for a dtype without one, and within a class, only equal bytes count.
-    ``reference_digest`` names the task's reference vectors (``splitup.graph.vectors``).
-    """
+class _Program(_Record):
+    """What whoever runs a task has to know of it."""
 
     task_id: Digest
     label: Label
-    inputs: Annotated[tuple[TaskInput, ...], Field(max_length=limits.MAX_PORTS)]
     outputs: Annotated[tuple[Port, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
     graph_bytes: Annotated[int, Field(ge=1, le=limits.MAX_GRAPH_BYTES)]
     weights_digest: Digest | Literal[""]  # of the safetensors file; "" without weights
@@ -97,10 +104,56 @@ class Task(_Record):
     state_bytes: Size
     vram_bytes: Size
     flops: Size
+
+
+class ClientTask(_Program):
+    """A task that the client runs itself; nobody is paid for it."""
+
+    inputs: Annotated[tuple[ClientInput, ...], Field(max_length=limits.MAX_PORTS)]
+
+
+class ClientPart(_Record):
+    """What the client computes around that which nodes do, so that they never see it.
+
+    ``inputs`` and ``outputs`` are the model's; the manifest's own are what crosses the network.
+    ``sends`` says for each input of the manifest where its value comes from: a task counted among
+    the client's own, or an input of the model.
+    """
+
+    inputs: Annotated[tuple[Port, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
+    outputs: Annotated[tuple[OutputPort, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
+    tasks: Annotated[tuple[ClientTask, ...], Field(min_length=1, max_length=limits.MAX_TASKS)]
+    sends: Annotated[tuple[InputSource | TaskSource, ...], Field(max_length=limits.MAX_PORTS)]
+
+    def find_early(self) -> tuple[int, ...]:
+        """Return the tasks that need nothing from nodes, in order: they run before these do."""
+        early: dict[int, None] = {}
+        for index, task in enumerate(self.tasks):
+            sources = [port.source for port in task.inputs]
+            if all(
+                isinstance(source, InputSource)
+                or (isinstance(source, TaskSource) and source.task in early)
+                for source in sources
+            ):
+                early[index] = None
+        return tuple(early)
+
+
+class Task(_Program):
+    """One task; ``flops`` and ``price_micro_usdc`` are per step, ``vram_bytes`` with one state.
+
+    ``tolerances`` say how far honest outputs of another determinism class may be, at most one per
+    dtype, ascending; for a dtype without one, and within a class, only equal bytes count.
+    ``reference_digest`` names the task's reference vectors (``splitup.graph.vectors``). In a step
+    whose input ``gate`` is zero the task is not run (``splitup.graph.gates``).
+    """
+
+    inputs: Annotated[tuple[TaskInput, ...], Field(max_length=limits.MAX_PORTS)]
     price_micro_usdc: Annotated[int, Field(ge=1, le=MAX_SAFE_INTEGER)]
     tolerances: Annotated[tuple[Tolerance, ...], Field(max_length=len(FLOATS))] = ()
     reference_digest: Digest | Literal[""] = ""  # "" without reference vectors
     reference_bytes: Annotated[int, Field(ge=0, le=limits.MAX_VECTORS_BYTES)] = 0
+    gate: Size | None = None
 
 
 class TextInfo(_Record):
@@ -114,7 +167,10 @@ class TextInfo(_Record):
 
 
 class Manifest(_Record):
-    """A registered model. ``tinygrad`` is the version that task graphs are written for."""
+    """A registered model. ``tinygrad`` is the version that task graphs are written for.
+
+    With a ``client`` part, ``inputs``, ``outputs`` and ``tasks`` are those of the nodes alone.
+    """
 
     version: Literal[1]
     kind: Literal["text-generation", "function"]
@@ -123,6 +179,17 @@ class Manifest(_Record):
     outputs: Annotated[tuple[OutputPort, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
     tasks: Annotated[tuple[Task, ...], Field(min_length=1, max_length=limits.MAX_TASKS)]
     text: TextInfo | None
+    client: ClientPart | None = None
+
+    @property
+    def user_inputs(self) -> tuple[Port, ...]:
+        """Return what a user gives in every step."""
+        return self.inputs if self.client is None else self.client.inputs
+
+    @property
+    def user_outputs(self) -> tuple[OutputPort, ...]:
+        """Return what a user gets in every step."""
+        return self.outputs if self.client is None else self.client.outputs
 
     @property
     def model_id(self) -> str:
@@ -180,33 +247,69 @@ def load_manifest(data: bytes) -> Manifest:
 
 def check_manifest(manifest: Manifest) -> None:
     """Raise InvalidModel unless the DAG is sound."""
-    _check_unique("the model", [port.name for port in manifest.inputs])
-    _check_unique("the model", [port.name for port in manifest.outputs])
-    inputs = {port.name: port for port in manifest.inputs}
-    used: set[str] = set()
-    read = {(port.task, port.port) for port in manifest.outputs}
     for index, task in enumerate(manifest.tasks):
-        name = f"task {index} ({task.label})"
+        _check_task(f"task {index} ({task.label})", task)
+    _check_dag("", manifest)
+    if (client := manifest.client) is None:
+        return
+    for index, private in enumerate(client.tasks):
+        _check_program(f"the client's task {index} ({private.label})", private)
+    _check_dag("the client's ", client, {port.name: port for port in manifest.outputs})
+    if len(client.sends) != len(manifest.inputs):
+        raise InvalidModel("the manifest is invalid: the client sends other inputs than there are")
+    inputs, early = {port.name: port for port in client.inputs}, client.find_early()
+    for port, origin in zip(manifest.inputs, client.sends, strict=True):
+        if isinstance(origin, InputSource):
+            source = inputs.get(origin.input)
+        else:
+            source = _find(client.tasks, origin.task, origin.port, len(client.tasks))
+            if origin.task not in early:
+                source = None
+        _check_same(f"what the client sends as '{port.name}'", port, source)
+
+
+def _check_dag(
+    whose: str, dag: Manifest | ClientPart, network: Mapping[str, Port] = MappingProxyType({})
+) -> None:
+    """Check tasks that read each other, the inputs, and what of ``network`` there is: all of it."""
+    _check_unique("the model", [port.name for port in dag.inputs])
+    _check_unique("the model", [port.name for port in dag.outputs])
+    inputs = {port.name: port for port in dag.inputs}
+    tasks: Sequence[Task | ClientTask] = dag.tasks
+    unread = {("input", name) for name in inputs} | {("output", name) for name in network}
+    read = {(port.task, port.port) for port in dag.outputs}
+    for origin in dag.sends if isinstance(dag, ClientPart) else ():
+        if isinstance(origin, InputSource):
+            unread.discard(("input", origin.input))
+        else:
+            read.add((origin.task, origin.port))
+    for index, task in enumerate(tasks):
+        name = f"{whose}task {index} ({task.label})"
         _check_unique(name, [port.name for port in task.inputs])
         _check_unique(name, [port.name for port in task.outputs])
-        _check_task(name, task)
         for port in task.inputs:
             if isinstance(port.source, InputSource):
                 source = inputs.get(port.source.input)
-                used.add(port.source.input)
-            else:
-                source = _find(manifest, port.source.task, port.source.port, index)
+                unread.discard(("input", port.source.input))
+            elif isinstance(port.source, TaskSource):
+                source = _find(tasks, port.source.task, port.source.port, index)
                 read.add((port.source.task, port.source.port))
+            else:
+                source = network.get(port.source.output)
+                unread.discard(("output", port.source.output))
             _check_same(f"input '{port.name}' of {name}", port, source)
-    for output in manifest.outputs:
-        source = _find(manifest, output.task, output.port, len(manifest.tasks))
+    for output in dag.outputs:
+        source = _find(tasks, output.task, output.port, len(tasks))
         _check_same(f"output '{output.name}'", output, source)
-    _check_rows(manifest)
-    if unread := set(inputs) - used:
-        raise InvalidModel(f"the manifest is invalid: no task reads input '{min(unread)}'")
-    for index, task in enumerate(manifest.tasks):
+    _check_rows(dag, network)
+    if unread:
+        kind, name = min(unread)
+        raise InvalidModel(f"the manifest is invalid: no {whose}task reads {kind} '{name}'")
+    for index, task in enumerate(tasks):
         if not any((index, port) in read for port in range(len(task.outputs))):
-            raise InvalidModel(f"the manifest is invalid: nothing reads task {index}'s outputs")
+            raise InvalidModel(
+                f"the manifest is invalid: nothing reads {whose}task {index}'s outputs"
+            )
 
 
 def get_manifest_key(model_id: str) -> str:
@@ -241,8 +344,7 @@ def _check_unique(owner: str, names: list[str]) -> None:
 
 
 def _check_task(name: str, task: Task) -> None:
-    if (task.weights_digest == "") != (task.weights_bytes == 0):
-        raise InvalidModel(f"the manifest is invalid: {name} has weights without a digest")
+    _check_program(name, task)
     if (task.reference_digest == "") != (task.reference_bytes == 0):
         raise InvalidModel(f"the manifest is invalid: {name} has a reference without a digest")
     dtypes = [tolerance.dtype for tolerance in task.tolerances]
@@ -250,6 +352,13 @@ def _check_task(name: str, task: Task) -> None:
         raise InvalidModel(f"the manifest is invalid: {name} has two tolerances for one dtype")
     if not all(tolerance.list_bounds() for tolerance in task.tolerances):
         raise InvalidModel(f"the manifest is invalid: {name} has a tolerance that bounds nothing")
+    if task.gate is not None:
+        _check_gate(name, task, task.gate)
+
+
+def _check_program(name: str, task: Task | ClientTask) -> None:
+    if (task.weights_digest == "") != (task.weights_bytes == 0):
+        raise InvalidModel(f"the manifest is invalid: {name} has weights without a digest")
     if task.state_bytes > task.vram_bytes:
         raise InvalidModel(f"the manifest is invalid: {name} has more state than memory")
     for port in (*task.inputs, *task.outputs):
@@ -260,14 +369,24 @@ def _check_task(name: str, task: Task) -> None:
             )
 
 
-def _check_rows(manifest: Manifest) -> None:
+def _check_gate(name: str, task: Task, gate: int) -> None:
+    if gate >= len(task.inputs) or task.state_bytes:
+        raise InvalidModel(f"the manifest is invalid: {name} cannot have the gate {gate}")
+    if task.inputs[gate].nbytes > limits.INLINE_TENSOR_BYTES:  # zeros are told by their digest
+        raise InvalidModel(f"the manifest is invalid: the gate of {name} does not fit a frame")
+    rows = task.inputs[gate].rows
+    if any(port.rows not in ("", rows) for port in (*task.inputs, *task.outputs)):
+        raise InvalidModel(f"the manifest is invalid: {name} has rows that its gate does not say")
+
+
+def _check_rows(dag: Manifest | ClientPart, network: Mapping[str, Port]) -> None:
     """Check that a symbol has one maximum in the whole model, and that inputs bind all of them.
 
     A task's own graph has to bind what it uses; so here only the model's inputs are looked at.
     """
     maxima: dict[str, int] = {}
-    ports: list[Port] = [*manifest.inputs, *manifest.outputs]
-    for task in manifest.tasks:
+    ports: list[Port] = [*dag.inputs, *dag.outputs, *network.values()]
+    for task in dag.tasks:
         ports += [*task.inputs, *task.outputs]
     for port in ports:
         if port.rows and (
@@ -277,14 +396,14 @@ def _check_rows(manifest: Manifest) -> None:
                 f"the manifest is invalid: port '{port.name}' has other rows than its symbol "
                 f"'{port.rows}'"
             )
-    if unbound := set(maxima) - {port.rows for port in manifest.inputs}:
+    if unbound := set(maxima) - {port.rows for port in dag.inputs}:
         raise InvalidModel(f"the manifest is invalid: no input binds symbol '{min(unbound)}'")
 
 
-def _find(manifest: Manifest, task: int, port: int, before: int) -> Port | None:
-    if task >= before or task >= len(manifest.tasks):
+def _find(tasks: Sequence[Task | ClientTask], task: int, port: int, before: int) -> Port | None:
+    if task >= before or task >= len(tasks):
         return None
-    outputs = manifest.tasks[task].outputs
+    outputs = tasks[task].outputs
     return outputs[port] if port < len(outputs) else None
 
 

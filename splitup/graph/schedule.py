@@ -7,19 +7,20 @@ one in milliseconds. A schedule holds machine code, so it is a node's own: it is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tinygrad.engine.realize import compile_linear, get_call_arg_uops
 from tinygrad.helpers import Context
 from tinygrad.schedule import create_linear_with_vars
-from tinygrad.schedule.memory import memory_plan_rewrite
 from tinygrad.tensor import transform_to_call
 from tinygrad.uop.ops import Ops, UOp
 
 from splitup.errors import InvalidModel
 from splitup.graph.bridge import Lowered, write_graph
 from splitup.graph.ir import Graph
+from splitup.graph.layout import plan_memory
 from splitup.graph.products import Product, find_product, is_supported, split_products
 
 Role = Literal["input", "weight", "old", "new", "value"]
@@ -74,14 +75,12 @@ class Schedule:
 def compile_graph(graph: Graph, device: str, *, takes_products: bool = True) -> Schedule:
     """Schedule and compile a checked graph; raises InvalidModel for what tinygrad cannot."""
     lowered = write_graph(graph, device)
-    held = {*lowered.inputs, *lowered.weights, *lowered.states}
-    held |= {*lowered.outputs, *lowered.updates}
     takes_over = takes_products and device.startswith("CPU") and is_supported()
-    with Context(BEAM=0, TRACK_MATCH_STATS=0):
+    with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
         call, _ = transform_to_call(UOp.sink(*lowered.roots))
         linear, variables = create_linear_with_vars(call)
         linear = split_products(linear) if takes_over else linear
-        linear = memory_plan_rewrite(linear, held)
+        linear, outputs = plan_memory(linear, lowered)
         products = [find_product(item.src[0]) if takes_over else None for item in linear.src]
         pairs = list(zip(linear.src, products, strict=True))
         rest = tuple(item for item, product in pairs if product is None)
@@ -91,7 +90,7 @@ def compile_graph(graph: Graph, device: str, *, takes_products: bool = True) -> 
     writer = _Writer(lowered)
     for item, product in pairs:
         writer.add(next(compiled) if product is None else item, product)
-    return writer.finish()
+    return writer.finish(outputs)
 
 
 class _Writer:
@@ -132,16 +131,16 @@ class _Writer:
         places = tuple(self._place(operands[slot]) for slot in program.arg.globals)
         self._launches.append(Launch("executable", self._programs[program], places))
 
-    def finish(self) -> Schedule:
+    def finish(self, outputs: Sequence[UOp]) -> Schedule:
         """Return all that was added."""
         lowered = self._lowered
-        outputs = tuple(self._place(uop) for uop in lowered.outputs)
+        places = tuple(self._place(uop) for uop in outputs)
         return Schedule(
             inputs=tuple(map(_count_bytes, lowered.inputs)),
             weights=tuple(map(_count_bytes, lowered.weights)),
             states=tuple(map(_count_bytes, lowered.states)),
             values=tuple(self._values),
-            outputs=outputs,
+            outputs=places,
             executables=tuple(self._executables),
             products=tuple(self._products),
             launches=tuple(self._launches),

@@ -7,6 +7,7 @@ import hashlib
 from splitup.crypto.keys import Identity, verify_raw
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.queue import PortId
+from splitup.tensors import is_zero
 from splitup.wire import Frame, FrameKind, Message
 
 
@@ -14,15 +15,17 @@ def make_tensor_frame(
     execution_id: str, task: int, port: int, step: int, data: bytes, digest: bytes | None = None
 ) -> Frame:
     """Return the frame of an inline tensor; ``digest`` is its SHA-256 when already known."""
+    digest = hashlib.sha256(data).digest() if digest is None else digest
     return Frame(
         kind=FrameKind.TENSOR,
         execution_id=execution_id,
         task=task,
         port=port,
         step=step,
-        digest=hashlib.sha256(data).digest() if digest is None else digest,
+        digest=digest,
         length=len(data),
         payload=data,
+        zeros=is_zero(digest, len(data)),
     )
 
 

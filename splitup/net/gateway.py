@@ -9,17 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self, TypeVar
 
 import aiohttp
+from eth_utils.crypto import keccak
 from pydantic import Field
 
 from splitup import limits
 from splitup.crypto.keys import Identity
-from splitup.errors import InvalidInput, PeerFault, Refused, StorageUnavailable, Unavailable
-from splitup.net.http import GATEWAY_AUDIENCE, SignedClient
+from splitup.crypto.quorum import Domain, recover_signer, sign_quorum
+from splitup.errors import (
+    InvalidInput,
+    PeerFault,
+    Refused,
+    StorageUnavailable,
+    Throttled,
+    Unavailable,
+)
+from splitup.net.http import SignedClient
 from splitup.protocol.keys import LogName
 from splitup.wire import (
     CLIENT,
@@ -30,6 +39,7 @@ from splitup.wire import (
     Grants,
     Message,
     PlanCertificate,
+    SignedTakeover,
     VerificationOrder,
 )
 
@@ -39,7 +49,12 @@ EXECUTION_TYP: Final = "splitup-execution"
 VERIFICATION_TYP: Final = "splitup-verification"
 LOG_TYP: Final = "splitup-log"
 
-_GRANTS_TIMEOUT_S: Final = 30.0  # thousands of URLs take the gateway a second
+_GRANTS_TIMEOUT_S: Final = 10.0  # thousands of URLs take a gateway a second; then the next is asked
+# a key's account holds on every chain and at every contract: the request that carries the proof is
+# bound to a gateway and a minute
+_ANYWHERE: Final = Domain(0, "0x" + "00" * 20)
+_ACCOUNT_KEY_TYPE: Final = keccak(text="AccountKey(bytes32 signingKey)")
+_T = TypeVar("_T")
 
 
 class UploadObject(Message):
@@ -51,6 +66,9 @@ class UploadObject(Message):
 
 
 class UploadRequest(Message):
+    """``proof`` shows whose deposit or stake stands behind the key (``prove_account``)."""
+
+    proof: Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]
     objects: tuple[UploadObject, ...] = Field(min_length=1, max_length=limits.MAX_UPLOAD_OBJECTS)
 
 
@@ -96,7 +114,10 @@ class LogRead(Message):
 
 
 class LogRequest(Message):
+    """``takeovers`` are those the party knows of: who was replaced is granted nothing more."""
+
     certificate: PlanCertificate
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
     writes: tuple[LogWrite, ...] = Field(max_length=limits.LOG_OBJECTS)
     reads: tuple[LogRead, ...] = Field(max_length=limits.LOG_OBJECTS)
 
@@ -108,17 +129,40 @@ class VerificationRequest(Message):
     reads: tuple[LogRead, ...] = Field(default=(), max_length=limits.LOG_OBJECTS)
 
 
-class GatewayClient:
-    """Asks one gateway on behalf of one identity. Close it, or use ``async with``.
+def prove_account(identity: Identity) -> str:
+    """Return the proof that an account's owner acts with the identity's signing key."""
+    struct_hash = _hash_account_key(identity.signing_key_hex)
+    return "0x" + sign_quorum(identity.private_key, _ANYWHERE, struct_hash).hex()
 
-    Raises StorageUnavailable when the gateway does not answer, Refused (with its reason) when it
-    says no, and PeerFault for an answer that is malformed or has another digest than asked for.
+
+def recover_account(signing_key: str, proof: str) -> str:
+    """Return whose account a proof links to a signing key; raise BadSignature."""
+    return recover_signer(_ANYWHERE, _hash_account_key(signing_key), bytes.fromhex(proof[2:]))
+
+
+def _hash_account_key(signing_key: str) -> bytes:
+    return keccak(_ACCOUNT_KEY_TYPE + bytes.fromhex(signing_key[2:]))
+
+
+class GatewayClient:
+    """Asks the gateways of one bucket on behalf of one identity. Close it, or use ``async with``.
+
+    One gateway serves until it fails; then the next is asked, each once. Where to begin follows
+    from the identity, which spreads the load. Raises StorageUnavailable when none answers, Refused
+    (with its reason) when one says no, and PeerFault for an answer that is malformed or has another
+    digest than asked for.
     """
 
     def __init__(
-        self, base_url: str, identity: Identity | None, *, http: SignedClient | None = None
+        self,
+        urls: tuple[str, ...],
+        identity: Identity | None,
+        *,
+        http: SignedClient | None = None,
     ) -> None:
-        self._base_url = base_url.rstrip("/")
+        self._urls = urls
+        self._identity = identity
+        self._place = int(identity.signing_key_hex, 16) % len(urls) if identity else 0
         self._http = http or SignedClient(identity)
         self._owns_http = http is None
 
@@ -139,26 +183,25 @@ class GatewayClient:
             await self._http.close()
 
     async def ping(self) -> None:
-        """Return when the gateway answers; raise StorageUnavailable when it does not."""
-        try:
-            await self._http.get_json(f"{self._base_url}/v1/ping")
-        except Unavailable as error:
-            raise self._unavailable(error) from None
+        """Return when a gateway answers; raise StorageUnavailable when none does."""
+        await self._try_each(lambda url: self._http.get_json(f"{url}/v1/ping"))
 
     async def fetch_manifest(self, model_id: str) -> bytes:
         """Return a model's manifest; its SHA-256 is the model's id."""
-        url = f"{self._base_url}/v1/models/{model_id}/manifest"
-        try:
-            data = await self._http.get_bytes(url, max_bytes=limits.MAX_MANIFEST_BYTES)
-        except Unavailable as error:
-            raise self._unavailable(error) from None
-        if "0x" + hashlib.sha256(data).hexdigest() != model_id:
-            raise PeerFault(
-                f"the storage gateway at {self._base_url} sent a manifest that is not {model_id}",
-                peer=self._base_url,
-                evidence=data,
+
+        async def fetch(url: str) -> bytes:
+            data = await self._http.get_bytes(
+                f"{url}/v1/models/{model_id}/manifest", max_bytes=limits.MAX_MANIFEST_BYTES
             )
-        return data
+            if "0x" + hashlib.sha256(data).hexdigest() != model_id:
+                raise PeerFault(
+                    f"the storage gateway at {url} sent a manifest that is not {model_id}",
+                    peer=url,
+                    evidence=data,
+                )
+            return data
+
+        return await self._try_each(fetch)
 
     async def model_grants(self, model_id: str) -> Grants:
         """Return GET grants for a model's manifest, tasks, weights and tokenizer."""
@@ -166,7 +209,12 @@ class GatewayClient:
 
     async def upload_grants(self, objects: Sequence[UploadObject]) -> UploadAnswer:
         """Return PUT grants for the objects that the store lacks; those it has are ``present``."""
-        reply = await self._ask("upload", UPLOAD_TYP, UploadRequest(objects=tuple(objects)))
+        if self._identity is None:
+            raise InvalidInput(
+                "uploads need a key; pass --keystore FILE and --passphrase-file FILE"
+            )
+        request = UploadRequest(proof=prove_account(self._identity), objects=tuple(objects))
+        reply = await self._ask("upload", UPLOAD_TYP, request)
         return UploadAnswer.from_value(reply)
 
     async def log_grants(
@@ -174,9 +222,15 @@ class GatewayClient:
         certificate: PlanCertificate,
         writes: Sequence[LogWrite],
         reads: Sequence[LogRead],
+        takeovers: Sequence[SignedTakeover] = (),
     ) -> Grants:
         """Return grants for log objects: PUT and GET of one's own, GET of others'."""
-        request = LogRequest(certificate=certificate, writes=tuple(writes), reads=tuple(reads))
+        request = LogRequest(
+            certificate=certificate,
+            takeovers=tuple(takeovers),
+            writes=tuple(writes),
+            reads=tuple(reads),
+        )
         return await self._ask_grants("log", LOG_TYP, request)
 
     async def execution_grants(self, certificate: PlanCertificate) -> Grants:
@@ -237,23 +291,34 @@ class GatewayClient:
         return Grants.from_value(await self._ask(what, typ, body))
 
     async def _ask(self, what: str, typ: str, body: Message) -> dict[str, Any]:
-        try:
+        async def ask(url: str) -> dict[str, Any]:
+            # the gateway's own URL is the audience: what is meant for one is refused by the others
             return await self._http.post_signed(
-                f"{self._base_url}/v1/grants/{what}",
-                typ,
-                GATEWAY_AUDIENCE,
-                body,
-                timeout_s=_GRANTS_TIMEOUT_S,
+                f"{url}/v1/grants/{what}", typ, url, body, timeout_s=_GRANTS_TIMEOUT_S
             )
-        except Unavailable as error:
-            raise self._unavailable(error) from None
-        except Refused as error:
-            raise Refused(
-                f"the storage gateway refuses: {error}", status=error.status, peer=error.peer
-            ) from None
 
-    def _unavailable(self, error: Unavailable) -> StorageUnavailable:
-        return StorageUnavailable(f"the storage gateway failed: {error}; check that it runs")
+        return await self._try_each(ask)
+
+    async def _try_each(self, call: Callable[[str], Awaitable[_T]]) -> _T:
+        """Return what the first gateway answers that answers at all."""
+        failures: list[Unavailable] = []
+        for _ in self._urls:
+            url = self._urls[self._place]
+            try:
+                return await call(url)
+            except Throttled as error:  # a quota is no reason to ask the next
+                failures = [error]
+                break
+            except Unavailable as error:
+                failures.append(error)
+                if self._urls[self._place] == url:  # else a call beside this one has moved on
+                    self._place = (self._place + 1) % len(self._urls)
+            except Refused as error:
+                raise Refused(
+                    f"the storage gateway refuses: {error}", status=error.status, peer=error.peer
+                ) from None
+        reasons = "; ".join(str(error) for error in failures)
+        raise StorageUnavailable(f"the storage gateway failed: {reasons}; check that it runs")
 
 
 async def _read_chunks(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import aiohttp
 from aiohttp import web
@@ -30,11 +30,10 @@ from splitup.errors import (
     InvalidInput,
     PeerFault,
     Refused,
+    Throttled,
     Unavailable,
 )
 from splitup.wire import Message
-
-GATEWAY_AUDIENCE: Final = "splitup-gateway"  # the gateway has no account to be named by
 
 _log = logging.getLogger("splitup.http")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -151,8 +150,8 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
 class SignedClient:
     """One HTTP session that signs with one identity. Close it, or use ``async with``.
 
-    Every call raises Unavailable when the other side does not answer, or answers 5xx or 429,
-    Refused (with ``status``) for any other 4xx, and PeerFault for redirects and malformed or
+    Every call raises Unavailable when the other side does not answer, or answers 5xx, Throttled for
+    429, Refused (with ``status``) for any other 4xx, and PeerFault for redirects and malformed or
     oversized replies.
     """
 
@@ -282,7 +281,9 @@ class SignedClient:
             raise Unavailable(f"{url} cannot be reached: {error or type(error).__name__}") from None
         if response.status == 200:
             return body
-        if response.status == 429 or response.status >= 500:
+        if response.status == 429:
+            raise Throttled(f"{url} answered 429: {_get_error(body)}")
+        if response.status >= 500:
             raise Unavailable(f"{url} answered {response.status}: {_get_error(body)}")
         if response.status >= 400:
             raise Refused(_get_error(body), status=response.status, peer=url)

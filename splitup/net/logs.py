@@ -23,6 +23,7 @@ from splitup.net.objects import NotStored, compute_sha256, get_object, put_objec
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry, LogReader, PortLog
 from splitup.protocol.queue import PortId
+from splitup.protocol.takeovers import Roster
 from splitup.tensors import TensorSpec
 from splitup.wire import CLIENT, Grant, Grants, PlanCertificate, Request, VerificationOrder
 
@@ -191,14 +192,17 @@ def open_logs(
     gateway: GatewayClient,
     http: Callable[[], aiohttp.ClientSession],
     certificate: PlanCertificate,
+    roster: Roster,
     *,
     has_large_tensors: bool,
 ) -> GrantedLogs:
-    """Return the logs of one execution for an executor, a candidate or the client."""
+    """Return the logs of one execution for an executor or the client; the roster proves which."""
     request = certificate.plan.request
 
     async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
-        return await gateway.log_grants(certificate, writes, reads)
+        return await gateway.log_grants(
+            certificate, writes, reads, tuple(roster.takeovers.values())
+        )
 
     async def ask_upfront() -> Grants:
         try:

@@ -49,6 +49,10 @@ class Attestations:
         self._silent: set[Silence] = set()
         self._rulings: dict[int, Ruling] = {}
 
+    def renew(self) -> Attestations:
+        """Return empty ones for the same committee."""
+        return Attestations(self._quorum)
+
     def add(self, signed: SignedAttestation) -> bool:
         """Take a checked attestation; return whether it is news."""
         attestation = signed.attestation

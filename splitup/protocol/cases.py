@@ -14,8 +14,8 @@ from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.protocol.attestations import Attestations
 from splitup.protocol.checks import Answer, Check
-from splitup.protocol.events import CompletionCommitted
-from splitup.protocol.messages import SettlementProposal
+from splitup.protocol.events import CompletionCommitted, ExecutionCommitted
+from splitup.protocol.messages import CommitmentsVote, SettlementProposal
 from splitup.protocol.shared import Beacon
 from splitup.protocol.takeovers import check_takeover, find_executors
 from splitup.protocol.verification import SettlementTerms, Verdict, check_completion
@@ -24,6 +24,7 @@ from splitup.wire import (
     Draw,
     Evidence,
     PlanCertificate,
+    Pledge,
     Request,
     Ruling,
     SignedAttestation,
@@ -54,6 +55,13 @@ class Basis(NamedTuple):
     executors: tuple[str, ...]
 
 
+class Agreement(NamedTuple):
+    """What members bring to the chain in one root. ``executors`` as in a basis."""
+
+    pledges: tuple[Pledge, ...]  # sorted by node
+    executors: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Case:
     """One execution from its plan to its settlement."""
@@ -63,8 +71,16 @@ class Case:
     certificate: PlanCertificate | None = None
     snapshot: Snapshot | None = None
     manifest: Manifest | None = None
-    commitments: dict[str, CompletionCommitted] = field(default_factory=dict)  # in chain order
-    # checked, by task and candidate
+    is_planned: bool = False  # the chain holds the plan
+    pledges: dict[str, Pledge] = field(default_factory=dict)
+    votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
+    vote_at: float = 0.0
+    commit_at: float = math.inf
+    agreed: ExecutionCommitted | None = None
+    agreement: Agreement | None = None  # what the agreed root is over
+    bound: dict[str, CompletionCommitted] = field(default_factory=dict)  # by it
+    own: dict[str, CompletionCommitted] = field(default_factory=dict)  # nodes' own, in chain order
+    # takeovers that were checked, by task and candidate
     takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
     basis: Basis | None = None  # what we signed for
     beacon: Beacon | None = None
@@ -93,6 +109,68 @@ class Case:
         if self.certificate is None or self.draw is None:
             return ()
         return self.draw.executors or self.certificate.plan.executors()
+
+    def get_commitments(self) -> Mapping[str, CompletionCommitted]:
+        """Return what binds the nodes on chain: the agreed root, or their own transactions."""
+        if self.draw is not None:
+            return self.bound if self._rests_on(self.draw, self.bound) else self.own
+        return self.bound if self.bound and self._find_own_executors() is None else self.own
+
+    def count_executors(self) -> int:
+        """Return how many nodes the plan's exposures name, which is what the chain counts."""
+        return len(set(self.certificate.plan.executors())) if self.certificate else 0
+
+    def find_agreement(self) -> Agreement | None:
+        """Return what to agree on, once pledges cover every task: the highest candidates count."""
+        if self.certificate is None:
+            return None
+        plan = self.certificate.plan
+        executors = find_executors(plan, self.takeovers, dict.fromkeys(self.pledges, 0))
+        if executors is None:
+            return None
+        pledges = tuple(self.pledges[node] for node in sorted(set(executors)))
+        return Agreement(pledges, () if executors == plan.executors() else executors)
+
+    def add_own(self, event: CompletionCommitted) -> bool:
+        """Note a node's own transaction; one that comes after the agreed root changes nothing."""
+        if self.agreed is not None or event.node in self.own or len(self.own) >= limits.MAX_TASKS:
+            return False
+        self.own[event.node] = event
+        return True
+
+    def bind(self, agreement: Agreement | None) -> bool:
+        """Take what the agreed root is over, if it is; return whether it is known now."""
+        agreed, execution_id = self.agreed, self.request.execution_id
+        if agreed is None or agreement is None or self.agreement is not None:
+            return self.agreement is not None
+        if compute_pledges_root(execution_id, agreement) != agreed.root:
+            return False
+        self.agreement = agreement
+        self.bound = {
+            pledge.node: CompletionCommitted(
+                execution_id, pledge.node, pledge.steps, pledge.root, agreed.block_hash
+            )
+            for pledge in agreement.pledges
+        }
+        return True
+
+    def unbind(self) -> None:
+        """Take back the agreed root."""
+        self.agreed = self.agreement = None
+        self.bound.clear()
+
+    def undo_draw(self) -> None:
+        """Take back a draw whose basis is gone, and all that rested on it."""
+        self.unchecked |= self.completions
+        self.completions.clear()
+        self.draw = self.basis = self.beacon = self.checks = self.proposed = None
+        self.attested = self.due_at = None
+        self.attestations = self.attestations.renew()
+        self.rulings.clear()
+        self.partial, self.resend_at = "", 0.0
+        self.verdicts.clear()
+        self.proposals.clear()
+        self.propose_at = self.commit_at = math.inf
 
     def find_commitment(self, task: int) -> TaskCommitment | None:
         """Return what the executor of a task revealed that it had committed to."""
@@ -147,33 +225,41 @@ class Case:
         """Return what the draw is over, once commitments cover every task.
 
         The block hash of the last of them, (node, root) of each, sorted, and who answers for the
-        tasks: () when they are the plan's.
+        tasks: () when they are the plan's. What comes first on chain counts: the agreed root, or
+        the nodes' own commitments.
         """
         if self.certificate is None:
             return None
-        plan = self.certificate.plan
-        executors = find_executors(plan, self.takeovers, tuple(self.commitments))
+        plan, executors, events = self.certificate.plan, self._find_own_executors(), self.own
+        if executors is None and self.agreement is not None:
+            executors, events = self.agreement.executors or plan.executors(), self.bound
         if executors is None:
             return None
-        events = self._list_events(executors)
+        found = _list_events(executors, events)
         return Basis(
-            events[-1].block_hash,
-            tuple(sorted((event.node, event.root) for event in events)),
+            found[-1].block_hash,
+            tuple(sorted((event.node, event.root) for event in found)),
             () if executors == plan.executors() else executors,
         )
 
+    def _find_own_executors(self) -> tuple[str, ...] | None:
+        """Return who answers for the tasks by the nodes' own commitments, if they cover all."""
+        if self.certificate is None or not self.own:
+            return None
+        places = {node: place for place, node in enumerate(self.own)}
+        return find_executors(self.certificate.plan, self.takeovers, places)
+
     def rests_on_chain(self, draw: Draw) -> bool:
         """Return whether a draw is over commitments that we see, too, by candidates of the plan."""
+        return self._rests_on(draw, self.bound) or self._rests_on(draw, self.own)
+
+    def _rests_on(self, draw: Draw, commitments: Mapping[str, CompletionCommitted]) -> bool:
         if self.certificate is None or not self.certificate.plan.has_candidates(draw.executors):
             return False
-        events = self._list_events(draw.executors or self.certificate.plan.executors())
+        events = _list_events(draw.executors or self.certificate.plan.executors(), commitments)
         if tuple(sorted((event.node, event.root) for event in events)) != draw.commitments:
             return False
         return bool(events) and events[-1].block_hash == draw.block_hash
-
-    def _list_events(self, executors: Sequence[str]) -> list[CompletionCommitted]:
-        named = set(executors)
-        return [event for node, event in self.commitments.items() if node in named]
 
     def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
         """Note who may answer for tasks; nothing changes once there is a draw.
@@ -236,6 +322,23 @@ def check_committed(completion: Completion, committed: CompletionCommitted) -> N
             f"completion of {node} has {completion.steps} steps, {committed.steps} were committed",
             peer=node,
         )
+
+
+def _list_events(
+    executors: Sequence[str], commitments: Mapping[str, CompletionCommitted]
+) -> list[CompletionCommitted]:
+    named = set(executors)
+    return [event for node, event in commitments.items() if node in named]
+
+
+def compute_pledges_root(execution_id: str, agreement: Agreement) -> str:
+    """Return the root over the pledges of all executors of an execution, and who they are."""
+    value = {
+        "execution_id": execution_id,
+        "executors": list(agreement.executors),
+        "pledges": [[pledge.node, pledge.steps, pledge.root] for pledge in agreement.pledges],
+    }
+    return "0x" + compute_digest(b"splitup/pledges/v1\0" + encode_canonical(value))
 
 
 def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:

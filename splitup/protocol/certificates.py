@@ -145,6 +145,11 @@ def _check_plan(plan: Plan) -> None:
     for index, candidates in enumerate(plan.tasks):
         if not candidates or len(set(candidates)) != len(candidates):
             raise PeerFault(f"{where} names no node, or one twice, for task {index}")
+    if plan.places and (
+        len(plan.places) != len(plan.tasks)
+        or any(place >= len(nodes) for place, nodes in zip(plan.places, plan.tasks, strict=True))
+    ):
+        raise PeerFault(f"{where} has an executor that is not in its task's list")
     directory = [entry.node for entry in plan.nodes]
     if directory != sorted({node for candidates in plan.tasks for node in candidates}):
         raise PeerFault(f"{where} does not list exactly its nodes, sorted")

@@ -146,7 +146,7 @@ def open_entry(snapshot: Snapshot, leaves: Sequence[bytes], row: int) -> dict[st
             "node": entry.node,
             "operator": roots.get_operator(entry),
             "signingKey": entry.signing_key,
-            "endpointHash": sha256(entry.endpoint.encode()).digest(),
+            "endpointHash": roots.hash_unopened(entry),
             "stakeMicroUsdc": entry.stake_micro_usdc,
             "rttMs": entry.rtt_ms,
             "queueMs": entry.queue_ms,

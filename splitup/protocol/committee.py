@@ -24,6 +24,7 @@ from splitup.protocol.events import (
     CompletionCommitted,
     CompletionReceived,
     Event,
+    ExecutionCommitted,
     ExecutionEnded,
     GossipReceived,
     HeartbeatReceived,
@@ -34,6 +35,7 @@ from splitup.protocol.events import (
     NodesSeen,
     PlanAccepted,
     PlanPushed,
+    PledgeReceived,
     PromiseReceived,
     RequestSeen,
     ResultReceived,
@@ -211,15 +213,20 @@ class CommitteeMember:
             case RequestSeen():
                 return self._process_request(event, now)
             case PlanAccepted():
+                self._settlements.process_accepted(event.execution_id, is_planned=True)
                 return self._plans.process_accepted(event.execution_id, event.plan_root)
             case CompletionCommitted():
                 return self._settlements.process_committed(event, now)
+            case ExecutionCommitted():
+                return self._settlements.process_agreed(event, now)
             case ExecutionEnded():
                 return self._end(event.execution_id)
             case CompletionReceived():
                 return self._settlements.process_completion(
                     event.completion, event.signing_key, now
                 )
+            case PledgeReceived():
+                return self._settlements.process_pledge(event.pledge, event.signing_key, now)
             case PromiseReceived():
                 return self._settlements.process_promise(event.promise, event.signing_key, now)
             case TakeoversReceived():
@@ -295,9 +302,12 @@ class CommitteeMember:
                 self._settlements.process_undone_request(request.execution_id)
                 return self._plans.process_undone_request(request.execution_id)
             case PlanAccepted(execution_id=execution_id):
+                self._settlements.process_accepted(execution_id, is_planned=False)
                 return self._plans.process_undone_plan(execution_id, now)
             case CompletionCommitted() as committed:
                 self._settlements.process_undone_commitment(committed)
+            case ExecutionCommitted() as agreed:
+                self._settlements.process_undone_agreement(agreed)
             case SnapshotAccepted(sequence=sequence):
                 return self._snapshots.process_undone(sequence)
             case ExecutionEnded(execution_id=execution_id):

@@ -20,6 +20,7 @@ from splitup.wire import (
     Heartbeat,
     Message,
     PlanCertificate,
+    Pledge,
     Request,
     Ruling,
     Snapshot,
@@ -47,6 +48,7 @@ class NodeRecord:
     endpoint: str
     stake_micro_usdc: int
     operator: str = ""  # who runs it; "" means its own account
+    locked_micro_usdc: int = 0  # of the stake, by executions under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,15 @@ class CompletionCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutionCommitted:
+    """The chain took the root that the members agreed on, over all executors' pledges."""
+
+    execution_id: str
+    root: str
+    block_hash: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutionEnded:
     """Settled or refunded."""
 
@@ -95,7 +106,14 @@ class ExecutionEnded:
 class Undone:
     """A reorganisation dropped the block of this event. Undone events come latest first."""
 
-    event: RequestSeen | PlanAccepted | CompletionCommitted | SnapshotAccepted | ExecutionEnded
+    event: (
+        RequestSeen
+        | PlanAccepted
+        | CompletionCommitted
+        | ExecutionCommitted
+        | SnapshotAccepted
+        | ExecutionEnded
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +170,12 @@ class HeartbeatReceived:
 @dataclass(frozen=True, slots=True)
 class CompletionReceived:
     completion: Completion
+    signing_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class PledgeReceived:
+    pledge: Pledge
     signing_key: str
 
 
@@ -242,6 +266,7 @@ Event = (
     | RequestSeen
     | PlanAccepted
     | CompletionCommitted
+    | ExecutionCommitted
     | ExecutionEnded
     | Undone
     | ConfigurationSeen
@@ -251,6 +276,7 @@ Event = (
     | GossipReceived
     | HeartbeatReceived
     | CompletionReceived
+    | PledgeReceived
     | PromiseReceived
     | TakeoversReceived
     | ResultReceived
@@ -307,6 +333,16 @@ class SubmitPlan:
     plan_root: str
     seed_signature: str
     exposures: tuple[tuple[str, int], ...]  # (executor, micro-USDC), sorted
+    signatures: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitCommitments:
+    """Bring the agreed root over ``count`` executors' pledges to the chain."""
+
+    execution_id: str
+    root: str
+    count: int
     signatures: bytes
 
 
@@ -401,6 +437,7 @@ Command = (
     | Forget
     | SubmitSnapshot
     | SubmitPlan
+    | SubmitCommitments
     | SubmitSettlement
     | SubmitEvidence
     | PostDealing

@@ -57,7 +57,7 @@ class Failover:
 
     def __init__(self, plan: Plan, manifest: Manifest, now: float) -> None:
         self._plan = plan
-        self._candidates = [0] * len(plan.tasks)
+        self._candidates = list(plan.places or (0,) * len(plan.tasks))
         self._inputs = tuple(get_sources(manifest, task) for task in range(len(plan.tasks)))
         # connections that do not stand, and when that becomes somebody's fault
         self._down = {node: now + limits.CONNECT_S for node in plan.executors()}

@@ -29,6 +29,12 @@ def quantise(figure: int) -> int:
     return figure >> shift << shift
 
 
+def quantise_up(figure: int) -> int:
+    """Round up to three significant bits: what is locked is never understated."""
+    down = quantise(figure)
+    return down if down == figure else down + (1 << max(0, figure.bit_length() - 3))
+
+
 class Nodes:
     """The registry's active nodes with what was heard of them."""
 
@@ -73,6 +79,7 @@ class Nodes:
                 speed_mflops=quantise(node.heartbeat.speed_mflops),
                 bandwidth_kbps=quantise(node.heartbeat.bandwidth_kbps),
                 assigned_micro_usdc=quantise(self._assigned[node.record.node]),
+                locked_micro_usdc=quantise_up(node.record.locked_micro_usdc),
             )
             for node in self._iter_live(now)
             if node.heartbeat

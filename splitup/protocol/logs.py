@@ -1,6 +1,7 @@
 """Logs: what a producer's tensors become in the store, and back. Pure; no I/O, no clock.
 
-    segment   u32 header bytes | SegmentHeader, canonical | the tensors, one after the other
+    segment   u32 header bytes | SegmentHeader, canonical | the tensors, one after the other, but
+              those of zeros
 
 Segments of one port are chained by their digests and written in order, so a reader that reaches
 a step has all steps before it. What is not stored yet stays with the producer, who sends it again
@@ -19,6 +20,7 @@ from typing import Final
 from splitup import limits
 from splitup.errors import PeerFault
 from splitup.protocol.keys import LogName
+from splitup.tensors import compute_zero_digest, is_zero
 from splitup.wire import SegmentHeader
 
 FIRST_PREVIOUS: Final = "0" * 64
@@ -33,6 +35,11 @@ class LogEntry:
     digest: bytes  # SHA-256
     length: int
     data: bytes | memoryview | None
+
+    @property
+    def is_zero(self) -> bool:
+        """Return whether the tensor is zeros, which nobody stores."""
+        return self.data is not None and is_zero(self.digest, self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +64,13 @@ class Segment:
                 for place, entry in enumerate(self.entries)
                 if entry.data is None
             ),
+            zeros=tuple(place for place, entry in enumerate(self.entries) if entry.is_zero),
             previous=previous,
         ).canonical_bytes()
         size = len(header).to_bytes(_PREFIX_BYTES, "big")
-        tensors = (entry.data for entry in self.entries if entry.data is not None)
+        tensors = (
+            entry.data for entry in self.entries if entry.data is not None and not entry.is_zero
+        )
         return b"".join(chain((size, header), tensors))
 
 
@@ -164,14 +174,24 @@ class LogReader:
         return entries
 
     def _split(self, header: SegmentHeader, tensors: memoryview) -> Iterable[LogEntry]:
-        apart = dict(header.apart)
-        inside = sum(n for place, n in enumerate(header.lengths) if place not in apart)
+        apart, zeros = dict(header.apart), set(header.zeros)
+        absent = zeros.union(apart)
+        inside = sum(n for place, n in enumerate(header.lengths) if place not in absent)
+        self._check(zeros.isdisjoint(apart), "stores zeros")
+        count = len(header.lengths)
+        self._check(
+            all(p < count and header.lengths[p] <= limits.INLINE_TENSOR_BYTES for p in zeros),
+            "has zeros where it has no step, or too many",
+        )
         self._check(inside == len(tensors), "has another length than its header says")
         offset = 0
         for place, length in enumerate(header.lengths):
             step = header.first_step + place
             if place in apart:
                 yield LogEntry(step, bytes.fromhex(apart[place]), length, None)
+                continue
+            if place in zeros:
+                yield LogEntry(step, compute_zero_digest(length), length, bytes(length))
                 continue
             data = tensors[offset : offset + length]
             offset += length

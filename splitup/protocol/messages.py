@@ -21,6 +21,7 @@ from splitup.wire import (
     Message,
     Observation,
     PlanCertificate,
+    Pledge,
     SignedAttestation,
     SignedTakeover,
     Snapshot,
@@ -114,6 +115,31 @@ class PlanWanted(Message):
     execution_id: Bytes32Field
 
 
+class CommitmentsVote(Message):
+    """A member's signature under the root over all executors' pledges."""
+
+    execution_id: Bytes32Field
+    root: Bytes32Field
+    signature: QuorumSignatureField
+
+
+class PledgesWanted(Message):
+    """Asks for what the agreed root of an execution is over."""
+
+    execution_id: Bytes32Field
+
+
+class PledgesTold(Message):
+    """Answers a member that is behind; the root on chain proves it.
+
+    ``executors`` answer for the tasks, by task; empty when they are the plan's.
+    """
+
+    execution_id: Bytes32Field
+    pledges: tuple[Pledge, ...] = Field(max_length=limits.MAX_TASKS)
+    executors: tuple[AddressField, ...] = Field(max_length=limits.MAX_TASKS)
+
+
 class DrawPartial(Message):
     """A share of the draw's seed. Who is behind may lack the takeovers that it rests on."""
 
@@ -169,6 +195,9 @@ _KINDS: Final[dict[str, type[Message]]] = {
     "plan-delivered": PlanDelivered,
     "plan-wanted": PlanWanted,
     "equivocation": Equivocation,
+    "commitments-vote": CommitmentsVote,
+    "pledges-wanted": PledgesWanted,
+    "pledges-told": PledgesTold,
     "draw-partial": DrawPartial,
     "draw-made": DrawMade,
     "attested": Attested,

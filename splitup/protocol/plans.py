@@ -317,7 +317,7 @@ class Plans:
             return self._library.ask(request.model_id, request.snapshot_root, now)
         try:
             plan = compute_plan(request, known.beacon.seed, snapshot, manifest)
-            plan = add_exposures(plan, manifest, self._economics)
+            plan = add_exposures(plan, manifest, snapshot, self._economics)
         except InvalidInput as error:
             known.refusal = str(error)
             return [

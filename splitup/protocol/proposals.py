@@ -112,11 +112,11 @@ class Proposals:
         self, case: Case, certificate: PlanCertificate, manifest: Manifest, draw: Draw
     ) -> quorum.Settlement:
         verdicts = [case.verdicts[task] for task in sorted(case.verdicts)]
-        executors = case.get_executors()
+        executors, commitments = case.get_executors(), case.get_commitments()
         terms = compute_settlement(
             certificate.plan,
             manifest,
-            min(case.commitments[node].steps for node in executors),
+            min(commitments[node].steps for node in executors),
             set(executors) - case.completions.keys(),
             verdicts,
             self._economics,

@@ -19,6 +19,7 @@ from typing import Final
 
 from splitup import limits
 from splitup.errors import PeerFault, Unavailable
+from splitup.tensors import is_zero
 
 PortId = tuple[int, int]  # (producer task or CLIENT, port)
 
@@ -33,6 +34,7 @@ class LocalTask:
     inputs: tuple[PortId, ...]  # the source of every input, in order
     outputs: int
     head_start: int  # 0 … limits.QUEUE_HEAD_START, by the length of the path that waits for it
+    gate: PortId | None = None  # where this is zero, a step needs nothing else, and no run
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,16 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One step of one task with everything it needs."""
+    """One step of one task with everything it needs.
+
+    With ``gate``, which is zero then, it is not to be run, and has no other inputs.
+    """
 
     execution_id: str
     task: int
     step: int
     inputs: tuple[Tensor, ...]
+    gate: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +68,13 @@ class _Lane:
     waiting: dict[PortId, dict[int, Tensor]]  # by port and step
     next_step: int = 0
     busy: bool = False  # in the heap or running
+
+    def find_shut(self, step: int) -> Tensor | None:
+        """Return the gate of a step when it is there, and zero."""
+        if self.task.gate is None:
+            return None
+        gate = self.waiting[self.task.gate].get(step)
+        return gate if gate is not None and is_zero(gate.digest, len(gate.data)) else None
 
 
 @dataclass(slots=True)
@@ -167,6 +180,8 @@ class TaskQueue:
             if lane is None or lane.next_step != step:
                 continue  # dropped meanwhile
             self._now = max(self._now, due)
+            if (gate := lane.find_shut(step)) is not None:
+                return Run(execution_id, task, step, (), gate)
             inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
             return Run(execution_id, task, step, inputs)
         return None
@@ -183,7 +198,8 @@ class TaskQueue:
         lane.busy = False
         lane.next_step += 1
         for tensors in lane.waiting.values():
-            self._discard(execution, tensors, run.step)
+            if run.step in tensors:  # what a zero gate makes needless may never come
+                self._discard(execution, tensors, run.step)
         for port, tensor in enumerate(outputs):
             for reader in execution.lanes.values():
                 if (run.task, port) in reader.waiting:
@@ -292,12 +308,13 @@ class TaskQueue:
             return
         if not lane.waiting and execution.end is None:
             return  # a task without inputs has nothing that says how often it is wanted
-        if any(step not in tensors for tensors in lane.waiting.values()):
+        is_shut = lane.find_shut(step) is not None
+        if not is_shut and any(step not in tensors for tensors in lane.waiting.values()):
             return
         lane.busy = True
         self._sequence += 1
         due = max(self._now, execution.due)
-        execution.due = due + _STEP // len(execution.lanes)
+        execution.due = due + (0 if is_shut else _STEP // len(execution.lanes))
         head_start = lane.task.head_start
         heapq.heappush(
             self._ready,

@@ -19,9 +19,22 @@ class Routes:
 
     tasks: tuple[LocalTask, ...]
     targets: dict[PortId, tuple[str, ...]]  # other nodes that read an output of ours
+    # and of those the ones that need it in some steps only: for every such node our outputs that
+    # are its tasks' gates. While all of them are zero, it needs nothing else
+    gates: dict[PortId, dict[str, frozenset[int]]]
     to_client: frozenset[PortId]  # our outputs that are the execution's outputs
     successors: dict[str, PlanNode]  # the nodes in ``targets``, by address
     specs: dict[PortId, TensorSpec]  # what our tasks read
+
+    def find_gates(self, task: int) -> frozenset[int]:
+        """Return the outputs of a task of ours that let something else be left unsent."""
+        return frozenset(
+            gate
+            for (index, _), nodes in self.gates.items()
+            if index == task
+            for gates in nodes.values()
+            for gate in gates
+        )
 
 
 def get_sources(manifest: Manifest, task: int) -> tuple[PortId, ...]:
@@ -61,23 +74,43 @@ def compute_routes(
     longest = max(path)
     specs: dict[PortId, TensorSpec] = {}
     targets: dict[PortId, tuple[str, ...]] = {}
+    gates: dict[PortId, dict[str, frozenset[int]]] = {}
     tasks = []
     for index in mine:
         task = manifest.tasks[index]
         inputs = get_sources(manifest, index)
         specs.update(zip(inputs, (port.spec for port in task.inputs), strict=True))
         head_start = limits.QUEUE_HEAD_START * path[index] // longest
-        tasks.append(LocalTask(index, inputs, len(task.outputs), head_start))
+        gate = None if task.gate is None else inputs[task.gate]
+        tasks.append(LocalTask(index, inputs, len(task.outputs), head_start, gate))
         for port in range(len(task.outputs)):
             readers = {executors[reader] for reader, _ in manifest.consumers(index, port)}
             targets[index, port] = tuple(sorted(readers - {node}))
+            gates[index, port] = _find_gates(manifest, executors, index, port)
     named = sorted({target for readers in targets.values() for target in readers})
     return Routes(
         tasks=tuple(tasks),
         targets=targets,
+        gates=gates,
         to_client=frozenset(
             (output.task, output.port) for output in manifest.outputs if output.task in mine
         ),
         successors={target: plan.node_of(target) for target in named},
         specs=specs,
     )
+
+
+def _find_gates(
+    manifest: Manifest, executors: Sequence[str], index: int, port: int
+) -> dict[str, frozenset[int]]:
+    """Return, for nodes that need an output in some steps only, the outputs that say in which."""
+    needed: set[str] = set()
+    found: dict[str, set[int]] = {}
+    for reader, position in manifest.consumers(index, port):
+        gate = manifest.tasks[reader].gate
+        producer, place = (CLIENT, 0) if gate is None else get_sources(manifest, reader)[gate]
+        if producer != index or position == gate:
+            needed.add(executors[reader])
+        else:
+            found.setdefault(executors[reader], set()).add(place)
+    return {node: frozenset(gates) for node, gates in found.items() if node not in needed}

@@ -1,13 +1,13 @@
 """From committed completions to money: the evidence of every execution, and where it comes in.
 
-What follows from it is decided by three others: ``draws`` makes the randomness once every
-executor's commitment is on chain, ``trials`` verifies the drawn tasks, ``proposals`` agrees on the
-settlement. All evidence only adds up, and a proposal carries it, so that members converge.
+What follows from it is decided by four others: ``pledges`` brings the executors' commitments to
+the chain, ``draws`` makes the randomness once all are there, ``trials`` verifies the drawn tasks,
+``proposals`` agrees on the settlement. All evidence only adds up, and a proposal carries it, so
+that members converge.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -23,15 +23,25 @@ from splitup.protocol.cases import (
 )
 from splitup.protocol.checks import Answer
 from splitup.protocol.draws import Draws
-from splitup.protocol.events import Command, CompletionCommitted, Fault, Gossip
+from splitup.protocol.events import (
+    Command,
+    CompletionCommitted,
+    ExecutionCommitted,
+    Fault,
+    Gossip,
+)
 from splitup.protocol.messages import (
     Attested,
+    CommitmentsVote,
     DrawMade,
     DrawPartial,
     PlanWanted,
+    PledgesTold,
+    PledgesWanted,
     SettlementProposal,
     SettlementSignature,
 )
+from splitup.protocol.pledges import Pledges
 from splitup.protocol.proposals import Proposals
 from splitup.protocol.shared import Ledger, Library, Seat
 from splitup.protocol.trials import Trials
@@ -41,6 +51,7 @@ from splitup.wire import (
     Evidence,
     Message,
     PlanCertificate,
+    Pledge,
     Request,
     Ruling,
     SignedAttestation,
@@ -67,6 +78,7 @@ class Settlements:
         self._ledger = ledger
         self._library = library
         self._read_result = read_result
+        self._pledges = Pledges(seat)
         self._draws = Draws(seat, ledger)
         self._trials = Trials(seat, economics)
         self._proposals = Proposals(seat, ledger, economics)
@@ -108,12 +120,21 @@ class Settlements:
     def process_committed(self, event: CompletionCommitted, now: float) -> list[Command]:
         """Note a commitment on chain; the last executor's opens the draw."""
         case = self._cases.get(event.execution_id)
-        if case is None or event.node in case.commitments:
+        return self._advance(case, now) if case is not None and case.add_own(event) else []
+
+    def process_agreed(self, event: ExecutionCommitted, now: float) -> list[Command]:
+        """Note that the chain holds one root over all executors' pledges; it opens the draw."""
+        case = self._cases.get(event.execution_id)
+        if case is None or case.agreed is not None:
             return []
-        if len(case.commitments) >= limits.MAX_TASKS:
-            return []
-        case.commitments[event.node] = event
+        case.agreed, case.vote_at = event, 0.0
         return self._advance(case, now)
+
+    def process_accepted(self, execution_id: str, *, is_planned: bool) -> None:
+        """Note whether the chain holds the plan, without which it takes no commitments."""
+        case = self._cases.get(execution_id)
+        if case is not None:
+            case.is_planned = is_planned
 
     def process_undone_request(self, execution_id: str) -> None:
         """Drop an execution whose block is gone."""
@@ -122,19 +143,22 @@ class Settlements:
     def process_undone_commitment(self, event: CompletionCommitted) -> None:
         """Take back a commitment whose block is gone, and a draw that rested on it."""
         case = self._cases.get(event.execution_id)
-        if case is None or case.commitments.get(event.node) != event:
+        if case is None or case.own.get(event.node) != event:
             return
-        del case.commitments[event.node]
-        case.unchecked |= case.completions  # the next draw may be over other executors
-        case.completions.clear()
-        case.draw = case.basis = case.beacon = case.checks = case.proposed = None
-        case.attested = case.due_at = None
-        case.attestations = Attestations(self._seat.view.quorum)
-        case.rulings.clear()
-        case.partial = ""
-        case.verdicts.clear()
-        case.proposals.clear()
-        case.propose_at = math.inf
+        rested = case.get_commitments() is case.own
+        del case.own[event.node]
+        if rested:
+            case.undo_draw()
+
+    def process_undone_agreement(self, event: ExecutionCommitted) -> None:
+        """Take back the agreed root whose block is gone, and a draw that rested on it."""
+        case = self._cases.get(event.execution_id)
+        if case is None or case.agreed != event:
+            return
+        rested = case.get_commitments() is case.bound
+        case.unbind()
+        if rested:
+            case.undo_draw()
 
     def process_end(self, execution_id: str) -> list[Command]:
         """Forget an execution that is settled, refunded or expired, and what we signed for it."""
@@ -180,9 +204,17 @@ class Settlements:
         if case.manifest and case.draw is not None:
             self._take_completion(case, completion, case.certificate, case.manifest)
         else:
-            if node in case.commitments:
-                check_committed(completion, case.commitments[node])
+            if node in (commitments := case.get_commitments()):
+                check_committed(completion, commitments[node])
             case.unchecked[node] = completion
+        return self._advance(case, now)
+
+    def process_pledge(self, pledge: Pledge, signing_key: str, now: float) -> list[Command]:
+        """Keep what a node commits to, the first; raise PeerFault for anybody else's."""
+        case = self._find_case(pledge.execution_id)
+        if case is None:
+            return []
+        self._pledges.process_pledge(case, pledge, signing_key)
         return self._advance(case, now)
 
     def process_takeovers(self, message: Takeovers, signing_key: str, now: float) -> list[Command]:
@@ -237,6 +269,14 @@ class Settlements:
         if case is None:
             return []
         match message:
+            case CommitmentsVote():
+                self._pledges.process_vote(case, sender, message)
+                return self._advance(case, now)
+            case PledgesWanted():
+                return self._pledges.process_wanted(case, sender)
+            case PledgesTold():
+                self._pledges.process_told(case, message)
+                return self._advance(case, now)
             case DrawPartial():
                 case.add_takeovers(message.takeovers)
                 commands = self._draws.process_partial(case, sender, message, now)
@@ -308,7 +348,7 @@ class Settlements:
     def process_tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
         for case in list(self._cases.values()):
-            if case.commitments:
+            if case.own or case.pledges or case.agreed:
                 commands += self._advance(case, now)
         return commands
 
@@ -322,7 +362,7 @@ class Settlements:
         case.manifest = case.manifest or self._library.find_manifest(request.model_id)
         if case.snapshot is None or case.manifest is None:
             return self._library.ask(request.model_id, request.snapshot_root, now)
-        commands: list[Command] = []
+        commands = self._pledges.advance(case, now)
         for sender, proposal in list(case.proposals.items()):
             commands += self._take_evidence(case, sender, proposal, now)
         commands += self._draws.make(case, now)
@@ -352,7 +392,8 @@ class Settlements:
         """Keep what an executor reveals; raise PeerFault unless it committed to exactly that."""
         node, executors = completion.node, case.get_executors()
         if node in executors:  # of the others nobody wants to know
-            check_revealed(completion, certificate, manifest, case.commitments[node], executors)
+            committed = case.get_commitments()[node]
+            check_revealed(completion, certificate, manifest, committed, executors)
             case.completions[node] = completion
 
     # ---- pieces -----------------------------------------------------------------------------
@@ -371,6 +412,13 @@ def _get_execution(message: Message) -> str:
             return message.draw.execution_id
         case Attested():
             return message.attestation.attestation.execution_id
-        case DrawPartial() | SettlementProposal() | SettlementSignature():
+        case (
+            CommitmentsVote()
+            | PledgesWanted()
+            | PledgesTold()
+            | DrawPartial()
+            | SettlementProposal()
+            | SettlementSignature()
+        ):
             return message.execution_id
     return ""

@@ -108,6 +108,7 @@ def compute_snapshot(
                 speed_mflops=median_low(view.speed_mflops for view in seen),
                 bandwidth_kbps=median_low(view.bandwidth_kbps for view in seen),
                 credit_milli=credits[node],
+                locked_micro_usdc=median_low(view.locked_micro_usdc for view in seen),
             )
         )
     first = observations[0]

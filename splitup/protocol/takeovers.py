@@ -8,7 +8,7 @@ stay, and the client gains nothing by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from splitup.crypto.keys import Identity, verify_raw
@@ -31,6 +31,8 @@ def check_takeover(signed: SignedTakeover, plan: Plan) -> str:
         raise PeerFault("a takeover is for another execution")
     if takeover.task >= len(plan.tasks) or takeover.candidate >= len(plan.tasks[takeover.task]):
         raise PeerFault(f"a takeover in {request.execution_id} names a candidate that is none")
+    if plan.places and takeover.candidate < plan.places[takeover.task]:
+        raise PeerFault(f"a takeover in {request.execution_id} names a node that was passed over")
     if takeover.first_step > request.steps:
         raise PeerFault(f"a takeover in {request.execution_id} begins after its last step")
     message = _DOMAIN + takeover.canonical_bytes()
@@ -108,18 +110,18 @@ def get_candidate(completion: Completion, plan: Plan, task: int) -> int:
 
 
 def find_executors(
-    plan: Plan, named: Iterable[tuple[int, int]], committed: Sequence[str]
+    plan: Plan, named: Iterable[tuple[int, int]], places: Mapping[str, int]
 ) -> tuple[str, ...] | None:
     """Return who answers for every task, None while somebody's commitment lacks.
 
-    ``named`` are the (task, candidate) of takeovers that were checked, ``committed`` the nodes in
-    the order of their commitments on chain. The first of these that cover every task count, so that
-    later ones change nothing; of several candidates for one task the highest.
+    ``named`` are the (task, candidate) of takeovers that were checked, ``places`` those of the
+    nodes' commitments in the order of the chain, equal ones where there is none. The first of these
+    that cover every task count, so that later ones change nothing; of several candidates for one
+    task the highest.
     """
     executors, names = plan.executors(), sorted(named)
     if not names:  # the usual case, asked for many times a second
-        return executors if set(executors).issubset(committed) else None
-    places = {node: place for place, node in enumerate(committed)}
+        return executors if places.keys() >= set(executors) else None
     eligible = [[executor] for executor in executors]
     for task, candidate in names:
         eligible[task].append(plan.tasks[task][candidate])

@@ -94,12 +94,13 @@ class Trials:
         manifest: Manifest,
     ) -> dict[int, Check]:
         plan, executors = certificate.plan, case.get_executors()
+        commitments = case.get_commitments()
         sampled = get_sampled_tasks(draw, len(manifest.tasks), self._economics.sampling_bps)
         return {
             task: Check(
                 task,
                 tuple(rank_validators(draw.seed, task, plan, snapshot, manifest, executors)),
-                case.commitments[executors[task]].steps,
+                commitments[executors[task]].steps,
             )
             for task in sampled
         }

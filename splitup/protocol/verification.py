@@ -16,10 +16,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from splitup.errors import PeerFault
+from splitup.errors import InvalidInput, PeerFault
 from splitup.graph.manifest import Manifest
 from splitup.protocol.takeovers import get_candidate
-from splitup.wire import Completion, Draw, Plan, Ruling, TaskCommitment, VerificationResult
+from splitup.wire import (
+    Completion,
+    Draw,
+    Plan,
+    Ruling,
+    Snapshot,
+    TaskCommitment,
+    VerificationResult,
+)
 
 MAX_JUDGES: Final = 4  # validators heard: one, then a third node, then five nodes in all
 
@@ -29,12 +37,18 @@ class Economics:
     """The Market contract's parameters that settlement needs.
 
     ``sampling_bps`` is p in 1/10,000; a price pays R = ``reward_milli``/1000 of a task's cost C,
-    and a proven lie costs S = ``slash_milli``/1000 of C.
+    and a proven lie costs S = ``slash_milli``/1000 of C, of which at least ``treasury_bps`` in
+    1/10,000 are the treasury's.
     """
 
     sampling_bps: int
     reward_milli: int
     slash_milli: int
+    treasury_bps: int = 2_000
+
+    def compute_rewards(self, slashed_micro_usdc: int) -> int:
+        """Return how much of a slash others may get, as the contract rounds it."""
+        return slashed_micro_usdc * (10_000 - self.treasury_bps) // 10_000
 
     @property
     def silence_milli(self) -> int:
@@ -95,17 +109,31 @@ def compute_penalty(price_micro_usdc: int, economics: Economics) -> int:
     return price_micro_usdc * economics.slash_milli // economics.reward_milli
 
 
-def add_exposures(plan: Plan, manifest: Manifest, economics: Economics) -> Plan:
-    """Return the plan with what every executor stands to lose: S for each of its tasks."""
+def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics) -> Plan:
+    """Return the plan with what every executor stands to lose: S for each of its tasks.
+
+    A node whose free stake does not cover that is passed over: the chain would refuse the plan.
+    Raises InvalidInput when that leaves nobody for a task.
+    """
+    free = {entry.node: entry.free_micro_usdc for entry in snapshot.entries}
     exposures: dict[str, int] = {}
-    for task, executor in zip(manifest.tasks, plan.executors(), strict=True):
+    places: list[int] = []
+    for number, (task, listed) in enumerate(zip(manifest.tasks, plan.tasks, strict=True)):
         penalty = compute_penalty(task.price_micro_usdc * plan.request.steps, economics)
+        able = [p for p, n in enumerate(listed) if exposures.get(n, 0) + penalty <= free[n]]
+        if not able:
+            raise InvalidInput(
+                f"no node's free stake covers task {number} ({task.label}) over "
+                f"{plan.request.steps} steps; ask for fewer, or wait until executions have ended"
+            )
+        places.append(able[0])
+        executor = listed[able[0]]
         exposures[executor] = exposures.get(executor, 0) + penalty
     nodes = tuple(
         entry.model_copy(update={"exposure_micro_usdc": exposures.get(entry.node, 0)})
         for entry in plan.nodes
     )
-    return plan.model_copy(update={"nodes": nodes})
+    return plan.model_copy(update={"nodes": nodes, "places": tuple(places) if any(places) else ()})
 
 
 def is_sampled(seed: str, task: int, sampling_bps: int) -> bool:
@@ -224,9 +252,10 @@ def compute_settlement(
     for all of them when they never revealed their completion (``withheld``). Validators earn the
     price of the task they recomputed. A liar pays S for each lie; who withholds a completion pays
     less for each of its drawn tasks (``Economics.silence_milli``), and a validator that withholds
-    its result twice the price that it would have earned. Out of it the validators of that task are
-    paid, as far as it reaches, then the client gets back the price of the whole execution, as far
-    as it reaches; the rest is the treasury's, so that slashing oneself does not pay.
+    its result twice the price that it would have earned. Of it all but the treasury's share pays
+    the validators of that task, as far as it reaches, then gives the client back the price of the
+    whole execution, as far as it reaches; the rest is the treasury's, too, so that slashing oneself
+    does not pay. The contract scales down what is more than that: nothing ever is.
     """
     by_task = {verdict.task: verdict for verdict in verdicts}
     price = [task.price_micro_usdc * steps for task in manifest.tasks]
@@ -241,16 +270,16 @@ def compute_settlement(
             continue
         penalties = _compute_penalties(verdict, executor, price[index], economics)
         slashed.update(penalties)
-        funds = penalties.total()
-        pot = from_slash if funds else earned
-        if not funds:  # out of the escrow, which holds the price of one verification per task
+        funds = economics.compute_rewards(penalties.total())
+        pot = from_slash if penalties else earned
+        if not penalties:  # out of the escrow, which holds the price of one verification per task
             funds = price[index]
         for validator in verdict.validators:
             if funds >= price[index]:
                 funds -= price[index]
                 pot[validator] += price[index]
     if any(verdict.outcome in UNPAID for verdict in verdicts):
-        left = slashed.total() - from_slash.total()
+        left = economics.compute_rewards(slashed.total()) - from_slash.total()
         from_slash[plan.request.client] += min(sum(price), left)
     payments = [Payment(to, amount, False) for to, amount in sorted(earned.items()) if amount]
     payments += [Payment(to, amount, True) for to, amount in sorted(from_slash.items()) if amount]

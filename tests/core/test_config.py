@@ -11,7 +11,7 @@ from splitup.errors import ConfigurationError
 FILE = {
     "rpc_url": "http://127.0.0.1:1",
     "deployment": "deployment.json",
-    "gateway_url": "http://127.0.0.1:2",
+    "gateway_urls": "http://127.0.0.1:2",
     "user_keystore": "keys/user.json",
     "user_passphrase_file": "/abs/passphrase",
     "members": ["http://127.0.0.1:3"],
@@ -20,7 +20,7 @@ FILE = {
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("HOME", "RPC_URL", "GATEWAY_URL", "DEPLOYMENT", "USER_KEYSTORE"):
+    for name in ("HOME", "RPC_URL", "GATEWAY_URLS", "DEPLOYMENT", "USER_KEYSTORE"):
         monkeypatch.delenv(f"SPLITUP_{name}", raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -50,11 +50,11 @@ def test_a_toml_file_says_the_same(tmp_path: Path) -> None:
 def test_flag_beats_environment_beats_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "home")
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
-    monkeypatch.setenv("SPLITUP_GATEWAY_URL", "http://environment:1")
+    monkeypatch.setenv("SPLITUP_GATEWAY_URLS", "http://environment:1, http://environment:3")
     monkeypatch.setenv("SPLITUP_RPC_URL", "http://environment:2")
-    config = NetworkConfig.load(None, rpc_url="http://flag:1", gateway_url=None)
+    config = NetworkConfig.load(None, rpc_url="http://flag:1", gateway_urls=None)
     assert config.rpc_url == "http://flag:1"
-    assert config.gateway_url == "http://environment:1"
+    assert config.gateway_urls == ("http://environment:1", "http://environment:3")
     assert config.deployment == tmp_path / "home" / "deployment.json"
 
 
@@ -65,7 +65,7 @@ def test_the_default_is_the_directory_of_splitup_up(tmp_path: Path) -> None:
 
 def test_flags_alone_are_enough() -> None:
     config = NetworkConfig.load(
-        None, rpc_url="http://a:1", deployment=Path("d.json"), gateway_url="http://b:1"
+        None, rpc_url="http://a:1", deployment=Path("d.json"), gateway_urls="http://b:1"
     )
     assert config.deployment == Path("d.json")
     with pytest.raises(ConfigurationError, match="--keystore"):
@@ -79,8 +79,8 @@ def test_flags_alone_are_enough() -> None:
         ("[]", "does not hold an object"),
         (json.dumps({**FILE, "members": "x"}), "'members' is not usable"),
         (json.dumps({**FILE, "secret": "x"}), "'secret' is not usable"),
-        (json.dumps({**FILE, "gateway_url": "ftp://x"}), "'gateway_url' is not usable"),
-        (json.dumps({**FILE, "gateway_url": "http://user@x"}), "'gateway_url' is not usable"),
+        (json.dumps({**FILE, "gateway_urls": "ftp://x"}), "'gateway_urls' is not usable"),
+        (json.dumps({**FILE, "gateway_urls": "http://user@x"}), "'gateway_urls' is not usable"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, text: str, reason: str) -> None:

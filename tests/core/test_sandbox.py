@@ -13,9 +13,10 @@ import pytest
 
 from splitup import limits, sandbox
 from splitup.errors import Unavailable
-from splitup.graph.ir import Graph
+from splitup.graph.ir import Graph, encode_float
 from splitup.graph.recompute import write_tensor
 from splitup.wire import EMPTY_DIGEST
+from tests.graph.graphs import Builder
 from tests.node.graphs import make_accumulator, make_sum
 
 STEPS, SIZE = 3, 4
@@ -36,6 +37,7 @@ def make_job(directory: Path, graph: Graph, ports: int) -> tuple[sandbox.Replay,
         weights=None,
         inputs=[directory / f"input-{port}" for port in range(ports)],
         steps=STEPS,
+        gate=None,
         determinism=CLASS,
         memory_bytes=10**6,
     )
@@ -112,3 +114,23 @@ async def test_memory_is_bounded_and_no_secret_gets_in(
     )
     assert "secret" not in given["env"].values()
     assert given["env"]["HOME"] == str(tmp_path)
+
+
+async def test_a_step_that_its_gate_shuts_counts_as_zeros(tmp_path: Path) -> None:
+    b = Builder()
+    x, gate = b.input("x", "float32", SIZE), b.input("gate", "float32", SIZE)
+    zero = b.const("float32", encode_float(0.0))
+    product = b.add("MUL", "float32", x, gate)
+    chosen = b.add("WHERE", "float32", b.add("CMPNE", "bool", gate, zero), product, zero)
+    graph = b.graph({"y": b.store("float32", chosen)})
+    job, (x_data, gates) = make_job(tmp_path, graph, 2)
+    gates[1] = 0.0
+    with (tmp_path / "input-1").open("wb") as file:
+        for row in gates:
+            write_tensor(file, row.tobytes())
+    found = await sandbox.replay(replace(job, gate=1))
+    counted = x_data.copy()
+    counted[1] = 0.0
+    assert found["inputs"] == [digest(counted), digest(gates)]
+    assert found["outputs"] == [digest(x_data * gates)]
+    assert (await sandbox.replay(job))["inputs"] == [digest(x_data), digest(gates)]

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitup.errors import PeerFault
+from splitup.errors import InvalidInput, PeerFault
 from splitup.protocol.selection import compute_plan
 from splitup.protocol.verification import (
     MAX_JUDGES,
@@ -15,6 +16,7 @@ from splitup.protocol.verification import (
     Payment,
     Slash,
     Verdict,
+    add_exposures,
     check_completion,
     compute_settlement,
     count_wanted,
@@ -230,14 +232,13 @@ def test_who_is_outvoted_is_not_paid_and_loses_nothing() -> None:
 
 
 def test_compensation_never_exceeds_what_the_liar_pays() -> None:
-    """S = 100 C buys back at most 83 prices: a model of 120 tasks is compensated in part."""
+    """80 % of S = 100 C buy back at most 66 prices: 120 tasks are compensated in part."""
     manifest = make_chain_manifest(120)
     plan = compute_plan(make_request(1), f"0x{3:064x}", make_snapshot(6, 120), manifest)
     verdict = Verdict(5, Outcome.LIED, (V1, V2), (plan.executors()[5],))
     terms = compute_settlement(plan, manifest, 1, (), [verdict], ECONOMICS)
-    assert sum(p.amount_micro_usdc for p in terms.payments if p.from_slash) == (
-        terms.slashes[0].amount_micro_usdc
-    )
+    rewards = sum(p.amount_micro_usdc for p in terms.payments if p.from_slash)
+    assert rewards == terms.slashes[0].amount_micro_usdc * 80 // 100, "as the contract rounds it"
 
 
 def test_a_completion_must_match_its_root_and_its_plan() -> None:
@@ -270,3 +271,49 @@ def test_a_completion_must_match_its_root_and_its_plan() -> None:
     with pytest.raises(PeerFault, match="another execution"):
         check_completion(stranger, PLAN, MANIFEST, stranger.root())
     assert node in PLAN.executors()
+
+
+# ---- exposures ---------------------------------------------------------------------------------
+
+PENALTY = PRICE_MICRO_USDC * STEPS * 100_000 // 1200
+
+
+def lock(free: dict[str, int]) -> Plan:
+    """Plan with what is left of some nodes' stake."""
+    snapshot = make_snapshot(6, TASKS)
+    entries = tuple(
+        entry.model_copy(
+            update={
+                "locked_micro_usdc": entry.stake_micro_usdc
+                - free.get(entry.node, entry.stake_micro_usdc)
+            }
+        )
+        for entry in snapshot.entries
+    )
+    return add_exposures(
+        PLAN, MANIFEST, snapshot.model_copy(update={"entries": entries}), ECONOMICS
+    )
+
+
+def test_every_executor_is_exposed_by_all_its_tasks() -> None:
+    plan = lock({})
+    assert plan.places == () and plan.executors() == PLAN.executors()
+    counts = {node: PLAN.executors().count(node) for node in set(PLAN.executors())}
+    assert dict(plan.exposures()) == {node: n * PENALTY for node, n in counts.items()}
+
+
+def test_a_node_whose_free_stake_is_too_small_is_passed_over_and_stays_in_the_list() -> None:
+    first = PLAN.executors()[0]
+    plan = lock({first: PENALTY - 1})
+    assert first not in plan.executors() and plan.tasks == PLAN.tasks
+    assert plan.root() != lock({}).root()
+    twice = Counter(PLAN.executors()).most_common(1)[0][0]
+    plan = lock({twice: PENALTY})
+    assert plan.executors().count(twice) == 1, "enough for one task, not for two"
+    for node, amount in lock({node.node: 2 * PENALTY for node in PLAN.nodes}).exposures():
+        assert amount <= 2 * PENALTY, node
+
+
+def test_a_plan_that_no_stake_covers_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="free stake covers task 0"):
+        lock({node.node: 0 for node in PLAN.nodes})

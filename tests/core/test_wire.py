@@ -120,3 +120,38 @@ def test_messages_round_trip_and_digests_separate_domains() -> None:
 def test_a25_malformed_messages_name_the_field(field: str, value: object) -> None:
     with pytest.raises(PeerFault, match=rf"Heartbeat\.{field}"):
         Heartbeat.from_value({**HEARTBEAT.model_dump(mode="json"), field: value})
+
+
+def make_zeros(length: int) -> Frame:
+    digest = hashlib.sha256(bytes(length)).digest()
+    return replace(make_frame(), payload=bytes(length), length=length, digest=digest, zeros=True)
+
+
+def test_zeros_travel_without_their_bytes() -> None:
+    frame = make_zeros(1000)
+    data = frame.encode(SIGNATURE)
+    assert len(data) == FRAME_HEADER_BYTES
+    decoded, _ = decode_frame(data)
+    assert decoded == frame and decoded.payload == bytes(1000)
+    assert decoded.signed_bytes() != replace(frame, zeros=False).signed_bytes()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        replace(make_zeros(8), digest=hashlib.sha256(bytes(7)).digest()),
+        replace(make_zeros(8), length=9),
+        replace(make_zeros(8), stored=True),
+        replace(make_zeros(8), kind=FrameKind.END),
+        replace(make_zeros(8), length=2**62),  # refused without being hashed
+        make_zeros(limits.INLINE_TENSOR_BYTES + 1),
+    ],
+)
+def test_zeros_that_are_none_are_refused(frame: Frame) -> None:
+    with pytest.raises(PeerFault):
+        decode_frame(frame.encode(SIGNATURE))
+
+
+def test_zeros_have_no_payload() -> None:
+    with pytest.raises(PeerFault, match="zeros"):
+        decode_frame(make_zeros(8).encode(SIGNATURE) + bytes(8))

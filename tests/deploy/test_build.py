@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load
 from splitup_deploy.build import build, parse_size
 from splitup_deploy.frontends.model import Sizes
+from splitup_deploy.weights import watch_hashing
 
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import load_manifest
@@ -25,6 +26,7 @@ SCRIPT = """
 import sys
 from splitup_deploy.build import build
 from splitup_deploy.frontends.model import Sizes
+from splitup_deploy.weights import watch_hashing
 compiled = build(sys.argv[1], int(sys.argv[2]), sizes=Sizes(chunk=8))
 print(compiled.model_id, *(blob.digest for blob in compiled.blobs))
 """
@@ -122,3 +124,24 @@ def test_other_texts_are_no_size(text: str) -> None:
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_size(text)
+
+
+def test_hashing_is_shown_as_bytes_of_all_bytes() -> None:
+    class Seen:
+        def __init__(self) -> None:
+            self.totals: dict[str, int] = {}
+            self.done: dict[str, int] = {}
+
+        def start(self, what: str, total_bytes: int) -> None:
+            self.totals[what], self.done[what] = total_bytes, 0
+
+        def advance(self, hashed_bytes: int) -> None:
+            self.done[list(self.totals)[-1]] += hashed_bytes
+
+    seen = Seen()
+    with watch_hashing(seen):
+        compiled = build(str(EXAMPLE), 10**8, sizes=Sizes(chunk=1))
+    assert seen.done["weights"] == seen.totals["weights"]
+    headers = seen.done["tasks"] - seen.totals["tasks"]
+    assert 0 < headers < 10_000
+    assert seen.done["tasks"] == sum(task.weights_bytes for task in compiled.manifest.tasks)

@@ -164,9 +164,9 @@ def make_wide(rows: int = 1, inner: int = 64, out: int = 200) -> TracedModel:
 
 def test_a_wide_product_becomes_parallel_tasks_and_a_join() -> None:
     model = make_wide()
-    divided = divide(model, 18_000)
+    divided = divide(model, 17_700)
     graph, values = divided.model.graph, check_graph(divided.model.graph)
-    tasks = cut_graph(graph, values, partition(graph, values, divided.model.labels, 18_000))
+    tasks = cut_graph(graph, values, partition(graph, values, divided.model.labels, 17_700))
     weights = [[weight.name for weight in task.graph.weights] for task in tasks]
     assert weights == [["w[0:64,:]"], ["w[64:128,:]"], ["w[128:192,:]"], ["w[192:200,:]"]]
     assert [task.sources for task in tasks[:3]] == [("x",)] * 3

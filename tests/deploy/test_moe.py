@@ -17,6 +17,7 @@ from splitup_deploy.reference import load_reference
 from splitup_deploy.weights import WeightSource
 
 from splitup.errors import InvalidModel
+from splitup.graph.gates import compute_zero_step
 from splitup.graph.manifest import InputSource, Task
 from splitup.graph.runtime import TaskProgram
 from splitup.tensors import TensorSpec
@@ -90,20 +91,19 @@ def test_several_rows_at_once_in_bfloat16() -> None:
     assert relative_error(given, wanted) <= 1e-5
 
 
-def find_gates(task: Task) -> int | None:
-    """Return the position of an expert task's gate port."""
-    if not re.fullmatch(r"block \d experts \d of \d", task.label):
-        return None
-    (gates,) = (i for i, port in enumerate(task.inputs) if "gates-of" in port.name)
-    return gates
+def is_expert(task: Task) -> bool:
+    return re.fullmatch(r"block \d experts \d of \d", task.label) is not None
 
 
 def test_experts_without_a_gate_are_not_run(tmp_path: Path) -> None:
     save_moe(tmp_path / "m", MIXTRAL, "float32")
     compiled = build(str(tmp_path / "m"), TARGET, sizes=CHUNK)
     tasks = compiled.manifest.tasks
-    gates = [find_gates(task) for task in tasks]
+    gates = [task.gate for task in tasks]
     assert sum(gate is not None for gate in gates) == 2 * 4  # every expert is a task
+    for task in tasks:
+        assert (task.gate is not None) == is_expert(task)
+        assert task.gate is None or "gates-of" in task.inputs[task.gate].name
     assert all(task.vram_bytes <= TARGET for task in tasks)
     for index, gate in enumerate(gates):
         sources = {source for source, target in compiled.manifest.edges() if target == index}
@@ -125,9 +125,12 @@ def test_experts_without_a_gate_are_not_run(tmp_path: Path) -> None:
                 for port in task.inputs
             ]
             gate = gates[index]
-            zeros = [bytes(port.spec.row_bytes) for port in task.outputs]
             if gate is not None and not any(data[gate]):
-                assert program.run(program.new_state(), data) == zeros  # exactly zero, not -0.0
+                specs = [[port.spec for port in ports] for ports in (task.inputs, task.outputs)]
+                count_as, zeros = compute_zero_step(specs[0], specs[1], gate, len(data[gate]))
+                assert list(map(len, count_as)) == list(map(len, data))
+                for given in (data, count_as):  # exactly zero, not -0.0
+                    assert program.run(program.new_state(), given) == zeros
                 results, skipped = zeros, skipped + 1
             else:
                 results = program.run(lazy[index], data)
@@ -157,7 +160,7 @@ def test_an_infinite_weight_of_another_expert_is_not_seen(tmp_path: Path) -> Non
 def test_groups_of_experts_and_dense_layers(tmp_path: Path) -> None:
     save_moe(tmp_path / "m", {**QWEN3_MOE, "num_hidden_layers": 2})
     compiled = build(str(tmp_path / "m"), 40_000, sizes=CHUNK)
-    groups = [task for task in compiled.manifest.tasks if find_gates(task) is not None]
+    groups = [task for task in compiled.manifest.tasks if task.gate is not None]
     assert [task.label for task in groups[:2]] == [
         "block 0 experts 1 of 2",
         "block 0 experts 2 of 2",

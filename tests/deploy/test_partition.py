@@ -138,21 +138,26 @@ def test_the_best_cut_is_found(
     assert found.rank(balance) == min(cut.rank(balance) for cut in every)
 
 
-@st.composite
-def chains(draw: st.DrawFn) -> Graph:
-    """A chain in which what a value weighs, how long it takes and what it moves are unrelated."""
+def make_uneven(weights: list[int], sizes: list[int]) -> Graph:
+    """Return a chain; every value adds up a weight and is as large as is given, in elements."""
     b = Builder()
     made = b.store("float32", b.input("x", "float32", 64))
-    for index in range(draw(st.integers(4, 6))):
-        heavy = draw(st.sampled_from([64, 256, 512, 1024]))
-        size = draw(st.sampled_from([64, 128, 192, 256]))
-        weight = b.weight(f"w{index}", np.full(heavy, index, np.float32))
-        total = b.add("REDUCE", "float32", weight, arg=("ADD", 1))
+    for index, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
+        table = b.weight(f"w{index}", np.full(weight, index, np.float32))
+        total = b.add("REDUCE", "float32", table, arg=("ADD", 1))
         first = b.add("SHRINK", "float32", made, arg=((0, 1),))
         value = b.add("ADD", "float32", first, total)
         grown = b.add("EXPAND", "float32", value, arg=(size,))
         made = b.store("float32", b.add("RESHAPE", "float32", grown, arg=(size,)))
     return b.graph({"y": made})
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Graph:
+    """A chain in which what a value weighs, how long it takes and what it moves are unrelated."""
+    count = draw(st.integers(4, 6))
+    weights = [draw(st.sampled_from([64, 256, 512, 1024])) for _ in range(count)]
+    return make_uneven(weights, [draw(st.sampled_from([64, 128, 192, 256])) for _ in range(count)])
 
 
 @settings(max_examples=120, deadline=None)
@@ -189,6 +194,33 @@ def test_the_longest_task_comes_before_evenness() -> None:
     assert even.longest > best.longest  # the two criteria disagree here
     found = measure(graph, partition(graph, check_graph(graph), {}, target), target)
     assert found == best
+
+
+def test_the_fewest_bytes_come_before_the_longest_task() -> None:
+    """And all beginnings of the best cut count: the first of its two cuts, too."""
+    graph = make_uneven([2048, 256, 1024, 2048, 512, 2048], [192, 256, 192, 64, 256, 128])
+    target = 17_024
+    every = list_cuts(graph, target, 3)
+    assert {cut.tasks for cut in every} == {3} and len({cut.moved for cut in every}) > 2
+    best = min(every, key=lambda cut: (cut.moved, cut.longest, cut.squares))
+    assert min(cut.longest for cut in every) < best.longest  # the two criteria disagree here
+    assert measure(graph, partition(graph, check_graph(graph), {}, target), target) == best
+
+
+def test_a_part_of_a_legal_task_may_be_illegal() -> None:
+    """What a part reads is an input, which takes memory all the time; inside it could go."""
+    b = Builder()
+    made = b.store("float32", b.input("x", "float32", 1))
+    for _ in range(2):
+        grown = b.add("EXPAND", "float32", made, arg=(1024, 1))
+        wide = b.store("float32", grown)
+        made = b.store("float32", b.add("REDUCE", "float32", wide, arg=("ADD", 1)))
+    graph = b.graph({"y": made})
+    values, regions = check_graph(graph), find_regions(graph, {})
+    whole = compute_vram_bytes(graph, values)
+    _, part = cut_graph(graph, values, [regions[:2], regions[2:]])
+    assert compute_vram_bytes(part.graph, check_graph(part.graph)) > whole
+    assert len(partition(graph, values, {}, whole)) == 1
 
 
 def test_borders_begin_tasks() -> None:

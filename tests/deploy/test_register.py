@@ -74,7 +74,7 @@ def write_home(network: Network, home: Path, *, account: int = 9, **changes: Any
     values = {
         "rpc_url": network.rpc_url,
         "deployment": str(network.deployment_path),
-        "gateway_url": network.url,
+        "gateway_urls": network.url,
         "user_keystore": "key.json",
         "user_passphrase_file": "passphrase",
         "members": [],
@@ -113,7 +113,7 @@ async def test_register_stores_everything_then_says_so(
     assert found is not None
     assert (found.name, found.task_count) == ("first", len(first["tasks"]))
     assert found.price_per_step_micro_usdc == compiled.manifest.price_micro_usdc(1)
-    async with GatewayClient(network.url, network.client) as gateway:
+    async with GatewayClient((network.url,), network.client) as gateway:
         grants = await gateway.model_grants(compiled.model_id)
     stored = {grant.key for grant in grants.grants}
     assert stored == {blob.key for blob in (*compiled.blobs, compiled.manifest_blob)}
@@ -160,7 +160,7 @@ async def test_an_interrupted_upload_goes_on_and_registers_nothing_half(
         await Chain.connect(
             network.rpc_url, network.deployment, private_key=developer.private_key
         ) as chain,
-        GatewayClient(network.url, developer) as gateway,
+        GatewayClient((network.url,), developer) as gateway,
     ):
         with pytest.raises(StorageUnavailable, match="cable"):
             await register(compiled, "second", chain, gateway, Recorder(limit=30_000))
@@ -186,7 +186,7 @@ async def test_a_taken_name_is_refused_before_anything_is_sent(
     model_id = build(f"{models}:fourth", 20_000).model_id
     assert await fetch_model(network.owner, model_id) is None
     with pytest.raises(Exception, match="no model"):
-        async with GatewayClient(network.url, None) as gateway:
+        async with GatewayClient((network.url,), None) as gateway:
             await gateway.fetch_manifest(model_id)
     code, answer = await register_cli(owner, f"{models}:fourth", "taken")
     assert (code, answer["already_registered"]) == (0, False)  # its owner may point it elsewhere

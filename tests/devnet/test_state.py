@@ -27,7 +27,7 @@ from splitup.net.ports import find_free_ports, is_port_free
 def test_ports_are_distinct_and_kept(tmp_path: Path) -> None:
     state = DevnetState.create(nodes=3, vram_bytes=10**9)
     ports = [port for _, port in state.named_ports()]
-    assert len(set(ports)) == len(ports) == 2 + 4 + 3
+    assert len(set(ports)) == len(ports) == 3 + 4 + 3
     state.save(tmp_path)
     assert DevnetState.load(tmp_path) == state
 
@@ -55,10 +55,10 @@ def test_impossible_numbers_of_nodes_are_refused(nodes: int) -> None:
 def test_busy_port_is_one_sentence(tmp_path: Path) -> None:
     state = DevnetState.create(nodes=1, vram_bytes=1)
     state.check_ports(tmp_path)
-    with socket.create_server(("127.0.0.1", state.gateway_port)):
-        assert not is_port_free(state.gateway_port)
+    with socket.create_server(("127.0.0.1", state.gateway_ports[0])):
+        assert not is_port_free(state.gateway_ports[0])
         with pytest.raises(
-            ConfigurationError, match=r"which this network's gateway uses, is taken"
+            ConfigurationError, match=r"which this network's gateway-0 uses, is taken"
         ):
             state.check_ports(tmp_path)
 

@@ -136,12 +136,12 @@ class Network:
 
         return asyncio.run(fetch())
 
-    def wait_for_holders(self, count: int) -> None:
-        """Wait until ``count`` live nodes hold every task of the model."""
+    def wait_for_holders(self, count: int, name: str = MODEL) -> None:
+        """Wait until ``count`` live nodes hold every task of a model."""
 
         async def fetch_tasks() -> list[str]:
             async with SplitUp.connect(self.config) as net:
-                model = await net.fetch_model(MODEL)
+                model = await net.fetch_model(name)
                 return [task.task_id for task in model.manifest.tasks]
 
         tasks = asyncio.run(fetch_tasks())

@@ -293,7 +293,8 @@ def settle(draws: Draws, verdicts: Verdicts, economics: Economics) -> Money:
     has_liars = verdicts.lied | verdicts.accused_falsely.any(axis=1)
     fees = to_judges.sum(axis=1)
     slashed = from_executors.sum(axis=1) + per_execution(from_judges.sum(axis=1))
-    left = slashed - per_execution(np.where(has_liars, fees, 0))
+    rewarded = per_execution(np.where(has_liars, fees, 0))
+    left = slashed * (10_000 - economics.treasury_bps) // 10_000 - rewarded
     wronged = (unpaid.reshape(executions, tasks) == 1).any(axis=1)
     to_client = np.where(wronged, np.minimum(tasks * price, left), 0)
     return Money(
@@ -303,7 +304,7 @@ def settle(draws: Draws, verdicts: Verdicts, economics: Economics) -> Money:
         from_judges=from_judges,
         from_client=to_executors.sum(axis=1) + per_execution(np.where(has_liars, 0, fees)),
         to_client=to_client,
-        to_treasury=left - to_client,
+        to_treasury=slashed - rewarded - to_client,
     )
 
 

@@ -321,7 +321,7 @@ def test_verification_costs_an_honest_network_less_than_a_tenth(
 def test_a_user_whose_liar_is_found_gets_the_whole_price_back(
     results: Results, draws: Draws
 ) -> None:
-    for slash, expected in ((100, 1.0), (10, (10 / 1.2 - MAX_JUDGES) / TASKS)):
+    for slash, expected in ((100, 1.0), (10, (0.8 * 10 / 1.2 - MAX_JUDGES) / TASKS)):
         result = results["lazy", slash]
         back, _ = compute_user_cost(result, draws)
         found = result.money.from_executors.any(axis=1)

@@ -39,6 +39,7 @@ def make_task(index: int, inputs: list[Any], outputs: list[Any]) -> dict[str, An
         "tolerances": [],
         "reference_digest": "",
         "reference_bytes": 0,
+        "gate": None,
     }
 
 
@@ -62,6 +63,7 @@ def make() -> dict[str, Any]:
             make_task(3, [read("a", 1), read("b", 2), given], [Y]),
         ],
         "text": None,
+        "client": None,
     }
 
 
@@ -209,3 +211,76 @@ def test_a_tolerance_and_a_reference_are_part_of_the_task() -> None:
         wrong["tasks"][1] = {**value["tasks"][1], **change}
         with pytest.raises(InvalidModel, match=problem):
             load_manifest(encode_canonical(wrong))
+
+
+def make_private() -> dict[str, Any]:
+    """The diamond behind a task of the client that hides x, and before one that shows the result.
+
+    The last task of the client reads what the first one kept, too.
+    """
+    value = make()
+    hidden = {**X, "name": "hidden"}
+    keys = ("task_id", "label", "graph_bytes", "weights_digest", "weights_bytes")
+    keys += ("state_bytes", "vram_bytes", "flops")
+
+    def make_client_task(index: int, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
+        task = make_task(index, inputs, outputs)
+        return {key: task[key] for key in (*keys, "inputs", "outputs")}
+
+    first = make_client_task(7, [{**X, "source": {"input": "x"}}], [hidden, {**Y, "name": "kept"}])
+    result = {**Y, "name": "r", "source": {"output": "result"}}
+    kept = {**Y, "name": "k", "source": {"task": 0, "port": 1}}
+    value["client"] = {
+        "inputs": [X],
+        "outputs": [{**Y, "name": "shown", "task": 1, "port": 0}],
+        "tasks": [first, make_client_task(8, [result, kept], [Y])],
+        "sends": [{"task": 0, "port": 0}],
+    }
+    return value
+
+
+def test_tasks_of_the_client_stand_around_those_of_nodes() -> None:
+    manifest = load(make_private())
+    assert manifest.client is not None and manifest.client.find_early() == (0,)
+    assert [port.name for port in manifest.user_outputs] == ["shown"]
+    assert [port.name for port in manifest.outputs] == ["result"]
+    assert manifest.price_micro_usdc(1) == load(make()).price_micro_usdc(1)
+    assert load_manifest(manifest.to_bytes()) == manifest
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("sends.0", {"task": 1, "port": 0}, "'x'"),  # what nodes compute, sent to nodes
+        ("sends.0", {"input": "y"}, "no earlier source"),
+        ("sends", [], "other inputs"),
+        ("sends", [{"input": "x"}, {"input": "x"}], "other inputs"),
+        ("tasks.1.inputs.0.source", {"output": "other"}, "no earlier source"),
+        ("tasks.1.inputs.0.source", {"task": 0, "port": 1}, "no the client's task reads"),
+        ("tasks.0.inputs.0.source", {"output": "result"}, "'x'"),
+        ("tasks.0.inputs.0.source", {"task": 1, "port": 0}, "no earlier source"),
+        ("tasks.0.weights_bytes", 5, "weights without a digest"),
+        ("tasks.0.price_micro_usdc", 5, "price_micro_usdc"),
+        ("outputs.0.task", 2, "no earlier source"),
+        ("tasks", [], "client.tasks"),
+    ],
+)
+def test_a04_unsound_parts_of_the_client_are_refused(path: str, value: Any, problem: str) -> None:
+    root = place = make_private()
+    *parts, last = ["client", *path.split(".")]
+    for part in parts:
+        place = place[int(part) if isinstance(place, list) else part]  # type: ignore[index]
+    place[int(last) if isinstance(place, list) else last] = value  # type: ignore[index]
+    with pytest.raises(InvalidModel, match=problem):
+        load(root)
+
+
+def test_gates_are_inputs_of_tasks_without_state() -> None:
+    value = make()
+    value["tasks"][3]["gate"] = 1
+    assert load(value).tasks[3].gate == 1
+    for change in ({"gate": 3}, {"gate": -1}, {"gate": True}, {"gate": 1, "state_bytes": 4}):
+        wrong = make()
+        wrong["tasks"][3] |= change
+        with pytest.raises(InvalidModel, match="gate"):
+            load(wrong)

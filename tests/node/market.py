@@ -38,6 +38,7 @@ from splitup.wire import (
     Heartbeat,
     Held,
     PlanCertificate,
+    Pledge,
     Request,
     Snapshot,
     SnapshotEntry,
@@ -58,6 +59,7 @@ class Members:
     demand: list[dict[str, Any]] = field(default_factory=list)
     heartbeats: dict[str, Heartbeat] = field(default_factory=dict)
     completions: dict[tuple[str, str], Completion] = field(default_factory=dict)
+    pledges: dict[tuple[str, str], Pledge] = field(default_factory=dict)
     results: asyncio.Queue[VerificationResult] = field(default_factory=asyncio.Queue)
     verified: set[tuple[str, int]] = field(default_factory=set)
     promises: dict[tuple[str, int], VerificationCommitment] = field(default_factory=dict)
@@ -83,6 +85,11 @@ class Members:
         completion = Completion.from_value(await self._read(request, "splitup-completion"))
         self.completions[completion.execution_id, completion.node] = completion
         await self._tell()
+        return web.json_response({})
+
+    async def on_pledge(self, request: web.Request) -> web.Response:
+        pledge = Pledge.from_value(await self._read(request, "splitup-pledge"))
+        self.pledges[pledge.execution_id, pledge.node] = pledge
         return web.json_response({})
 
     async def on_promise(self, request: web.Request) -> web.Response:
@@ -172,7 +179,7 @@ class NodeMarket:
                 {
                     "rpc_url": self.network.rpc_url,
                     "deployment": str(self.network.deployment_path),
-                    "gateway_url": self.network.url,
+                    "gateway_urls": self.network.url,
                     "keystore": "keystore.json",
                     "passphrase_file": "passphrase",
                     "data_dir": "data",
@@ -332,6 +339,7 @@ async def open_market(
     app = make_app()
     app.router.add_post("/v1/heartbeat", members.on_heartbeat)
     app.router.add_post("/v1/completion", members.on_completion)
+    app.router.add_post("/v1/pledge", members.on_pledge)
     app.router.add_post("/v1/promise", members.on_promise)
     app.router.add_get("/v1/attestation/{execution_id}", members.on_attestation)
     app.router.add_post("/v1/verification", members.on_verification)

@@ -16,6 +16,7 @@ from splitup.graph.manifest import Manifest
 from splitup.net.logs import LogObject
 from splitup.net.objects import NotStored
 from splitup.protocol.keys import LogName
+from splitup.protocol.takeovers import Roster
 from splitup.wire import PlanCertificate
 from tests.node.network import Store, TestNode, make_manifest
 
@@ -32,7 +33,7 @@ class Forgetful:
 
 @dataclass
 class ForgetfulStore(Store):
-    def open(self, certificate: PlanCertificate, manifest: Manifest) -> Forgetful:  # type: ignore[override]
+    def open(self, certificate: PlanCertificate, manifest: Manifest, roster: Roster) -> Forgetful:  # type: ignore[override]
         return Forgetful()
 
 

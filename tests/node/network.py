@@ -38,7 +38,7 @@ from splitup.net.logs import LogObject, iter_log, read_tensor
 from splitup.net.objects import NotStored
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogReader
-from splitup.protocol.takeovers import sign_takeover
+from splitup.protocol.takeovers import Roster, sign_takeover
 from splitup.wire import (
     CLIENT,
     Frame,
@@ -158,7 +158,7 @@ class Store:
     objects: dict[str, bytes] = field(default_factory=dict)
     down: bool = False
 
-    def open(self, certificate: PlanCertificate, manifest: Manifest) -> StoredLogs:
+    def open(self, certificate: PlanCertificate, manifest: Manifest, roster: Roster) -> StoredLogs:
         return StoredLogs(self, certificate.plan.request.execution_id)
 
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 from splitup_node.audit import AuditFailed
-from splitup_node.cache import Cache
 from splitup_node.residents import Residents
 from splitup_node.supervisor import WORKER_ARGV, Supervisor
 from splitup_node.workers import Workers
@@ -17,6 +16,7 @@ from splitup_node.workers import Workers
 from splitup.errors import InvalidModel
 from splitup.graph.compare import Tolerance
 from splitup.graph.manifest import Manifest
+from splitup.net.cache import Cache
 from tests.node.graphs import make_reference
 from tests.node.network import make_manifest
 

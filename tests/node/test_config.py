@@ -15,7 +15,7 @@ from splitup.errors import ConfigurationError
 VALUES: dict[str, str | bool] = {
     "rpc_url": "http://127.0.0.1:8545",
     "deployment": "deployment.json",
-    "gateway_url": "http://127.0.0.1:9000",
+    "gateway_urls": "http://127.0.0.1:9000",
     "keystore": "keystore.json",
     "passphrase_file": "passphrase",
     "data_dir": "data",
@@ -38,7 +38,7 @@ def network(tmp_path: Path) -> NetworkConfig:
         None,
         rpc_url="http://127.0.0.1:8545",
         deployment=tmp_path / "deployment.json",
-        gateway_url="http://127.0.0.1:9000",
+        gateway_urls="http://127.0.0.1:9000",
     )
 
 
@@ -67,7 +67,7 @@ def test_written_configuration_is_read_back(
     ("field", "value"),
     [
         ("rpc_url", "ftp://x"),
-        ("gateway_url", "http://user@host"),
+        ("gateway_urls", "http://user@host"),
         ("listen", "7001"),
         ("endpoint", "nonsense"),
         ("vram", "much"),

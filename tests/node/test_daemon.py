@@ -17,6 +17,7 @@ from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
 from splitup_node.status import read_status
 
+from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import compute_commitment
 from splitup.devnet.processes import find_program
@@ -26,6 +27,7 @@ from splitup.net.http import SignedClient
 from splitup.net.logs import LogWriter, open_logs
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.selection import rank_validators
+from splitup.protocol.takeovers import Roster
 from splitup.protocol.verification import check_completion, is_sampled
 from splitup.wire import CLIENT, Completion, PlanCertificate, VerificationOrder, VerificationResult
 from tests.node.market import NodeMarket, RunningNode, open_market
@@ -61,6 +63,12 @@ async def nodes(market: NodeMarket) -> AsyncIterator[list[RunningNode]]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def commit_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committee of these tests only listens: nodes need not wait for its transaction."""
+    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 0)
+
+
 async def execute(
     market: NodeMarket, certificate: PlanCertificate, steps: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -90,7 +98,13 @@ async def store_inputs(
 ) -> None:
     request = certificate.plan.request
     async with market.network.open(market.client_identity) as gateway, SignedClient() as http:
-        store = open_logs(gateway, lambda: http.session, certificate, has_large_tensors=False)
+        store = open_logs(
+            gateway,
+            lambda: http.session,
+            certificate,
+            Roster(certificate.plan),
+            has_large_tensors=False,
+        )
         writer = LogWriter(request.execution_id, request.client, store)
         for step, x in enumerate(xs):
             data = x.tobytes()
@@ -157,6 +171,7 @@ async def test_execution_is_computed_committed_revealed_and_verified(
         check_completion(completion, certificate.plan, market.manifest, completion.root())
         committed = await market.client.call("market", "commitmentOf", execution_id, node)
         assert committed == compute_commitment(STEPS, completion.root())
+        assert market.members.pledges[execution_id, node].root == completion.root()
 
     entries = {e.task: e for c in completions.values() for e in c.tasks}
     result = await verify(market, certificate, 1, STEPS, nodes)

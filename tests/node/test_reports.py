@@ -13,14 +13,14 @@ from splitup_node.heralds import Herald
 from splitup_node.reports import Reporter, Status
 
 from splitup import limits
-from splitup.chain.client import Receipt
+from splitup.chain.client import Block, Receipt
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
 from splitup.errors import ChainRejected, ChainUnavailable, Refused, Unavailable
 from splitup.journal.journal import Journal
 from splitup.protocol.attestations import sign_attestation
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
-from splitup.wire import Attestation, Completion, SignedTakeover, Takeover
+from splitup.wire import Attestation, Completion, Pledge, SignedTakeover, Takeover
 
 NODE = "0x" + "aa" * 20
 ZERO = "0x" + "00" * 32
@@ -36,14 +36,23 @@ class FakeChain:
         self.commitments: dict[str, str] = {}
         self.batches: list[list[str]] = []
         self.reverting: set[str] = set()
+        self.certified: set[str] = set()
+        self.block = 1
         self.down = 0
+
+    async def fetch_head(self) -> Block:
+        self.block += 1
+        return Block(self.block, ZERO, 0)
 
     async def call(self, contract: str, function: str, execution_id: str, *_: Any) -> Any:
         if self.down:
             self.down -= 1
             raise ChainUnavailable("the chain is down; start it")
         if function == "executionOf":
-            return {"status": self.status.get(execution_id, Status.PLANNED)}
+            return {
+                "status": self.status.get(execution_id, Status.PLANNED),
+                "certified": execution_id in self.certified,
+            }
         return self.commitments.get(execution_id, ZERO)
 
     async def send(self, contract: str, function: str, rows: list[tuple[str, int, str]]) -> Receipt:
@@ -65,11 +74,12 @@ class FakeHttp:
         self.over = False
         self.asked = asyncio.Event()
         self.told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.pledges: asyncio.Queue[tuple[str, Pledge]] = asyncio.Queue()
         self.shown: asyncio.Queue[str] = asyncio.Queue()  # members that were told of takeovers
         self.undrawn: set[str] = set()  # members that know no draw
 
-    def sign(self, typ: str, audience: str, body: Completion) -> str:
-        return body.execution_id
+    def sign(self, typ: str, audience: str, body: Completion | Pledge) -> Any:
+        return body if isinstance(body, Pledge) else body.execution_id
 
     async def get_json(self, url: str, *, timeout_s: float) -> dict[str, Any]:
         endpoint, _, execution_id = url.partition("/v1/attestation/")
@@ -89,11 +99,13 @@ class FakeHttp:
         )
         return sign_attestation(MEMBERS[place], attestation).model_dump(mode="json")
 
-    async def post_token(self, url: str, token: str, *, timeout_s: float) -> dict[str, Any]:
+    async def post_token(self, url: str, token: Any, *, timeout_s: float) -> dict[str, Any]:
         member, _, path = url.partition("/v1/")
         if member in self.deaf:
             raise Unavailable(f"{member} did not answer")
-        if path == "takeovers":
+        if path == "pledge":
+            self.pledges.put_nowait((member, token))
+        elif path == "takeovers":
             self.shown.put_nowait(member)
         else:
             assert path == "completion"
@@ -118,6 +130,7 @@ COMMITTEE = CommitteeView(
 def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REPORT_RETRY_S", 0.01)
     monkeypatch.setattr(limits, "RPC_BACKOFF_MAX_S", 0.02)
+    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 0)
 
 
 @pytest.fixture
@@ -182,6 +195,36 @@ async def test_completions_of_one_window_share_a_transaction(
     heard = await hear(http, 12)
     assert heard == {(f"http://m{m}", n) for m in range(1, 5) for n in (1, 2, 3)}
     assert [len(batch) for batch in chain.batches] == [3] and reporter.transactions == 1
+
+
+async def test_what_the_members_commit_costs_the_node_nothing(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 10**9)
+    await submit(reporter, 1)
+    async with asyncio.timeout(5):
+        pledges = [await http.pledges.get() for _ in range(4)]
+    completion = make_completion(1)
+    assert {member for member, _ in pledges} == {f"http://m{n}" for n in range(1, 5)}
+    assert {(p.execution_id, p.node, p.steps, p.root) for _, p in pledges} == {
+        (completion.execution_id, NODE, 1, completion.root())
+    }
+    assert http.told.empty()
+    chain.certified.add(completion.execution_id)
+    assert len(await hear(http, 4)) == 4
+    assert not chain.batches
+
+
+async def test_a_node_that_is_left_out_commits_after_some_blocks_or_before_the_deadline(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 20)
+    await submit(reporter, 1)
+    await hear(http, 4)
+    assert len(chain.batches) == 1 and chain.block >= 20
+    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 10**9)
+    await submit(reporter, 2, left_s=int(limits.COMMIT_MARGIN_S) - 5)
+    assert {n for _, n in await hear(http, 4)} == {2}
 
 
 async def test_commitment_waits_for_the_plan_and_does_not_hold_up_others(

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 import pytest_asyncio
-from splitup_node.cache import Cache
 from splitup_node.residents import Residents
 from splitup_node.supervisor import Supervisor
 from splitup_node.workers import Workers
@@ -19,6 +18,7 @@ from splitup_node.workers import Workers
 from splitup.codec import compute_digest
 from splitup.errors import Unavailable
 from splitup.graph.ir import Graph
+from splitup.net.cache import Cache
 from tests.builders import HANG_S
 from tests.node.graphs import make_accumulator
 
@@ -41,6 +41,7 @@ class LocalCache:
                 label=f"task {index}",
                 vram_bytes=TASK_BYTES,
                 state_bytes=0,
+                gate=None,
             )
             for index, graph in enumerate(self.graphs)
         ]

@@ -32,6 +32,7 @@ from splitup.wire import (
     Completion,
     Heartbeat,
     PlanCertificate,
+    Pledge,
     TaskCommitment,
     VerificationCommitment,
     VerificationOrder,
@@ -171,15 +172,14 @@ class Node:
             tasks=entries,
             salt="0x" + digest("salt"),
         )
-        while True:
-            execution = await self.chain.call("market", "executionOf", execution_id)
-            if execution["status"] == 2:
-                break
-            await asyncio.sleep(0.05)
-        await self.chain.send(
-            "market", "commitCompletions", [(execution_id, completion.steps, completion.root())]
-        )
         herald = await self._open_herald()
+        pledge = Pledge(
+            execution_id=execution_id,
+            node=completion.node,
+            steps=completion.steps,
+            root=completion.root(),
+        )
+        assert await herald.spread("/v1/pledge", "splitup-pledge", pledge, math.inf)
         assert await herald.wait_until_due(execution_id, None, math.inf)
         await herald.spread("/v1/completion", "splitup-completion", completion, math.inf)
 
@@ -429,5 +429,5 @@ def _write_config(network: Network, place: int, member: Identity, port: int, gat
         f'passphrase_file = "member{place}.passphrase"\n'
         f'data_dir = "member{place}"\n'
         f"listen_port = {port}\n"
-        f'gateway_url = "{gateway}"\n'
+        f'gateway_urls = "{gateway}"\n'
     )

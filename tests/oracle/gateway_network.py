@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eth_utils.crypto import keccak
-from splitup_oracle.gateway import GatewayConfig, RunningGateway, start_gateway
+from splitup_oracle.config import GatewayConfig
+from splitup_oracle.gateway import RunningGateway, start_gateway
 
 from splitup.chain.anvil import derive_key, start_anvil
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment, deploy
+from splitup.chain.rpc import Rpc
 from splitup.crypto import bls
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.crypto.quorum import Domain, sign_quorum
@@ -42,6 +44,7 @@ from splitup.wire import (
 
 MNEMONIC = "test test test test test test test test test test test junk"
 MEMBERS = 4
+NODE_STAKE = 1_100_000_000
 
 
 def find_free_port() -> int:
@@ -131,7 +134,7 @@ class Network:
         return self.gateway.server.url
 
     def open(self, identity: Identity) -> GatewayClient:
-        return GatewayClient(self.url, identity)
+        return GatewayClient((self.url,), identity)
 
     def make_snapshot(self, manifest: Manifest) -> Snapshot:
         resident = tuple(sorted({task.task_id for task in manifest.tasks}))
@@ -186,11 +189,15 @@ class Network:
 
 
 @contextlib.asynccontextmanager
-async def run_network(root: Path, *, open_models: bool = False) -> AsyncIterator[Network]:
+async def run_network(
+    root: Path, *, open_models: bool = False, open_uploads: bool = True
+) -> AsyncIterator[Network]:
     """Start Anvil, contracts, SeaweedFS and a gateway; stop them all at the end."""
     server = await asyncio.to_thread(start_object_server, root / "s3")
     try:
-        async with start_anvil(find_free_port(), mnemonic=MNEMONIC) as anvil:
+        async with start_anvil(
+            find_free_port(), mnemonic=MNEMONIC, block_time_s=1, mixed_mining=True
+        ) as anvil:
             owner_key = derive_key(MNEMONIC, 0)
             deployment = await deploy(anvil.url, owner_key)
             deployment.save(root / "deployment.json")
@@ -205,7 +212,11 @@ async def run_network(root: Path, *, open_models: bool = False) -> AsyncIterator
                 listen_port=0,
                 data_dir=root / "gateway",
                 open_models=open_models,
+                open_uploads=open_uploads,
             )
+            nodes = tuple(generate_identity() for _ in range(4))
+            for node in nodes:
+                await register_node(anvil.url, deployment, owner, node)
             gateway = await start_gateway(config)
             try:
                 yield Network(
@@ -217,7 +228,7 @@ async def run_network(root: Path, *, open_models: bool = False) -> AsyncIterator
                     audit_path=root / "gateway" / "audit.jsonl",
                     committee=committee,
                     owner=owner,
-                    nodes=tuple(generate_identity() for _ in range(4)),
+                    nodes=nodes,
                     client=generate_identity(),
                 )
             finally:
@@ -225,6 +236,16 @@ async def run_network(root: Path, *, open_models: bool = False) -> AsyncIterator
                 await owner.close()
     finally:
         await asyncio.to_thread(server.stop, 1.0)
+
+
+async def register_node(rpc_url: str, deployment: Deployment, owner: Chain, node: Identity) -> None:
+    """Give a node what it needs, and stake for 1 GB."""
+    async with Rpc(rpc_url) as rpc:
+        await rpc.request("anvil_setBalance", node.address, hex(10**18))
+    await owner.send("usdc", "mint", node.address, NODE_STAKE)
+    async with await Chain.connect(rpc_url, deployment, private_key=node.private_key) as chain:
+        await chain.send("usdc", "approve", deployment.nodes, NODE_STAKE)
+        await chain.send("nodes", "register", node.signing_key_hex, 1, "http://127.0.0.1:9")
 
 
 async def _form_committee(rpc_url: str, deployment: Deployment, owner: Chain) -> Committee:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from splitup_oracle.gateway import GatewayConfig, start_gateway
+from splitup_oracle.config import GatewayConfig
+from splitup_oracle.gateway import start_gateway
 from splitup_oracle.gateway_access import compute_execution_rights
 
 from splitup import limits
@@ -25,10 +26,11 @@ from splitup.net.gateway import (
     LogWrite,
     UploadObject,
 )
-from splitup.net.http import GATEWAY_AUDIENCE, SignedClient
+from splitup.net.http import SignedClient
 from splitup.net.objects import get_object
 from splitup.protocol.keys import LogName
 from splitup.protocol.selection import rank_validators
+from splitup.protocol.takeovers import Roster
 from splitup.protocol.verification import get_sampled_tasks
 from splitup.wire import CLIENT, Grants, PlanCertificate, VerificationOrder
 from tests.builders import make_chain_manifest
@@ -253,11 +255,9 @@ async def test_large_tensors_are_granted_upfront_as_far_as_they_fit(network: Net
     first = LogName(CLIENT, 0, request.client, 0, apart=True)
     assert grants[0].key == first.get_key(request.execution_id)
     request = network.make_request(wide, snapshot, steps=limits.MAX_STEPS)
-    rights = compute_execution_rights(
-        network.committee.certify(request, snapshot, wide).plan,
-        wide,
-        network.client.signing_key_hex,
-    )
+    plan = network.committee.certify(request, snapshot, wide).plan
+    key = network.client.signing_key_hex
+    rights = compute_execution_rights(plan, wide, key, Roster(plan))
     assert len(rights) == limits.MAX_GRANTS
 
 
@@ -266,14 +266,14 @@ async def test_a_token_works_once_and_for_one_purpose(network: Network, manifest
     url = f"{network.url}/v1/grants/execution"
     body = ExecutionRequest(certificate=certificate)
     async with SignedClient(network.nodes[0]) as http:
-        token = http.sign(EXECUTION_TYP, GATEWAY_AUDIENCE, body)
+        token = http.sign(EXECUTION_TYP, network.url, body)
         await http.post_token(url, token)
         with pytest.raises(Refused, match="was used before"):
             await http.post_token(url, token)
         with pytest.raises(Refused, match="another audience"):
             await http.post_signed(url, EXECUTION_TYP, "somebody-else", body)
         with pytest.raises(Refused, match="'splitup-execution' token"):
-            await http.post_signed(url, "splitup-model", GATEWAY_AUDIENCE, body)
+            await http.post_signed(url, "splitup-model", network.url, body)
 
 
 # ---- the grants at the store -------------------------------------------------------------------
@@ -397,7 +397,7 @@ async def test_wrong_validators_and_forged_draws_are_refused(
 
 
 async def test_manifests_are_public_and_checked(network: Network, manifest: Manifest) -> None:
-    async with GatewayClient(network.url, None) as gateway:
+    async with GatewayClient((network.url,), None) as gateway:
         assert await gateway.fetch_manifest(manifest.model_id) == manifest.to_bytes()
         with pytest.raises(Refused, match="no model") as refusal:
             await gateway.fetch_manifest("0x" + "00" * 32)
@@ -407,13 +407,9 @@ async def test_manifests_are_public_and_checked(network: Network, manifest: Mani
 
 
 async def test_only_staked_nodes_read_models(network: Network, manifest: Manifest) -> None:
-    node, deployment, owner = network.nodes[0], network.deployment, network.owner
-    await owner.send("usdc", "mint", owner.address, 10**10)
-    await owner.send("usdc", "approve", deployment.nodes, 10**10)
-    await owner.send("nodes", "register", node.signing_key_hex, 1, "http://127.0.0.1:9")
-    async with network.open(node) as gateway:
+    async with network.open(network.nodes[0]) as gateway:
         grants = await gateway.model_grants(manifest.model_id)
-    async with network.open(network.nodes[1]) as gateway:
+    async with network.open(network.client) as gateway:
         with pytest.raises(Refused, match="register and stake first"):
             await gateway.model_grants(manifest.model_id)
     keys = {grant.key for grant in grants.grants}
@@ -507,14 +503,14 @@ async def test_a_dead_store_is_unavailable_not_refused(
     config = write_config(network, tmp_path, s3_endpoint=f"http://127.0.0.1:{find_free_port()}")
     gateway = await start_gateway(GatewayConfig.load(config))
     try:
-        async with GatewayClient(gateway.server.url, network.client) as client:
+        async with GatewayClient((gateway.server.url,), network.client) as client:
             await client.ping()
             with pytest.raises(StorageUnavailable, match="object store does not answer"):
                 await client.fetch_manifest(manifest.model_id)
     finally:
         await gateway.close()
     with pytest.raises(StorageUnavailable, match="check that it runs"):
-        async with GatewayClient(gateway.server.url, network.client) as client:
+        async with GatewayClient((gateway.server.url,), network.client) as client:
             await client.ping()
 
 
@@ -552,7 +548,7 @@ async def test_the_command_serves_until_it_is_told_to_stop(
         line = await process.stderr.readline()
         assert line, f"the gateway ended: {log.decode()}"
         log += line
-    async with GatewayClient(f"http://127.0.0.1:{port}", None) as client:
+    async with GatewayClient((f"http://127.0.0.1:{port}",), None) as client:
         assert await client.fetch_manifest(manifest.model_id) == manifest.to_bytes()
     process.terminate()
     _, rest = await process.communicate()

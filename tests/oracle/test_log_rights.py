@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from splitup_oracle.gateway_access import LogQuota, compute_log_rights
+from splitup_oracle.gateway_access import compute_log_rights
+from splitup_oracle.gateway_quota import LogQuota
 
 from splitup import limits
 from splitup.errors import Refused

@@ -57,6 +57,7 @@ async def check_payments(network: Network, execution_id: str) -> None:
     events = await network.find_settlement(execution_id)
     names = [event.name for event in events]
     assert names.count("PlanAccepted") == names.count("Settled") == 1
+    assert names.count("ExecutionCommitted") == 1 and "CompletionCommitted" not in names
     paid = next(event.args["paid"] for event in events if event.name == "Settled")
     assert paid == 2 * MANIFEST.price_micro_usdc(STEPS), "executors and one validator per task"
     assert sum(len({o.task for o in node.orders}) for node in network.nodes) == len(MANIFEST.tasks)
@@ -117,7 +118,7 @@ SETTINGS = {
     "passphrase_file": '"passphrase"',
     "data_dir": '"data"',
     "listen_port": "0",
-    "gateway_url": '"http://127.0.0.1:9"',
+    "gateway_urls": '"http://127.0.0.1:9"',
 }
 
 
@@ -138,7 +139,7 @@ async def test_a_missing_keystore_is_one_sentence_and_exit_code_1(tmp_path: Path
     ("changes", "named"),
     [
         ({"listen_port": "70000"}, "listen_port"),
-        ({"gateway_url": None}, "gateway_url"),
+        ({"gateway_urls": None}, "gateway_urls"),
         ({"more": "1"}, "more"),
         ({"confirmations": "65"}, "confirmations"),
         ({"rpc_url": '"ftp://x"'}, "rpc_url"),

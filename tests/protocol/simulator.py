@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
+from splitup import limits
 from splitup.crypto import bls, dkg, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.keys import Identity
@@ -31,7 +32,7 @@ from splitup.protocol.certificates import (
 )
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
-from splitup.protocol.messages import Equivocation
+from splitup.protocol.messages import DrawPartial, Equivocation
 from splitup.protocol.takeovers import sign_takeover
 from splitup.protocol.verification import Economics
 from splitup.wire import (
@@ -41,6 +42,7 @@ from splitup.wire import (
     Message,
     Plan,
     PlanCertificate,
+    Pledge,
     Request,
     Ruling,
     SignedTakeover,
@@ -124,6 +126,10 @@ class Chain:
     snapshots: list[str] = field(default_factory=list)
     plans: dict[str, str] = field(default_factory=dict)
     commitments: dict[tuple[str, str], str] = field(default_factory=dict)
+    agreed: dict[str, str] = field(default_factory=dict)
+    locked: Counter[str] = field(default_factory=Counter)  # micro-USDC
+    exposures: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    covered: set[str] = field(default_factory=set)  # executions whose commitments are all here
     settlements: dict[str, quorum.Settlement] = field(default_factory=dict)
     log: list[ev.Event] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -141,6 +147,10 @@ class Node:
     withholds_completion: bool = False
     forgets_takeovers: bool = False  # its completion lacks them
     withholds_result: bool = False
+    stake_micro_usdc: int = 10**9
+    operator: str = ""
+    withholds_pledge: bool = False  # commits on chain by itself
+    two_faced: bool = False  # pledges something else to every member
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
     verified: set[tuple[str, int]] = field(default_factory=set)
     sequence: int = 0
@@ -217,6 +227,7 @@ class Simulation:
         self._every(1.0, self._mine)
         self._every(0.05, self._tick)
         self._every(1.0, self._beat)
+        self._every(5.0, self._read_registry)
         self._beat()
 
     # ---- time -------------------------------------------------------------------------------
@@ -296,6 +307,9 @@ class Simulation:
             case ev.Gossip():
                 others = [a for a in self.members if a != account]
                 message = command.message
+                if isinstance(message, DrawPartial):
+                    known = message.execution_id in self.chain.covered
+                    assert known, "a share of a draw before the chain holds every commitment"
                 if account in self.tamper:
                     message = self.tamper[account](message)
                 for to in [command.to] if command.to else others:
@@ -311,7 +325,12 @@ class Simulation:
                 self._order(command)
             case ev.RecomputeTask():
                 self.after(0.2, partial(self._recompute, account, command.order))
-            case ev.SubmitSnapshot() | ev.SubmitPlan() | ev.SubmitSettlement():
+            case (
+                ev.SubmitSnapshot()
+                | ev.SubmitPlan()
+                | ev.SubmitCommitments()
+                | ev.SubmitSettlement()
+            ):
                 self._pending.append(partial(self._execute, command))
             case ev.FetchSnapshot():
                 self.after(0.01, partial(self._fetch_snapshot, account, command.root))
@@ -390,8 +409,27 @@ class Simulation:
                 if command.execution_id in self.chain.plans:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
+                for node, amount in command.exposures:
+                    if self.chain.locked[node] + amount > self.by_node[node].stake_micro_usdc:
+                        self.chain.rejected["ExposureTooHigh"] += 1
+                        return
+                self.chain.locked.update(dict(command.exposures))
+                self.chain.exposures[command.execution_id] = command.exposures
                 self.chain.plans[command.execution_id] = command.plan_root
                 self.emit(ev.PlanAccepted(command.execution_id, command.plan_root))
+            case ev.SubmitCommitments():
+                execution_id = command.execution_id
+                struct = quorum.commitments_struct_hash(execution_id, command.root, command.count)
+                quorum.check_quorum(domain, struct, command.signatures, accounts)
+                if execution_id not in self.chain.plans or execution_id in self.chain.settlements:
+                    self.chain.rejected["StatusInvalid"] += 1
+                    return
+                if execution_id in self.chain.agreed:
+                    self.chain.rejected["CommitmentExists"] += 1
+                    return
+                self.chain.agreed[execution_id] = command.root
+                self.chain.covered.add(execution_id)
+                self.emit(ev.ExecutionCommitted(execution_id, command.root, f"0x{self.block:064x}"))
             case ev.SubmitSettlement():
                 digest = quorum.settlement_hash(command.settlement)
                 struct = quorum.settlement_struct_hash(command.execution_id, digest)
@@ -400,6 +438,7 @@ class Simulation:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
                 self.chain.settlements[command.execution_id] = command.settlement
+                self.chain.locked.subtract(dict(self.chain.exposures[command.execution_id]))
                 self.emit(ev.ExecutionEnded(command.execution_id))
 
     def request(self, number: int = 1, *, steps: int = 4, deadline_s: int = 300) -> str:
@@ -433,9 +472,20 @@ class Simulation:
 
     def _records(self) -> list[ev.NodeRecord]:
         return [
-            ev.NodeRecord(n.address, n.identity.signing_key_hex, "http://127.0.0.1:9000", 10**9)
+            ev.NodeRecord(
+                n.address,
+                n.identity.signing_key_hex,
+                "http://127.0.0.1:9000",
+                n.stake_micro_usdc,
+                n.operator,
+                self.chain.locked[n.address],
+            )
             for n in self.nodes
         ]
+
+    def _read_registry(self) -> None:
+        for account in self.members:
+            self.feed(account, ev.NodesSeen(tuple(self._records())))
 
     def _beat(self) -> None:
         resident = tuple(sorted(task.task_id for task in self.manifest.tasks))
@@ -466,7 +516,7 @@ class Simulation:
         self.after(0.01, partial(self.feed, account, ev.PlanPushed(execution_id, ())))
 
     def _run_plan(self, node: Node, certificate: PlanCertificate) -> None:
-        """Compute, commit in a block, then reveal to all members until each has it."""
+        """Compute, pledge, see that a block holds it, then reveal to all members when it is due."""
         execution_id = certificate.plan.request.execution_id
         if execution_id in node.plans:
             return
@@ -505,16 +555,45 @@ class Simulation:
 
         def commit() -> None:
             self.chain.commitments[execution_id, node.address] = completion.root()
+            committed = {n for e, n in self.chain.commitments if e == execution_id}
+            if set(self.find_executors(certificate.plan)) <= committed:
+                self.chain.covered.add(execution_id)
             self.emit(
                 ev.CompletionCommitted(
                     execution_id, node.address, steps, completion.root(), f"0x{self.block:064x}"
                 )
             )
-            if not node.withholds_completion:
-                reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
-                self._when_due(node, execution_id, None, reveal)
 
-        self.after(0.05, lambda: self._pending.append(commit))
+        def commit_alone() -> None:
+            if execution_id not in self.chain.agreed:
+                self._pending.append(commit)
+
+        if not node.withholds_pledge:
+            self._pledge(node, completion, takeovers)
+        self.after(limits.COMMIT_PATIENCE_BLOCKS, commit_alone)  # one block a second
+        if not node.withholds_completion:
+            reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
+            self.after(0.05, partial(self._when_due, node, execution_id, None, reveal))
+
+    def _pledge(
+        self, node: Node, completion: Completion, takeovers: tuple[SignedTakeover, ...]
+    ) -> None:
+        """Tell all members, a few times, what the node commits to."""
+        pledge = Pledge(
+            execution_id=completion.execution_id,
+            node=node.address,
+            steps=completion.steps,
+            root=completion.root(),
+        )
+        for place, account in enumerate(self.members):
+            told = pledge
+            if self.told is None or place < self.told:
+                told = pledge.model_copy(update={"takeovers": takeovers})
+            if node.two_faced:
+                told = told.model_copy(update={"root": "0x" + digest("face", account)})
+            event = ev.PledgeReceived(told, node.identity.signing_key_hex)
+            for attempt in range(3):
+                self.after(attempt, partial(self._send, partial(self.feed, account, event)))
 
     def find_executors(self, plan: Plan) -> tuple[str, ...]:
         """Return who runs every task: the first candidate that has not failed."""
@@ -554,6 +633,15 @@ class Simulation:
         if lies and (self.lies_at is None or (execution_id, task) in self.lies_at):
             return (digest("lie", execution_id, task),)
         return self._compute(execution_id, plan, task)
+
+    def verified_by(self, execution_id: str) -> list[tuple[int, str]]:
+        """Return (task, node) of all that recomputed a task of an execution."""
+        return [
+            (task, node.address)
+            for node in self.nodes
+            for execution, task in node.verified
+            if execution == execution_id
+        ]
 
     def pause(self, node: str, seconds: float) -> None:
         """Let a node say nothing for a while, as one that crashed and is started again."""

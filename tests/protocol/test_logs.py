@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from splitup import limits
 from splitup.errors import PeerFault
 from splitup.protocol.logs import LogEntry, LogReader, PortLog
-from splitup.wire import CLIENT
+from splitup.wire import CLIENT, SegmentHeader
 
+ZEROS = st.integers(0, 40).map(bytes)
 EXECUTION, NODE = "0x" + "01" * 32, "0x" + "ab" * 20
 
 
@@ -36,7 +37,7 @@ def make_reader(task: int = 3, accepts: Callable[[int], bool] = lambda length: T
 
 @settings(max_examples=50, deadline=None)
 @given(
-    tensors=st.lists(st.tuples(st.binary(max_size=20), st.booleans()), max_size=600),
+    tensors=st.lists(st.tuples(st.binary(max_size=20) | ZEROS, st.booleans()), max_size=600),
     flushes=st.sets(st.integers(0, 600)),
 )
 def test_what_is_read_and_what_is_unstored_is_what_was_written(
@@ -74,7 +75,7 @@ def test_segments_are_full_by_steps_or_by_bytes_and_young_ones_wait() -> None:
 def make_segments(count: int = 2) -> list[bytes]:
     log = PortLog(3, 0, NODE)
     for step in range(count):
-        log.append(make_entry(step, bytes([step] * 4)), 0.0)
+        log.append(make_entry(step, bytes([step + 1] * 4)), 0.0)
         log.flush(before=0.0)
     return store(log)
 
@@ -100,3 +101,40 @@ def test_segments_of_another_place_or_length_are_refused() -> None:
         make_reader(accepts=lambda length: length == 8).read(first)
     with pytest.raises(PeerFault, match="another length than"):
         make_reader().read(first + b"\0")
+
+
+def test_zeros_take_no_room_in_a_segment() -> None:
+    log, reader = PortLog(3, 0, NODE), make_reader()
+    tensors = [bytes(10_000), b"\1" * 10_000, bytes(10_000), bytes(10_000)]
+    for step, data in enumerate(tensors):
+        log.append(make_entry(step, data), 0.0)
+    log.flush(0.0)
+    (data,) = store(log)
+    assert len(data) < 11_000
+    assert [entry.data for entry in reader.read(data)] == tensors
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"zeros": (2,)}, "zeros where it has no step"),
+        ({"zeros": ()}, "another length"),
+        ({"zeros": (0,), "apart": ((0, "ab" * 32),)}, "stores zeros"),
+        ({"lengths": (4, limits.INLINE_TENSOR_BYTES + 1)}, "or too many"),
+        ({"lengths": (4, 2**50)}, "or too many"),
+    ],
+)
+def test_impossible_zeros_are_refused(change: dict[str, object], problem: str) -> None:
+    values = {"lengths": (4, 4), "apart": (), "zeros": (1,), **change}
+    header = SegmentHeader(
+        execution_id=EXECUTION,
+        task=3,
+        port=0,
+        node=NODE,
+        index=0,
+        first_step=0,
+        previous="0" * 64,
+        **values,  # type: ignore[arg-type]
+    ).canonical_bytes()
+    with pytest.raises(PeerFault, match=problem):
+        make_reader().read(len(header).to_bytes(4, "big") + header + b"\1\2\3\4")

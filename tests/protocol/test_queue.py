@@ -288,3 +288,46 @@ def test_early_frames_come_back_in_order_and_are_bounded() -> None:
         early.add(SECOND, "c", b"one too many")
     with pytest.raises(Unavailable, match="came before its plan"):
         early.add(FIRST, "c", bytes(limits.MAX_EARLY_BYTES + 1))
+
+
+GATED = LocalTask(2, ((0, 0), (0, 1), (1, 0)), 1, 0, gate=(0, 1))
+
+
+def test_a_zero_gate_is_all_that_a_step_needs() -> None:
+    queue = TaskQueue()
+    queue.assign(FIRST, [GATED], 3)
+    zero = Tensor(hashlib.sha256(bytes(4)).digest(), bytes(4))
+    one = make_tensor((0, 1), 1)
+    queue.offer(FIRST, (1, 0), 0, make_tensor((1, 0), 0))  # from who does not know the gate
+    assert queue.next() is None
+    queue.offer(FIRST, (0, 1), 1, one)  # out of order
+    queue.offer(FIRST, (0, 1), 0, zero)
+    assert queue.is_ready(FIRST, 2)
+    run = queue.next()
+    assert run is not None and (run.step, run.inputs, run.gate) == (0, (), zero)
+    assert queue.finish(run, [zero])
+    assert not queue.offer(FIRST, (0, 0), 0, make_tensor((0, 0), 0))  # late, and not needed
+    assert queue.next() is None  # the next step's gate is open: it needs the rest
+    queue.offer(FIRST, (0, 0), 1, one)
+    assert queue.next() is None
+    queue.offer(FIRST, (1, 0), 1, one)
+    run = queue.next()
+    assert run is not None and (run.step, run.inputs, run.gate) == (1, (one, one, one), None)
+    assert queue.finish(run, [one]) and queue.buffered_bytes == 0
+
+
+def test_steps_that_are_not_run_take_nothing_from_an_execution_s_share() -> None:
+    queue = TaskQueue()
+    queue.assign(FIRST, [GATED, LocalTask(3, ((2, 0),), 1, 0)], 4)
+    queue.assign(SECOND, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 4)
+    zero = Tensor(hashlib.sha256(bytes(4)).digest(), bytes(4))
+    order = []
+    for step in range(4):
+        queue.offer(FIRST, (0, 1), step, zero)
+        queue.offer(SECOND, (CLIENT, 0), step, make_tensor((CLIENT, 0), step))
+    while (run := queue.next()) is not None:
+        queue.finish(run, [zero])
+        if run.gate is None:
+            order.append(run.execution_id)
+    assert order.count(FIRST) == order.count(SECOND) == 4
+    assert SECOND in order[:3] and FIRST in order[:3]

@@ -4,9 +4,10 @@ import pytest
 
 from splitup import limits
 from splitup.errors import PeerFault
+from splitup.graph.manifest import Manifest, Task, TaskSource
 from splitup.protocol.routes import compute_path_flops, compute_routes, get_sources
 from splitup.wire import CLIENT, Plan, PlanNode
-from tests.builders import address, make_chain_manifest, make_request
+from tests.builders import address, make_chain_manifest, make_manifest, make_request
 
 
 def make_plan(*executors: int) -> Plan:
@@ -62,3 +63,33 @@ def test_sources_name_the_client_or_the_producer() -> None:
 def test_plan_of_another_size_than_the_model_is_a_fault() -> None:
     with pytest.raises(PeerFault, match="assigns 2 tasks; the model has 4"):
         compute_routes(make_plan(1, 2), make_chain_manifest(4), address(1))
+
+
+def make_mixture() -> Manifest:
+    """Task 0 routes: gate ports y1 and y2 and the value y; 1 and 2 are experts; 3 joins them."""
+    manifest = make_manifest([[], [0, 0], [0, 0], [0, 1, 2]])
+    router, one, two, join = manifest.tasks
+    ports = tuple(router.outputs[0].model_copy(update={"name": n}) for n in ("y", "y1", "y2"))
+    router = router.model_copy(update={"outputs": ports})
+
+    def make_expert(task: Task, port: int) -> Task:
+        gate = task.inputs[1].model_copy(update={"source": TaskSource(task=0, port=port)})
+        return task.model_copy(update={"inputs": (task.inputs[0], gate), "gate": 1})
+
+    tasks = (router, make_expert(one, 1), make_expert(two, 2), join)
+    return manifest.model_copy(update={"tasks": tasks})
+
+
+def test_experts_get_the_value_unless_all_of_their_gates_are_zero() -> None:
+    manifest = make_mixture()
+    apart = compute_routes(make_plan(1, 2, 3, 4), manifest, address(1))
+    assert apart.gates[0, 0] == {address(2): {1}, address(3): {2}}  # the join always reads it
+    assert apart.gates[0, 1] == apart.gates[0, 2] == {}  # gates are always sent
+    assert apart.find_gates(0) == {1, 2} and apart.find_gates(3) == set()
+    together = compute_routes(make_plan(1, 2, 2, 4), manifest, address(1))
+    assert together.gates[0, 0] == {address(2): {1, 2}}
+    with_join = compute_routes(make_plan(1, 2, 3, 2), manifest, address(1))
+    assert with_join.gates[0, 0] == {address(3): {2}}
+    assert [task.gate for task in together.tasks] == [None]
+    experts = compute_routes(make_plan(1, 2, 2, 4), manifest, address(2))
+    assert [task.gate for task in experts.tasks] == [(0, 1), (0, 2)]

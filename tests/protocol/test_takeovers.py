@@ -79,7 +79,8 @@ def test_f04_a_replaced_executors_signature_is_known_as_such() -> None:
 
 
 def find(named: Sequence[tuple[int, int]], *committed: int) -> tuple[str, ...] | None:
-    return find_executors(PLAN, named, [NODES[node].address for node in committed])
+    places = {NODES[node].address: place for place, node in enumerate(committed)}
+    return find_executors(PLAN, named, places)
 
 
 def test_the_plans_executors_answer_when_nobody_took_over() -> None:
@@ -99,3 +100,15 @@ def test_later_commitments_change_nothing() -> None:
     """Members that read the chain at different times have to draw over the same."""
     assert find([(0, 2)], 0, 1, 2) == PLAN.executors()
     assert find([(0, 2), (1, 1)], 0, 3, 2, 1) == (NODES[0].address, NODES[3].address)
+
+
+def test_who_was_passed_over_for_its_stake_takes_nothing_over() -> None:
+    plan = PLAN.model_copy(update={"places": (2, 0)})
+    assert plan.executors() == (NODES[2].address, NODES[1].address)
+    with pytest.raises(PeerFault, match="passed over"):
+        check_takeover(sign(0, 1), plan)
+
+
+def test_of_commitments_without_an_order_the_highest_candidates_count() -> None:
+    places = {NODES[node].address: 0 for node in (0, 1, 2)}
+    assert find_executors(PLAN, [(0, 1), (0, 2)], places) == (NODES[2].address, NODES[1].address)

@@ -1,4 +1,7 @@
-"""Tasks and weights on the node's disk, by their digest: whole and right, or not there at all."""
+"""Tasks and weights on this machine's disk, by their digest: whole and right, or not there at all.
+
+Nodes keep the tasks they serve here, clients those that a model leaves to them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ import aiohttp
 from splitup import limits
 from splitup.errors import PeerFault, StorageUnavailable
 from splitup.graph.manifest import (
+    ClientTask,
     Manifest,
+    Task,
     get_blob_key,
     get_task_key,
     get_weights_key,
@@ -57,7 +62,14 @@ class Cache:
 
     async def fetch_task(self, model_id: str, index: int) -> tuple[Path, Path | None]:
         """Return the files of a task's graph and weights (None without any), fetched if missing."""
-        task = (await self.fetch_manifest(model_id)).tasks[index]
+        return await self.fetch_program(
+            model_id, (await self.fetch_manifest(model_id)).tasks[index]
+        )
+
+    async def fetch_program(
+        self, model_id: str, task: Task | ClientTask
+    ) -> tuple[Path, Path | None]:
+        """Do the same for a task of a manifest that is at hand."""
         graph = self._directory / f"{task.task_id}.json"
         weights = self._directory / f"{task.weights_digest}.safetensors"
         wanted = [(graph, get_task_key(task.task_id), task.task_id, task.graph_bytes)]

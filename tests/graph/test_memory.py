@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitup.graph.cost import compute_vram_bytes
+from splitup.graph.ir import Graph, encode_float
+from splitup.graph.memory import Arena, Tenant, find_temporaries, find_tenants, place_tenants
+from splitup.graph.rules import check_graph
+from splitup.graph.runtime import TaskProgram
+from tests.graph.graphs import Builder
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda first, length, blocks: Tenant(first, first + length, 256 * blocks),
+            st.integers(0, 9),
+            st.integers(0, 9),
+            st.integers(1, 9),
+        )
+    )
+)
+def test_what_lives_at_one_time_lies_apart(tenants: list[Tenant]) -> None:
+    offsets, size = place_tenants(tenants)
+    for time in range(20):
+        alive = sorted(
+            (offset, offset + tenant.space)
+            for offset, tenant in zip(offsets, tenants, strict=True)
+            if tenant.first <= time <= tenant.last
+        )
+        assert all(a[1] <= b[0] for a, b in pairwise(alive))
+    assert size == max((o + t.space for o, t in zip(offsets, tenants, strict=True)), default=0)
+    assert all(offset % 256 == 0 for offset in offsets)
+
+
+def test_the_lowest_gap_that_is_large_enough_is_taken() -> None:
+    arena = Arena()
+    first = arena.place([Tenant(0, 0, 256), Tenant(0, 1, 512), Tenant(0, 9, 768)])
+    assert first == [1280, 768, 0]  # the largest comes first
+    assert arena.place([Tenant(1, 9, 256)]) == [1280]
+    assert arena.place([Tenant(2, 9, 1024)]) == [1536]
+    assert arena.place([Tenant(2, 9, 512)]) == [768] and arena.size == 2560
+
+
+def make_chain(length: int, size: int) -> Builder:
+    b = Builder()
+    made = b.store("float32", b.input("x", "float32", size))
+    for _ in range(length):
+        made = b.store("float32", b.add("NEG", "float32", made))
+    return b
+
+
+def test_a_chain_takes_two_values() -> None:
+    b = make_chain(9, 1024)
+    graph = b.graph({"y": len(b.nodes) - 1})
+    assert compute_vram_bytes(graph, check_graph(graph)) == 3 * 4096  # and the input
+
+
+def test_outputs_live_to_the_end_and_updates_lie_elsewhere() -> None:
+    b = make_chain(2, 64)
+    old = b.state("s", "float32", 64)
+    new = b.store("float32", b.add("ADD", "float32", 5, old))
+    graph = b.graph({"y": 1, "z": new}, [new])
+    tenants = find_tenants(graph, check_graph(graph))
+    assert tenants == {1: Tenant(0, 4, 256), 3: Tenant(1, 2, 256), 5: Tenant(2, 3, 256)}
+
+
+def make_norms() -> tuple[Graph, Builder]:
+    """Return a norm, and a product that something is added to: two reductions."""
+    b = Builder()
+    x = b.input("x", "float32", 64, 48)
+    total = b.add("REDUCE", "float32", b.add("PERMUTE", "float32", x, arg=(1, 0)), arg=("ADD", 1))
+    scale = b.add("RESHAPE", "float32", b.add("RECIPROCAL", "float32", total), arg=(64, 1))
+    normed = b.store("float32", b.add("MUL", "float32", x, scale))
+    w = b.weight("w", np.ones((48, 48), np.float32))
+    left = b.add("RESHAPE", "float32", normed, arg=(64, 48, 1))
+    product = b.add("MUL", "float32", left, b.add("RESHAPE", "float32", w, arg=(1, 48, 48)))
+    product = b.add("PERMUTE", "float32", product, arg=(1, 0, 2))
+    summed = b.add("REDUCE", "float32", product, arg=("ADD", 1))
+    half = b.const("float32", encode_float(0.5))
+    kept = b.store("float32", b.add("ADD", "float32", b.add("MUL", "float32", summed, half), x))
+    again = b.store("float32", b.add("NEG", "float32", kept))
+    return b.graph({"y": again}), b
+
+
+def test_temporaries_are_what_is_read_again_and_again() -> None:
+    graph, _ = make_norms()
+    found = find_temporaries(graph, check_graph(graph))
+    assert [check_graph(graph)[node].shape for node in sorted(found)] == [(64,)]
+
+
+def test_predicted_is_allocated() -> None:
+    graph, b = make_norms()
+    program = TaskProgram(graph.to_bytes(), b.safetensors())
+    assert program.allocated_bytes == program.vram_bytes
+    x = np.random.default_rng(0).uniform(1, 2, (64, 48)).astype(np.float32)
+    (result,) = program.run(program.new_state(), [x.tobytes()])
+    normed = x / x.sum(1, keepdims=True)
+    wanted = -(0.5 * normed.sum(1, keepdims=True) + x)
+    np.testing.assert_allclose(np.frombuffer(result, np.float32).reshape(64, 48), wanted, rtol=1e-5)
