@@ -206,7 +206,7 @@ async def check_records(moe: Moe, certificate: PlanCertificate, executions: list
         digests = await recompute(
             node.engine,
             node.supervisor,
-            node.store.open(certificate, moe.manifest),
+            node.store.open(certificate, moe.manifest, executions[place].roster),
             request,
             moe.manifest,
             executors,
