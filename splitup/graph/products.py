@@ -137,55 +137,36 @@ def split_products(linear: UOp) -> UOp:
 
 
 def _split(call: UOp) -> tuple[UOp, ...]:
+    """Let the product write its sums to where the results go, and the rest work there in place.
+
+    So a cut product takes no memory of its own, and what is predicted holds on every device.
+    """
     sink = call.src[0]
     try:
         store, loops, reduce = _get_parts(sink)
     except _Unfit:
         return (call,)
-    value = store.src[1]
-    if value is reduce:
+    target, value = store.src
+    # a target of another type cannot hold the sums; one that is also read is still needed
+    if value is reduce or target.src[0] in value.toposort():
         return (call,)
-    sizes = [int(loop.vmax) + 1 for loop in loops]
-    strides = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
-    params = [uop for uop in reduce.toposort() if _is_buffer(uop)]
-    new = _renumber(params, 1)
-    # a kernel argument that holds the sums: as the output's, but of their number
-    out = store.src[0].src[0]
-    length = UOp.const(math.prod(sizes), dtypes.weakint)
-    scratch = out.replace(
-        dtype=dtypes.float32, src=(length,), arg=replace(out.arg, slot=0, dtype=dtypes.float32)
-    )
-    place = UOp.const(0, dtypes.weakint)
-    for loop, stride in zip(loops, strides, strict=True):
-        place = place + loop * stride
-    inner = scratch.index(place).store(reduce.substitute(new)).end(*loops).sink(arg=KernelInfo())
+    inner = target.store(reduce).end(*loops).sink(arg=KernelInfo())
     if find_product(inner) is None:
         return (call,)
+    return _replace_kernel(call, inner), _replace_kernel(call, sink.substitute({reduce: target}))
+
+
+def _replace_kernel(call: UOp, sink: UOp) -> UOp:
+    """Return a call of another kernel with those of the arguments that it uses."""
     arguments = [item for item in call.src[1:] if not item.is_bound_var]
     bound = [item for item in call.src[1:] if item.is_bound_var]
-    buffer = UOp.new_buffer(str(arguments[0].device), math.prod(sizes), dtypes.float32)
-    last = scratch.replace(arg=replace(scratch.arg, slot=len(arguments)))
-    outer = sink.substitute({reduce: last.index(place)})
     # its slots are dense, since tinygrad counts them to number the variables
-    kept = sorted(filter(_is_buffer, outer.toposort()), key=lambda uop: int(uop.arg.slot))
-    places = (*arguments, buffer)
-    return (
-        call.replace(src=(inner, buffer, *(arguments[param.arg.slot] for param in params), *bound)),
-        call.replace(
-            src=(
-                outer.substitute(_renumber(kept, 0)),
-                *(places[param.arg.slot] for param in kept),
-                *bound,
-            )
-        ),
-    )
-
-
-def _renumber(params: Sequence[UOp], first: int) -> dict[UOp, UOp]:
-    return {
-        param: param.replace(arg=replace(param.arg, slot=slot))
-        for slot, param in enumerate(params, first)
+    kept = sorted(filter(_is_buffer, sink.toposort()), key=lambda uop: int(uop.arg.slot))
+    new = {
+        param: param.replace(arg=replace(param.arg, slot=slot)) for slot, param in enumerate(kept)
     }
+    used = (arguments[param.arg.slot] for param in kept)
+    return call.replace(src=(sink.substitute(new), *used, *bound))
 
 
 def _is_buffer(uop: UOp) -> bool:

@@ -79,8 +79,8 @@ def compile_graph(graph: Graph, device: str, *, takes_products: bool = True) -> 
     with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
         call, _ = transform_to_call(UOp.sink(*lowered.roots))
         linear, variables = create_linear_with_vars(call)
-        linear = split_products(linear) if takes_over else linear
         linear, outputs = plan_memory(linear, lowered)
+        linear = split_products(linear) if takes_over else linear
         products = [find_product(item.src[0]) if takes_over else None for item in linear.src]
         pairs = list(zip(linear.src, products, strict=True))
         rest = tuple(item for item, product in pairs if product is None)
