@@ -4,7 +4,7 @@ tinygrad's assembler adds scalars; nearly all the time of a language model on a 
 products, which ``productcode`` computes with vectors. A kernel is taken over when it sums products
 of two operands whose addresses are linear in the loops, one float32 and the other float32, float16,
 bfloat16, Q8_0 or Q4_0. ``split_products`` first cuts a kernel that does more with the sum (adds a
-residual, masks scores) in two, so that tinygrad keeps the rest.
+residual, masks scores) in two: tinygrad keeps the rest, and works on the sums in place.
 
 Whether and how a kernel is taken over must not depend on the number of rows: the same row is to
 give the same bits in a step of one row and of many. So only b's sizes count in the decision.

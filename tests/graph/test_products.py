@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from splitup.graph.ir import Graph
+from splitup.graph.memory import BUFFER_ALIGNMENT
 from splitup.graph.productcode import Kind, ProductShape
 from splitup.graph.products import BoundProduct, Product, is_supported
 from splitup.graph.runtime import TaskProgram
@@ -160,6 +161,8 @@ def make_layer(rows: int, k: int, n: int, dtype: str = "float16") -> tuple[Build
 
 def run(b: Builder, graph: Graph, x: np.ndarray, threads: int = 1) -> np.ndarray:
     program = TaskProgram(graph.to_bytes(), b.safetensors(), threads=threads)
+    # a cut takes no memory; predicted are whole blocks for x and w too
+    assert 0 <= program.vram_bytes - program.allocated_bytes < 2 * BUFFER_ALIGNMENT
     (result,) = program.run(program.new_state(), [x.tobytes()])
     return np.frombuffer(result, np.float32).reshape(x.shape)
 
@@ -186,6 +189,21 @@ def test_what_does_not_fit_stays_with_tinygrad(k: int, n: int) -> None:
     assert all(launch.kind == "executable" for launch in compile_graph(graph, "CPU").launches)
     weights = np.frombuffer(b.weight_bytes["w"], np.float16).reshape(n, k).astype(np.float32)
     np.testing.assert_allclose(run(b, graph, x), x + x @ weights.T, atol=1e-5)
+
+
+def test_sums_that_the_result_has_no_room_for_stay_with_tinygrad() -> None:
+    k = n = 128
+    x = np.random.default_rng(7).standard_normal((3, k)).astype(np.float32)
+    b = Builder()
+    values = np.random.default_rng(k).standard_normal((n, k)).astype(np.float32)
+    product = project(b, b.input("x", "float32", 3, k), b.weight("w", values), 3, n, k)
+    graph = b.graph({"y": b.store("float16", b.add("CAST", "float16", product))})
+    assert [launch.kind for launch in compile_graph(graph, "CPU").launches] == ["executable"]
+    program = TaskProgram(graph.to_bytes(), b.safetensors())
+    assert program.allocated_bytes == program.vram_bytes
+    (result,) = program.run(program.new_state(), [x.tobytes()])
+    given = np.frombuffer(result, np.float16).reshape(3, n)
+    np.testing.assert_allclose(given, x @ values.T, rtol=1e-3, atol=1e-3)
 
 
 def test_a_kernel_with_symbolic_rows_is_cut_in_two_and_rows_agree() -> None:
