@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import aiohttp
 from aiohttp import web
@@ -36,6 +36,7 @@ from splitup.errors import (
 from splitup.wire import Message
 
 _log = logging.getLogger("splitup.http")
+_LARGE_BODIES: Final = web.AppKey("large_bodies", asyncio.Semaphore)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -62,13 +63,19 @@ class Server:
 
 def make_app(*, max_body_bytes: int = limits.HTTP_BODY_BYTES) -> web.Application:
     """Return an application that bounds bodies and answers every error in JSON."""
-    return web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
+    app = web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
+    app[_LARGE_BODIES] = asyncio.Semaphore(limits.HTTP_LARGE_BODIES)
+    return app
 
 
 async def serve_app(app: web.Application, host: str, port: int) -> Server:
     """Listen on ``host``:``port`` (0: any free one); raise ConfigurationError when it is taken."""
     runner = web.AppRunner(
-        app, access_log=None, handle_signals=False, shutdown_timeout=limits.HTTP_SHUTDOWN_S
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=limits.HTTP_SHUTDOWN_S,
+        keepalive_timeout=limits.HTTP_IDLE_S,  # counts from the connection's start
     )
     await runner.setup()
     try:
@@ -88,14 +95,43 @@ def error_reply(status: int, message: str) -> web.Response:
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
-    """Return the body as a JSON object; raise PeerFault when it is something else."""
+    """Return the body as a JSON object; raise PeerFault when it is something else.
+
+    Refused (408) when it is not here within ``limits.HTTP_READ_S``, Unavailable when too many other
+    large bodies are on their way.
+    """
     try:
-        value = parse_json(await request.read())
+        value = parse_json(await _read_body(request))
     except (ValueError, RecursionError):
         raise PeerFault("the request's body is not JSON") from None
     if not isinstance(value, dict):
         raise PeerFault("the request's body is not a JSON object")
     return value
+
+
+async def _read_body(request: web.Request) -> bytes:
+    gate = request.app.get(_LARGE_BODIES)
+    length = request.content_length
+    if gate is None or (length is not None and length <= limits.HTTP_SMALL_BODY_BYTES):
+        return await _read_soon(request)
+    try:
+        await asyncio.wait_for(gate.acquire(), limits.HTTP_READ_S)
+    except TimeoutError:
+        raise Unavailable("too many large requests at once; try again in a minute") from None
+    try:
+        return await _read_soon(request)
+    finally:
+        gate.release()
+
+
+async def _read_soon(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(limits.HTTP_READ_S):
+            return await request.read()
+    except TimeoutError:
+        raise Refused(
+            f"the request's body was not here within {limits.HTTP_READ_S:g} s", status=408
+        ) from None
 
 
 async def read_signed(

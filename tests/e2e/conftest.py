@@ -80,8 +80,8 @@ class Network:
         return self.process.wait(60)
 
     def replace(self, name: str, *command: str | Path) -> None:
-        """Run another program with a node's key and directory, in place of what runs there."""
-        config = self.directory / name / "node.toml"
+        """Run another program with a party's key and directory, in place of what runs there."""
+        [config] = (self.directory / name).glob("*.toml")
         if name in self.replacements:
             self.replacements[name].terminate()
             self.replacements[name].wait(20)

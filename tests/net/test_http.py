@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from splitup import limits
 from splitup.crypto.jws import ReplayCache
 from splitup.crypto.keys import generate_identity
 from splitup.errors import (
@@ -21,6 +22,7 @@ from splitup.errors import (
     Unavailable,
 )
 from splitup.net.http import Server, SignedClient, make_app, read_json, read_signed, serve_app
+from tests.builders import HANG_S
 
 BODY_LIMIT = 4096
 ERRORS = {
@@ -140,6 +142,56 @@ async def test_a09_a_body_over_the_limit_is_refused(server: Server, client: Sign
     with pytest.raises(Refused) as refused:
         await client.post_json(f"{server.url}/parse", {"x": "y" * BODY_LIMIT})
     assert refused.value.status == 413
+
+
+async def send_head(server: Server, head: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    writer.write(head.replace("\n", "\r\n").encode())
+    await writer.drain()
+    return reader, writer
+
+
+LARGE = "POST /parse HTTP/1.1\nHost: x\nContent-Length: 100000\n\n{"
+
+
+async def test_a25_a_body_that_dribbles_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    monkeypatch.setattr(limits, "HTTP_READ_S", 0.05)
+    reader, writer = await send_head(server, LARGE)
+    async with asyncio.timeout(HANG_S):
+        assert b" 408 " in await reader.readline()
+    writer.close()
+
+
+async def test_a25_a_head_that_dribbles_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HTTP_IDLE_S", 0.05)
+    running = await serve_app(make_app(), "127.0.0.1", 0)
+    reader, writer = await send_head(running, "POST /parse HTTP/1.1\nHost:")
+    async with asyncio.timeout(HANG_S):
+        assert await reader.read() == b""
+    writer.close()
+    await running.close()
+
+
+async def test_a25_a_flood_of_large_bodies_waits_and_small_ones_pass(
+    monkeypatch: pytest.MonkeyPatch, client: SignedClient
+) -> None:
+    monkeypatch.setattr(limits, "HTTP_LARGE_BODIES", 1)
+    app = make_app()
+    app.add_routes([web.post("/parse", parse)])
+    running = await serve_app(app, "127.0.0.1", 0)
+    first = await send_head(running, LARGE)
+    second = await send_head(running, LARGE)
+    async with asyncio.timeout(HANG_S):
+        assert await client.post_json(f"{running.url}/parse", {"small": 1}) == {"small": 1}
+        first[1].write(b'"a": 1}'.rjust(99_999))
+        assert b" 200 " in await first[0].readline()
+        second[1].write(b'"b": 1}'.rjust(99_999))
+        assert b" 200 " in await second[0].readline()
+    for _, writer in (first, second):
+        writer.close()
+    await running.close()
 
 
 @pytest.mark.parametrize("what", ERRORS)

@@ -1,22 +1,27 @@
-"""Who may write and read which log objects: the plan's candidates, within what can exist."""
+"""Who may write and read which log objects: those who run tasks now, within what can exist."""
 
 from __future__ import annotations
 
 import pytest
-from splitup_oracle.gateway_access import compute_log_rights
-from splitup_oracle.gateway_quota import LogQuota
+from splitup_oracle.gateway_access import Right, compute_log_rights
+from splitup_oracle.gateway_quota import LogQuota, UploadQuota
 
 from splitup import limits
+from splitup.crypto.keys import Identity
 from splitup.errors import Refused
 from splitup.net.gateway import LogRead, LogRequest, LogWrite
-from splitup.wire import CLIENT, Plan, PlanCertificate, PlanNode
+from splitup.protocol.takeovers import Roster, sign_takeover
+from splitup.wire import CLIENT, Plan, PlanCertificate, PlanNode, Takeover
 from tests.builders import address, make_chain_manifest, make_request
 
 MANIFEST = make_chain_manifest(3)
 STEPS = 4
+CLIENT_IDENTITY = Identity.from_private_key(bytes([7] * 32))
 # node n+1 runs task n; node 4 may take task 1 over; node 5 only task 2
 PLAN = Plan(
-    request=make_request(STEPS).model_copy(update={"model_id": MANIFEST.model_id}),
+    request=make_request(STEPS).model_copy(
+        update={"model_id": MANIFEST.model_id, "client_key": CLIENT_IDENTITY.signing_key_hex}
+    ),
     seed="0x" + "77" * 32,
     tasks=((address(1),), (address(2), address(4)), (address(3), address(5))),
     nodes=tuple(
@@ -36,25 +41,52 @@ def read(task: int, node: str) -> LogRead:
     return LogRead(task=task, port=0, node=node, number=0, apart=False)
 
 
+def make_roster(*replaced: int) -> Roster:
+    """Tasks whose first fallback took over."""
+    roster = Roster(PLAN)
+    for task in replaced:
+        takeover = Takeover(
+            execution_id=PLAN.request.execution_id, task=task, candidate=1, first_step=0
+        )
+        roster.apply(sign_takeover(CLIENT_IDENTITY, takeover))
+    return roster
+
+
 def ask(
-    node: int, *, writes: tuple[LogWrite, ...] = (), reads: tuple[LogRead, ...] = ()
+    node: int,
+    *,
+    writes: tuple[LogWrite, ...] = (),
+    reads: tuple[LogRead, ...] = (),
+    replaced: tuple[int, ...] = (),
 ) -> list[str]:
     request = LogRequest(certificate=CERTIFICATE, writes=writes, reads=reads)
     key = PLAN.request.client_key if node == 0 else f"0x{node:064x}"
-    rights = compute_log_rights(PLAN, MANIFEST, key, request)
+    rights = compute_log_rights(PLAN, MANIFEST, key, request, make_roster(*replaced))
     return [f"{right.method} {right.key.split('/', 2)[2]}" for right in rights]
 
 
-def test_candidate_writes_below_its_own_prefix_and_reads_whoever_ran_the_task_before() -> None:
-    assert ask(4, writes=(write(1),), reads=(read(0, address(1)),)) == [
+def test_newcomer_writes_below_its_own_prefix_and_reads_whoever_ran_the_task_before() -> None:
+    mine = (write(1),)
+    assert ask(4, writes=mine, reads=(read(0, address(1)),), replaced=(1,)) == [
         f"PUT t0001.0/{address(4)}/00000",
         f"GET t0001.0/{address(4)}/00000",
         f"GET t0000.0/{address(1)}/00000",
     ]
-    assert ask(5, reads=(read(1, address(2)), read(1, address(4)))) == [
+    assert ask(5, reads=(read(1, address(2)), read(1, address(4))), replaced=(2,)) == [
         f"GET t0001.0/{address(2)}/00000",
         f"GET t0001.0/{address(4)}/00000",
     ]
+
+
+def test_a_takeover_ends_the_rights_of_the_replaced_node_and_begins_the_others() -> None:
+    mine, inputs = (write(1),), (read(0, address(1)),)
+    for node, replaced in ((2, ()), (4, (1,))):
+        assert ask(node, writes=mine, reads=inputs, replaced=replaced)
+    for node, replaced in ((4, ()), (2, (1,)), (2, (1, 2))):
+        with pytest.raises(Refused, match="does not run task 1"):
+            ask(node, writes=mine, replaced=replaced)
+        with pytest.raises(Refused, match="does not read"):
+            ask(node, reads=inputs, replaced=replaced)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +107,7 @@ def test_a10_what_the_plan_does_not_give_is_refused(
     node: int, request_: dict[str, tuple[LogWrite, ...]], message: str
 ) -> None:
     with pytest.raises(Refused, match=message):
-        ask(node, **request_)  # type: ignore[arg-type]
+        ask(node, replaced=(1, 2), **request_)  # type: ignore[arg-type]
 
 
 def test_a10_a_log_takes_no_more_of_the_store_than_its_steps_can() -> None:
@@ -89,7 +121,7 @@ def test_a10_a_log_takes_no_more_of_the_store_than_its_steps_can() -> None:
             writes=(write(1, number=number, length_bytes=largest),),
             reads=(),
         )
-        rights = compute_log_rights(PLAN, manifest, f"0x{4:064x}", request)
+        rights = compute_log_rights(PLAN, manifest, f"0x{4:064x}", request, make_roster(1))
         quota.take(rights, PLAN, manifest)
 
     for number in (0, 1, 2, 2, 1):  # asking again costs nothing
@@ -97,3 +129,14 @@ def test_a10_a_log_takes_no_more_of_the_store_than_its_steps_can() -> None:
     with pytest.raises(Refused, match="bytes already"):
         take(3)
     take(2)
+
+
+def test_uploads_of_a_key_are_bounded_by_the_day() -> None:
+    quota = UploadQuota(1_000)
+    right = Right("PUT", "blobs/x", 400, "x")
+    quota.take("a", [right, right], 0)
+    with pytest.raises(Refused, match="200 that are left today") as refusal:
+        quota.take("a", [right], 86_399)
+    assert refusal.value.status == 429
+    quota.take("b", [right], 86_399)  # another key
+    quota.take("a", [right], 86_400)  # another day
