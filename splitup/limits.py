@@ -133,9 +133,7 @@ MAX_ZIP_DIRECTORY_BYTES: Final = 8 * MIB  # the same tensors at 120 bytes
 
 HTTP_BODY_BYTES: Final = MAX_JWS_BYTES + KIB  # the largest signed request in its {"jws": …} wrapper
 HTTP_SMALL_BODY_BYTES: Final = 64 * KIB  # as much as the sockets' buffers hold anyway
-HTTP_LARGE_BODIES: Final = (
-    16  # larger bodies that a server reads at once: < 100 MB in a flood
-)
+HTTP_LARGE_BODIES: Final = 16  # larger bodies that a server reads at once: < 100 MB in a flood
 HTTP_READ_S: Final = 10.0  # a body that is not here by then is dribbled on purpose
 HTTP_IDLE_S: Final = 30.0  # between requests, and for a request's head; clients close after 15 s
 HTTP_CONNECT_S: Final = 2.0  # a host that does not accept within this is down
