@@ -166,7 +166,8 @@ def _replace_kernel(call: UOp, sink: UOp) -> UOp:
         param: param.replace(arg=replace(param.arg, slot=slot)) for slot, param in enumerate(kept)
     }
     used = (arguments[param.arg.slot] for param in kept)
-    return call.replace(src=(sink.substitute(new), *used, *bound))
+    # in one walk: a parameter's new form may be the old form of another one of its size
+    return call.replace(src=(sink.substitute(new, walk=True), *used, *bound))
 
 
 def _is_buffer(uop: UOp) -> bool:

@@ -206,9 +206,13 @@ def test_sums_that_the_result_has_no_room_for_stay_with_tinygrad() -> None:
     np.testing.assert_allclose(given, x @ values.T, rtol=1e-3, atol=1e-3)
 
 
-def test_a_kernel_with_symbolic_rows_is_cut_in_two_and_rows_agree() -> None:
-    b, k, n = Builder(), 64, 48
-    x, z = b.rows("x", "float32", "T", 9, k), b.rows("z", "float32", "T", 9, n)
+# in the second, x with its gaps is as large as the weights: 24 * (48 + 16) = 32 * 48
+@pytest.mark.parametrize(("rows", "k", "n"), [(9, 64, 48), (24, 48, 32)])
+def test_a_kernel_with_symbolic_rows_is_cut_in_two_and_rows_agree(
+    rows: int, k: int, n: int
+) -> None:
+    b = Builder()
+    x, z = b.rows("x", "float32", "T", rows, k), b.rows("z", "float32", "T", rows, n)
     values = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
     w = b.weight("w", values)
     wide = b.add("EXPAND", "float32", x, arg=(n,))
@@ -217,18 +221,34 @@ def test_a_kernel_with_symbolic_rows_is_cut_in_two_and_rows_agree() -> None:
     product = b.add("MUL", "float32", wide, many)
     product = b.add("PERMUTE", "float32", product, arg=(2, 1, 0))
     total = b.add("REDUCE", "float32", product, arg=("ADD", 1))
-    graph = b.graph({"y": b.store("float32", b.add("ADD", "float32", total, z))})
+    graph = b.graph({"y": b.store("float32", b.add("ADD", "float32", z, total))})
     launches = compile_graph(graph, "CPU").launches
     assert [launch.kind for launch in launches] == ["product", "executable"]
     program = TaskProgram(graph.to_bytes(), b.safetensors())
-    rows = np.random.default_rng(1).standard_normal((9, k)).astype(np.float32)
+    xs = np.random.default_rng(1).standard_normal((rows, k)).astype(np.float32)
     single = []
-    for row in rows:
+    for row in xs:
         inputs = [row.tobytes(), np.ones(n, np.float32).tobytes()]
         single += program.run(program.new_state(), inputs)
-    for count in (1, 4, 9):
-        inputs = [rows[:count].tobytes(), np.ones((count, n), np.float32).tobytes()]
+    for count in (1, 4, rows):
+        inputs = [xs[:count].tobytes(), np.ones((count, n), np.float32).tobytes()]
         (result,) = program.run(program.new_state(), inputs)
         assert result == b"".join(single[:count])
         given = np.frombuffer(result, np.float32).reshape(count, n)
-        np.testing.assert_allclose(given, rows[:count] @ values.T + 1, atol=1e-4)
+        np.testing.assert_allclose(given, xs[:count] @ values.T + 1, atol=1e-4)
+
+
+def test_operands_of_one_size_are_not_mixed_up() -> None:
+    n = k = rows = 64
+    random = np.random.default_rng(8)
+    x, z, values = (random.standard_normal((n, k)).astype(np.float32) for _ in range(3))
+    b = Builder()
+    residual = b.input("z", "float32", rows, n)
+    product = project(b, b.input("x", "float32", rows, k), b.weight("w", values), rows, n, k)
+    graph = b.graph({"y": b.store("float32", b.add("ADD", "float32", residual, product))})
+    launches = compile_graph(graph, "CPU").launches
+    assert [launch.kind for launch in launches] == ["product", "executable"]
+    program = TaskProgram(graph.to_bytes(), b.safetensors())
+    (result,) = program.run(program.new_state(), [z.tobytes(), x.tobytes()])
+    given = np.frombuffer(result, np.float32).reshape(rows, n)
+    np.testing.assert_allclose(given, z + x @ values.T, atol=1e-4)
