@@ -102,7 +102,7 @@ class TaskProgram:
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
 
-        Without ``takes_products`` all kernels are tinygrad's: to compare with.
+        Without ``takes_products`` all kernels are tinygrad's, and none are kept: to compare with.
         """
         check_graph(graph)
         program = cls.__new__(cls)
@@ -110,7 +110,7 @@ class TaskProgram:
         program._pool = get_kernel_threads(threads)
         program.task_id = compute_digest(graph.to_bytes())
         program._takes_products = takes_products
-        program._start(graph, get_bytes, cache)
+        program._start(graph, get_bytes, cache if takes_products else None)
         return program
 
     def _start(
