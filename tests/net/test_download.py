@@ -16,6 +16,7 @@ from aiohttp import web
 
 from splitup import limits
 from splitup.errors import PeerFault, StorageUnavailable, Unavailable
+from splitup.net import download
 from splitup.net.download import download_object, write_file
 from splitup.net.objects import NotStored
 from splitup.wire import Grant
@@ -113,6 +114,16 @@ async def test_f22_url_that_expires_in_mid_transfer_is_renewed_and_the_rest_fetc
     assert starts(store) == [0, len(DATA) // 2, len(DATA) // 2, len(DATA) * 3 // 4]
     assert store.grants == 2
     assert os.listdir(tmp_path) == ["blob"]
+
+
+async def test_pieces_are_written_as_they_come(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_PIECE_BYTES", 1000)
+    store.script = ["cut", "corrupt"]
+    await fetch(store, tmp_path / "new" / "blob")
+    assert (tmp_path / "new" / "blob").read_bytes() == DATA
+    assert starts(store) == [0, len(DATA) // 2, 0]
 
 
 async def test_f22_url_that_has_expired_already_is_not_tried(store: Store, tmp_path: Path) -> None:
