@@ -415,7 +415,7 @@ class Node:
                 self._news.set()
             except (InvalidModel, TaskFailed, WorkerLost) as error:  # it may be what kills workers
                 _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
-                self._unloadable[choice.task_id] = now_s + limits.LOAD_RETRY_S
+                self._unloadable[choice.task_id] = time.monotonic() + limits.LOAD_RETRY_S
             except SplitUpError as error:  # the store, the gateway, the worker: soon again
                 _log.warning("task %s waits: %s", choice.task_id[:12], error)
 
