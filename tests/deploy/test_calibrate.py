@@ -228,8 +228,11 @@ def test_variants_are_computed_in_processes_of_their_own(
         calibrate_model(compiled, empty, 3, variants=(broken,))
 
 
-def test_a_private_model_is_calibrated_where_nodes_compute(tmp_path: Path) -> None:
+def test_a_private_model_is_calibrated_where_nodes_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nodes' inputs are what the client's tasks make of a text, so these are computed first."""
+    monkeypatch.setattr("splitup_deploy.calibrate.list_cheats", lambda *_: iter(()))  # slow
     save_llama(tmp_path / "m", {"num_hidden_layers": 1})
     sizes = Sizes(chunk=1)
     whole = build(str(tmp_path / "m"), 10**6, sizes=sizes)
