@@ -20,17 +20,24 @@ from splitup.tensors import ITEM_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A device: memory and arithmetic."""
+    """A device: memory and arithmetic. Where products have code of their own, the rest is slower.
+
+    ``rest_per_ns`` is then how fast whatever is no sum of products is computed, and ``launch_ps``
+    what a value costs besides; 0 where all arithmetic is alike.
+    """
 
     bytes_per_ns: int  # GB/s
     flops_per_ns: int  # GFLOP/s, float32 in generated kernels
+    rest_per_ns: int = 0
+    launch_ps: int = 0
 
 
 # The card whose rent gives the price of a step (splitup.graph.cost): one row of a text model is
 # bound by its memory, hundreds of rows by its arithmetic.
 CARD: Final = Speed(300, 5_000)
-# One core with kernels that tinygrad generates, measured: arithmetic is all that counts.
-PROCESSOR: Final = Speed(10, 4)
+# One core with AVX2, measured (docs/kernels.md, docs/compiler.md): products in vectors, all else in
+# tinygrad's scalar code.
+PROCESSOR: Final = Speed(30, 90, rest_per_ns=2, launch_ps=1_000_000)
 # Two homes on good fibre, 1 Gbit/s. How long the first byte takes is up to which nodes are chosen,
 # not to where the model is cut, so only bytes count.
 NETWORK_BYTES_PER_US: Final = 125
@@ -57,8 +64,34 @@ class Clock:
     def predict_ps(self, root: int, nodes: Iterable[int]) -> int:
         """Return the time of the value at ``root``; ``nodes`` are computed on the way to it."""
         nodes = sorted(nodes, reverse=True)
+        speed, nbytes = self._speed, self._count_bytes(root, nodes)
         flops = sum(self._flops[index] for index in nodes)
-        return predict_compute_ps(self._count_bytes(root, nodes), flops, self._speed)
+        if not speed.rest_per_ns:
+            return predict_compute_ps(nbytes, flops, speed)
+        products = sum(self._flops[index] for index in self._find_products(nodes))
+        rest = flops - products + sum(map(self._count_summed, nodes))
+        busy = predict_compute_ps(nbytes, products, speed)
+        return speed.launch_ps + busy + rest * 1000 // speed.rest_per_ns
+
+    def _find_products(self, nodes: Sequence[int]) -> set[int]:
+        """Return the sums of products, and what their operands are widened by; ``nodes`` fall."""
+        graph, inside = self._graph, set(nodes)
+        found: set[int] = set()
+        for index in nodes:
+            node = graph.nodes[index]
+            is_sum = node.op == "REDUCE" and graph.nodes[node.srcs[0]].op == "MUL"
+            if index in found or is_sum:
+                found.add(index)
+                found.update(src for src in node.srcs if src in inside)
+        return found
+
+    def _count_summed(self, index: int) -> int:
+        """Return the operations of a lookup among rows whose number varies: a sum over them all."""
+        node = self._graph.nodes[index]
+        if node.op != "LOOKUP" or not isinstance(self._values[node.srcs[0]].dims[0], str):
+            return 0
+        rows = self._values[node.srcs[0]].shape[0]
+        return 2 * rows * math.prod(self._values[index].shape)
 
     def _count_bytes(self, root: int, nodes: Sequence[int]) -> int:
         """Return the bytes that a kernel for ``root`` reads and writes; ``nodes`` fall.
