@@ -14,7 +14,7 @@ from typing import Final
 
 from splitup.graph.cost import compute_roles, is_pick, list_flops
 from splitup.graph.ir import Graph
-from splitup.graph.rules import PARAMS, Value
+from splitup.graph.rules import MOVEMENT, PARAMS, Value
 from splitup.tensors import ITEM_BYTES
 
 
@@ -37,7 +37,7 @@ class Speed:
 CARD: Final = Speed(300, 5_000)
 # One core with AVX2, measured (docs/kernels.md, docs/compiler.md): products in vectors, all else in
 # tinygrad's scalar code.
-PROCESSOR: Final = Speed(30, 90, rest_per_ns=2, launch_ps=1_000_000)
+PROCESSOR: Final = Speed(30, 90, rest_per_ns=5, launch_ps=1_000_000)
 # Two homes on good fibre, 1 Gbit/s. How long the first byte takes is up to which nodes are chosen,
 # not to where the model is cut, so only bytes count.
 NETWORK_BYTES_PER_US: Final = 125
@@ -69,29 +69,27 @@ class Clock:
         if not speed.rest_per_ns:
             return predict_compute_ps(nbytes, flops, speed)
         products = sum(self._flops[index] for index in self._find_products(nodes))
-        rest = flops - products + sum(map(self._count_summed, nodes))
         busy = predict_compute_ps(nbytes, products, speed)
-        return speed.launch_ps + busy + rest * 1000 // speed.rest_per_ns
+        return speed.launch_ps + busy + (flops - products) * 1000 // speed.rest_per_ns
 
     def _find_products(self, nodes: Sequence[int]) -> set[int]:
-        """Return the sums of products, and what their operands are widened by; ``nodes`` fall."""
+        """Return the sums of products, with what widens their operands; ``nodes`` fall.
+
+        Where an operand is looked up row by row, as keys and values are, there is no code for it.
+        """
         graph, inside = self._graph, set(nodes)
         found: set[int] = set()
         for index in nodes:
             node = graph.nodes[index]
-            is_sum = node.op == "REDUCE" and graph.nodes[node.srcs[0]].op == "MUL"
-            if index in found or is_sum:
+            if index in found or (node.op == "REDUCE" and self._multiplies(node.srcs[0])):
                 found.add(index)
                 found.update(src for src in node.srcs if src in inside)
-        return found
+        return set() if any(graph.nodes[index].op == "LOOKUP" for index in found) else found
 
-    def _count_summed(self, index: int) -> int:
-        """Return the operations of a lookup among rows whose number varies: a sum over them all."""
-        node = self._graph.nodes[index]
-        if node.op != "LOOKUP" or not isinstance(self._values[node.srcs[0]].dims[0], str):
-            return 0
-        rows = self._values[node.srcs[0]].shape[0]
-        return 2 * rows * math.prod(self._values[index].shape)
+    def _multiplies(self, index: int) -> bool:
+        while self._graph.nodes[index].op in MOVEMENT:
+            index = self._graph.nodes[index].srcs[0]
+        return self._graph.nodes[index].op == "MUL"
 
     def _count_bytes(self, root: int, nodes: Sequence[int]) -> int:
         """Return the bytes that a kernel for ``root`` reads and writes; ``nodes`` fall.

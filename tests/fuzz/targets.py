@@ -170,7 +170,7 @@ def _change_value(root: Any, chance: random.Random) -> Any:
         case 3 if type(holder[key]) is int:
             holder[key] += chance.choice((-1, 1, 2**31, -(2**31)))
         case _:
-            holder[key] = chance.choice(_VALUES)
+            holder[key] = json.loads(json.dumps(chance.choice(_VALUES)))  # a copy of its own
     return root
 
 
