@@ -90,7 +90,7 @@ class TensorSpec:
 
     def __str__(self) -> str:
         sizes = [str(size) for size in self.shape]
-        if self.rows:
+        if self.rows and sizes:  # a port from a stranger may say rows and have no shape
             sizes[0] = f"{self.rows} <= {sizes[0]}"
         return f"{self.dtype}[{', '.join(sizes)}]"
 

@@ -27,9 +27,11 @@ from splitup.errors import InvalidInput, Unavailable
 from splitup.graph.compare import FLOATS, PPB, Metrics
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
+    ClientTask,
     InputSource,
     Manifest,
     Task,
+    TaskSource,
     get_blob_key,
     get_task_key,
     get_weights_key,
@@ -145,6 +147,21 @@ class _Bench:
     say: Say
     variants: list[Variant] = field(default_factory=list)
 
+    @property
+    def early(self) -> dict[int, ClientTask]:
+        """Return what the client computes before nodes do, by index."""
+        client = self.compiled.manifest.client
+        return {} if client is None else {n: client.tasks[n] for n in client.find_early()}
+
+    @property
+    def sends(self) -> dict[str, InputSource | TaskSource]:
+        """Return where the client has what it sends from, by input of the nodes."""
+        manifest = self.compiled.manifest
+        if manifest.client is None:
+            return {}
+        names = (port.name for port in manifest.inputs)
+        return dict(zip(names, manifest.client.sends, strict=True))
+
 
 def calibrate_model(
     compiled: CompiledModel,
@@ -155,9 +172,10 @@ def calibrate_model(
     variants: Sequence[Variant] = VARIANTS,
     say: Say = lambda text: None,
 ) -> Report:
-    """Calibrate every task of a model over ``steps`` steps, in files under ``directory``.
+    """Calibrate every task of the nodes over ``steps`` steps, in files under ``directory``.
 
-    Takes minutes of CPU. ``tokens`` is a text model's prompt; more are drawn where it ends. Raises
+    What the client computes before them is computed once, with the first variant. Takes minutes of
+    CPU. ``tokens`` is a text model's prompt; more are drawn where it ends. Raises
     InvalidInput without weights, Unavailable when fewer than two variants work here.
     """
     if not compiled.is_complete:
@@ -194,11 +212,11 @@ def encode_prompt(compiled: CompiledModel, prompt: str) -> list[int]:
 def make_steps(
     manifest: Manifest, steps: int, tokens: Sequence[int], seed: int
 ) -> list[list[bytes]]:
-    """Return the bytes of the model's inputs, step by step: of a text model, one text's tokens.
+    """Return the bytes of what users give, step by step: of a text model, one text's tokens.
 
     Every step has one row: how many a step has does not change a row's bytes.
     """
-    ports, text_info = [port.spec for port in manifest.inputs], manifest.text
+    ports, text_info = [port.spec for port in manifest.user_inputs], manifest.text
     if text_info is None:
         return [make_inputs(ports, seed, step + 1) for step in range(steps)]
     if steps > text_info.context:
@@ -249,11 +267,12 @@ def _format_bound(name: str, bound: int) -> str:
 
 def _write_tasks(bench: _Bench) -> None:
     blobs = {blob.key: blob for blob in bench.compiled.blobs}
-    for index, task in enumerate(bench.compiled.manifest.tasks):
+    tasks: list[Task | ClientTask] = [*bench.compiled.manifest.tasks, *bench.early.values()]
+    for task in tasks:
         graph = b"".join(blobs[get_task_key(task.task_id)].open())
-        (bench.directory / f"{index}.json").write_bytes(graph)
+        (bench.directory / f"{task.task_id}.json").write_bytes(graph)
         if task.weights_digest:
-            with (bench.directory / f"{index}.safetensors").open("wb") as file:
+            with (bench.directory / f"{task.task_id}.safetensors").open("wb") as file:
                 for chunk in blobs[get_weights_key(task.weights_digest)].open():
                     file.write(chunk)
 
@@ -263,22 +282,29 @@ def _write_inputs(bench: _Bench, tokens: Sequence[int]) -> None:
     rows = make_steps(manifest, bench.steps, tokens, seed=1)
     arrays = {
         port.name: np.stack([np.frombuffer(row[place], np.uint8) for row in rows])
-        for place, port in enumerate(manifest.inputs)
+        for place, port in enumerate(manifest.user_inputs)
     }
     np.savez(bench.directory / "inputs.npz", **arrays)  # type: ignore[arg-type]
 
 
-def _make_job(bench: _Bench, index: int, inputs: Path, output: Path) -> dict[str, Any]:
-    task = bench.compiled.manifest.tasks[index]
+def _make_job(bench: _Bench, task: Task | ClientTask, inputs: Path, output: Path) -> dict[str, Any]:
+    """Return the job of one task; ``inputs`` is where the outputs of tasks before it are."""
     sources = []
     for port in task.inputs:
-        if isinstance(port.source, InputSource):
-            sources.append([str(bench.directory / "inputs.npz"), port.source.input])
+        origin, name = port.source, "{}.npz"
+        if isinstance(task, ClientTask):
+            name = "client{}.npz"
+        elif isinstance(origin, InputSource) and bench.sends:
+            origin, name = bench.sends[origin.input], "client{}.npz"
+        if isinstance(origin, TaskSource):
+            sources.append([str(inputs / name.format(origin.task)), f"port{origin.port}"])
         else:
-            sources.append([str(inputs / f"{port.source.task}.npz"), f"port{port.source.port}"])
+            assert isinstance(origin, InputSource)  # what nodes give is read by later tasks only
+            sources.append([str(bench.directory / "inputs.npz"), origin.input])
+    weights = str(bench.directory / f"{task.task_id}.safetensors") if task.weights_digest else ""
     return {
-        "graph": str(bench.directory / f"{index}.json"),
-        "weights": str(bench.directory / f"{index}.safetensors") if task.weights_digest else "",
+        "graph": str(bench.directory / f"{task.task_id}.json"),
+        "weights": weights,
         "inputs": sources,
         "output": str(output),
         "steps": bench.steps,
@@ -291,9 +317,14 @@ def _run_variant(bench: _Bench, variant: Variant, number: int) -> Variant:
     first = next((n for n, v in enumerate(bench.variants) if not v.problem), number)
     folder = bench.directory / f"variant{number}"
     folder.mkdir()
+    given = bench.directory / f"variant{first}"
+    early = bench.early if first == number else {}
     jobs = [
-        _make_job(bench, index, bench.directory / f"variant{first}", folder / f"{index}.npz")
-        for index in range(len(bench.compiled.manifest.tasks))
+        *(_make_job(bench, t, given, folder / f"client{n}.npz") for n, t in early.items()),
+        *(
+            _make_job(bench, task, given, folder / f"{index}.npz")
+            for index, task in enumerate(bench.compiled.manifest.tasks)
+        ),
     ]
     try:
         determinism = _measure(folder / "jobs.json", variant, jobs)
@@ -372,9 +403,9 @@ def _measure_cheats(
     folder.mkdir()
     ports = [port.spec for port in task.outputs]
     jobs, names = [], []
-    for count, cheat in enumerate(_list_cheats(bench, index, task)):
+    for count, cheat in enumerate(_list_cheats(bench, task)):
         bench.say(f"task {index} ({task.label}): {cheat.name}")
-        job = _make_job(bench, index, bench.directory / f"variant{number}", folder / f"{count}.npz")
+        job = _make_job(bench, task, bench.directory / f"variant{number}", folder / f"{count}.npz")
         jobs.append({**job, **_write_cheat(folder, count, cheat)})
         names.append(cheat.name)
     if jobs:
@@ -391,11 +422,11 @@ def _measure_cheats(
     return result
 
 
-def _list_cheats(bench: _Bench, index: int, task: Task) -> Iterator[Cheat]:
-    graph: Graph = load_graph((bench.directory / f"{index}.json").read_bytes())
+def _list_cheats(bench: _Bench, task: Task) -> Iterator[Cheat]:
+    graph: Graph = load_graph((bench.directory / f"{task.task_id}.json").read_bytes())
     weights: dict[str, bytes] = {}
     if task.weights_digest:
-        data = (bench.directory / f"{index}.safetensors").read_bytes()
+        data = (bench.directory / f"{task.task_id}.safetensors").read_bytes()
         table = parse_safetensors(data)
         weights = {w.name: data[table[w.name].start : table[w.name].end] for w in graph.weights}
     return list_cheats(graph, weights, bench.steps)

@@ -8,43 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.config import NetworkConfig
 from splitup.crypto.keys import Identity
-from splitup.errors import InvalidInput, SplitUpError
+from splitup.errors import InvalidInput
 from splitup.graph.manifest import Manifest, load_manifest
 from splitup.net.gateway import GatewayClient
 from splitup_deploy.build import CompiledModel, build, parse_dims, parse_sizes
 from splitup_deploy.calibrate import calibrate_model, encode_prompt, render_report
-from splitup_deploy.drawing import draw_mermaid, draw_svg
+from splitup_deploy.console import (
+    HashBar,
+    Output,
+    Picture,
+    UploadBar,
+    run_command,
+    show_model,
+    show_registration,
+    write_file,
+    write_picture,
+)
 from splitup_deploy.frontends import Sizes
 from splitup_deploy.honesty import attach_tolerances, attach_vectors, load_tolerances, makes_vectors
-from splitup_deploy.inspect import (
-    describe_model,
-    format_usdc,
-    render_model,
-    render_models,
-)
+from splitup_deploy.inspect import render_models
 from splitup_deploy.partition import Balance
 from splitup_deploy.profile import Profile, compute_profile
 from splitup_deploy.register import (
@@ -67,7 +61,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _T = TypeVar("_T")
-Picture = Literal["text", "mermaid", "svg"]
 
 ConfigFlag = Annotated[
     Path | None,
@@ -112,23 +105,6 @@ DimsFlag = Annotated[
     typer.Option("--dim", help="Size of an ONNX file's symbolic dimension, NAME=SIZE; repeatable."),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Where a command writes: data on stdout, talk on stderr."""
-
-    as_json: bool
-    out: Console
-    log: Console
-
-    @classmethod
-    def open(cls, as_json: bool) -> Output:
-        return cls(as_json, Console(), Console(stderr=True))
-
-    def print_json(self, value: dict[str, Any]) -> None:
-        """Write the one JSON object of a command."""
-        sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
 @app.command("register")
@@ -179,7 +155,7 @@ def register_command(
         cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks, private)
         if dry_run:
             compiled = _compile(output, model, cutting)
-            _show_model(output, _profile(compiled, cutting), name, compiled.is_complete)
+            show_model(output, _profile(compiled, cutting), name, compiled.is_complete)
             return
         network = NetworkConfig.load(
             config,
@@ -215,13 +191,13 @@ def register_command(
             )
 
         async def publish(chain: Chain, client: GatewayClient) -> Registration:
-            with _UploadBar(output.log) as progress:
+            with UploadBar(output.log) as progress:
                 return await register(compiled, name, chain, client, progress)
 
         done = asyncio.run(_with_network(network, identity, publish))
-        _show_registration(output, _profile(compiled, cutting), done)
+        show_registration(output, _profile(compiled, cutting), done)
 
-    _run(output, run)
+    run_command(output, run)
 
 
 @app.command("inspect")
@@ -256,9 +232,9 @@ def inspect_command(
 
     def show(profile: Profile, name: str | None, is_complete: bool = True) -> None:
         if picture == "text" and file is None:
-            _show_model(output, profile, name, is_complete)
+            show_model(output, profile, name, is_complete)
             return
-        _write_picture(profile, name, picture, file)
+        write_picture(profile, name, picture, file)
 
     def run() -> None:
         if ":" in model or Path(model).exists():
@@ -291,7 +267,7 @@ def inspect_command(
         targets = () if target_vram is None else parse_sizes(target_vram)
         show(compute_profile(manifest, targets_bytes=targets), found_name)
 
-    _run(output, run)
+    run_command(output, run)
 
 
 @app.command("calibrate")
@@ -303,6 +279,7 @@ def calibrate_command(
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
+    private: PrivateFlag = None,
     steps: Annotated[int, typer.Option("--steps", min=2, max=4096, help="Steps to compute.")] = 24,
     prompt: Annotated[
         str, typer.Option("--prompt", help="Text to compute; random tokens follow it.")
@@ -322,7 +299,7 @@ def calibrate_command(
 
     def run() -> None:
         sizes = Sizes(context, chunk, parse_dims(dims or []))
-        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks)
+        cutting = Cutting(parse_sizes(target_vram), sizes, balance, max_tasks, private)
         compiled = _compile(output, model, cutting)
         with output.log.status("calibrating") as status, tempfile.TemporaryDirectory() as folder:
             report = calibrate_model(
@@ -342,7 +319,7 @@ def calibrate_command(
             how = f"not used: {variant.problem}" if variant.problem else variant.determinism
             output.log.print(f"{variant.name}: {how}", markup=False, soft_wrap=True)
 
-    _run(output, run)
+    run_command(output, run)
 
 
 @app.command("list")
@@ -372,7 +349,7 @@ def list_command(
         else:
             output.log.print("no model is registered; register one with: splitup-deploy register")
 
-    _run(output, run)
+    run_command(output, run)
 
 
 async def _with_network(
@@ -402,7 +379,7 @@ class Cutting:
 
 
 def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
-    with _HashBar(output.log, model) as progress, watch_hashing(progress):
+    with HashBar(output.log, model) as progress, watch_hashing(progress):
         return build(
             model,
             max(cutting.targets_bytes),
@@ -415,127 +392,6 @@ def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
 
 def _profile(compiled: CompiledModel, cutting: Cutting) -> Profile:
     return compute_profile(compiled.manifest, compiled.times_ps, cutting.targets_bytes)
-
-
-def _write_picture(profile: Profile, name: str | None, picture: Picture, file: Path | None) -> None:
-    if picture == "text":
-        raise InvalidInput("--output takes a drawing: add --format svg or --format mermaid")
-    text = draw_svg(profile, name) if picture == "svg" else draw_mermaid(profile)
-    if file is None:
-        sys.stdout.write(text)
-        return
-    write_file(file, text)
-
-
-def write_file(file: Path, text: str) -> None:
-    """Write a file the user has named; raises InvalidInput."""
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"cannot write '{file}': {error.strerror}") from None
-
-
-def _make_bar(console: Console, *, transient: bool = False) -> Progress:
-    """Return a progress bar on stderr: bytes, rate, time left. A transient one vanishes."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=transient,
-    )
-
-
-class _HashBar:
-    """The compiler's progress: a spinner while it thinks, a bar per round while it hashes."""
-
-    def __init__(self, console: Console, model: str) -> None:
-        self._status = console.status(f"compiling {model}")
-        self._progress = _make_bar(console, transient=True)
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> _HashBar:
-        self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
-        self._progress.stop()
-
-    def start(self, what: str, total_bytes: int) -> None:
-        self._status.stop()
-        self._progress.start()
-        self._task = self._progress.add_task(f"hashing {what}", total=total_bytes)
-
-    def advance(self, hashed_bytes: int) -> None:
-        if self._task is not None:
-            self._progress.advance(self._task, hashed_bytes)
-
-
-class _UploadBar:
-    """The upload's progress bar on stderr: bytes, rate, time left."""
-
-    def __init__(self, console: Console) -> None:
-        self._progress = _make_bar(console)
-        self._task = self._progress.add_task("storing", total=None)
-        self._total_bytes = 0
-
-    def __enter__(self) -> _UploadBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._total_bytes:
-            self._progress.stop()
-
-    def start(self, total_bytes: int) -> None:
-        self._progress.start()
-        self.skip(-total_bytes)
-
-    def skip(self, present_bytes: int) -> None:
-        self._total_bytes -= present_bytes
-        self._progress.update(self._task, total=self._total_bytes)
-
-    def advance(self, sent_bytes: int) -> None:
-        self._progress.advance(self._task, sent_bytes)
-
-
-def _show_model(output: Output, profile: Profile, name: str | None, is_complete: bool) -> None:
-    if output.as_json:
-        output.print_json(describe_model(profile, name, is_complete=is_complete))
-    else:
-        output.out.print(render_model(profile, name, is_complete=is_complete), soft_wrap=False)
-
-
-def _show_registration(output: Output, profile: Profile, done: Registration) -> None:
-    if output.as_json:
-        output.print_json({**describe_model(profile, done.name), **asdict(done)})
-        return
-    output.out.print(render_model(profile, done.name))
-    if done.already_registered:
-        output.out.print(f"already registered as {done.name!r}; nothing was sent", markup=False)
-        return
-    output.out.print(
-        f"registered as {done.name!r} in block {done.block_number} for "
-        f"{format_usdc(profile.manifest.price_micro_usdc(1))} USDC per step; "
-        f"{done.uploaded_objects} objects were stored",
-        markup=False,
-    )
-
-
-def _run(output: Output, run: Callable[[], None]) -> None:
-    try:
-        run()
-    except SplitUpError as error:
-        if output.as_json:
-            output.print_json({"error": str(error)})
-        else:
-            output.log.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
-    except KeyboardInterrupt:
-        output.log.print("interrupted; run the command again to go on where it stopped")
-        raise typer.Exit(130) from None
 
 
 def main() -> None:

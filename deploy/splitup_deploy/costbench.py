@@ -95,10 +95,10 @@ def measure(
     seconds: list[list[float]] = [[] for _ in programs]
     for number in range(rounds + 1):
         for (program, state, inputs), row in zip(jobs, seconds, strict=True):
-            begun = time.perf_counter()
+            begun = time.process_time()
             program.run(state, inputs)
             if number:
-                row.append(time.perf_counter() - begun)
+                row.append(time.process_time() - begun)
     return [
         Measured(label, program.vram_bytes, program.allocated_bytes, predicted, tuple(row))
         for program, label, predicted, row in zip(programs, labels, times_ps, seconds, strict=True)

@@ -1,7 +1,8 @@
 """A cut model's DAG as Mermaid text and as an SVG picture. Pure: a profile in, text out.
 
 Tasks of one level stand side by side, levels from top to bottom. An edge to a later level than the
-next runs down beside the tasks between. The critical path is drawn strong.
+next runs down beside the tasks between. The critical path of the nodes is drawn strong, tasks that
+stay with the client are drawn dashed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from splitup_deploy.inspect import format_bytes, format_time, printable
-from splitup_deploy.profile import Edge, Profile, list_model_inputs
+from splitup_deploy.profile import Edge, Profile
+from splitup_deploy.scene import Card, Scene, make_scene
 
 _CARD_WIDTH: Final = 336
 _CARD_HEIGHT: Final = 70
@@ -31,60 +33,69 @@ text { fill: #1f2933; } .small { font-size: 11.5px; fill: #52606d; }
 .hot .card { fill: #fff4e8; stroke: #e07a1f; stroke-width: 1.6; }
 .hot .fill { fill: #e07a1f; } .edge.hot { stroke: #e07a1f; stroke-width: 2.2; }
 .tip.hot { fill: #e07a1f; }
+.client .card { fill: #eef4ff; stroke: #3b6fc4; stroke-dasharray: 5 3; }
 @media (prefers-color-scheme: dark) {
 .page { fill: #12161b; } text { fill: #e4e9ee; } .small, .tag { fill: #a3afbb; }
 .tag { stroke: #12161b; }
 .card { fill: #1c232b; stroke: #3a4651; } .bar { fill: #2c3640; } .fill { fill: #76838f; }
 .hot .card { fill: #33230f; stroke: #f0953f; } .hot .fill { fill: #f0953f; }
 .edge.hot { stroke: #f0953f; } .tip.hot { fill: #f0953f; }
+.client .card { fill: #16233a; stroke: #6f9de8; }
 }
 """.strip()
 
 
 def draw_mermaid(profile: Profile) -> str:
     """Return the DAG as a Mermaid flowchart, as GitHub and others render it."""
-    manifest, hot = profile.manifest, set(profile.critical)
-    lines = ["flowchart TD"]
-    for port in manifest.inputs:
-        lines.append(f'  {_mermaid_id("in", port.name, profile)}(["{_mermaid(port.name)}"])')
-    for index, (task, time_ps) in enumerate(zip(manifest.tasks, profile.times_ps, strict=True)):
-        text = f"{index} {_mermaid(task.label)}<br>{format_bytes(task.vram_bytes)}"
-        lines.append(f'  t{index}["{text} · {format_time(time_ps)}"]')
-    for port in manifest.outputs:
-        lines.append(f'  {_mermaid_id("out", port.name, profile)}(["{_mermaid(port.name)}"])')
-    for index, task in enumerate(manifest.tasks):
-        for name in list_model_inputs(task):
-            lines.append(f"  {_mermaid_id('in', name, profile)} -.-> t{index}")
-    for edge in profile.edges:
-        arrow = "==>" if _is_hot(profile, edge) else "-->"
-        lines.append(f'  t{edge.source} {arrow}|"{format_bytes(edge.nbytes)}"| t{edge.target}')
-    for port in manifest.outputs:
-        target = _mermaid_id("out", port.name, profile)
-        lines.append(f'  t{port.task} -->|"{format_bytes(port.nbytes)}"| {target}')
+    scene, lines = make_scene(profile), ["flowchart TD"]
+    places = {port.name: f"in{number}" for number, port in enumerate(scene.inputs)}
+    ids = [f"{'c' if card.is_client else 't'}{card.index}" for card in scene.cards]
+    for port in scene.inputs:
+        lines.append(f'  {places[port.name]}(["{_mermaid(port.name)}"])')
+    for name, card in zip(ids, scene.cards, strict=True):
+        text = f"{_mermaid(_name(card))}<br>{format_bytes(card.task.vram_bytes)}"
+        lines.append(f'  {name}["{text} · {_tell_time(card)}"]')
+    for number, (port, _) in enumerate(scene.outputs):
+        lines.append(f'  out{number}(["{_mermaid(port.name)}"])')
+    for name, card in zip(ids, scene.cards, strict=True):
+        lines += [f"  {places[read]} -.-> {name}" for read in card.reads]
+    for edge in scene.edges:
+        arrow = "==>" if scene.is_hot(edge) else "-->"
+        label = format_bytes(edge.nbytes)
+        lines.append(f'  {ids[edge.source]} {arrow}|"{label}"| {ids[edge.target]}')
+    for number, (port, place) in enumerate(scene.outputs):
+        lines.append(f'  {ids[place]} -->|"{format_bytes(port.nbytes)}"| out{number}')
+    hot = [name for name, card in zip(ids, scene.cards, strict=True) if card.is_hot]
+    own = [name for name, card in zip(ids, scene.cards, strict=True) if card.is_client]
     lines.append("  classDef critical fill:#fff4e8,stroke:#e07a1f,stroke-width:2px,color:#1f2933")
-    lines.append("  class " + ",".join(f"t{index}" for index in sorted(hot)) + " critical")
+    lines.append("  class " + ",".join(hot) + " critical")
+    if own:
+        lines.append(
+            "  classDef client fill:#eef4ff,stroke:#3b6fc4,stroke-dasharray:5 3,color:#1f2933"
+        )
+        lines.append("  class " + ",".join(own) + " client")
     return "\n".join(lines) + "\n"
 
 
 def draw_svg(profile: Profile, name: str | None) -> str:
     """Return the DAG as a stand-alone SVG document that follows the reader's colour scheme."""
-    layout = _arrange(profile)
+    scene = make_scene(profile)
+    layout = _arrange(scene)
     slowest = max(max(profile.times_ps), 1)
-    hot = set(profile.critical)
+    title, subtitle = _xml(_make_title(profile, name)), _xml(_make_subtitle(profile))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{layout.width}" height="{layout.height}"'
         f' viewBox="0 0 {layout.width} {layout.height}" role="img">',
-        f"<title>{_xml(_make_title(profile, name))}</title>",
+        f"<title>{title}</title>",
         f"<style>{_STYLE}</style>",
         f'<rect class="page" width="{layout.width}" height="{layout.height}"/>',
-        f'<text class="title" x="{_MARGIN}" y="44">{_xml(_make_title(profile, name))}</text>',
-        f'<text class="small" x="{_MARGIN}" y="66">{_xml(_make_subtitle(profile))}</text>',
+        f'<text class="title" x="{_MARGIN}" y="44">{title}</text>',
+        f'<text class="small" x="{_MARGIN}" y="66">{subtitle}</text>',
     ]
-    ordered = sorted(profile.edges, key=lambda edge: _is_hot(profile, edge))
-    drawn = [_draw_edge(profile, layout, edge) for edge in ordered]
+    drawn = [_draw_edge(scene, layout, edge) for edge in sorted(scene.edges, key=scene.is_hot)]
     parts += [line for line, _ in drawn] + [label for _, label in drawn]  # labels above lines
-    for index, (x, y) in enumerate(layout.places):
-        parts.append(_draw_card(profile, index, x, y, slowest, index in hot))
+    for card, (x, y) in zip(scene.cards, layout.places, strict=True):
+        parts.append(_draw_card(card, x, y, slowest, len(profile.targets_bytes) > 1))
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
 
@@ -97,10 +108,10 @@ class _Layout:
     lanes: dict[tuple[int, int], int]  # x of every edge that runs beside the tasks
 
 
-def _arrange(profile: Profile) -> _Layout:
-    columns: list[list[int]] = [[] for _ in range(max(profile.levels) + 1)]
-    for index, level in enumerate(profile.levels):
-        columns[level].append(index)
+def _arrange(scene: Scene) -> _Layout:
+    columns: list[list[int]] = [[] for _ in range(max(card.level for card in scene.cards) + 1)]
+    for index, card in enumerate(scene.cards):
+        columns[card.level].append(index)
     widest = max(len(column) for column in columns)
     inner = max(widest * (_CARD_WIDTH + _GAP_X) - _GAP_X, 620 - 2 * _MARGIN)
     places: dict[int, tuple[int, int]] = {}
@@ -112,8 +123,8 @@ def _arrange(profile: Profile) -> _Layout:
             places[index] = (x, _HEADER + level * (_CARD_HEIGHT + _GAP_Y))
     lanes: dict[tuple[int, int], int] = {}
     free: list[int] = []  # level from which a lane is free again
-    for edge in profile.edges:
-        start, end = profile.levels[edge.source], profile.levels[edge.target]
+    for edge in scene.edges:
+        start, end = scene.cards[edge.source].level, scene.cards[edge.target].level
         if end - start > 1:
             lane = next((n for n, level in enumerate(free) if level <= start), len(free))
             free[lane : lane + 1] = [end]
@@ -124,9 +135,9 @@ def _arrange(profile: Profile) -> _Layout:
     return _Layout(width, height, tuple(places[i] for i in range(len(places))), lanes)
 
 
-def _draw_edge(profile: Profile, layout: _Layout, edge: Edge) -> tuple[str, str]:
+def _draw_edge(scene: Scene, layout: _Layout, edge: Edge) -> tuple[str, str]:
     """Return the line with its tip, and the label."""
-    hot = " hot" if _is_hot(profile, edge) else ""
+    hot = " hot" if scene.is_hot(edge) else ""
     x1, y1 = layout.places[edge.source]
     x2, y2 = layout.places[edge.target]
     x1, y1, x2 = x1 + _CARD_WIDTH // 2, y1 + _CARD_HEIGHT, x2 + _CARD_WIDTH // 2
@@ -152,33 +163,47 @@ def _draw_edge(profile: Profile, layout: _Layout, edge: Edge) -> tuple[str, str]
     )
 
 
-def _draw_card(profile: Profile, index: int, x: int, y: int, slowest: int, hot: bool) -> str:
-    task, time_ps = profile.manifest.tasks[index], profile.times_ps[index]
+def _draw_card(card: Card, x: int, y: int, slowest: int, is_fleet: bool) -> str:
+    task, time_ps = card.task, card.time_ps
     bar = _CARD_WIDTH - 24
-    facts = f"{format_bytes(task.vram_bytes)} of VRAM · {format_time(time_ps)}"
-    if len(profile.targets_bytes) > 1:
-        target = profile.classes_bytes[index]
-        facts += f" · {format_bytes(target) if target else 'no'} card"
-    reads = ", ".join(list_model_inputs(task))
-    label = _shorten(f"{index}  {printable(task.label)}", 43)
-    return (
-        f'<g class="{"hot" if hot else "task"}">'
+    facts = f"{format_bytes(task.vram_bytes)} of {'memory' if card.is_client else 'VRAM'}"
+    facts += f" · {_tell_time(card)}"
+    if is_fleet and not card.is_client:
+        facts += f" · {format_bytes(card.target_bytes) if card.target_bytes else 'no'} card"
+    reads = ", ".join(card.reads)
+    label = _shorten(_name(card), 43)
+    parts = [
+        f'<g class="{"client" if card.is_client else "hot" if card.is_hot else "task"}">'
         f"<title>{_xml(printable(task.label))}&#10;{task.task_id}</title>"
         f'<rect class="card" x="{x}" y="{y}" width="{_CARD_WIDTH}" height="{_CARD_HEIGHT}" rx="8"/>'
         f'<text class="label" x="{x + 12}" y="{y + 23}">{_xml(label)}</text>'
         f'<text class="small" x="{x + 12}" y="{y + 42}">{_xml(facts)}</text>'
         f'<text class="tag" x="{x + _CARD_WIDTH - 12}" y="{y - 5}" text-anchor="end">'
         f"{_xml(_shorten(printable(reads), 24))}</text>"
-        f'<rect class="bar" x="{x + 12}" y="{y + 54}" width="{bar}" height="5" rx="2.5"/>'
-        f'<rect class="fill" x="{x + 12}" y="{y + 54}" width="{max(bar * time_ps // slowest, 3)}"'
-        ' height="5" rx="2.5"/></g>'
-    )
+    ]
+    if time_ps is not None:
+        parts.append(
+            f'<rect class="bar" x="{x + 12}" y="{y + 54}" width="{bar}" height="5" rx="2.5"/>'
+            f'<rect class="fill" x="{x + 12}" y="{y + 54}"'
+            f' width="{max(bar * time_ps // slowest, 3)}" height="5" rx="2.5"/>'
+        )
+    return "".join((*parts, "</g>"))
+
+
+def _name(card: Card) -> str:
+    return f"{'client' if card.is_client else card.index} {printable(card.task.label)}"
+
+
+def _tell_time(card: Card) -> str:
+    return "stays with the user" if card.time_ps is None else format_time(card.time_ps)
 
 
 def _make_title(profile: Profile, name: str | None) -> str:
     count = len(profile.manifest.tasks)
     plural = "task" if count == 1 else "tasks"
-    return f"{_shorten(printable(name or profile.manifest.kind), 48)} · {count} {plural}"
+    client = profile.manifest.client
+    own = "" if client is None else f" of nodes, {len(client.tasks)} of the client"
+    return f"{_shorten(printable(name or profile.manifest.kind), 48)} · {count} {plural}{own}"
 
 
 def _make_subtitle(profile: Profile) -> str:
@@ -188,10 +213,6 @@ def _make_subtitle(profile: Profile) -> str:
         f"largest {format_bytes(max(task.vram_bytes for task in tasks))} · critical path "
         f"{format_time(profile.latency_ps)} per step · bars: predicted time"
     )
-
-
-def _is_hot(profile: Profile, edge: Edge) -> bool:
-    return (edge.source, edge.target) in zip(profile.critical, profile.critical[1:], strict=False)
 
 
 def _shorten(text: str, limit: int) -> str:
@@ -206,8 +227,3 @@ def _mermaid(text: str) -> str:
     """Quote for Mermaid, which takes entity codes in place of marks with a meaning."""
     keep = set(" .,-+_/:()·…")
     return "".join(c if c.isalnum() or c in keep else f"#{ord(c)};" for c in printable(text))
-
-
-def _mermaid_id(kind: str, name: str, profile: Profile) -> str:
-    ports = profile.manifest.inputs if kind == "in" else profile.manifest.outputs
-    return f"{kind}{[port.name for port in ports].index(name)}"

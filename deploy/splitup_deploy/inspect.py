@@ -9,6 +9,7 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from splitup.client.inputs import format_usdc
 from splitup.graph.manifest import ClientPart, Port, Task, TaskSource
 from splitup_deploy.profile import Profile
 from splitup_deploy.register import RegisteredModel
@@ -25,12 +26,6 @@ _FLOP_UNITS: Final = ("", "k", "M", "G", "T", "P")
 def format_bytes(count: int) -> str:
     """Return a size in decimal units, three significant digits: 12_300_000 is "12.3 MB"."""
     return _format_scaled(count, _BYTE_UNITS)
-
-
-def format_usdc(micro_usdc: int) -> str:
-    """Return an amount in USDC with up to six decimals: 1_200 is "0.0012"."""
-    text = f"{micro_usdc // 10**6}.{micro_usdc % 10**6:06d}".rstrip("0")
-    return text.removesuffix(".")
 
 
 def format_time(picoseconds: int) -> str:
@@ -60,7 +55,7 @@ def render_models(models: Sequence[RegisteredModel]) -> Text:
         text.append(printable(model.name), "bold")
         text.append(
             f"  {_count_tasks(model.task_count)}, "
-            f"{format_usdc(model.price_per_step_micro_usdc)} USDC per step\n"
+            f"{format_usdc(model.price_per_step_micro_usdc)} per step\n"
             f"  {model.model_id}\n  by {model.developer}\n"
         )
     text.rstrip()
@@ -175,7 +170,7 @@ def _list_costs(task: Task) -> str:
     kinds = (("weights", task.weights_bytes), ("state", task.state_bytes))
     parts = [f"{kind} {format_bytes(nbytes)}" for kind, nbytes in kinds if nbytes]
     parts.append(f"{_format_scaled(task.flops, _FLOP_UNITS)}FLOP")
-    parts.append(f"{format_usdc(task.price_micro_usdc)} USDC")
+    parts.append(f"{format_usdc(task.price_micro_usdc)}")
     return ", ".join(parts)
 
 
@@ -228,7 +223,7 @@ def _render_totals(profile: Profile) -> Text:
         f"{_count_tasks(len(profile.critical))}, "
         f"longest task {100 * profile.imbalance:.1f} % above the mean\n"
         f"{_list_classes(profile)}"
-        f"price    {format_usdc(manifest.price_micro_usdc(1))} USDC per step"
+        f"price    {format_usdc(manifest.price_micro_usdc(1))} per step"
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from splitup.graph.manifest import InputSource, Manifest, Task, TaskSource
+from splitup.graph.manifest import Manifest, Task, TaskSource
 from splitup_deploy.timing import predict_compute_ps, predict_transfer_ps
 
 _BYTES_PER_FLOP = 4  # whatever a step reads takes part in an operation, and has 4 bytes at most
@@ -96,11 +96,6 @@ def list_edges(manifest: Manifest) -> tuple[Edge, ...]:
             if isinstance(port.source, TaskSource):
                 sizes[target, port.source.task] += port.nbytes
     return tuple(Edge(source, target, n) for (target, source), n in sorted(sizes.items()))
-
-
-def list_model_inputs(task: Task) -> list[str]:
-    """Return the names of the model's inputs that a task reads."""
-    return [port.source.input for port in task.inputs if isinstance(port.source, InputSource)]
 
 
 def _estimate_ps(task: Task) -> int:

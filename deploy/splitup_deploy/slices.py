@@ -44,11 +44,6 @@ def name_sizes(box: Box, dims: Dims) -> tuple[tuple[int, Dim], ...]:
     )
 
 
-def count_elements(box: Box) -> int:
-    """Return the number of elements in a box."""
-    return math.prod(size for _, size in box)
-
-
 def find_operands(
     graph: Graph, values: Sequence[Value], index: int, box: Box
 ) -> list[tuple[int, Box]]:

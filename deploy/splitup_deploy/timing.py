@@ -14,23 +14,30 @@ from typing import Final
 
 from splitup.graph.cost import compute_roles, is_pick, list_flops
 from splitup.graph.ir import Graph
-from splitup.graph.rules import PARAMS, Value
+from splitup.graph.rules import MOVEMENT, PARAMS, Value
 from splitup.tensors import ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A device: memory and arithmetic."""
+    """A device: memory and arithmetic. Where products have code of their own, the rest is slower.
+
+    ``rest_per_ns`` is then how fast whatever is no sum of products is computed, and ``launch_ps``
+    what a value costs besides; 0 where all arithmetic is alike.
+    """
 
     bytes_per_ns: int  # GB/s
     flops_per_ns: int  # GFLOP/s, float32 in generated kernels
+    rest_per_ns: int = 0
+    launch_ps: int = 0
 
 
 # The card whose rent gives the price of a step (splitup.graph.cost): one row of a text model is
 # bound by its memory, hundreds of rows by its arithmetic.
 CARD: Final = Speed(300, 5_000)
-# One core with kernels that tinygrad generates, measured: arithmetic is all that counts.
-PROCESSOR: Final = Speed(10, 4)
+# One core with AVX2, measured (docs/kernels.md, docs/compiler.md): products in vectors, all else in
+# tinygrad's scalar code.
+PROCESSOR: Final = Speed(30, 90, rest_per_ns=5, launch_ps=1_000_000)
 # Two homes on good fibre, 1 Gbit/s. How long the first byte takes is up to which nodes are chosen,
 # not to where the model is cut, so only bytes count.
 NETWORK_BYTES_PER_US: Final = 125
@@ -57,8 +64,32 @@ class Clock:
     def predict_ps(self, root: int, nodes: Iterable[int]) -> int:
         """Return the time of the value at ``root``; ``nodes`` are computed on the way to it."""
         nodes = sorted(nodes, reverse=True)
+        speed, nbytes = self._speed, self._count_bytes(root, nodes)
         flops = sum(self._flops[index] for index in nodes)
-        return predict_compute_ps(self._count_bytes(root, nodes), flops, self._speed)
+        if not speed.rest_per_ns:
+            return predict_compute_ps(nbytes, flops, speed)
+        products = sum(self._flops[index] for index in self._find_products(nodes))
+        busy = predict_compute_ps(nbytes, products, speed)
+        return speed.launch_ps + busy + (flops - products) * 1000 // speed.rest_per_ns
+
+    def _find_products(self, nodes: Sequence[int]) -> set[int]:
+        """Return the sums of products, with what widens their operands; ``nodes`` fall.
+
+        Where an operand is looked up row by row, as keys and values are, there is no code for it.
+        """
+        graph, inside = self._graph, set(nodes)
+        found: set[int] = set()
+        for index in nodes:
+            node = graph.nodes[index]
+            if index in found or (node.op == "REDUCE" and self._multiplies(node.srcs[0])):
+                found.add(index)
+                found.update(src for src in node.srcs if src in inside)
+        return set() if any(graph.nodes[index].op == "LOOKUP" for index in found) else found
+
+    def _multiplies(self, index: int) -> bool:
+        while self._graph.nodes[index].op in MOVEMENT:
+            index = self._graph.nodes[index].srcs[0]
+        return self._graph.nodes[index].op == "MUL"
 
     def _count_bytes(self, root: int, nodes: Sequence[int]) -> int:
         """Return the bytes that a kernel for ``root`` reads and writes; ``nodes`` fall.

@@ -9,18 +9,10 @@ from typing import Any, Self
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.chain.market import distribute
+from splitup.client.inputs import format_usdc
 from splitup.crypto.keys import Identity
 from splitup.errors import ConfigurationError
 from splitup_node.config import NodeConfig
-
-_MICRO = 10**6
-
-
-def format_usdc(micro_usdc: int) -> str:
-    """Return an amount in USDC with as many digits as it has, at least two."""
-    whole, fraction = divmod(micro_usdc, _MICRO)
-    digits = f"{fraction:06d}".rstrip("0").ljust(2, "0")
-    return f"{whole:,}.{digits}"
 
 
 class Account:
@@ -126,9 +118,9 @@ class Account:
         address, chain_id = self._identity.address, self._chain.deployment.chain_id
         if wallet < amount:
             raise ConfigurationError(
-                f"a node of {vram_gb} GB needs {format_usdc(amount)} USDC of stake and {address} "
+                f"a node of {vram_gb} GB needs {format_usdc(amount)} of stake and {address} "
                 f"has {format_usdc(wallet)}; send it the missing "
-                f"{format_usdc(amount - wallet)} USDC on chain {chain_id}"
+                f"{format_usdc(amount - wallet)} on chain {chain_id}"
             )
         if not await self._chain.fetch_ether_wei(address):
             raise ConfigurationError(

@@ -15,9 +15,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from splitup.client.inputs import format_usdc
 from splitup.config import NetworkConfig
 from splitup.errors import InvalidInput, SplitUpError
-from splitup_node.account import Account, format_usdc
+from splitup_node.account import Account
 from splitup_node.audit import audit_node
 from splitup_node.config import NodeConfig
 from splitup_node.daemon import check_registration, run_node
@@ -95,10 +96,10 @@ def stake(config: ConfigOption = _CONFIG, as_json: JsonOption = False) -> None:
 
     def show(result: dict[str, Any], console: Console) -> None:
         if result["added_micro_usdc"]:
-            console.print(f"Staked {format_usdc(result['added_micro_usdc'])} USDC.")
+            console.print(f"Staked {format_usdc(result['added_micro_usdc'])}.")
         console.print(
-            f"Node {result['address']} holds a stake of {format_usdc(result['stake_micro_usdc'])} "
-            f"USDC. Next: splitup-node run --config {config}"
+            f"Node {result['address']} holds a stake of {format_usdc(result['stake_micro_usdc'])}. "
+            f"Next: splitup-node run --config {config}"
         )
 
     _finish(lambda: _with_account(config, lambda account: account.stake()), show, as_json)
@@ -140,7 +141,7 @@ def withdraw(
         for name, what in (("balance", "earnings"), ("stake", "stake")):
             amount = result[f"{name}_micro_usdc"]
             if amount:
-                console.print(f"Withdrew {format_usdc(amount)} USDC of {what}.")
+                console.print(f"Withdrew {format_usdc(amount)} of {what}.")
         if not any(result.values()):
             console.print("There is nothing to withdraw.")
 
@@ -254,12 +255,12 @@ def _show_status(result: dict[str, Any], console: Console) -> None:
     state = "active" if chain["active"] else "not registered"
     if chain["stake_micro_usdc"] and not chain["active"]:
         state = "leaving" if chain["unbonding_at_s"] else "inactive"
-    table.add_row("stake", f"{format_usdc(chain['stake_micro_usdc'])} USDC ({state})")
+    table.add_row("stake", f"{format_usdc(chain['stake_micro_usdc'])} ({state})")
     if chain["unbonding_at_s"]:
         left_s = max(0, chain["unbonding_at_s"] - int(time.time()))
         table.add_row("unbonding", f"{left_s} s left" if left_s else "done")
-    table.add_row("earned", f"{format_usdc(chain['balance_micro_usdc'])} USDC")
-    table.add_row("wallet", f"{format_usdc(chain['wallet_micro_usdc'])} USDC")
+    table.add_row("earned", format_usdc(chain["balance_micro_usdc"]))
+    table.add_row("wallet", format_usdc(chain["wallet_micro_usdc"]))
     table.add_row("daemon", node.describe())
     for sentence in node.values.get("warnings", []):
         table.add_row("warning", sentence)

@@ -11,6 +11,7 @@ from splitup_deploy.build import build
 from splitup_deploy.calibrate import VARIANTS, Variant, calibrate_model, make_steps
 from splitup_deploy.cheats import iter_skips, list_cheats, round_activations
 from splitup_deploy.cli import app
+from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.honesty import attach_tolerances, load_tolerances
 from splitup_deploy.separation import (
     BOUNDS,
@@ -31,7 +32,7 @@ from splitup.graph.rules import check_graph
 from splitup.graph.runtime import TaskProgram
 from splitup.graph.vectors import make_inputs
 from splitup.tensors import TensorSpec
-from tests.deploy.llamas import EXAMPLE
+from tests.deploy.llamas import EXAMPLE, save_llama
 from tests.graph.graphs import Builder
 
 STEPS, SIZE = 4, 64
@@ -225,6 +226,25 @@ def test_variants_are_computed_in_processes_of_their_own(
     with pytest.raises(Unavailable, match="nothing to compare"):
         (empty := tmp_path / "empty").mkdir()
         calibrate_model(compiled, empty, 3, variants=(broken,))
+
+
+def test_a_private_model_is_calibrated_where_nodes_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes' inputs are what the client's tasks make of a text, so these are computed first."""
+    monkeypatch.setattr("splitup_deploy.calibrate.list_cheats", lambda *_: iter(()))  # slow
+    save_llama(tmp_path / "m", {"num_hidden_layers": 1})
+    sizes = Sizes(chunk=1)
+    whole = build(str(tmp_path / "m"), 10**6, sizes=sizes)
+    compiled = build(str(tmp_path / "m"), 10**6, sizes=sizes, private=0)
+    assert compiled.manifest.client is not None and whole.manifest.client is None
+    folder = tmp_path / "files"
+    folder.mkdir()
+    report = calibrate_model(compiled, folder, 3, tokens=[5, 6, 7], variants=VARIANTS[:2])
+    assert [task.task_id for task in report.tasks] == [t.task_id for t in compiled.manifest.tasks]
+    assert all(task.calibrations for task in report.tasks)
+    given = np.load(folder / "variant0" / "client0.npz")["port0"]
+    assert len(given) == 3 and len({row.tobytes() for row in given}) == 3
 
 
 def test_a_tolerance_file_has_to_be_one(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import struct
 import time
 from pathlib import Path
@@ -200,35 +199,6 @@ def test_hostile_headers_are_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(InvalidModel):
             read_gguf(path)
         assert time.monotonic() - start < HANG_S, name
-
-
-def test_mutated_files_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
-    config = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2,
-              "num_key_value_heads": 1, "intermediate_size": 8}  # fmt: skip
-    save_gguf(tmp_path / "m.gguf", config)
-    data = (tmp_path / "m.gguf").read_bytes()
-    head = min(t.start for t in read_gguf(tmp_path / "m.gguf").tensors.values())
-    path, source, refused = tmp_path / "bad.gguf", random.Random(7), 0
-    for _ in range(1_500):
-        mutant = bytearray(data)
-        for _ in range(source.randint(1, 4)):
-            at = source.randrange(head)
-            kind = source.randrange(4)
-            if kind == 0:
-                mutant[at] = source.randrange(256)
-            elif kind == 1:
-                mutant[at : at + 8] = struct.pack("<Q", source.choice((0, 2**31, 2**63, 2**64 - 1)))
-            elif kind == 2:
-                del mutant[at : at + source.randint(1, 16)]
-            else:
-                mutant[at:at] = source.randbytes(source.randint(1, 16))
-        path.write_bytes(mutant)
-        try:
-            file = read_gguf(path)
-            assert all(t.end <= len(mutant) for t in file.tensors.values())
-        except InvalidModel:
-            refused += 1
-    assert 500 < refused < 1_500
 
 
 def test_names_are_plain_text(tmp_path: Path) -> None:

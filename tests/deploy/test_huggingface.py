@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,6 @@ FAMILY_FIELDS = [
     ("phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
     ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2}}, "yarn"),
     ("phi3-longrope", {"partial_rotary_factor": 0.5}, "factor"),
-    ("phi3-longrope", {}, "at most 24"),
     ("gemma2", {"final_logit_softcapping": ...}, "final_logit_softcapping"),
     ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
     ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation"),
@@ -172,6 +172,23 @@ def test_a_family_that_cannot_be_used(name: str, change: dict[str, Any], message
     config = {key: value for key, value in config.items() if value is not ...}
     with pytest.raises(InvalidModel, match=message):
         parse_config(config, None)
+
+
+def test_longrope_turns_by_the_factors_of_the_context() -> None:
+    """All positions alike: by the long factors as soon as one may be beyond the original context.
+
+    Else a key in the cache would have to turn when the text becomes long.
+    """
+    config = CASES["phi3-longrope"].config
+    scaling, original = config["rope_scaling"], 24
+    plain = parse_config({**config, "rope_scaling": None}, original).rope
+    for context, factors in ((original, "short_factor"), (original + 1, "long_factor"), (64, "")):
+        rope = parse_config(config, context).rope
+        assert rope == plain.divide(scaling[factors or "long_factor"], rope.scale)
+        # transformers: sqrt(1 + ln(factor) / ln(original)), factor = trained / original
+        wanted = math.sqrt(1 + math.log(64 / original) / math.log(original))
+        assert rope.scale == pytest.approx(wanted, rel=1e-12)
+    assert parse_config(config, None).rope == parse_config(config, 64).rope
 
 
 def test_no_field_is_overlooked() -> None:

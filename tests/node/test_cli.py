@@ -59,7 +59,7 @@ async def test_stake_status_unstake_and_withdraw(market: NodeMarket) -> None:
     await market.network.owner.send("usdc", "mint", address, 1_000 * USDC)
     poor = await call("stake", "-c", path)
     assert poor.exit_code == 2
-    assert "send it the missing 100.00 USDC" in poor.output
+    assert "send it the missing 100 USDC" in poor.output
 
     await market.network.owner.send("usdc", "mint", address, 100 * USDC)
     staked = await call_json("stake", "-c", path)

@@ -39,7 +39,7 @@ def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
     """Read a config.json, in its old and new spellings; raises InvalidModel."""
     names = table.get("architectures")
     known = {**ARCHITECTURES, **moe.ARCHITECTURES}
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in known:
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in list(known):
         raise InvalidModel(
             f"architecture {names!r:.80} is not supported; these are: {', '.join(known)}"
         )

@@ -218,7 +218,7 @@ class _Machine:
     def find(self, module: str, name: str) -> None:
         full = f"{module}.{name}"
         if full not in self.names.table:
-            raise self.fail(f"names '{full:.120}', which is not on the list of what builds tensors")
+            raise self.fail(f"names {full!a:.122}, which is not on the list of what builds tensors")
         self.stack.append(self.names.table[full])
 
     def reduce(self) -> None:

@@ -104,18 +104,22 @@ def _read_scaling(
             truncate=parameters.get_flag("truncate", True),
             scale=_read_yarn_scale(parameters, factor),
         )
+    return _read_longrope(parameters, defaults, rope, original)
+
+
+def _read_longrope(parameters: Fields, defaults: RopeDefaults, rope: Rope, original: int) -> Rope:
+    """Return a LongRoPE (arXiv 2402.13753): its long factors when the context is a long one.
+
+    The context that a model is compiled for decides, for all positions and once, as llama.cpp
+    does it: a key in the cache was turned when it came, so a text cannot change over in its middle.
+    """
     factor = parameters.get_number("factor", defaults.trained / original)
-    parameters.get_numbers("long_factor", rope.pairs)
+    long = parameters.get_numbers("long_factor", rope.pairs)
     short = parameters.get_numbers("short_factor", rope.pairs)
-    if defaults.context > original:
-        raise InvalidModel(
-            f"a context of {defaults.context} positions changes how the model turns its heads in "
-            f"the middle of a text (longrope); compile it with a context of at most {original}"
-        )
-    scale = parameters.get("attention_factor")
-    if scale is None:
-        return rope.divide(short, compute_longrope_scale(factor, original))
-    return rope.divide(short, parameters.get_number("attention_factor"))
+    divisors = long if defaults.context > original else short
+    if parameters.get("attention_factor") is None:
+        return rope.divide(divisors, compute_longrope_scale(factor, original))
+    return rope.divide(divisors, parameters.get_number("attention_factor"))
 
 
 def _read_yarn_scale(parameters: Fields, factor: float) -> float:

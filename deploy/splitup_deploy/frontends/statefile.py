@@ -261,7 +261,7 @@ class _Reader:
         if self.entries is not None:
             blob = self.entries.get(f"data/{key}")
             if blob is None or blob.nbytes != items * ITEM_BYTES[kind.dtype]:
-                raise self.fail(f"lacks the {items} items of storage '{key:.40}'")
+                raise self.fail(f"lacks the {items} items of storage {key!a:.42}")
             storage.start = blob.start
         return storage
 
@@ -305,7 +305,7 @@ class _Reader:
         for key in keys:
             storage = self.storages.get(key)
             if storage is None or storage.start is not None:
-                raise self.fail(f"lists storage '{key:.40}' once too often")
+                raise self.fail(f"lists storage {key!a:.42} once too often")
             self.file.seek(position)
             self.check(
                 int.from_bytes(self.file.read(8), "little") == storage.items,

@@ -1,0 +1,169 @@
+"""What the commands of splitup-deploy print: progress on stderr, results on stdout, errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from splitup.client.inputs import format_usdc
+from splitup.errors import InvalidInput, SplitUpError
+from splitup_deploy.drawing import draw_mermaid, draw_svg
+from splitup_deploy.inspect import describe_model, render_model
+from splitup_deploy.profile import Profile
+from splitup_deploy.register import Registration
+
+Picture = Literal["text", "mermaid", "svg"]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a command writes: data on stdout, talk on stderr."""
+
+    as_json: bool
+    out: Console
+    log: Console
+
+    @classmethod
+    def open(cls, as_json: bool) -> Output:
+        return cls(as_json, Console(), Console(stderr=True))
+
+    def print_json(self, value: dict[str, Any]) -> None:
+        """Write the one JSON object of a command."""
+        sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def show_model(output: Output, profile: Profile, name: str | None, is_complete: bool) -> None:
+    if output.as_json:
+        output.print_json(describe_model(profile, name, is_complete=is_complete))
+    else:
+        output.out.print(render_model(profile, name, is_complete=is_complete), soft_wrap=False)
+
+
+def show_registration(output: Output, profile: Profile, done: Registration) -> None:
+    if output.as_json:
+        output.print_json({**describe_model(profile, done.name), **asdict(done)})
+        return
+    output.out.print(render_model(profile, done.name))
+    if done.already_registered:
+        output.out.print(f"already registered as {done.name!r}; nothing was sent", markup=False)
+        return
+    output.out.print(
+        f"registered as {done.name!r} in block {done.block_number} for "
+        f"{format_usdc(profile.manifest.price_micro_usdc(1))} per step; "
+        f"{done.uploaded_objects} objects were stored",
+        markup=False,
+    )
+
+
+def run_command(output: Output, run: Callable[[], None]) -> None:
+    try:
+        run()
+    except SplitUpError as error:
+        if output.as_json:
+            output.print_json({"error": str(error)})
+        else:
+            output.log.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
+    except KeyboardInterrupt:
+        output.log.print("interrupted; run the command again to go on where it stopped")
+        raise typer.Exit(130) from None
+
+
+def write_picture(profile: Profile, name: str | None, picture: Picture, file: Path | None) -> None:
+    if picture == "text":
+        raise InvalidInput("--output takes a drawing: add --format svg or --format mermaid")
+    text = draw_svg(profile, name) if picture == "svg" else draw_mermaid(profile)
+    if file is None:
+        sys.stdout.write(text)
+        return
+    write_file(file, text)
+
+
+def write_file(file: Path, text: str) -> None:
+    """Write a file the user has named; raises InvalidInput."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot write '{file}': {error.strerror}") from None
+
+
+def _make_bar(console: Console, *, transient: bool = False) -> Progress:
+    """Return a progress bar on stderr: bytes, rate, time left. A transient one vanishes."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=transient,
+    )
+
+
+class HashBar:
+    """The compiler's progress: a spinner while it thinks, a bar per round while it hashes."""
+
+    def __init__(self, console: Console, model: str) -> None:
+        self._status = console.status(f"compiling {model}")
+        self._progress = _make_bar(console, transient=True)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> HashBar:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+        self._progress.stop()
+
+    def start(self, what: str, total_bytes: int) -> None:
+        self._status.stop()
+        self._progress.start()
+        self._task = self._progress.add_task(f"hashing {what}", total=total_bytes)
+
+    def advance(self, hashed_bytes: int) -> None:
+        if self._task is not None:
+            self._progress.advance(self._task, hashed_bytes)
+
+
+class UploadBar:
+    """The upload's progress bar on stderr: bytes, rate, time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = _make_bar(console)
+        self._task = self._progress.add_task("storing", total=None)
+        self._total_bytes = 0
+
+    def __enter__(self) -> UploadBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._total_bytes:
+            self._progress.stop()
+
+    def start(self, total_bytes: int) -> None:
+        self._progress.start()
+        self.skip(-total_bytes)
+
+    def skip(self, present_bytes: int) -> None:
+        self._total_bytes -= present_bytes
+        self._progress.update(self._task, total=self._total_bytes)
+
+    def advance(self, sent_bytes: int) -> None:
+        self._progress.advance(self._task, sent_bytes)
