@@ -421,13 +421,18 @@ class Silence(Message):
 
 
 class Ruling(Message):
-    """What a member got when it recomputed a disputed task itself; ``error`` if it could not."""
+    """What a member got when it recomputed a disputed task itself; ``error`` if it could not.
+
+    ``missing`` are the tasks whose logged outputs it needed and that are not in the store, or not
+    as their executor has to store them; then there is nothing else.
+    """
 
     task: TaskField
     inputs: tuple[DigestField, ...]
     outputs: tuple[DigestField, ...]
     state: DigestField
     error: str = Field(max_length=200)
+    missing: tuple[TaskField, ...] = Field(default=(), max_length=limits.MAX_PORTS)
 
 
 class Attestation(Message):
@@ -456,7 +461,7 @@ class TaskVerdict(Message):
     """How the verification of one drawn task ended."""
 
     task: TaskField
-    outcome: Literal["honest", "lied", "withheld", "outvoted", "unresolved"]
+    outcome: Literal["honest", "lied", "withheld", "contradicted", "outvoted", "unresolved"]
     validators: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     liars: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     silent: tuple[AddressField, ...] = Field(max_length=limits.MAX_NODES)

@@ -15,11 +15,11 @@ from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
 from splitup.graph.recompute import write_tensor
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
-from splitup.net.logs import iter_tensors, open_verification_logs
+from splitup.net.logs import LogIncomplete, iter_tensors, open_verification_logs
 from splitup.net.objects import get_object
 from splitup.protocol.events import RecomputeTask
 from splitup.protocol.routes import get_sources
-from splitup.wire import EMPTY_DIGEST, Grants, Ruling
+from splitup.wire import CLIENT, EMPTY_DIGEST, Grants, Ruling
 
 _log = logging.getLogger("splitup.oracle.rulings")
 
@@ -59,7 +59,16 @@ class Rulings:
                 weights = directory / "weights.safetensors"
                 key = get_weights_key(task.weights_digest)
                 await self._store(weights, key, task.weights_bytes, grants, task.weights_digest)
-            inputs = await self._store_inputs(command, manifest, directory)
+            inputs, missing = await self._store_inputs(command, manifest, directory)
+            if missing:
+                return Ruling(
+                    task=order.task,
+                    inputs=(),
+                    outputs=(),
+                    state=EMPTY_DIGEST,
+                    error="",
+                    missing=missing,
+                )
             found = await sandbox.replay(
                 sandbox.Replay(
                     directory=directory,
@@ -90,11 +99,15 @@ class Rulings:
 
     async def _store_inputs(
         self, command: RecomputeTask, manifest: Manifest, directory: Path
-    ) -> Sequence[Path]:
-        """Read the logs of all input ports into files."""
+    ) -> tuple[Sequence[Path], tuple[int, ...]]:
+        """Read the logs of all input ports into files; return also the tasks whose logs are broken.
+
+        Raises LogIncomplete when it is the client's, whom nobody accuses.
+        """
         order = command.order
         store = open_verification_logs(self._gateway, lambda: self._http.session, order)
-        paths = []
+        paths: list[Path] = []
+        missing: set[int] = set()
         sources = get_sources(manifest, order.task)
         for number, (source, port) in enumerate(
             zip(sources, manifest.tasks[order.task].inputs, strict=True)
@@ -107,9 +120,16 @@ class Rulings:
                 order.executors,
                 port.spec,
                 order.steps,
+                is_drawn=True,
             )
-            with path.open("wb") as file:
-                async for tensor in tensors:
-                    write_tensor(file, tensor)
+            try:
+                with path.open("wb") as file:
+                    async for tensor in tensors:
+                        write_tensor(file, tensor)
+            except LogIncomplete as error:
+                if source[0] == CLIENT:
+                    raise
+                _log.warning("task %d lacks an input: %s", order.task, error)
+                missing.add(source[0])
             paths.append(path)
-        return paths
+        return paths, tuple(sorted(missing))

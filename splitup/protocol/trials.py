@@ -82,8 +82,13 @@ class Trials:
 
     def process_ruling(self, case: Case, ruling: Ruling) -> None:
         """Keep what we recomputed ourselves; it is attested at the next step."""
-        if ruling.task in (case.checks or {}):
-            case.rulings.setdefault(ruling.task, ruling)
+        check = (case.checks or {}).get(ruling.task)
+        if check is None:
+            return
+        check.is_recomputing = False
+        known = case.rulings.get(ruling.task)
+        if known is None or known.missing:
+            case.rulings[ruling.task] = ruling
 
     def _make_checks(
         self,
@@ -168,7 +173,7 @@ class Trials:
                 return []
             usable = check.get_usable(case.attestations, commitment)
             ruling = None
-            if is_disputed(commitment, usable):
+            if is_disputed(commitment, usable) or (check.validators and not usable):
                 commands += self._ask_for_ruling(case, check, order, executor, now)
                 ruling = case.attestations.find_ruling(check.task)
                 if ruling is None and not self._is_undecidable(case, check, now):
@@ -186,9 +191,21 @@ class Trials:
     def _ask_for_ruling(
         self, case: Case, check: Check, order: VerificationOrder, executor: str, now: float
     ) -> list[Command]:
-        if check.disputed_at is not None:
+        """Recompute the task here; again after a while when its inputs were not in the store.
+
+        Whoever stores them only when others have looked in vain must not split the members.
+        """
+        own = case.rulings.get(check.task)
+        if (
+            check.is_recomputing
+            or (own is not None and not own.missing)
+            or now < check.recompute_at
+        ):
             return []
-        check.disputed_at = now
+        if check.disputed_at is None:
+            check.disputed_at = now
+        check.is_recomputing = True
+        check.recompute_at = now + limits.RULING_RETRY_S
         classes = {entry.node: entry.determinism for entry in order.snapshot.entries}
         execution_id = case.request.execution_id
         return [

@@ -62,12 +62,13 @@ class Economics:
 class Outcome(Enum):
     HONEST = "honest"
     LIED = "lied"
-    WITHHELD = "withheld"  # the executor committed and never revealed
+    WITHHELD = "withheld"  # the executor committed and never revealed, or did not store its outputs
+    CONTRADICTED = "contradicted"  # it and a neighbour commit to different tensors between them
     OUTVOTED = "outvoted"  # more nodes contradict it than confirm it, and no ruling: unpaid
     UNRESOLVED = "unresolved"  # nobody could tell: paid, and nobody is punished
 
 
-UNPAID: Final = frozenset({Outcome.LIED, Outcome.WITHHELD, Outcome.OUTVOTED})
+UNPAID: Final = frozenset({Outcome.LIED, Outcome.WITHHELD, Outcome.CONTRADICTED, Outcome.OUTVOTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ def judge(
     contradicting = [r for r in usable if not agrees(commitment, r)]
     if usable and not contradicting:
         return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
-    if ruling is None or ruling.inputs != commitment.inputs or not usable:
+    if ruling is None or ruling.inputs != commitment.inputs:
         outvoted = 2 * len(contradicting) > len(usable) + 1
         return Verdict(task, Outcome.OUTVOTED if outvoted else Outcome.UNRESOLVED, (), ())
     truth = (ruling.outputs, ruling.state)
