@@ -31,7 +31,6 @@ from tests.builders import (
     make_chain_manifest,
     make_request,
     make_snapshot,
-    task_id,
 )
 
 TASKS, STEPS = 4, 4
@@ -44,9 +43,7 @@ STATE = "e" * 64
 
 
 def commitment(task: int = 0, output: str = GOOD, state: str = STATE) -> TaskCommitment:
-    return TaskCommitment(
-        task=task, task_id=task_id(task), inputs=(IN,), outputs=(output,), state=state
-    )
+    return TaskCommitment(task=task, inputs=(IN,), outputs=(output,), state=state)
 
 
 def rule(output: str = GOOD, *, inputs: str = IN, state: str = STATE) -> Ruling:
@@ -263,7 +260,7 @@ def test_a_completion_must_match_its_root_and_its_plan() -> None:
         check_completion(taken, PLAN, MANIFEST, taken.root())
     executors = (fallback, *PLAN.executors()[1:])  # who was replaced may leave out what it lost
     check_completion(part, PLAN, MANIFEST, part.root(), executors)
-    wrong = completion.tasks[0].model_copy(update={"task_id": "f" * 64})
+    wrong = completion.tasks[0].model_copy(update={"outputs": ()})
     forged = completion.model_copy(update={"tasks": (wrong, *completion.tasks[1:])})
     with pytest.raises(PeerFault, match="misstates"):
         check_completion(forged, PLAN, MANIFEST, forged.root())

@@ -155,7 +155,6 @@ class Node:
         entries = tuple(
             TaskCommitment(
                 task=task,
-                task_id=MANIFEST.tasks[task].task_id,
                 inputs=(digest("in", execution_id, task),),
                 outputs=(digest("lie" if self.lies else "out", execution_id, task),),
                 state=EMPTY_DIGEST,

@@ -534,7 +534,6 @@ class Simulation:
         entries = tuple(
             TaskCommitment(
                 task=task,
-                task_id=self.manifest.tasks[task].task_id,
                 inputs=self._read_inputs(execution_id, certificate.plan, task)
                 if not node.misstates_inputs
                 else tuple(digest("nobody's", n) for n in self.manifest.tasks[task].inputs),

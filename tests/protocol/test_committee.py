@@ -595,7 +595,6 @@ def test_a_completion_must_be_what_was_committed_steps_included() -> None:
     entries = tuple(
         TaskCommitment(
             task=task,
-            task_id=simulation.manifest.tasks[task].task_id,
             inputs=("1" * 64,),
             outputs=("2" * 64,),
             state=EMPTY_DIGEST,
