@@ -447,7 +447,9 @@ class Ruling(Message):
     """What a member got when it recomputed a disputed task itself; ``error`` if it could not.
 
     ``missing`` are the tasks whose logged outputs it needed and that are not in the store, or not
-    as their executor has to store them; then there is nothing else.
+    as their executor has to store them; then there is nothing else. A member of another determinism
+    class has ``compared`` its numbers with the claimed ones: ``outputs`` are those, or () when they
+    are further from its own than the task's tolerance; ``state`` is the claimed one.
     """
 
     task: TaskField
@@ -456,6 +458,7 @@ class Ruling(Message):
     state: DigestField
     error: str = Field(max_length=200)
     missing: tuple[TaskField, ...] = Field(default=(), max_length=limits.MAX_PORTS)
+    compared: bool = False
 
 
 class Attestation(Message):

@@ -7,10 +7,12 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from splitup import limits, sandbox
-from splitup.errors import SplitUpError
+from splitup.errors import SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
 from splitup.graph.recompute import write_tensor
 from splitup.net.gateway import GatewayClient
@@ -18,8 +20,12 @@ from splitup.net.http import SignedClient
 from splitup.net.logs import LogIncomplete, iter_tensors, open_verification_logs
 from splitup.net.objects import get_object
 from splitup.protocol.events import RecomputeTask
+from splitup.protocol.queue import PortId
 from splitup.protocol.routes import get_sources
+from splitup.tensors import TensorSpec
 from splitup.wire import CLIENT, EMPTY_DIGEST, Grants, Ruling
+
+_LOGITS: Final = "logits"  # the name of the output whose argmax counts
 
 _log = logging.getLogger("splitup.oracle.rulings")
 
@@ -61,27 +67,58 @@ class Rulings:
                 await self._store(weights, key, task.weights_bytes, grants, task.weights_digest)
             inputs, missing = await self._store_inputs(command, manifest, directory)
             if missing:
-                return Ruling(
-                    task=order.task,
-                    inputs=(),
-                    outputs=(),
-                    state=EMPTY_DIGEST,
-                    error="",
-                    missing=missing,
-                )
-            found = await sandbox.replay(
-                sandbox.Replay(
-                    directory=directory,
-                    task=graph,
-                    weights=weights,
-                    inputs=inputs,
-                    steps=order.steps,
-                    gate=task.gate,
-                    determinism=command.determinism,
-                    memory_bytes=task.vram_bytes,
-                )
+                return _miss(order.task, missing)
+            job = sandbox.Replay(
+                directory=directory,
+                task=graph,
+                weights=weights,
+                inputs=inputs,
+                steps=order.steps,
+                gate=task.gate,
+                determinism=command.determinism,
+                memory_bytes=task.vram_bytes,
             )
+            if task.crosses_classes and not await _computes_as(command.determinism):
+                return await self._compare(command, manifest, job)
+            found = await sandbox.replay(job)
         return Ruling.from_value({"task": order.task, "error": "", **found})
+
+    async def _compare(
+        self, command: RecomputeTask, manifest: Manifest, job: sandbox.Replay
+    ) -> Ruling:
+        """Compare what the executor logged with what this machine gets, in its own class."""
+        order, claim = command.order, command.claim
+        task = manifest.tasks[order.task]
+        outputs = [(order.task, port) for port in range(len(task.outputs))]
+        specs = [port.spec for port in task.outputs]
+        claimed, missing = await self._store_logs(command, outputs, specs, job.directory, "output")
+        if missing:
+            return _miss(order.task, missing)
+        logits = [
+            port.port
+            for port in manifest.outputs
+            if port.task == order.task and port.name == _LOGITS
+        ]
+        own = replace(
+            job,
+            determinism=await sandbox.find_class(""),
+            claimed=claimed,
+            tolerances=task.tolerances,
+            logits=logits[0] if logits else None,
+        )
+        found = await sandbox.replay(own)
+        if tuple(found["claimed"]) != claim.outputs:
+            return _miss(order.task, (order.task,))  # it has stored others than it committed to
+        return Ruling.from_value(
+            {
+                "task": order.task,
+                "inputs": found["inputs"],
+                "outputs": claim.outputs if found["accepted"] else (),
+                "state": claim.state,
+                "error": "",
+                "compared": True,
+            }
+        )
 
     async def _store(
         self, path: Path, key: str, length: int, grants: Grants, digest: str | None = None
@@ -100,7 +137,19 @@ class Rulings:
     async def _store_inputs(
         self, command: RecomputeTask, manifest: Manifest, directory: Path
     ) -> tuple[Sequence[Path], tuple[int, ...]]:
-        """Read the logs of all input ports into files; return also the tasks whose logs are broken.
+        sources = get_sources(manifest, command.order.task)
+        specs = [port.spec for port in manifest.tasks[command.order.task].inputs]
+        return await self._store_logs(command, sources, specs, directory, "input")
+
+    async def _store_logs(
+        self,
+        command: RecomputeTask,
+        sources: Sequence[PortId],
+        specs: Sequence[TensorSpec],
+        directory: Path,
+        prefix: str,
+    ) -> tuple[Sequence[Path], tuple[int, ...]]:
+        """Read the logs of ports into files; return also the tasks whose logs are broken.
 
         Raises LogIncomplete when it is the client's, whom nobody accuses.
         """
@@ -108,17 +157,14 @@ class Rulings:
         store = open_verification_logs(self._gateway, lambda: self._http.session, order)
         paths: list[Path] = []
         missing: set[int] = set()
-        sources = get_sources(manifest, order.task)
-        for number, (source, port) in enumerate(
-            zip(sources, manifest.tasks[order.task].inputs, strict=True)
-        ):
-            path = directory / f"input-{number}"
+        for number, (source, spec) in enumerate(zip(sources, specs, strict=True)):
+            path = directory / f"{prefix}-{number}"
             tensors = iter_tensors(
                 store,
                 order.certificate.plan.request,
                 source,
                 order.executors,
-                port.spec,
+                spec,
                 order.steps,
                 is_drawn=True,
             )
@@ -133,3 +179,14 @@ class Rulings:
                 missing.add(source[0])
             paths.append(path)
         return paths, tuple(sorted(missing))
+
+
+def _miss(task: int, missing: tuple[int, ...]) -> Ruling:
+    return Ruling(task=task, inputs=(), outputs=(), state=EMPTY_DIGEST, error="", missing=missing)
+
+
+async def _computes_as(determinism: str) -> bool:
+    try:
+        return await sandbox.find_class(determinism) == determinism
+    except Unavailable:
+        return False

@@ -38,6 +38,8 @@ def find_misled(
         if claim is None:
             continue
         ruling, gate = rulings.get(task), manifest.tasks[task].gate
+        if ruling is not None and task in ruling.missing:  # its own outputs, to be compared
+            found[task] = Outcome.WITHHELD
         for place, (source, port) in enumerate(get_sources(manifest, task)):
             if source == CLIENT:
                 continue

@@ -25,6 +25,7 @@ from splitup.protocol.verification import (
     is_disputed,
     judge,
 )
+from splitup.roots import UNRULED
 from splitup.wire import (
     Attestation,
     Draw,
@@ -33,6 +34,7 @@ from splitup.wire import (
     Ruling,
     Silence,
     Snapshot,
+    TaskCommitment,
     VerificationOrder,
 )
 
@@ -72,7 +74,7 @@ class Trials:
                 task=task,
                 steps=check.steps,
             )
-            commands += self._judge(case, check, order, now)
+            commands += self._judge(case, check, order, manifest, now)
             if task not in case.verdicts:
                 entries = {entry.node: entry for entry in snapshot.entries}
                 for validator in check.find_orders(case.attestations, now, case.place):
@@ -155,7 +157,7 @@ class Trials:
     # ---- what follows -----------------------------------------------------------------------
 
     def _judge(
-        self, case: Case, check: Check, order: VerificationOrder, now: float
+        self, case: Case, check: Check, order: VerificationOrder, manifest: Manifest, now: float
     ) -> list[Command]:
         """Set the verdict on one task, if there is one; late answers may still change it."""
         executor = case.get_executors()[check.task]
@@ -173,8 +175,9 @@ class Trials:
                 return []
             usable = check.get_usable(case.attestations, commitment)
             ruling = None
-            if is_disputed(commitment, usable) or (check.validators and not usable):
-                commands += self._ask_for_ruling(case, check, order, executor, now)
+            is_judged = check.validators or manifest.tasks[check.task].crosses_classes
+            if is_disputed(commitment, usable) or (is_judged and not usable):
+                commands += self._ask_for_ruling(case, check, order, commitment, now)
                 ruling = case.attestations.find_ruling(check.task)
                 if ruling is None and not self._is_undecidable(case, check, now):
                     return commands
@@ -189,7 +192,7 @@ class Trials:
         return commands
 
     def _ask_for_ruling(
-        self, case: Case, check: Check, order: VerificationOrder, executor: str, now: float
+        self, case: Case, check: Check, order: VerificationOrder, claim: TaskCommitment, now: float
     ) -> list[Command]:
         """Recompute the task here; again after a while when its inputs were not in the store.
 
@@ -207,10 +210,10 @@ class Trials:
         check.is_recomputing = True
         check.recompute_at = now + limits.RULING_RETRY_S
         classes = {entry.node: entry.determinism for entry in order.snapshot.entries}
-        execution_id = case.request.execution_id
+        executor, execution_id = case.get_executors()[check.task], case.request.execution_id
         return [
             Log(f"task {check.task} of {execution_id} is disputed: recomputing it here"),
-            RecomputeTask(order, classes.get(executor, "")),
+            RecomputeTask(order, classes.get(executor, "").removeprefix(UNRULED), claim),
         ]
 
     def _is_undecidable(self, case: Case, check: Check, now: float) -> bool:

@@ -214,13 +214,22 @@ def judge(
     """Return the final verdict on a task, once everybody was heard who is to be.
 
     ``usable`` are in the order of the validators' ranks; ``ruling`` is what 2f+1 members
-    recomputed, None when they cannot. Two nodes can be one operator's, so that validators alone
+    recomputed, None when they cannot; one that only ``compared`` across classes convicts nobody but
+    the executor. Two nodes can be one operator's, so that validators alone
     never cost anybody's stake: without a ruling they decide no more than the pay.
     """
     task = commitment.task
     contradicting = [r for r in usable if not agrees(commitment, r)]
     if usable and not contradicting:
         return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
+    if ruling is not None and ruling.compared and ruling.inputs == commitment.inputs:
+        if not ruling.outputs:
+            return Verdict(
+                task, Outcome.LIED, tuple(r.validator for r in contradicting), (executor,)
+            )
+        if not usable:
+            return Verdict(task, Outcome.HONEST, (), ())
+        ruling = None  # of validators, whose class it is, only equal bytes could tell
     if ruling is None or ruling.inputs != commitment.inputs:
         outvoted = 2 * len(contradicting) > len(usable) + 1
         return Verdict(task, Outcome.OUTVOTED if outvoted else Outcome.UNRESOLVED, (), ())

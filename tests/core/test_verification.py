@@ -128,6 +128,30 @@ def test_without_a_ruling_numbers_decide_the_pay_and_nobody_is_punished(
     assert judge(commitment(), "executor", [], ruling).outcome is Outcome.UNRESOLVED
 
 
+def test_a_comparison_across_classes_convicts_the_executor_and_no_validator() -> None:
+    """Validators are of the executor's class, of which members only know how near it comes."""
+    accepted = rule().model_copy(update={"compared": True})
+    refused = accepted.model_copy(update={"outputs": ()})
+    against, agreeing = result(V1, BAD), result(V2, GOOD)
+    assert judge(commitment(), "executor", [], accepted) == Verdict(0, Outcome.HONEST, (), ())
+    assert judge(commitment(), "executor", [], refused) == Verdict(
+        0, Outcome.LIED, (), ("executor",)
+    )
+    assert judge(commitment(), "executor", [against, agreeing], refused) == Verdict(
+        0, Outcome.LIED, (V1,), ("executor",)
+    )
+    for heard, outcome in (
+        ([against], Outcome.UNRESOLVED),
+        ([against, result(V3, BAD)], Outcome.OUTVOTED),
+    ):
+        assert judge(commitment(), "executor", heard, accepted) == Verdict(0, outcome, (), ())
+
+
+def test_the_committee_decides_where_no_validator_could() -> None:
+    assert judge(commitment(), "executor", [], rule()) == Verdict(0, Outcome.HONEST, (), ())
+    assert judge(commitment(), "executor", [], rule(BAD)).liars == ("executor",)
+
+
 def test_a_lie_upstream_is_not_the_executors() -> None:
     """A validator that saw other inputs, or none, says nothing about this executor."""
     others = [result(V1, BAD, inputs="2" * 64), result(V2, BAD, error="inputs missing")]

@@ -145,6 +145,7 @@ class Node:
     lies: bool = False  # returns wrong outputs
     false_accuser: bool = False  # as a validator
     mute_validator: bool = False
+    determinism: str = "CPU:X86"  # in "GPU" the last bits are others
     hides_outputs: bool = False  # commits to them, and stores nothing
     stores_others: bool = False  # than those it commits to
     misstates_inputs: bool = False  # commits to some that nobody has
@@ -163,6 +164,10 @@ class Node:
     @property
     def address(self) -> str:
         return self.identity.address
+
+    @property
+    def is_foreign(self) -> bool:
+        return self.determinism == "GPU"
 
     @property
     def is_dishonest(self) -> bool:
@@ -331,7 +336,7 @@ class Simulation:
             case ev.PushVerification():
                 self._order(command)
             case ev.RecomputeTask():
-                self.after(0.2, partial(self._recompute, account, command.order))
+                self.after(0.2, partial(self._recompute, account, command))
             case (
                 ev.SubmitSnapshot()
                 | ev.SubmitPlan()
@@ -507,7 +512,7 @@ class Simulation:
                 queue_ms=0,
                 resident=resident,
                 vram_free_bytes=0,
-                determinism="CPU:X86",
+                determinism=node.determinism,
             )
             for account in self.members:
                 event = ev.HeartbeatReceived(heartbeat, node.identity.signing_key_hex)
@@ -660,7 +665,9 @@ class Simulation:
         lies = self.by_node[self.find_executors(plan)[task]].lies
         if lies and (self.lies_at is None or (execution_id, task) in self.lies_at):
             return (digest("lie", execution_id, task),)
-        return self._compute(execution_id, plan, task)
+        right = self._compute(execution_id, plan, task)
+        executor = self.by_node[self.find_executors(plan)[task]]
+        return tuple(digest(out, "GPU") for out in right) if executor.is_foreign else right
 
     def verified_by(self, execution_id: str) -> list[tuple[int, str]]:
         """Return (task, node) of all that recomputed a task of an execution."""
@@ -712,7 +719,8 @@ class Simulation:
 
         ask()
 
-    def _recompute(self, account: str, order: VerificationOrder) -> None:
+    def _recompute(self, account: str, command: ev.RecomputeTask) -> None:
+        order = command.order
         execution_id, task = order.draw.execution_id, order.task
         self.recomputed[execution_id, task] += 1
         plan, found = order.certificate.plan, account not in self.unable
@@ -726,6 +734,16 @@ class Simulation:
             error="" if found else "another determinism class",
             missing=missing,
         )
+        if able and command.determinism == "GPU":  # members compare, within a tolerance
+            claimed = tuple(digest(out, "GPU") for out in ruling.outputs)
+            assert self.manifest.tasks[task].crosses_classes
+            ruling = ruling.model_copy(
+                update={
+                    "outputs": claimed if command.claim.outputs == claimed else (),
+                    "state": command.claim.state,
+                    "compared": True,
+                }
+            )
         self.feed(account, ev.TaskRecomputed(execution_id, ruling))
 
     def _order(self, command: ev.PushVerification) -> None:

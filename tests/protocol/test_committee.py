@@ -9,6 +9,7 @@ import pytest
 from splitup import limits
 from splitup.crypto import bls
 from splitup.errors import BadSignature, InvalidInput, PeerFault, Unavailable
+from splitup.graph.compare import Tolerance
 from splitup.protocol import events as ev
 from splitup.protocol.certificates import RANDOMNESS_DOMAIN
 from splitup.protocol.committee import CommitteeMember
@@ -470,6 +471,29 @@ def test_who_stores_while_others_look_does_not_split_the_members(seed: int) -> N
     settle(simulation, execution_id, within_s=120)
     assert set(simulation.find_outcomes(execution_id).values()) == {"honest"}
     assert get_slashes(simulation, execution_id) == {}
+
+
+@pytest.mark.parametrize(("lies", "outcome"), [(False, "honest"), (True, "lied")])
+def test_a_class_that_nobody_shares_is_compared_within_the_tasks_tolerance(
+    lies: bool, outcome: str
+) -> None:
+    """Nobody of its class can check it; members compare its numbers with those of their own."""
+    tolerance = Tolerance(
+        dtype="float32", relative_l2_ppb=1000, exponent_ppb=None, mantissa_ppb=None, max_ulp=None
+    )
+    chain = make_chain_manifest(2)
+    tasks = tuple(task.model_copy(update={"tolerances": (tolerance,)}) for task in chain.tasks)
+    manifest = chain.model_copy(update={"tasks": tasks})
+    simulation = start(economics=VERIFY_ALL, nodes=1, manifest=manifest)
+    (foreign,) = simulation.nodes
+    foreign.determinism, foreign.lies = "GPU", lies
+    simulation.run(10)  # until a snapshot says so
+    execution_id = simulation.request()
+    settle(simulation, execution_id)
+    assert set(simulation.find_outcomes(execution_id).values()) == {outcome}
+    penalty = 2 * 10 * 4 * 100_000 // 1_200
+    slashed = sum(get_slashes(simulation, execution_id).values())
+    assert penalty - 2 < slashed <= penalty if lies else slashed == 0
 
 
 def test_a_silent_validator_is_passed_over() -> None:
