@@ -113,22 +113,34 @@ def test_a21_who_lies_once_in_ten_or_in_a_hundred_tasks_is_found_and_only_he(
     assert wrong < len(done)
 
 
-def test_a21_who_guesses_instead_of_verifying_is_slashed_and_the_executor_is_not(
+def test_a21_who_guesses_or_stores_nothing_is_penalised_and_nobody_around_it(
     network: Network,
 ) -> None:
-    async def play(nodes: dict[str, str]) -> tuple[Settled, dict[str, int]]:
+    """One validator makes its answers up; one executor commits to outputs that it never stored."""
+
+    async def play(nodes: dict[str, str]) -> tuple[list[Settled], dict[str, int]]:
+        done: list[Settled] = []
+        caught: set[str] = set()
         async with SplitUp.connect(network.config) as net:
             before = await fetch_stakes(net, nodes)
-            for _ in range(10):
-                settled = await settle(net)
-                if settled[1].slashes:
-                    break
-            return settled, get_losses(before, await fetch_stakes(net, nodes))
+            while caught != {"node-2", "node-4"} and len(done) < 20:
+                done.append(await settle(net))
+                caught |= {nodes[account] for account, _ in done[-1][1].slashes}
+            return done, get_losses(before, await fetch_stakes(net, nodes))
 
-    with replace_nodes(network, node_2="guess") as nodes:
-        (_, receipt, evidence), lost = asyncio.run(play(nodes))
-    assert {verdict.outcome for verdict in evidence.verdicts} == {"honest"}
-    assert {nodes[node] for node, _ in receipt.slashes} == lost.keys() == {"node-2"}
+    with replace_nodes(network, node_2="guess", node_4="hide") as nodes:
+        done, lost = asyncio.run(play(nodes))
+    assert lost.keys() == {"node-2", "node-4"}
+    for result, receipt, evidence in done:
+        outcomes = {verdict.task: verdict.outcome for verdict in evidence.verdicts}
+        withheld = {task for task, outcome in outcomes.items() if outcome == "withheld"}
+        assert {nodes[result.nodes[task]] for task in withheld} <= {"node-4"}
+        unread = {task for source, task in result.manifest.edges() if source in withheld}
+        for task, outcome in outcomes.items():
+            if task not in withheld:
+                assert outcome == ("unresolved" if task in unread else "honest")
+        paid = {p.account for p in receipt.payments if not p.from_slash}
+        assert {n for task, n in enumerate(result.nodes) if task not in withheld} <= paid
 
 
 def test_who_commits_and_withholds_is_penalised_and_the_client_has_his_money_back(
