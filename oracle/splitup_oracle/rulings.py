@@ -38,6 +38,7 @@ class Rulings:
         self._gateway = gateway
         self._directory = directory
         self._turn = asyncio.Lock()
+        self._classes: dict[str, str] = {}
         shutil.rmtree(directory, ignore_errors=True)  # of a member that was killed
 
     async def recompute(self, command: RecomputeTask, manifest: Manifest) -> Ruling:
@@ -78,7 +79,7 @@ class Rulings:
                 determinism=command.determinism,
                 memory_bytes=task.vram_bytes,
             )
-            if task.crosses_classes and not await _computes_as(command.determinism):
+            if task.crosses_classes and not await self._computes_as(command.determinism):
                 return await self._compare(command, manifest, job)
             found = await sandbox.replay(job)
         return Ruling.from_value({"task": order.task, "error": "", **found})
@@ -101,7 +102,7 @@ class Rulings:
         ]
         own = replace(
             job,
-            determinism=await sandbox.find_class(""),
+            determinism=await self._find_class(""),
             claimed=claimed,
             tolerances=task.tolerances,
             logits=logits[0] if logits else None,
@@ -119,6 +120,20 @@ class Rulings:
                 "compared": True,
             }
         )
+
+    async def _computes_as(self, determinism: str) -> bool:
+        try:
+            return await self._find_class(determinism) == determinism
+        except Unavailable:
+            return False
+
+    async def _find_class(self, determinism: str) -> str:
+        """Return in which class this machine computes when asked for another, or for its own."""
+        if determinism not in self._classes:
+            if len(self._classes) >= limits.MAX_CLASSES:
+                self._classes.clear()
+            self._classes[determinism] = await sandbox.find_class(determinism)
+        return self._classes[determinism]
 
     async def _store(
         self, path: Path, key: str, length: int, grants: Grants, digest: str | None = None
@@ -183,10 +198,3 @@ class Rulings:
 
 def _miss(task: int, missing: tuple[int, ...]) -> Ruling:
     return Ruling(task=task, inputs=(), outputs=(), state=EMPTY_DIGEST, error="", missing=missing)
-
-
-async def _computes_as(determinism: str) -> bool:
-    try:
-        return await sandbox.find_class(determinism) == determinism
-    except Unavailable:
-        return False
