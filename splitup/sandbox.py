@@ -57,7 +57,7 @@ class Replay:
 async def replay(job: Replay) -> dict[str, Any]:
     """Return the digests ``inputs``, ``outputs`` and ``state`` of a replay.
 
-    If there is something ``claimed`` also its digests, and whether it is ``accepted``.
+    If something is ``claimed`` also whether it is ``accepted``.
     Raises Unavailable when it cannot be done here: another determinism class, no memory, no time,
     a crash. The message ends with the process's own last words.
     """

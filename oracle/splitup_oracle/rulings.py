@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import shutil
 import tempfile
@@ -66,14 +67,16 @@ class Rulings:
                 weights = directory / "weights.safetensors"
                 key = get_weights_key(task.weights_digest)
                 await self._store(weights, key, task.weights_bytes, grants, task.weights_digest)
-            inputs, missing = await self._store_inputs(command, manifest, directory)
+            sources = get_sources(manifest, order.task)
+            specs = [port.spec for port in task.inputs]
+            logs, missing = await self._store_logs(command, sources, specs, directory, "input")
             if missing:
                 return _miss(order.task, missing)
             job = sandbox.Replay(
                 directory=directory,
                 task=graph,
                 weights=weights,
-                inputs=inputs,
+                inputs=[path for path, _ in logs],
                 steps=order.steps,
                 gate=task.gate,
                 determinism=command.determinism,
@@ -92,9 +95,9 @@ class Rulings:
         task = manifest.tasks[order.task]
         outputs = [(order.task, port) for port in range(len(task.outputs))]
         specs = [port.spec for port in task.outputs]
-        claimed, missing = await self._store_logs(command, outputs, specs, job.directory, "output")
-        if missing:
-            return _miss(order.task, missing)
+        logs, missing = await self._store_logs(command, outputs, specs, job.directory, "output")
+        if missing or tuple(digest for _, digest in logs) != claim.outputs:
+            return _miss(order.task, (order.task,))  # it stored others than it committed to
         logits = [
             port.port
             for port in manifest.outputs
@@ -103,13 +106,11 @@ class Rulings:
         own = replace(
             job,
             determinism=await self._find_class(""),
-            claimed=claimed,
+            claimed=[path for path, _ in logs],
             tolerances=task.tolerances,
             logits=logits[0] if logits else None,
         )
         found = await sandbox.replay(own)
-        if tuple(found["claimed"]) != claim.outputs:
-            return _miss(order.task, (order.task,))  # it has stored others than it committed to
         return Ruling.from_value(
             {
                 "task": order.task,
@@ -149,13 +150,6 @@ class Rulings:
         )
         await asyncio.to_thread(path.write_bytes, data)
 
-    async def _store_inputs(
-        self, command: RecomputeTask, manifest: Manifest, directory: Path
-    ) -> tuple[Sequence[Path], tuple[int, ...]]:
-        sources = get_sources(manifest, command.order.task)
-        specs = [port.spec for port in manifest.tasks[command.order.task].inputs]
-        return await self._store_logs(command, sources, specs, directory, "input")
-
     async def _store_logs(
         self,
         command: RecomputeTask,
@@ -163,14 +157,15 @@ class Rulings:
         specs: Sequence[TensorSpec],
         directory: Path,
         prefix: str,
-    ) -> tuple[Sequence[Path], tuple[int, ...]]:
-        """Read the logs of ports into files; return also the tasks whose logs are broken.
+    ) -> tuple[list[tuple[Path, str]], tuple[int, ...]]:
+        """Read the logs of ports into files; return those with the digests of all their tensors,
+        and the tasks whose logs are broken.
 
         Raises LogIncomplete when it is the client's, whom nobody accuses.
         """
         order = command.order
         store = open_verification_logs(self._gateway, lambda: self._http.session, order)
-        paths: list[Path] = []
+        files: list[tuple[Path, str]] = []
         missing: set[int] = set()
         for number, (source, spec) in enumerate(zip(sources, specs, strict=True)):
             path = directory / f"{prefix}-{number}"
@@ -183,17 +178,19 @@ class Rulings:
                 order.steps,
                 is_drawn=True,
             )
+            digest = hashlib.sha256()
             try:
                 with path.open("wb") as file:
                     async for tensor in tensors:
                         write_tensor(file, tensor)
+                        digest.update(tensor)
             except LogIncomplete as error:
                 if source[0] == CLIENT:
                     raise
                 _log.warning("task %d lacks an input: %s", order.task, error)
                 missing.add(source[0])
-            paths.append(path)
-        return paths, tuple(sorted(missing))
+            files.append((path, digest.hexdigest()))
+        return files, tuple(sorted(missing))
 
 
 def _miss(task: int, missing: tuple[int, ...]) -> Ruling:

@@ -72,8 +72,7 @@ async def test_what_another_class_claims_is_compared_within_the_tolerance(tmp_pa
             for row in claimed:
                 write_tensor(file, row.tobytes())
         rival = replace(job, claimed=[tmp_path / "claimed"], tolerances=[tolerance])
-        found = await sandbox.replay(rival)
-        assert (found["claimed"], found["accepted"]) == ([digest(claimed)], accepted)
+        assert (await sandbox.replay(rival))["accepted"] is accepted
     with pytest.raises(Unavailable, match="has 1 outputs, not 2"):
         await sandbox.replay(replace(job, claimed=[job.task, job.task]))
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from splitup_oracle.rulings import Rulings
 
-from splitup import sandbox
+from splitup import limits, sandbox
 from splitup.crypto.keys import Identity
 from splitup.graph.compare import Tolerance
 from splitup.graph.ir import Graph
@@ -160,7 +160,10 @@ async def test_across_classes_a_member_compares_what_the_executor_stored(court: 
             assert (ruling.inputs, ruling.state) == ((digest(DATA),), "ab" * 32)
 
 
-async def test_the_clients_inputs_are_nobodys_fault(court: Court) -> None:
+async def test_the_clients_inputs_are_nobodys_fault(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LOG_LATE_S", 0.0)
     order = court.order(MANIFEST)
     draws = (court.network.committee.draw(order.certificate.plan, n) for n in range(1000))
     draw = next(d for d in draws if 0 in get_sampled_tasks(d, 3, 800))
