@@ -39,7 +39,7 @@ def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str
     finally:
         for name in names:
             network.replacements[name].terminate()
-            network.replacements[name].wait(20)
+            network.replacements[name].wait(60)
         asyncio.run(fill_up(network, names))
 
 
