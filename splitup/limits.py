@@ -235,6 +235,7 @@ VALIDATOR_REVEAL_S: Final = 10.0  # it needs no computing, only one of its tries
 EXECUTOR_REVEAL_S: Final = 30.0  # a node restarted after its commitment has the reveal on disk
 RULING_S: Final = 60.0  # members recompute a disputed task within this …
 RULING_STEP_S: Final = 0.5  # … plus this for every step: a member's machine may be slow
+MAX_ASKED: Final = 16  # validators of one task; if none of them could say anything, members do
 MAX_CLASSES: Final = 64  # determinism classes a member tries; each costs it a second, once
 RULING_RETRY_S: Final = 10.0  # before a member looks again for inputs that it did not find
 REPLAY_OVERHEAD_BYTES: Final = 4 * 1024 * MIB  # address space of Python, tinygrad and a compiler

@@ -103,14 +103,12 @@ class Trials:
         plan, executors = certificate.plan, case.get_executors()
         commitments = case.get_commitments()
         sampled = get_sampled_tasks(draw, len(manifest.tasks), self._economics.sampling_bps)
-        return {
-            task: Check(
-                task,
-                tuple(rank_validators(draw.seed, task, plan, snapshot, manifest, executors)),
-                commitments[executors[task]].steps,
-            )
-            for task in sampled
-        }
+        checks = {}
+        for task in sampled:
+            ranked = rank_validators(draw.seed, task, plan, snapshot, manifest, executors)
+            asked = tuple(ranked[: limits.MAX_ASKED])
+            checks[task] = Check(task, asked, commitments[executors[task]].steps)
+        return checks
 
     # ---- what we say ------------------------------------------------------------------------
 
