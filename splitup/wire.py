@@ -337,20 +337,23 @@ class Completion(Message):
     @model_validator(mode="before")
     @classmethod
     def _unpack(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or value.keys() != {"packed"}:
+        if not isinstance(value, dict) or value.keys() != {"execution_id", "node", "packed"}:
             return value
-        if not isinstance(value["packed"], str):
+        execution_id, node, packed = value["execution_id"], value["node"], value["packed"]
+        if not isinstance(packed, str):
             raise ValueError("a packed completion is a string")
-        data = base64.b64decode(value["packed"], validate=True)
-        return packing.unpack_completion(data)
+        fields = packing.unpack_completion(execution_id, base64.b64decode(packed, validate=True))
+        return {"execution_id": execution_id, "node": node, **fields}
 
     @model_serializer
     def _pack(self) -> dict[str, str]:
-        return {"packed": base64.b64encode(packing.pack_completion(self)).decode()}
+        packed = base64.b64encode(packing.pack_completion(self)).decode()
+        return {"execution_id": self.execution_id, "node": self.node, "packed": packed}
 
     def root(self) -> str:
-        domain = b"splitup/completion/v2\0"
-        return "0x" + hashlib.sha256(domain + packing.pack_completion(self)).hexdigest()
+        owner = bytes.fromhex(self.execution_id[2:] + self.node[2:])
+        data = b"splitup/completion/v2\0" + owner + packing.pack_completion(self)
+        return "0x" + hashlib.sha256(data).hexdigest()
 
 
 class Pledge(Message):

@@ -46,9 +46,9 @@ def make_completion(
 @pytest.mark.parametrize("tokens", [1, 2, 31, 32, 33, 64, 65, 1_000, 65_536])
 @pytest.mark.parametrize("tasks", [1, 2, 12])
 def test_a_commitment_has_at_most_258_bytes_per_32_tokens_and_task(tokens: int, tasks: int) -> None:
-    """Whatever the ports: three in and one out is the most that a cut decoder's tasks have."""
-    for inputs in (1, 2, 3):
-        size = len(pack_completion(make_completion(tasks, inputs, steps=tokens)))
+    """Five ports are the most that tasks of the example have, in cuts from 1.3 to 5 MB."""
+    for inputs, outputs in ((1, 1), (2, 2), (2, 3), (4, 1)):
+        size = len(pack_completion(make_completion(tasks, inputs, outputs, steps=tokens)))
         assert size <= BOUND_BYTES * math.ceil(tokens / TOKENS) * tasks
 
 
@@ -94,7 +94,7 @@ def test_every_field_is_in_the_root() -> None:
 
 @given(st.binary(max_size=600))
 def test_random_bytes_are_refused_or_the_only_spelling(data: bytes) -> None:
-    value = {"packed": base64.b64encode(data).decode()}
+    value = {"execution_id": ID, "node": address(7), "packed": base64.b64encode(data).decode()}
     try:
         completion = Completion.from_value(value)
     except PeerFault:
@@ -106,14 +106,25 @@ def test_bytes_that_are_cut_off_or_go_on_are_refused() -> None:
     data = pack_completion(make_completion(2))
     for end in range(len(data)):
         with pytest.raises(ValueError, match="cut off"):
-            unpack_completion(data[:end])
+            unpack_completion(ID, data[:end])
     with pytest.raises(ValueError, match="goes on"):
-        unpack_completion(data + b"\0")
+        unpack_completion(ID, data + b"\0")
     empty = pack_completion(make_completion(1)).replace(
         bytes.fromhex(hash_number(999)), bytes.fromhex(EMPTY_DIGEST)
     )
     with pytest.raises(ValueError, match="empty state"):
-        unpack_completion(empty)
+        unpack_completion(ID, empty)
+    owner = {"execution_id": ID, "node": address(7)}
+    packed = base64.b64encode(data).decode()
+    assert Completion.from_value({**owner, "packed": packed}) == make_completion(2)
     for odd in (7, "no base64!", "é"):
         with pytest.raises(PeerFault):
-            Completion.from_value({"packed": odd})
+            Completion.from_value({**owner, "packed": odd})
+    for without in (
+        {},
+        {"node": address(7)},
+        {"execution_id": ID},
+        {**owner, "salt": "0x" + "00" * 32},
+    ):
+        with pytest.raises(PeerFault):
+            Completion.from_value({**without, "packed": packed})
