@@ -29,6 +29,7 @@ from splitup.crypto import merkle
 if TYPE_CHECKING:
     from splitup.wire import Plan, Request, Snapshot, SnapshotEntry
 
+UNRULED: Final = "?"  # before the name of a class that more than f members cannot recompute in
 _SNAPSHOT: Final = keccak(b"splitup/snapshot/v2")
 _ENTRY: Final = keccak(b"splitup/snapshot-entry/v2")
 _HELD: Final = keccak(b"splitup/snapshot-task/v2")
@@ -71,7 +72,8 @@ def compute_classes(entries: Sequence[SnapshotEntry]) -> dict[str, tuple[str, ..
     """Return, for every task that is held, the determinism classes that can check themselves.
 
     Those are held by ``MIN_OPERATORS`` operators: nodes state their class themselves, and one that
-    invents its own would be paid for work that nobody can check. Sorted; empty when no class can.
+    invents its own would be paid for work that nobody can check. Nor do those that members marked
+    because they could not settle a dispute in them. Sorted; empty when no class can.
     """
     holders: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for entry in entries:
@@ -80,7 +82,11 @@ def compute_classes(entries: Sequence[SnapshotEntry]) -> dict[str, tuple[str, ..
             holders[task_id][entry.determinism].add(operator)
     return {
         task_id: tuple(
-            sorted(name for name, who in classes.items() if len(who) >= limits.MIN_OPERATORS)
+            sorted(
+                name
+                for name, who in classes.items()
+                if len(who) >= limits.MIN_OPERATORS and not name.startswith(UNRULED)
+            )
         )
         for task_id, classes in sorted(holders.items())
     }

@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, Final
 from splitup import limits
 from splitup.codec import parse_json
 from splitup.errors import Unavailable
+from splitup.graph.compare import Tolerance
 
 _PASSED: Final = (  # how compilers and drivers are found; no configuration, no secret
     "PATH",
@@ -47,16 +49,20 @@ class Replay:
     gate: int | None  # the manifest's
     determinism: str
     memory_bytes: int  # of tensors: weights, states and values
+    claimed: Sequence[Path] = ()  # per output, to be compared within ``tolerances``
+    tolerances: Sequence[Tolerance] = ()
+    logits: int | None = None  # the output that holds them
 
 
 async def replay(job: Replay) -> dict[str, Any]:
     """Return the digests ``inputs``, ``outputs`` and ``state`` of a replay.
 
+    If something is ``claimed`` also whether it is ``accepted``.
     Raises Unavailable when it cannot be done here: another determinism class, no memory, no time,
     a crash. The message ends with the process's own last words.
     """
-    match = _DEVICE.match(job.determinism)
-    on_cpu = match is not None and match["device"].startswith("CPU:")
+    device = _find_device(job.determinism)
+    on_cpu = device.startswith("CPU:")
     time_s = limits.RULING_S + limits.RULING_STEP_S * job.steps
     description = {
         "task": str(job.task),
@@ -65,23 +71,46 @@ async def replay(job: Replay) -> dict[str, Any]:
         "steps": job.steps,
         "gate": job.gate,
         "determinism": job.determinism,
+        "claimed": [str(path) for path in job.claimed],
+        "tolerances": [tolerance.model_dump() for tolerance in job.tolerances],
+        "logits": job.logits,
         "memory_bytes": 2 * job.memory_bytes + limits.REPLAY_OVERHEAD_BYTES if on_cpu else 0,
         "cpu_s": int(2 * time_s),
     }
     path = job.directory / "job.json"
     path.write_text(json.dumps(description))
+    return await _run(job.directory, device, time_s, str(path))
+
+
+async def find_class(determinism: str) -> str:
+    """Return the class in which this machine computes when it tries to in the one given.
+
+    Raises Unavailable when its device does not open here.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        found = await _run(Path(name), _find_device(determinism), limits.RULING_S)
+    return str(found["determinism"])
+
+
+def _find_device(determinism: str) -> str:
+    match = _DEVICE.match(determinism)
+    return match["device"] if match is not None else ""
+
+
+async def _run(directory: Path, device: str, time_s: float, *arguments: str) -> dict[str, Any]:
+    """Run the replay's process and return what it prints. Raises Unavailable."""
     environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
-    environment["HOME"] = environment["TMPDIR"] = str(job.directory)
-    environment["CACHEDB"] = str(job.directory / "kernels.db")
-    if match is not None:
-        environment["DEV"] = match["device"]
+    environment["HOME"] = environment["TMPDIR"] = str(directory)
+    environment["CACHEDB"] = str(directory / "kernels.db")
+    if device:
+        environment["DEV"] = device
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "splitup.graph.recompute", str(path)),
+        *(sys.executable, "-m", "splitup.graph.recompute", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environment,
-        cwd=job.directory,
+        cwd=directory,
         start_new_session=True,
     )
     try:

@@ -8,6 +8,7 @@ Nothing here does I/O; nothing here trusts the sender.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,19 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
-from splitup import limits, roots
+from splitup import limits, packing, roots
 from splitup.codec import decode_canonical, encode_canonical
 from splitup.errors import BadSignature, InvalidInput, PeerFault
+from splitup.packing import EMPTY_DIGEST as EMPTY_DIGEST
 from splitup.tensors import is_zero
 
 AddressField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{40}$")]
@@ -37,7 +46,6 @@ T = TypeVar("T")
 ZERO_BYTES32 = "0x" + "00" * 32
 TaskField = Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
 
-EMPTY_DIGEST = hashlib.sha256().hexdigest()  # of the state of a task that keeps none
 CLIENT = 0xFFFF  # the "task" that produces an execution's graph inputs
 
 
@@ -287,9 +295,8 @@ class TaskCommitment(Message):
     """
 
     task: TaskField
-    task_id: DigestField
-    inputs: tuple[DigestField, ...]
-    outputs: tuple[DigestField, ...]
+    inputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
+    outputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
     state: DigestField
 
 
@@ -316,7 +323,8 @@ class SignedTakeover(Message):
 class Completion(Message):
     """A node's work in one execution; its salted root goes on chain before any draw.
 
-    ``takeovers`` made this node the executor of tasks that the plan gives to another.
+    ``takeovers`` made this node the executor of tasks that the plan gives to another. It travels
+    and is kept packed (``splitup.packing``), in base64.
     """
 
     execution_id: Bytes32Field
@@ -326,8 +334,26 @@ class Completion(Message):
     takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
     salt: Bytes32Field
 
+    @model_validator(mode="before")
+    @classmethod
+    def _unpack(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.keys() != {"execution_id", "node", "packed"}:
+            return value
+        execution_id, node, packed = value["execution_id"], value["node"], value["packed"]
+        if not isinstance(packed, str):
+            raise ValueError("a packed completion is a string")
+        fields = packing.unpack_completion(execution_id, base64.b64decode(packed, validate=True))
+        return {"execution_id": execution_id, "node": node, **fields}
+
+    @model_serializer
+    def _pack(self) -> dict[str, str]:
+        packed = base64.b64encode(packing.pack_completion(self)).decode()
+        return {"execution_id": self.execution_id, "node": self.node, "packed": packed}
+
     def root(self) -> str:
-        return self.digest("splitup/completion/v1")
+        owner = bytes.fromhex(self.execution_id[2:] + self.node[2:])
+        data = b"splitup/completion/v2\0" + owner + packing.pack_completion(self)
+        return "0x" + hashlib.sha256(data).hexdigest()
 
 
 class Pledge(Message):
@@ -421,13 +447,21 @@ class Silence(Message):
 
 
 class Ruling(Message):
-    """What a member got when it recomputed a disputed task itself; ``error`` if it could not."""
+    """What a member got when it recomputed a disputed task itself; ``error`` if it could not.
+
+    ``missing`` are the tasks whose logged outputs it needed and that are not in the store, or not
+    as their executor has to store them; then there is nothing else. A member of another determinism
+    class has ``compared`` its numbers with the claimed ones: ``outputs`` are those, or () when they
+    are further from its own than the task's tolerance; ``state`` is the claimed one.
+    """
 
     task: TaskField
     inputs: tuple[DigestField, ...]
     outputs: tuple[DigestField, ...]
     state: DigestField
     error: str = Field(max_length=200)
+    missing: tuple[TaskField, ...] = Field(default=(), max_length=limits.MAX_PORTS)
+    compared: bool = False
 
 
 class Attestation(Message):
@@ -456,7 +490,7 @@ class TaskVerdict(Message):
     """How the verification of one drawn task ended."""
 
     task: TaskField
-    outcome: Literal["honest", "lied", "withheld", "outvoted", "unresolved"]
+    outcome: Literal["honest", "lied", "withheld", "contradicted", "outvoted", "unresolved"]
     validators: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     liars: tuple[AddressField, ...] = Field(max_length=limits.MAX_FALLBACKS)
     silent: tuple[AddressField, ...] = Field(max_length=limits.MAX_NODES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -61,8 +62,11 @@ class Account:
             "wallet_micro_usdc": wallet,
         }
 
-    async def stake(self) -> dict[str, Any]:
-        """Register, or fill a slashed stake up; do nothing when the stake is complete."""
+    async def stake(self, check: Callable[[], Awaitable[None]] | None = None) -> dict[str, Any]:
+        """Register, or fill a slashed stake up; do nothing when the stake is complete.
+
+        ``check`` has the last word before a new node registers: it raises when it had better not.
+        """
         state = await self.fetch()
         if state["unbonding_at_s"]:
             raise ConfigurationError(
@@ -74,6 +78,8 @@ class Account:
         missing = max(0, required - state["stake_micro_usdc"])
         if missing:
             await self._check_funds(missing, state["wallet_micro_usdc"], vram_gb)
+            if check is not None and not registered:
+                await check()
             await self._allow(missing)
             if registered:
                 await self._chain.send("nodes", "topUp", missing)

@@ -15,7 +15,7 @@ from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.crypto.keys import Identity
-from splitup.errors import InvalidInput, SplitUpError
+from splitup.errors import ConfigurationError, InvalidInput, SplitUpError
 from splitup.graph.manifest import Task
 from splitup.graph.vectors import Audit, Vectors, audit, make_inputs
 from splitup.net.cache import Cache
@@ -116,6 +116,18 @@ async def audit_node(
         finally:
             await chain.close()
     return device, rows
+
+
+async def check_machine(config: NodeConfig, worker_argv: Sequence[str] = WORKER_ARGV) -> None:
+    """Raise ConfigurationError when there is a task that would cost this machine a stake."""
+    device, rows = await audit_node(config, worker_argv=worker_argv)
+    refused = [row for row in rows if not row.may_serve]
+    if refused:
+        raise ConfigurationError(
+            f"{len(refused)} of {len(rows)} tasks must not be served from here "
+            f"({device['determinism_class']}): {refused[0].detail}; nothing was staked; "
+            "see: splitup-node audit --dry-run"
+        )
 
 
 class _Trial:

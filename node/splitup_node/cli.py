@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -19,7 +20,7 @@ from splitup.client.inputs import format_usdc
 from splitup.config import NetworkConfig
 from splitup.errors import InvalidInput, SplitUpError
 from splitup_node.account import Account
-from splitup_node.audit import audit_node
+from splitup_node.audit import audit_node, check_machine
 from splitup_node.config import NodeConfig
 from splitup_node.daemon import check_registration, run_node
 from splitup_node.setup import create_node
@@ -91,8 +92,17 @@ def init(
 
 
 @_app.command()
-def stake(config: ConfigOption = _CONFIG, as_json: JsonOption = False) -> None:
-    """Register the node and put down its stake: 1000 USDC plus 100 USDC per GB."""
+def stake(
+    config: ConfigOption = _CONFIG,
+    audit: Annotated[
+        bool, typer.Option(help="Try every task that fits before a new node registers.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Register the node and put down its stake: 1000 USDC plus 100 USDC per GB.
+
+    A new node is audited first, and stakes nothing when it would be slashed.
+    """
 
     def show(result: dict[str, Any], console: Console) -> None:
         if result["added_micro_usdc"]:
@@ -102,7 +112,10 @@ def stake(config: ConfigOption = _CONFIG, as_json: JsonOption = False) -> None:
             f"Next: splitup-node run --config {config}"
         )
 
-    _finish(lambda: _with_account(config, lambda account: account.stake()), show, as_json)
+    def act(account: Account) -> Coroutine[Any, Any, dict[str, Any]]:
+        return account.stake(partial(check_machine, NodeConfig.load(config)) if audit else None)
+
+    _finish(lambda: _with_account(config, act), show, as_json)
 
 
 @_app.command()

@@ -468,6 +468,8 @@ class Node:
             "queue_ms": self.engine.runs.queue_ms,
             "executions": sum(not e.is_over for e in self.engine.executions.values()),
             "verified": self._verifier.done,
+            "work": self.engine.runs.live.to_dict(),
+            "work_again": self.engine.runs.background.to_dict(),
             "worker_restarts": self._supervisor.restarts,
             "warnings": self._health.warnings,
         }

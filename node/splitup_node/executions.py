@@ -165,7 +165,6 @@ class Execution:
             tasks=tuple(
                 TaskCommitment(
                     task=task,
-                    task_id=self.manifest.tasks[task].task_id,
                     inputs=self.parts[task].digests.inputs,
                     outputs=self.parts[task].digests.outputs,
                     state=self.parts[task].digests.state,

@@ -28,15 +28,18 @@ async def recompute(
     program: int,
     steps: int,
     on_outputs: OnOutputs = lambda step, outputs: None,
+    *,
+    is_drawn: bool = False,
 ) -> Digests:
     """Run ``steps`` steps of a task from zero state on what ``executors`` and the client logged.
 
-    Runs when no live run is ready. Raises PeerFault for logs that are broken or too short,
+    Runs when no live run is ready. ``is_drawn``: all executors have committed, so that only the
+    client's log may still grow. Raises PeerFault for logs that are broken or too short,
     StorageUnavailable, TaskFailed, WorkerLost.
     """
     entry = manifest.tasks[task]
     streams = [
-        iter_tensors(store, request, source, executors, port.spec, steps)
+        iter_tensors(store, request, source, executors, port.spec, steps, is_drawn=is_drawn)
         for source, port in zip(get_sources(manifest, task), entry.inputs, strict=True)
     ]
     digests = Digests(len(entry.inputs), len(entry.outputs))

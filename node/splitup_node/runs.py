@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from splitup.errors import SplitUpError
@@ -21,6 +21,23 @@ from splitup_node.workers import Workers
 
 OnStart = Callable[[Execution, Run], None]
 OnAnswer = Callable[[Execution, Run, RunAnswer | SplitUpError], None]
+
+
+@dataclass(slots=True)
+class Tally:
+    """How much ran on the worker; gates that were shut cost nothing."""
+
+    runs: int = 0
+    compute_ns: int = 0
+
+    def add(self, answer: RunAnswer) -> None:
+        """Count one run."""
+        self.runs += 1
+        self.compute_ns += answer.ended_ns - answer.started_ns
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the fields for a JSON report, in whole microseconds."""
+        return {"runs": self.runs, "compute_us": self.compute_ns // 1000}
 
 
 class Runs:
@@ -47,6 +64,8 @@ class Runs:
         self._idle = asyncio.Event()
         self._idle.set()
         self.run_ns = 0  # moving average of one run
+        self.live = Tally()
+        self.background = Tally()  # verifications, and what was run again after a crash
 
     @property
     def queue_ms(self) -> int:
@@ -119,6 +138,7 @@ class Runs:
     def _on_run(self, execution: Execution, run: Run, answer: RunAnswer | SplitUpError) -> None:
         self._end()
         if isinstance(answer, RunAnswer):
+            self.live.add(answer)
             duration_ns = answer.ended_ns - answer.started_ns
             self.run_ns = (7 * self.run_ns + duration_ns) // 8 if self.run_ns else duration_ns
         self._on_answer(execution, run, answer)
@@ -141,6 +161,7 @@ class Runs:
             if isinstance(answer, SplitUpError):
                 future.set_exception(answer)
             else:
+                self.background.add(answer)
                 future.set_result(answer)
         self.pump()
 

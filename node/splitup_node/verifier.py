@@ -134,6 +134,7 @@ class Verifier:
             order.task,
             program,
             order.steps,
+            is_drawn=True,
         )
 
     async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:

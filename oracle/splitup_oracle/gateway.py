@@ -201,15 +201,30 @@ class Gateway:
             )
 
     async def _grant_model(self, claims: Claims) -> _Answer:
-        model_id = ModelRequest.from_value(claims.body).model_id
-        if not self._policy.open_models and not await self._chain.is_node_key(claims.issuer):
-            raise Refused(
-                f"the key {claims.issuer} is not that of an active node; register and stake first",
-                status=403,
-            )
+        request = ModelRequest.from_value(claims.body)
+        model_id = request.model_id
+        if not self._policy.open_models:
+            await self._check_reader(claims.issuer, request.proof)
         manifest = await self._objects.fetch_manifest(model_id)
         rights = compute_model_rights(model_id, manifest)
         return _Answer(model_id, Grants(grants=await self._presign(rights)))
+
+    async def _check_reader(self, key: str, proof: str) -> None:
+        """Refuse a key that is no node's and could not be: whoever has a stake to put down may
+        try the tasks first (``splitup-node audit --dry-run``), and gets what the stake would give.
+        """
+        if await self._chain.is_node_key(key):
+            return
+        try:
+            account = recover_account(key, proof) if proof else ""
+        except BadSignature as error:
+            raise Refused(f"no account stands behind the key: {error}", status=403) from None
+        if not account or not await self._chain.could_stake(account):
+            raise Refused(
+                f"the key {key} is not that of an active node, and {account or 'its account'} does "
+                "not hold the USDC to become one; register and stake first, or send it that much",
+                status=403,
+            )
 
     async def _grant_execution(self, claims: Claims) -> _Answer:
         certificate = ExecutionRequest.from_value(claims.body).certificate

@@ -220,8 +220,8 @@ def compute_verification_rights(
 ) -> list[Right]:
     """Return what a drawn validator may read: the task's graph, weights, and inputs as asked for.
 
-    Committee members may, too: they recompute what is disputed. Never the claimed output: a
-    validator that could see it would not have to compute it.
+    Committee members may, too: they recompute what is disputed. Never the claimed output, but for
+    members, who may have to compare it: a validator that could see it would not have to compute it.
     """
     order = request.order
     plan = order.certificate.plan
@@ -245,9 +245,11 @@ def compute_verification_rights(
         raise _refuse(
             f"the key {requester} is not a validator of task {order.task} of execution {execution}"
         )
-    inputs = get_sources(manifest, order.task)
+    readable = set(get_sources(manifest, order.task))
+    if is_member:
+        readable |= {(order.task, port) for port in range(len(manifest.tasks[order.task].outputs))}
     for read in request.reads:
-        if (read.task, read.port) not in inputs:
+        if (read.task, read.port) not in readable:
             raise _refuse(f"port {read.port} of task {read.task} is no input of task {order.task}")
     reads = [_read_right(plan, read) for read in request.reads]
     return _unique([*_task_rights(manifest.tasks[order.task]), *reads])

@@ -79,6 +79,7 @@ class ChainView:
         self._verified: OrderedDict[tuple[int, str], None] = OrderedDict()
         self._ends = Lately(self._look_end, None)
         self._standings = Lately(self._look_standing, True)
+        self._wallets = Lately(self._look_wallet, False)
 
     async def fetch_committee(
         self, *, max_age_s: float = limits.COMMITTEE_CACHE_S
@@ -132,6 +133,14 @@ class ChainView:
         if await self._chain.call("market", "balanceOf", account) >= micro_usdc:
             return True
         return bool(await self._chain.call("nodes", "isActive", account))
+
+    async def could_stake(self, account: str) -> bool:
+        """Return whether an account holds the least stake of a node in its wallet."""
+        return await self._wallets.fetch(account)
+
+    async def _look_wallet(self, account: str) -> bool:
+        least = await self._chain.call("nodes", "minStake", 1)
+        return bool(await self._chain.call("usdc", "balanceOf", account) >= least)
 
     async def _look_end(self, execution_id: str) -> str | None:
         status = await fetch_status(self._chain, execution_id)

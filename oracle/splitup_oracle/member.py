@@ -81,6 +81,7 @@ from splitup.protocol.messages import (
 from splitup.protocol.shared import SIGNED, SNAPSHOT
 from splitup.protocol.verification import Economics
 from splitup.wire import PlanCertificate, Snapshot, VerificationResult
+from splitup_oracle.abilities import Abilities
 from splitup_oracle.rulings import Rulings
 
 HEARTBEAT_TYP: Final = "splitup-heartbeat"
@@ -142,6 +143,7 @@ class Member:
         self._gateway = gateway
         self._manifests = data_dir / "manifests"
         self._rulings = Rulings(http, gateway, data_dir / "replays")
+        self._abilities = Abilities()
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: dict[str, _Waiters] = {}
         self._peers: dict[str, _Peer] = {}
@@ -159,6 +161,7 @@ class Member:
                 grace_s=grace_s,
                 signed={key: value["digest"] for key, value in journal.items(SIGNED)},
                 snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
+                can_recompute=self._abilities.can_recompute,
             )
 
         domain = Domain(chain.deployment.chain_id, chain.deployment.committee.lower())
@@ -166,6 +169,7 @@ class Member:
 
     async def close(self) -> None:
         """Cancel what is under way; the machine says again what matters after a restart."""
+        await self._abilities.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from splitup import limits, sandbox
-from splitup.errors import SplitUpError
+from splitup.errors import SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
 from splitup.graph.recompute import write_tensor
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
-from splitup.net.logs import iter_tensors, open_verification_logs
+from splitup.net.logs import LogIncomplete, iter_tensors, open_verification_logs
 from splitup.net.objects import get_object
 from splitup.protocol.events import RecomputeTask
+from splitup.protocol.queue import PortId
 from splitup.protocol.routes import get_sources
-from splitup.wire import EMPTY_DIGEST, Grants, Ruling
+from splitup.tensors import TensorSpec
+from splitup.wire import CLIENT, EMPTY_DIGEST, Grants, Ruling
+
+_LOGITS: Final = "logits"  # the name of the output whose argmax counts
 
 _log = logging.getLogger("splitup.oracle.rulings")
 
@@ -32,6 +39,7 @@ class Rulings:
         self._gateway = gateway
         self._directory = directory
         self._turn = asyncio.Lock()
+        self._classes: dict[str, str] = {}
         shutil.rmtree(directory, ignore_errors=True)  # of a member that was killed
 
     async def recompute(self, command: RecomputeTask, manifest: Manifest) -> Ruling:
@@ -59,20 +67,74 @@ class Rulings:
                 weights = directory / "weights.safetensors"
                 key = get_weights_key(task.weights_digest)
                 await self._store(weights, key, task.weights_bytes, grants, task.weights_digest)
-            inputs = await self._store_inputs(command, manifest, directory)
-            found = await sandbox.replay(
-                sandbox.Replay(
-                    directory=directory,
-                    task=graph,
-                    weights=weights,
-                    inputs=inputs,
-                    steps=order.steps,
-                    gate=task.gate,
-                    determinism=command.determinism,
-                    memory_bytes=task.vram_bytes,
-                )
+            sources = get_sources(manifest, order.task)
+            specs = [port.spec for port in task.inputs]
+            logs, missing = await self._store_logs(command, sources, specs, directory, "input")
+            if missing:
+                return _miss(order.task, missing)
+            job = sandbox.Replay(
+                directory=directory,
+                task=graph,
+                weights=weights,
+                inputs=[path for path, _ in logs],
+                steps=order.steps,
+                gate=task.gate,
+                determinism=command.determinism,
+                memory_bytes=task.vram_bytes,
             )
+            if task.crosses_classes and not await self._computes_as(command.determinism):
+                return await self._compare(command, manifest, job)
+            found = await sandbox.replay(job)
         return Ruling.from_value({"task": order.task, "error": "", **found})
+
+    async def _compare(
+        self, command: RecomputeTask, manifest: Manifest, job: sandbox.Replay
+    ) -> Ruling:
+        """Compare what the executor logged with what this machine gets, in its own class."""
+        order, claim = command.order, command.claim
+        task = manifest.tasks[order.task]
+        outputs = [(order.task, port) for port in range(len(task.outputs))]
+        specs = [port.spec for port in task.outputs]
+        logs, missing = await self._store_logs(command, outputs, specs, job.directory, "output")
+        if missing or tuple(digest for _, digest in logs) != claim.outputs:
+            return _miss(order.task, (order.task,))  # it stored others than it committed to
+        logits = [
+            port.port
+            for port in manifest.outputs
+            if port.task == order.task and port.name == _LOGITS
+        ]
+        own = replace(
+            job,
+            determinism=await self._find_class(""),
+            claimed=[path for path, _ in logs],
+            tolerances=task.tolerances,
+            logits=logits[0] if logits else None,
+        )
+        found = await sandbox.replay(own)
+        return Ruling.from_value(
+            {
+                "task": order.task,
+                "inputs": found["inputs"],
+                "outputs": claim.outputs if found["accepted"] else (),
+                "state": claim.state,
+                "error": "",
+                "compared": True,
+            }
+        )
+
+    async def _computes_as(self, determinism: str) -> bool:
+        try:
+            return await self._find_class(determinism) == determinism
+        except Unavailable:
+            return False
+
+    async def _find_class(self, determinism: str) -> str:
+        """Return in which class this machine computes when asked for another, or for its own."""
+        if determinism not in self._classes:
+            if len(self._classes) >= limits.MAX_CLASSES:
+                self._classes.clear()
+            self._classes[determinism] = await sandbox.find_class(determinism)
+        return self._classes[determinism]
 
     async def _store(
         self, path: Path, key: str, length: int, grants: Grants, digest: str | None = None
@@ -88,28 +150,48 @@ class Rulings:
         )
         await asyncio.to_thread(path.write_bytes, data)
 
-    async def _store_inputs(
-        self, command: RecomputeTask, manifest: Manifest, directory: Path
-    ) -> Sequence[Path]:
-        """Read the logs of all input ports into files."""
+    async def _store_logs(
+        self,
+        command: RecomputeTask,
+        sources: Sequence[PortId],
+        specs: Sequence[TensorSpec],
+        directory: Path,
+        prefix: str,
+    ) -> tuple[list[tuple[Path, str]], tuple[int, ...]]:
+        """Read the logs of ports into files; return those with the digests of all their tensors,
+        and the tasks whose logs are broken.
+
+        Raises LogIncomplete when it is the client's, whom nobody accuses.
+        """
         order = command.order
         store = open_verification_logs(self._gateway, lambda: self._http.session, order)
-        paths = []
-        sources = get_sources(manifest, order.task)
-        for number, (source, port) in enumerate(
-            zip(sources, manifest.tasks[order.task].inputs, strict=True)
-        ):
-            path = directory / f"input-{number}"
+        files: list[tuple[Path, str]] = []
+        missing: set[int] = set()
+        for number, (source, spec) in enumerate(zip(sources, specs, strict=True)):
+            path = directory / f"{prefix}-{number}"
             tensors = iter_tensors(
                 store,
                 order.certificate.plan.request,
                 source,
                 order.executors,
-                port.spec,
+                spec,
                 order.steps,
+                is_drawn=True,
             )
-            with path.open("wb") as file:
-                async for tensor in tensors:
-                    write_tensor(file, tensor)
-            paths.append(path)
-        return paths
+            digest = hashlib.sha256()
+            try:
+                with path.open("wb") as file:
+                    async for tensor in tensors:
+                        write_tensor(file, tensor)
+                        digest.update(tensor)
+            except LogIncomplete as error:
+                if source[0] == CLIENT:
+                    raise
+                _log.warning("task %d lacks an input: %s", order.task, error)
+                missing.add(source[0])
+            files.append((path, digest.hexdigest()))
+        return files, tuple(sorted(missing))
+
+
+def _miss(task: int, missing: tuple[int, ...]) -> Ruling:
+    return Ruling(task=task, inputs=(), outputs=(), state=EMPTY_DIGEST, error="", missing=missing)

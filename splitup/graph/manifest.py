@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from splitup import limits
 from splitup.codec import MAX_SAFE_INTEGER, compute_digest, decode_canonical, encode_canonical
 from splitup.errors import InvalidInput, InvalidModel
-from splitup.graph.compare import FLOATS, Tolerance
+from splitup.graph.compare import FLOATS, Tolerance, find_tolerance
 from splitup.tensors import ITEM_BYTES, TensorSpec
 
 VERSION: Final = 1
@@ -154,6 +154,12 @@ class Task(_Program):
     reference_digest: Digest | Literal[""] = ""  # "" without reference vectors
     reference_bytes: Annotated[int, Field(ge=0, le=limits.MAX_VECTORS_BYTES)] = 0
     gate: Size | None = None
+
+    @property
+    def crosses_classes(self) -> bool:
+        """Return whether a tolerance says of every output what another class may give."""
+        found = [find_tolerance(self.tolerances, port.dtype) for port in self.outputs]
+        return bool(found) and None not in found
 
 
 class TextInfo(_Record):

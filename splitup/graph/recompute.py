@@ -7,11 +7,18 @@
     steps            how many
     gate             the input whose zeros shut the task (splitup.graph.gates), or null
     determinism      the class to compute in; another one ends it before it computes
+    claimed          per output port a path like an input's, to be compared with what comes out;
+                     or none
+    tolerances       those of the task, for that
+    logits           the output that holds them, or null
     memory_bytes     of address space; 0 for no bound (a GPU maps far more than it uses)
     cpu_s            of processor time
 
-and prints ``{"inputs": […], "outputs": […], "state": …}``, or ends with status 1 and a sentence on
+and prints ``{"inputs": […], "outputs": […], "state": …}``, with something claimed also whether it
+is ``accepted``, or ends with status 1 and a sentence on
 stderr. The caller gives it an empty environment and a time limit (``splitup.sandbox``).
+
+``python -m splitup.graph.recompute`` alone prints ``{"determinism": …}``: the class it computes in.
 """
 
 from __future__ import annotations
@@ -20,11 +27,14 @@ import hashlib
 import json
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from splitup.codec import parse_json
 from splitup.errors import InvalidInput, SplitUpError
+from splitup.graph.compare import Tolerance, compare_tensors, find_tolerance
+from splitup.tensors import TensorSpec
 from splitup.wire import EMPTY_DIGEST
 
 _LENGTH_BYTES: Final = 8
@@ -56,6 +66,7 @@ def replay(job: dict[str, Any]) -> dict[str, Any]:
     inputs = [hashlib.sha256() for _ in program.inputs]
     outputs = [hashlib.sha256() for _ in program.outputs]
     files = [Path(path).open("rb") for path in job["inputs"]]
+    rival = _Rival(job, program.outputs)
     for _ in range(job["steps"]):
         tensors = [read_tensor(file) for file in files]
         zeros = gates.shut(program.inputs, program.outputs, job["gate"], tensors)
@@ -67,15 +78,49 @@ def replay(job: dict[str, Any]) -> dict[str, Any]:
             digest.update(tensor)
         for digest, tensor in zip(outputs, results, strict=True):
             digest.update(tensor)
+        rival.compare(results)
     has_state = program.states and job["steps"]
     return {
         "inputs": [digest.hexdigest() for digest in inputs],
         "outputs": [digest.hexdigest() for digest in outputs],
         "state": program.compute_state_digest(state) if has_state else EMPTY_DIGEST,
+        **rival.get_result(),
     }
 
 
+class _Rival:
+    """What another class claims to have computed, step by step beside our own."""
+
+    def __init__(self, job: dict[str, Any], ports: Sequence[TensorSpec]) -> None:
+        self._ports = ports
+        self._files = [Path(path).open("rb") for path in job["claimed"]]
+        if len(self._files) not in (0, len(ports)):
+            raise InvalidInput(f"the task has {len(ports)} outputs, not {len(self._files)}")
+        self._tolerances = [Tolerance.model_validate(value) for value in job["tolerances"]]
+        self._logits = job["logits"]
+        self._accepted = True
+
+    def compare(self, results: Sequence[bytes | memoryview]) -> None:
+        """Compare one step's outputs."""
+        for place, file in enumerate(self._files):
+            port, claimed = self._ports[place], read_tensor(file)
+            tolerance = find_tolerance(self._tolerances, port.dtype)
+            found = compare_tensors(
+                port, claimed, results[place], tolerance, is_logits=place == self._logits
+            )
+            self._accepted = self._accepted and found.is_accepted
+
+    def get_result(self) -> dict[str, Any]:
+        """Return whether what is claimed stands; nothing when nothing is."""
+        return {"accepted": self._accepted} if self._files else {}
+
+
 def main() -> int:
+    if len(sys.argv) == 1:
+        from splitup.graph.runtime import describe_device
+
+        print(json.dumps({"determinism": describe_device().determinism_class}))
+        return 0
     job = parse_json(Path(sys.argv[1]).read_bytes())
     bounds = {
         resource.RLIMIT_CPU: job["cpu_s"],

@@ -80,7 +80,10 @@ class UploadAnswer(Message):
 
 
 class ModelRequest(Message):
+    """``proof`` shows whose key it is (``prove_account``) to a gateway that has not met it."""
+
     model_id: Bytes32Field
+    proof: Annotated[str, Field(pattern=r"^(0x[0-9a-f]{130})?$")] = ""
 
 
 class ExecutionRequest(Message):
@@ -205,7 +208,9 @@ class GatewayClient:
 
     async def model_grants(self, model_id: str) -> Grants:
         """Return GET grants for a model's manifest, tasks, weights and tokenizer."""
-        return await self._ask_grants("model", MODEL_TYP, ModelRequest(model_id=model_id))
+        proof = "" if self._identity is None else prove_account(self._identity)
+        request = ModelRequest(model_id=model_id, proof=proof)
+        return await self._ask_grants("model", MODEL_TYP, request)
 
     async def upload_grants(self, objects: Sequence[UploadObject]) -> UploadAnswer:
         """Return PUT grants for the objects that the store lacks; those it has are ``present``."""

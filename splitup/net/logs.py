@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import aiohttp
 
 from splitup import limits
-from splitup.errors import PeerFault, SplitUpError, Unavailable
+from splitup.errors import PeerFault, Refused, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.net.gateway import GatewayClient, LogRead, LogWrite
 from splitup.net.objects import NotStored, compute_sha256, get_object, put_object
@@ -33,6 +33,10 @@ _EXPIRES_SOON_S: Final = 5.0  # a URL this close to its end is asked for anew
 _SEGMENT_BYTES: Final = (
     limits.SEGMENT_BYTES + limits.INLINE_TENSOR_BYTES + limits.SEGMENT_HEADER_BYTES
 )
+
+
+class LogIncomplete(PeerFault):
+    """The store does not hold what a producer has to log, or holds something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,24 +402,36 @@ async def iter_tensors(
     executors: Sequence[str],
     spec: TensorSpec,
     steps: int,
+    *,
+    is_drawn: bool = False,
 ) -> AsyncGenerator[bytes | memoryview, None]:
     """Yield the first ``steps`` tensors that ``executors`` or the client logged of a port.
 
-    One segment is in memory at a time. What their digest has to be, the committee compares. Raises
-    PeerFault for a log that is broken or too short, StorageUnavailable.
+    One segment is in memory at a time. What their digest has to be, the committee compares. A log
+    that is too short is waited for, ``is_drawn`` only the client's: executors store theirs before
+    they commit. Raises LogIncomplete for a log that is broken or too short, StorageUnavailable, and
+    Refused.
     """
     author = request.client if source[0] == CLIENT else executors[source[0]]
     reader = LogReader(request.execution_id, *source, author, spec.accepts)
-    ends_s = time.monotonic() + limits.LOG_LATE_S
+    late_s = 0.0 if is_drawn and source[0] != CLIENT else limits.LOG_LATE_S
+    ends_s = time.monotonic() + late_s
     if not steps:
         return
-    async for entries in iter_log(store, reader, wait=lambda: time.monotonic() < ends_s):
-        for entry in entries:
-            yield await read_tensor(store, reader.name, entry)
-            if entry.step + 1 == steps:
-                return
+    try:
+        async for entries in iter_log(store, reader, wait=lambda: time.monotonic() < ends_s):
+            for entry in entries:
+                yield await read_tensor(store, reader.name, entry)
+                if entry.step + 1 == steps:
+                    return
+    except Refused:
+        raise
+    except (PeerFault, NotStored) as error:
+        raise LogIncomplete(str(error), peer=author) from None
     who = "the client" if source[0] == CLIENT else f"task {source[0]}"
-    raise PeerFault(f"the log of {who} ends before step {steps}; it has {reader.next_step}")
+    raise LogIncomplete(
+        f"the log of {who} ends before step {steps}; it has {reader.next_step}", peer=author
+    )
 
 
 class _Pauses:

@@ -89,7 +89,9 @@ class Attestations:
             case Silence():
                 self._silent.add(statement)
             case Ruling(task=task):
-                self._rulings.setdefault(task, statement)
+                known = self._rulings.get(task)
+                if known is None or (known.missing and not statement.missing):
+                    self._rulings[task] = statement  # what was found outweighs what was not
 
     def get_all(self) -> Sequence[SignedAttestation]:
         """Return every member's fullest, by account."""
@@ -107,7 +109,8 @@ class Attestations:
         return Silence(node=node, task=task) in self._silent
 
     def find_ruling(self, task: int) -> Ruling | None:
-        """Return what 2f+1 members got for a disputed task, each by itself."""
+        """Return what 2f+1 members got for a disputed task, each by itself, or that they all lacked
+        the same inputs."""
         return self._rulings.get(task)
 
     def count_unable(self, task: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from splitup import limits
@@ -14,11 +14,12 @@ from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.protocol.attestations import Attestations
 from splitup.protocol.checks import Answer, Check
+from splitup.protocol.edges import find_misled
 from splitup.protocol.events import CompletionCommitted, ExecutionCommitted
 from splitup.protocol.messages import CommitmentsVote, SettlementProposal
 from splitup.protocol.shared import Beacon
 from splitup.protocol.takeovers import check_takeover, find_executors
-from splitup.protocol.verification import SettlementTerms, Verdict, check_completion
+from splitup.protocol.verification import Outcome, SettlementTerms, Verdict, check_completion
 from splitup.wire import (
     Completion,
     Draw,
@@ -183,6 +184,21 @@ class Case:
         """Return the executors that never revealed what they committed to, as 2f+1 members say."""
         missing = set(self.get_executors()) - self.completions.keys()
         return {node for node in missing if self.attestations.is_silent(node, None)}
+
+    def list_verdicts(self) -> list[Verdict]:
+        """Return how it ended for every drawn task, and for tasks that misled those after them."""
+        verdicts = dict(self.verdicts)
+        if self.certificate is None or self.manifest is None or self.draw is None:
+            return []
+        executors, planned = self.get_executors(), self.certificate.plan.executors()
+        replaced = {task for task, node in enumerate(executors) if node != planned[task]}
+        claims = {task: self.find_commitment(task) for task in range(len(executors))}
+        rulings = {task: self.attestations.find_ruling(task) for task in self.checks or ()}
+        for task, outcome in find_misled(self.manifest, claims, rulings, replaced).items():
+            known = verdicts.get(task, Verdict(task, outcome, (), ()))
+            if known.outcome is not Outcome.LIED:
+                verdicts[task] = replace(known, outcome=outcome)
+        return [verdicts[task] for task in sorted(verdicts)]
 
     def add_answer(self, answer: Answer) -> None:
         """Keep a validator's answer, before the draw for later."""
@@ -359,7 +375,7 @@ def compute_evidence_root(draw: Draw, verdicts: Sequence[Verdict]) -> str:
     return "0x" + compute_digest(b"splitup/evidence/v2\0" + encode_canonical(value))
 
 
-def make_evidence(draw: Draw, verdicts: Mapping[int, Verdict]) -> Evidence:
+def make_evidence(draw: Draw, verdicts: Sequence[Verdict]) -> Evidence:
     """Return draw and verdicts as members show them to anybody."""
     return Evidence(
         draw=draw,
@@ -371,7 +387,7 @@ def make_evidence(draw: Draw, verdicts: Mapping[int, Verdict]) -> Evidence:
                 liars=verdict.liars,
                 silent=verdict.silent,
             )
-            for _, verdict in sorted(verdicts.items())
+            for verdict in verdicts
         ),
     )
 

@@ -35,6 +35,8 @@ class Check:
     answers: dict[str, Answer] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
     disputed_at: float | None = None  # since when the committee has to recompute
+    is_recomputing: bool = False  # we do, at the moment
+    recompute_at: float = 0.0  # not before
 
     # ---- what validators say ----------------------------------------------------------------
 

@@ -8,7 +8,7 @@ comes out as a ``Fault``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from splitup.crypto.keys import Identity
@@ -96,13 +96,14 @@ class CommitteeMember:
         signed: Mapping[str, str] | None = None,
         snapshots: Sequence[Snapshot] = (),
         scheme: Scheme = REAL,
+        can_recompute: Callable[[str], bool] = lambda determinism: True,
     ) -> None:
         if identity.address not in {member.account for member in view.members}:
             raise InvalidInput(
                 f"account {identity.address} is no member of committee configuration "
                 f"{view.configuration}; use a member's keystore"
             )
-        self.seat = Seat(identity, view, scheme=scheme)
+        self.seat = Seat(identity, view, scheme=scheme, can_recompute=can_recompute)
         self._grace_s = grace_s
         self._timestamp_s = 0
         self._block_number = 0

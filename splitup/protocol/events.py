@@ -25,6 +25,7 @@ from splitup.wire import (
     Ruling,
     Snapshot,
     Takeovers,
+    TaskCommitment,
     VerificationCommitment,
     VerificationOrder,
     VerificationResult,
@@ -395,10 +396,15 @@ class PushVerification:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeTask:
-    """Recompute a disputed task here, in the determinism class given; report TaskRecomputed."""
+    """Recompute a disputed task here; report TaskRecomputed.
+
+    ``determinism`` is the executor's class; where this machine computes in another one and the task
+    has a tolerance, ``claim`` is compared instead.
+    """
 
     order: VerificationOrder
     determinism: str
+    claim: TaskCommitment
 
 
 @dataclass(frozen=True, slots=True)

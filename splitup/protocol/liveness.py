@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,6 +11,7 @@ from splitup import limits
 from splitup.errors import BadSignature, PeerFault
 from splitup.graph.manifest import Manifest
 from splitup.protocol.events import NodeRecord
+from splitup.roots import UNRULED
 from splitup.wire import Heartbeat, NodeView, Plan
 
 
@@ -38,7 +39,8 @@ def quantise_up(figure: int) -> int:
 class Nodes:
     """The registry's active nodes with what was heard of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, can_recompute: Callable[[str], bool] = lambda determinism: True) -> None:
+        self._can_recompute = can_recompute
         self._nodes: dict[str, _Node] = {}
         self.records: Mapping[str, NodeRecord] = {}
         self._assigned: Counter[str] = Counter()  # micro-USDC since the latest snapshot
@@ -75,7 +77,7 @@ class Nodes:
                 rtt_ms=quantise(node.rtt_ms or 0),
                 queue_ms=quantise(node.heartbeat.queue_ms),
                 resident=node.heartbeat.resident,
-                determinism=node.heartbeat.determinism,
+                determinism=self._judge(node.heartbeat.determinism),
                 speed_mflops=quantise(node.heartbeat.speed_mflops),
                 bandwidth_kbps=quantise(node.heartbeat.bandwidth_kbps),
                 assigned_micro_usdc=quantise(self._assigned[node.record.node]),
@@ -84,6 +86,12 @@ class Nodes:
             for node in self._iter_live(now)
             if node.heartbeat
         )
+
+    def _judge(self, determinism: str) -> str:
+        """Return a class as we observe it: marked when we cannot recompute in it."""
+        if self._can_recompute(determinism):
+            return determinism
+        return (UNRULED + determinism)[: limits.MAX_DETERMINISM_CHARS]
 
     def get_operators(self) -> dict[str, str]:
         """Return who runs each node."""
@@ -133,6 +141,8 @@ class Nodes:
         last = node.heartbeat
         if last and (heartbeat.sent_at_ms, heartbeat.sequence) <= (last.sent_at_ms, last.sequence):
             return
+        if heartbeat.determinism.startswith(UNRULED):
+            raise PeerFault("a heartbeat claims the committee's mark", peer=heartbeat.node)
         if last is None or heartbeat.resident != last.resident:
             if any(a >= b for a, b in pairwise(heartbeat.resident)):
                 raise PeerFault(

@@ -32,7 +32,7 @@ class Proposals:
         """Sign what others propose and we compute, too; propose when it is our turn."""
         if case.certificate is None or case.manifest is None or case.draw is None:
             return []
-        if case.checks is None or len(case.verdicts) < len(case.checks):
+        if case.checks is None or not case.checks.keys() <= case.verdicts.keys():
             return []
         executors = set(case.get_executors())
         if not executors <= case.completions.keys() | case.list_withheld():
@@ -111,7 +111,7 @@ class Proposals:
     def _compute(
         self, case: Case, certificate: PlanCertificate, manifest: Manifest, draw: Draw
     ) -> quorum.Settlement:
-        verdicts = [case.verdicts[task] for task in sorted(case.verdicts)]
+        verdicts = case.list_verdicts()
         executors, commitments = case.get_executors(), case.get_commitments()
         terms = compute_settlement(
             certificate.plan,

@@ -169,7 +169,7 @@ class Settlements:
         while len(self._ended) > limits.MAX_OPEN_EXECUTIONS:
             self._ended.popitem(last=False)
         if case.draw is not None:
-            self._evidence[execution_id] = make_evidence(case.draw, case.verdicts)
+            self._evidence[execution_id] = make_evidence(case.draw, case.list_verdicts())
             while len(self._evidence) > limits.MAX_KEPT_EVIDENCE:
                 self._evidence.pop(next(iter(self._evidence)))
         commands: list[Command] = []

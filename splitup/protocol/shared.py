@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -35,6 +35,7 @@ class Seat:
     group: GroupKey | None = None
     share: bytes = field(default=b"", repr=False)
     scheme: Scheme = REAL
+    can_recompute: Callable[[str], bool] = lambda determinism: True  # in a determinism class
     is_active: bool = True  # our configuration is the current one
     heard: dict[str, float] = field(default_factory=dict)  # when each other member last spoke
 

@@ -39,6 +39,7 @@ from splitup.protocol.messages import (
 )
 from splitup.protocol.pacemaker import Pacemaker, compute_leader
 from splitup.protocol.shared import Ledger, Library, Seat
+from splitup.roots import UNRULED
 from splitup.wire import Message, NodeView, Observation, Snapshot, SnapshotEntry
 
 Lasting = tuple[str, tuple[str, ...], str, tuple[str, str, int]]
@@ -74,7 +75,8 @@ def compute_snapshot(
 
     A node is in when more than ``tolerated`` observers list it, hence at least one honest one. Load
     and round trip are medians, which keep their ``previous`` value while they are near it; a task
-    is resident when more than ``tolerated`` observers say so. Credits go on from ``previous`` ones.
+    is resident when more than ``tolerated`` observers say so, and its class is marked when as many
+    cannot recompute in it: it is not sold as verified then. Credits go on from ``previous`` ones.
     """
     before = {entry.node: entry for entry in previous.entries} if previous else {}
     views: dict[str, list[NodeView]] = {}
@@ -91,7 +93,10 @@ def compute_snapshot(
     for node in live:
         seen, record, old = views[node], records[node], before.get(node)
         held = Counter(task for view in seen for task in view.resident)
-        classes = Counter(view.determinism for view in seen)
+        classes = Counter(view.determinism.removeprefix(UNRULED) for view in seen)
+        determinism = min(classes, key=lambda name: (-classes[name], name))
+        if sum(view.determinism.startswith(UNRULED) for view in seen) > tolerated:
+            determinism = (UNRULED + determinism)[: limits.MAX_DETERMINISM_CHARS]
         rtt_ms = median_low(view.rtt_ms for view in seen)
         queue_ms = median_low(view.queue_ms for view in seen)
         entries.append(
@@ -103,7 +108,7 @@ def compute_snapshot(
                 rtt_ms=_settle(old.rtt_ms, rtt_ms) if old else rtt_ms,
                 queue_ms=_settle(old.queue_ms, queue_ms) if old else queue_ms,
                 resident=tuple(sorted(t for t, count in held.items() if count > tolerated)),
-                determinism=min(classes, key=lambda name: (-classes[name], name)),
+                determinism=determinism,
                 operator=record.operator,
                 speed_mflops=median_low(view.speed_mflops for view in seen),
                 bandwidth_kbps=median_low(view.bandwidth_kbps for view in seen),
@@ -136,7 +141,7 @@ class Snapshots:
         self._library = library
         self._witness = witness
         self._pacemaker = Pacemaker(seat, find_epoch(ledger.slots(), seat.view.configuration))
-        self.nodes = Nodes()
+        self.nodes = Nodes(seat.can_recompute)
         self._accepted: list[tuple[int, int, str]] = []  # (configuration, sequence, root)
         self._accepted_at = 0.0
         self._started_at = math.inf

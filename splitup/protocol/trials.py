@@ -25,6 +25,7 @@ from splitup.protocol.verification import (
     is_disputed,
     judge,
 )
+from splitup.roots import UNRULED
 from splitup.wire import (
     Attestation,
     Draw,
@@ -33,6 +34,7 @@ from splitup.wire import (
     Ruling,
     Silence,
     Snapshot,
+    TaskCommitment,
     VerificationOrder,
 )
 
@@ -72,7 +74,7 @@ class Trials:
                 task=task,
                 steps=check.steps,
             )
-            commands += self._judge(case, check, order, now)
+            commands += self._judge(case, check, order, manifest, now)
             if task not in case.verdicts:
                 entries = {entry.node: entry for entry in snapshot.entries}
                 for validator in check.find_orders(case.attestations, now, case.place):
@@ -82,8 +84,13 @@ class Trials:
 
     def process_ruling(self, case: Case, ruling: Ruling) -> None:
         """Keep what we recomputed ourselves; it is attested at the next step."""
-        if ruling.task in (case.checks or {}):
-            case.rulings.setdefault(ruling.task, ruling)
+        check = (case.checks or {}).get(ruling.task)
+        if check is None:
+            return
+        check.is_recomputing = False
+        known = case.rulings.get(ruling.task)
+        if known is None or known.missing:
+            case.rulings[ruling.task] = ruling
 
     def _make_checks(
         self,
@@ -96,14 +103,12 @@ class Trials:
         plan, executors = certificate.plan, case.get_executors()
         commitments = case.get_commitments()
         sampled = get_sampled_tasks(draw, len(manifest.tasks), self._economics.sampling_bps)
-        return {
-            task: Check(
-                task,
-                tuple(rank_validators(draw.seed, task, plan, snapshot, manifest, executors)),
-                commitments[executors[task]].steps,
-            )
-            for task in sampled
-        }
+        checks = {}
+        for task in sampled:
+            ranked = rank_validators(draw.seed, task, plan, snapshot, manifest, executors)
+            asked = tuple(ranked[: limits.MAX_ASKED])
+            checks[task] = Check(task, asked, commitments[executors[task]].steps)
+        return checks
 
     # ---- what we say ------------------------------------------------------------------------
 
@@ -150,7 +155,7 @@ class Trials:
     # ---- what follows -----------------------------------------------------------------------
 
     def _judge(
-        self, case: Case, check: Check, order: VerificationOrder, now: float
+        self, case: Case, check: Check, order: VerificationOrder, manifest: Manifest, now: float
     ) -> list[Command]:
         """Set the verdict on one task, if there is one; late answers may still change it."""
         executor = case.get_executors()[check.task]
@@ -168,8 +173,9 @@ class Trials:
                 return []
             usable = check.get_usable(case.attestations, commitment)
             ruling = None
-            if is_disputed(commitment, usable):
-                commands += self._ask_for_ruling(case, check, order, executor, now)
+            is_judged = check.validators or manifest.tasks[check.task].crosses_classes
+            if is_disputed(commitment, usable) or (is_judged and not usable):
+                commands += self._ask_for_ruling(case, check, order, commitment, now)
                 ruling = case.attestations.find_ruling(check.task)
                 if ruling is None and not self._is_undecidable(case, check, now):
                     return commands
@@ -184,16 +190,28 @@ class Trials:
         return commands
 
     def _ask_for_ruling(
-        self, case: Case, check: Check, order: VerificationOrder, executor: str, now: float
+        self, case: Case, check: Check, order: VerificationOrder, claim: TaskCommitment, now: float
     ) -> list[Command]:
-        if check.disputed_at is not None:
+        """Recompute the task here; again after a while when its inputs were not in the store.
+
+        Whoever stores them only when others have looked in vain must not split the members.
+        """
+        own = case.rulings.get(check.task)
+        if (
+            check.is_recomputing
+            or (own is not None and not own.missing)
+            or now < check.recompute_at
+        ):
             return []
-        check.disputed_at = now
+        if check.disputed_at is None:
+            check.disputed_at = now
+        check.is_recomputing = True
+        check.recompute_at = now + limits.RULING_RETRY_S
         classes = {entry.node: entry.determinism for entry in order.snapshot.entries}
-        execution_id = case.request.execution_id
+        executor, execution_id = case.get_executors()[check.task], case.request.execution_id
         return [
             Log(f"task {check.task} of {execution_id} is disputed: recomputing it here"),
-            RecomputeTask(order, classes.get(executor, "")),
+            RecomputeTask(order, classes.get(executor, "").removeprefix(UNRULED), claim),
         ]
 
     def _is_undecidable(self, case: Case, check: Check, now: float) -> bool:

@@ -62,12 +62,13 @@ class Economics:
 class Outcome(Enum):
     HONEST = "honest"
     LIED = "lied"
-    WITHHELD = "withheld"  # the executor committed and never revealed
+    WITHHELD = "withheld"  # the executor committed and never revealed, or did not store its outputs
+    CONTRADICTED = "contradicted"  # it and a neighbour commit to different tensors between them
     OUTVOTED = "outvoted"  # more nodes contradict it than confirm it, and no ruling: unpaid
     UNRESOLVED = "unresolved"  # nobody could tell: paid, and nobody is punished
 
 
-UNPAID: Final = frozenset({Outcome.LIED, Outcome.WITHHELD, Outcome.OUTVOTED})
+UNPAID: Final = frozenset({Outcome.LIED, Outcome.WITHHELD, Outcome.CONTRADICTED, Outcome.OUTVOTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +177,7 @@ def check_completion(
     for entry in completion.tasks:
         get_candidate(completion, plan, entry.task)
         task = manifest.tasks[entry.task]
-        if (
-            entry.task_id != task.task_id
-            or len(entry.inputs) != len(task.inputs)
-            or len(entry.outputs) != len(task.outputs)
-        ):
+        if len(entry.inputs) != len(task.inputs) or len(entry.outputs) != len(task.outputs):
             raise PeerFault(f"completion of {node} misstates task {entry.task}", peer=node)
 
 
@@ -217,14 +214,23 @@ def judge(
     """Return the final verdict on a task, once everybody was heard who is to be.
 
     ``usable`` are in the order of the validators' ranks; ``ruling`` is what 2f+1 members
-    recomputed, None when they cannot. Two nodes can be one operator's, so that validators alone
+    recomputed, None when they cannot; one that only ``compared`` across classes convicts nobody but
+    the executor. Two nodes can be one operator's, so that validators alone
     never cost anybody's stake: without a ruling they decide no more than the pay.
     """
     task = commitment.task
     contradicting = [r for r in usable if not agrees(commitment, r)]
     if usable and not contradicting:
         return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
-    if ruling is None or ruling.inputs != commitment.inputs or not usable:
+    if ruling is not None and ruling.compared and ruling.inputs == commitment.inputs:
+        if not ruling.outputs:
+            return Verdict(
+                task, Outcome.LIED, tuple(r.validator for r in contradicting), (executor,)
+            )
+        if not usable:
+            return Verdict(task, Outcome.HONEST, (), ())
+        ruling = None  # of validators, whose class it is, only equal bytes could tell
+    if ruling is None or ruling.inputs != commitment.inputs:
         outvoted = 2 * len(contradicting) > len(usable) + 1
         return Verdict(task, Outcome.OUTVOTED if outvoted else Outcome.UNRESOLVED, (), ())
     truth = (ruling.outputs, ruling.state)

@@ -13,6 +13,7 @@ import pytest
 
 from splitup import limits, sandbox
 from splitup.errors import Unavailable
+from splitup.graph.compare import Tolerance
 from splitup.graph.devices import select_device
 from splitup.graph.ir import Graph, encode_float
 from splitup.graph.recompute import write_tensor
@@ -57,6 +58,30 @@ async def test_replay_gives_the_digests_that_nodes_commit_to(tmp_path: Path) -> 
         "outputs": [digest(sums)],
         "state": digest(sums[-1]),
     }
+
+
+async def test_what_another_class_claims_is_compared_within_the_tolerance(tmp_path: Path) -> None:
+    job, (x,) = make_job(tmp_path, make_accumulator(SIZE), 1)
+    sums = np.cumsum(x, axis=0, dtype=np.float32)
+    tolerance = Tolerance(
+        dtype="float32", relative_l2_ppb=1000, exponent_ppb=None, mantissa_ppb=None, max_ulp=None
+    )
+    for step, factor, accepted in ((0, 1.0, True), (2, 1 + 5e-7, True), (1, 1 + 5e-6, False)):
+        claimed = sums.copy()
+        claimed[step] *= np.float32(factor)
+        with (tmp_path / "claimed").open("wb") as file:
+            for row in claimed:
+                write_tensor(file, row.tobytes())
+        rival = replace(job, claimed=[tmp_path / "claimed"], tolerances=[tolerance])
+        assert (await sandbox.replay(rival))["accepted"] is accepted
+    with pytest.raises(Unavailable, match="has 1 outputs, not 2"):
+        await sandbox.replay(replace(job, claimed=[job.task, job.task]))
+
+
+async def test_a_machine_knows_in_which_class_it_computes() -> None:
+    assert await sandbox.find_class(CLASS) == CLASS
+    with pytest.raises(Unavailable, match="cannot use DEV=NOSUCH:THING"):
+        await sandbox.find_class("tinygrad 0.14.0/NOSUCH:THING")
 
 
 async def test_a_task_without_state_has_the_empty_digest(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from tests.builders import (
     make_chain_manifest,
     make_request,
     make_snapshot,
-    task_id,
 )
 
 TASKS, STEPS = 4, 4
@@ -44,9 +43,7 @@ STATE = "e" * 64
 
 
 def commitment(task: int = 0, output: str = GOOD, state: str = STATE) -> TaskCommitment:
-    return TaskCommitment(
-        task=task, task_id=task_id(task), inputs=(IN,), outputs=(output,), state=state
-    )
+    return TaskCommitment(task=task, inputs=(IN,), outputs=(output,), state=state)
 
 
 def rule(output: str = GOOD, *, inputs: str = IN, state: str = STATE) -> Ruling:
@@ -129,6 +126,30 @@ def test_without_a_ruling_numbers_decide_the_pay_and_nobody_is_punished(
     tied = [result(V1, BAD), result(V2, GOOD), result(V3, BAD), result(V4, GOOD)]
     assert judge(commitment(), "executor", tied, ruling).outcome is Outcome.UNRESOLVED
     assert judge(commitment(), "executor", [], ruling).outcome is Outcome.UNRESOLVED
+
+
+def test_a_comparison_across_classes_convicts_the_executor_and_no_validator() -> None:
+    """Validators are of the executor's class, of which members only know how near it comes."""
+    accepted = rule().model_copy(update={"compared": True})
+    refused = accepted.model_copy(update={"outputs": ()})
+    against, agreeing = result(V1, BAD), result(V2, GOOD)
+    assert judge(commitment(), "executor", [], accepted) == Verdict(0, Outcome.HONEST, (), ())
+    assert judge(commitment(), "executor", [], refused) == Verdict(
+        0, Outcome.LIED, (), ("executor",)
+    )
+    assert judge(commitment(), "executor", [against, agreeing], refused) == Verdict(
+        0, Outcome.LIED, (V1,), ("executor",)
+    )
+    for heard, outcome in (
+        ([against], Outcome.UNRESOLVED),
+        ([against, result(V3, BAD)], Outcome.OUTVOTED),
+    ):
+        assert judge(commitment(), "executor", heard, accepted) == Verdict(0, outcome, (), ())
+
+
+def test_the_committee_decides_where_no_validator_could() -> None:
+    assert judge(commitment(), "executor", [], rule()) == Verdict(0, Outcome.HONEST, (), ())
+    assert judge(commitment(), "executor", [], rule(BAD)).liars == ("executor",)
 
 
 def test_a_lie_upstream_is_not_the_executors() -> None:
@@ -263,7 +284,7 @@ def test_a_completion_must_match_its_root_and_its_plan() -> None:
         check_completion(taken, PLAN, MANIFEST, taken.root())
     executors = (fallback, *PLAN.executors()[1:])  # who was replaced may leave out what it lost
     check_completion(part, PLAN, MANIFEST, part.root(), executors)
-    wrong = completion.tasks[0].model_copy(update={"task_id": "f" * 64})
+    wrong = completion.tasks[0].model_copy(update={"outputs": ()})
     forged = completion.model_copy(update={"tasks": (wrong, *completion.tasks[1:])})
     with pytest.raises(PeerFault, match="misstates"):
         check_completion(forged, PLAN, MANIFEST, forged.root())

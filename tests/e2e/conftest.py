@@ -73,7 +73,7 @@ class Network:
         for replacement in self.replacements.values():
             replacement.terminate()
         for replacement in self.replacements.values():
-            replacement.wait(20)
+            replacement.wait(60)
         self.replacements.clear()
         self.killed.clear()
         self.process.send_signal(signal.SIGTERM)
@@ -84,7 +84,7 @@ class Network:
         [config] = (self.directory / name).glob("*.toml")
         if name in self.replacements:
             self.replacements[name].terminate()
-            self.replacements[name].wait(20)
+            self.replacements[name].wait(60)
         elif name not in self.killed:
             self.kill(name)
         with (self.directory / "logs" / f"{name}.log").open("ab") as log:

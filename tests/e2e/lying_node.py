@@ -7,6 +7,7 @@ HOW is one of
     guess             computes its own tasks, and guesses what it should verify
     withhold          commits to what it computed and never shows it
     promise           commits to what it verified and never shows it
+    hide              commits to what it computed and stores none of it
     mute              takes its tasks and does nothing
 """
 
@@ -24,6 +25,8 @@ from splitup_node.reports import Reporter
 from splitup_node.runs import Runs
 from splitup_node.supervisor import WORKER_ARGV
 from splitup_node.verifier import Verifier
+
+from splitup.net.logs import LogWriter
 
 WORKER = Path(__file__).resolve().parents[1] / "node" / "lying_worker.py"
 
@@ -53,6 +56,8 @@ def corrupt(how: str) -> None:
     elif how == "guess":
         Verifier._recompute_honestly = Verifier._recompute  # type: ignore[attr-defined]
         Verifier._recompute = guess  # type: ignore[method-assign]
+    elif how == "hide":
+        LogWriter.append = lambda self, task, port, entry: None  # type: ignore[method-assign]
     elif how == "mute":
         Runs.pump = lambda self: None  # type: ignore[method-assign]
 

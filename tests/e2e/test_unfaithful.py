@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import Receipt, Result
@@ -40,7 +39,7 @@ def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str
     finally:
         for name in names:
             network.replacements[name].terminate()
-            network.replacements[name].wait(20)
+            network.replacements[name].wait(60)
         asyncio.run(fill_up(network, names))
 
 
@@ -75,10 +74,6 @@ def get_losses(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {name: stake - after[name] for name, stake in before.items() if stake != after[name]}
 
 
-@pytest.mark.skip(
-    reason="who is drawn is chance, and some runs end before both liars were asked; "
-    "tests/economics plays rare liars in virtual time"
-)
 def test_a21_who_lies_once_in_ten_or_in_a_hundred_tasks_is_found_and_only_he(
     network: Network, tmp_path: Path
 ) -> None:
@@ -87,18 +82,21 @@ def test_a21_who_lies_once_in_ten_or_in_a_hundred_tasks_is_found_and_only_he(
     async def play(nodes: dict[str, str]) -> tuple[list[Settled], dict[str, int], str]:
         """Execute until both were caught, as executors or as validators.
 
-        Returns also who lost how much, and the client. Who was caught is too poor to serve on.
+        Returns also who lost how much, and the client. Every task is drawn, so that a lie is found
+        in the execution that it is told in. A node has three tasks of an execution in the mean,
+        and lies in its third and its sixth: that thirty are too few for that does not happen. One
+        after the other, since who was caught is too poor to serve on.
         """
         done: list[Settled] = []
         caught: set[str] = set()
         async with SplitUp.connect(network.config) as net:
             before = await fetch_stakes(net, nodes)
             while caught != {"node-0", "node-1"} and len(done) < 30:
-                done += await asyncio.gather(*(settle(net) for _ in range(3)))
-                caught = {nodes[slash[0]] for _, receipt, _ in done for slash in receipt.slashes}
+                done.append(await settle(net))
+                caught |= {nodes[account] for account, _ in done[-1][1].slashes}
             return done, get_losses(before, await fetch_stakes(net, nodes)), net.address
 
-    with replace_nodes(network, node_0="every 10 3", node_1="every 100 11") as nodes:
+    with replace_nodes(network, node_0="every 10 3", node_1="every 100 6") as nodes:
         done, lost, client = asyncio.run(play(nodes))
     assert lost.keys() == {"node-0", "node-1"}, "each is found, and no honest stake is touched"
     assert sum(lost.values()) == sum(s[1] for _, receipt, _ in done for s in receipt.slashes)
@@ -115,22 +113,34 @@ def test_a21_who_lies_once_in_ten_or_in_a_hundred_tasks_is_found_and_only_he(
     assert wrong < len(done)
 
 
-def test_a21_who_guesses_instead_of_verifying_is_slashed_and_the_executor_is_not(
+def test_a21_who_guesses_or_stores_nothing_is_penalised_and_nobody_around_it(
     network: Network,
 ) -> None:
-    async def play(nodes: dict[str, str]) -> tuple[Settled, dict[str, int]]:
+    """One validator makes its answers up; one executor commits to outputs that it never stored."""
+
+    async def play(nodes: dict[str, str]) -> tuple[list[Settled], dict[str, int]]:
+        done: list[Settled] = []
+        caught: set[str] = set()
         async with SplitUp.connect(network.config) as net:
             before = await fetch_stakes(net, nodes)
-            for _ in range(10):
-                settled = await settle(net)
-                if settled[1].slashes:
-                    break
-            return settled, get_losses(before, await fetch_stakes(net, nodes))
+            while caught != {"node-2", "node-4"} and len(done) < 20:
+                done.append(await settle(net))
+                caught |= {nodes[account] for account, _ in done[-1][1].slashes}
+            return done, get_losses(before, await fetch_stakes(net, nodes))
 
-    with replace_nodes(network, node_2="guess") as nodes:
-        (_, receipt, evidence), lost = asyncio.run(play(nodes))
-    assert {verdict.outcome for verdict in evidence.verdicts} == {"honest"}
-    assert {nodes[node] for node, _ in receipt.slashes} == lost.keys() == {"node-2"}
+    with replace_nodes(network, node_2="guess", node_4="hide") as nodes:
+        done, lost = asyncio.run(play(nodes))
+    assert lost.keys() == {"node-2", "node-4"}
+    for result, receipt, evidence in done:
+        outcomes = {verdict.task: verdict.outcome for verdict in evidence.verdicts}
+        withheld = {task for task, outcome in outcomes.items() if outcome == "withheld"}
+        assert {nodes[result.nodes[task]] for task in withheld} <= {"node-4"}
+        unread = {task for source, task in result.manifest.edges() if source in withheld}
+        for task, outcome in outcomes.items():
+            if task not in withheld:
+                assert outcome == ("unresolved" if task in unread else "honest")
+        paid = {p.account for p in receipt.payments if not p.from_slash}
+        assert {n for task, n in enumerate(result.nodes) if task not in withheld} <= paid
 
 
 def test_who_commits_and_withholds_is_penalised_and_the_client_has_his_money_back(

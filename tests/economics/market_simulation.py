@@ -228,7 +228,6 @@ def judge_pattern(
     names = [f"0x{1000 + place:040x}" for place in range(len(answers))]
     commitment = TaskCommitment(
         task=0,
-        task_id="0" * 64,
         inputs=inputs,
         outputs=(digest_of(claim),),
         state=EMPTY_DIGEST,

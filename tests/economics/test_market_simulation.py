@@ -381,7 +381,6 @@ def judge_by_protocol(market: Draws, behaviour: Behaviour, row: int) -> tuple[Ve
     number = market.sampled[row]
     commitment = TaskCommitment(
         task=int(number % TASKS),
-        task_id="0" * 64,
         inputs=("1" * 64,),
         outputs=(digest_of(behaviour.claims.reshape(-1)[number]),),
         state=EMPTY_DIGEST,

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from splitup_node.audit import check_machine
 from splitup_node.cli import _app
 from typer.testing import CliRunner, Result
 
 from splitup.chain.deployment import Deployment
+from splitup.errors import ConfigurationError
 from splitup.net.http import SignedClient, make_app, serve_app
 from tests.node.market import NodeMarket, open_market
 from tests.node.network import make_manifest
@@ -21,6 +23,7 @@ from tests.oracle.gateway_network import run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 USDC = 10**6
+FAULTY = (sys.executable, str(Path(__file__).with_name("faulty_worker.py")))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -28,7 +31,7 @@ async def market(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node
     root = tmp_path_factory.mktemp("market")
     manifest, graphs = make_manifest(4)
     async with (
-        run_network(root, open_models=True) as network,
+        run_network(root) as network,
         open_market(network, root, manifest, graphs) as opened,
     ):
         yield opened
@@ -62,7 +65,7 @@ async def test_stake_status_unstake_and_withdraw(market: NodeMarket) -> None:
     assert "send it the missing 100 USDC" in poor.output
 
     await market.network.owner.send("usdc", "mint", address, 100 * USDC)
-    staked = await call_json("stake", "-c", path)
+    staked = await call_json("stake", "-c", path)  # after an audit
     assert staked["stake_micro_usdc"] == 1_100 * USDC
     assert (await call_json("stake", "-c", path))["added_micro_usdc"] == 0
     assert (await call_json("status", "-c", path))["chain"]["active"] is True
@@ -79,8 +82,10 @@ async def test_stake_status_unstake_and_withdraw(market: NodeMarket) -> None:
 
 
 async def test_audit_before_and_after_staking(market: NodeMarket) -> None:
-    market.make_config("auditor", 8)
+    config = market.make_config("auditor", 8)
     path = market.root / "auditor" / "node.toml"
+    address = config.load_identity().address
+    await market.network.owner.send("usdc", "mint", address, 1_100 * USDC)  # and nothing staked
     result = await call("audit", "-c", path, "--dry-run", "--json")
     report = json.loads(result.stdout)
     assert result.exit_code == 0 and report["may_serve"], report
@@ -93,6 +98,8 @@ async def test_audit_before_and_after_staking(market: NodeMarket) -> None:
     assert result.exit_code == 2 and "no model 'huge'" in result.output
     result = await call("audit", "--config", path)
     assert result.exit_code == 2 and "has no stake" in result.output
+    with pytest.raises(ConfigurationError, match="nothing was staked"):
+        await check_machine(config, FAULTY)
 
 
 async def test_init_writes_what_run_reads(market: NodeMarket) -> None:

@@ -7,10 +7,12 @@ import statistics
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from splitup_node.ipc import RunRequest
 
 from splitup import limits
 from splitup.errors import PeerFault, Unavailable
@@ -156,6 +158,40 @@ async def test_executions_of_one_node_interleave_with_states_of_their_own(pair: 
         await pair.client.connect(certificate)
         xs = make_inputs(3)
         assert np.array_equal(await pair.run(certificate, xs), compute_reference(xs, TASKS))
+
+
+async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verifications wait at every moment of a generation; none is begun before a ready step."""
+    node, steps = pair.nodes[0], 32
+    engine, start = node.engine, node.supervisor.run
+    started: list[tuple[int, int]] = []  # session, steps of executions that waited
+
+    def record(request: RunRequest, handle: Any) -> None:
+        started.append((request.session, len(engine._queue)))
+        start(request, handle)
+
+    monkeypatch.setattr(node.supervisor, "run", record)
+    checking, program = engine.new_session(), node.programs[MANIFEST.tasks[0].task_id]
+    x, is_over = np.ones(SIZE, np.float32).tobytes(), asyncio.Event()
+
+    async def verify() -> None:
+        while not is_over.is_set():
+            await engine.runs.run_background(checking, program, [x])
+
+    verifying = [asyncio.create_task(verify()) for _ in range(8)]
+    certificate = pair.plan(0, 0, 0, 0, steps=steps)
+    engine.start(certificate, MANIFEST)
+    await pair.client.connect(certificate)
+    xs = make_inputs(steps)
+    assert np.array_equal(await pair.run(certificate, xs), compute_reference(xs, TASKS))
+    is_over.set()
+    await asyncio.gather(*verifying)
+    node.supervisor.drop([checking])
+    assert {waiting for session, waiting in started if session == checking} == {0}
+    assert sum(session != checking for session, _ in started) == TASKS * steps
+    assert 0 < engine.runs.live.compute_ns and 0 < engine.runs.background.runs
 
 
 async def test_client_that_connects_again_gets_its_outputs_again(pair: Pair) -> None:

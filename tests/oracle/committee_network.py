@@ -70,7 +70,6 @@ class Node:
     chain: Chain
     http: SignedClient
     members: list[str]
-    lies: bool = False
     plans: dict[str, float] = field(default_factory=dict)  # execution -> when it was told
     orders: list[VerificationOrder] = field(default_factory=list)
     reply: dict[str, Any] = field(default_factory=dict)  # to the latest heartbeat
@@ -155,9 +154,8 @@ class Node:
         entries = tuple(
             TaskCommitment(
                 task=task,
-                task_id=MANIFEST.tasks[task].task_id,
                 inputs=(digest("in", execution_id, task),),
-                outputs=(digest("lie" if self.lies else "out", execution_id, task),),
+                outputs=(digest("in", execution_id, task + 1),),
                 state=EMPTY_DIGEST,
             )
             for task, executor in enumerate(certificate.plan.executors())
@@ -197,7 +195,7 @@ class Node:
             task=order.task,
             validator=self.identity.address,
             inputs=(digest("in", execution_id, order.task),),
-            outputs=(digest("out", execution_id, order.task),),
+            outputs=(digest("in", execution_id, order.task + 1),),
             state=EMPTY_DIGEST,
             salt="0x" + digest("salt", self.identity.address),
             error="",

@@ -20,11 +20,14 @@ from splitup.errors import ConfigurationError, InvalidInput, PeerFault, Refused,
 from splitup.graph.manifest import Manifest
 from splitup.net.gateway import (
     EXECUTION_TYP,
+    MODEL_TYP,
     ExecutionRequest,
     GatewayClient,
     LogRead,
     LogWrite,
+    ModelRequest,
     UploadObject,
+    prove_account,
 )
 from splitup.net.http import SignedClient
 from splitup.net.objects import get_object
@@ -34,7 +37,7 @@ from splitup.protocol.takeovers import Roster
 from splitup.protocol.verification import get_sampled_tasks
 from splitup.wire import CLIENT, Grants, PlanCertificate, VerificationOrder
 from tests.builders import make_chain_manifest
-from tests.oracle.gateway_network import Network, find_free_port, run_network
+from tests.oracle.gateway_network import NODE_STAKE, Network, find_free_port, run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STEPS = 100
@@ -412,6 +415,21 @@ async def test_only_staked_nodes_read_models(network: Network, manifest: Manifes
     async with network.open(network.client) as gateway:
         with pytest.raises(Refused, match="register and stake first"):
             await gateway.model_grants(manifest.model_id)
+    rich = generate_identity()  # who could stake may try the tasks first
+    await network.owner.send("usdc", "mint", rich.address, NODE_STAKE)
+    async with network.open(rich) as gateway:
+        assert {g.key for g in (await gateway.model_grants(manifest.model_id)).grants} == {
+            g.key for g in grants.grants
+        }
+    stolen = ModelRequest(model_id=manifest.model_id, proof=prove_account(rich))
+    async with SignedClient(network.client) as http:  # the proof is of another key
+        with pytest.raises(Refused, match="does not hold the USDC"):
+            await http.post_signed(
+                f"{network.url}/v1/grants/model",
+                MODEL_TYP,
+                network.url,
+                stolen.model_dump(mode="json"),
+            )
     keys = {grant.key for grant in grants.grants}
     assert keys == {f"models/{manifest.model_id}/manifest.json"} | {
         f"tasks/{task.task_id}.json" for task in manifest.tasks

@@ -33,8 +33,10 @@ from splitup.protocol.certificates import (
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
 from splitup.protocol.messages import DrawPartial, Equivocation
+from splitup.protocol.routes import get_sources
 from splitup.protocol.takeovers import sign_takeover
 from splitup.protocol.verification import Economics
+from splitup.wire import CLIENT as CLIENT_TASK
 from splitup.wire import (
     EMPTY_DIGEST,
     Completion,
@@ -143,6 +145,10 @@ class Node:
     lies: bool = False  # returns wrong outputs
     false_accuser: bool = False  # as a validator
     mute_validator: bool = False
+    determinism: str = "CPU:X86"  # in "GPU" the last bits are others
+    hides_outputs: bool = False  # commits to them, and stores nothing
+    stores_others: bool = False  # than those it commits to
+    misstates_inputs: bool = False  # commits to some that nobody has
     corrupts_state: bool = False  # right outputs, another state
     withholds_completion: bool = False
     forgets_takeovers: bool = False  # its completion lacks them
@@ -160,11 +166,17 @@ class Node:
         return self.identity.address
 
     @property
+    def is_foreign(self) -> bool:
+        return self.determinism == "GPU"
+
+    @property
     def is_dishonest(self) -> bool:
         return (
             self.lies
             or self.false_accuser
             or self.corrupts_state
+            or self.hides_outputs
+            or self.stores_others
             or self.withholds_completion
             or self.forgets_takeovers
             or self.withholds_result
@@ -324,7 +336,7 @@ class Simulation:
             case ev.PushVerification():
                 self._order(command)
             case ev.RecomputeTask():
-                self.after(0.2, partial(self._recompute, account, command.order))
+                self.after(0.2, partial(self._recompute, account, command))
             case (
                 ev.SubmitSnapshot()
                 | ev.SubmitPlan()
@@ -500,7 +512,7 @@ class Simulation:
                 queue_ms=0,
                 resident=resident,
                 vram_free_bytes=0,
-                determinism="CPU:X86",
+                determinism=node.determinism,
             )
             for account in self.members:
                 event = ev.HeartbeatReceived(heartbeat, node.identity.signing_key_hex)
@@ -527,8 +539,9 @@ class Simulation:
         entries = tuple(
             TaskCommitment(
                 task=task,
-                task_id=self.manifest.tasks[task].task_id,
-                inputs=self._read_inputs(execution_id, certificate.plan, task),
+                inputs=self._read_inputs(execution_id, certificate.plan, task)
+                if not node.misstates_inputs
+                else tuple(digest("nobody's", n) for n in self.manifest.tasks[task].inputs),
                 outputs=self._claim(execution_id, certificate.plan, task),
                 state=digest("corrupt" if node.corrupts_state else "state", execution_id, task),
             )
@@ -623,6 +636,26 @@ class Simulation:
             for entry in self.manifest.tasks[task].inputs
         )
 
+    def _find_hidden(self, plan: Plan, task: int) -> tuple[int, ...]:
+        """Return the tasks whose outputs a task needs and nobody finds in the store."""
+        executors = self.find_executors(plan)
+        sources = {source for source, _ in get_sources(self.manifest, task)} - {CLIENT_TASK}
+        return tuple(s for s in sorted(sources) if self.by_node[executors[s]].hides_outputs)
+
+    def _read_store(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
+        """Return the digests of a task's inputs as they are in the store."""
+        executors = self.find_executors(plan)
+        return tuple(
+            digest("other", source)
+            if source[0] != CLIENT_TASK and self.by_node[executors[source[0]]].stores_others
+            else read
+            for source, read in zip(
+                get_sources(self.manifest, task),
+                self._read_inputs(execution_id, plan, task),
+                strict=True,
+            )
+        )
+
     def _compute(self, execution_id: str, plan: Plan, task: int) -> tuple[str, ...]:
         """Return the right output for what a task is given."""
         return (digest("out", task, self._read_inputs(execution_id, plan, task)),)
@@ -632,7 +665,9 @@ class Simulation:
         lies = self.by_node[self.find_executors(plan)[task]].lies
         if lies and (self.lies_at is None or (execution_id, task) in self.lies_at):
             return (digest("lie", execution_id, task),)
-        return self._compute(execution_id, plan, task)
+        right = self._compute(execution_id, plan, task)
+        executor = self.by_node[self.find_executors(plan)[task]]
+        return tuple(digest(out, "GPU") for out in right) if executor.is_foreign else right
 
     def verified_by(self, execution_id: str) -> list[tuple[int, str]]:
         """Return (task, node) of all that recomputed a task of an execution."""
@@ -684,17 +719,31 @@ class Simulation:
 
         ask()
 
-    def _recompute(self, account: str, order: VerificationOrder) -> None:
+    def _recompute(self, account: str, command: ev.RecomputeTask) -> None:
+        order = command.order
         execution_id, task = order.draw.execution_id, order.task
         self.recomputed[execution_id, task] += 1
-        plan, able = order.certificate.plan, account not in self.unable
+        plan, found = order.certificate.plan, account not in self.unable
+        missing = self._find_hidden(plan, task) if found else ()
+        able = found and not missing
         ruling = Ruling(
             task=task,
-            inputs=self._read_inputs(execution_id, plan, task) if able else (),
+            inputs=self._read_store(execution_id, plan, task) if able else (),
             outputs=self._compute(execution_id, plan, task) if able else (),
             state=digest("state", execution_id, task) if able else EMPTY_DIGEST,
-            error="" if able else "another determinism class",
+            error="" if found else "another determinism class",
+            missing=missing,
         )
+        if able and command.determinism == "GPU":  # members compare, within a tolerance
+            claimed = tuple(digest(out, "GPU") for out in ruling.outputs)
+            assert self.manifest.tasks[task].crosses_classes
+            ruling = ruling.model_copy(
+                update={
+                    "outputs": claimed if command.claim.outputs == claimed else (),
+                    "state": command.claim.state,
+                    "compared": True,
+                }
+            )
         self.feed(account, ev.TaskRecomputed(execution_id, ruling))
 
     def _order(self, command: ev.PushVerification) -> None:
@@ -709,15 +758,16 @@ class Simulation:
         node.verified.add((execution_id, order.task))
         self.orders.append(order)
         plan, right = order.certificate.plan, not node.false_accuser
+        hidden = self._find_hidden(plan, order.task)
         result = VerificationResult(
             execution_id=execution_id,
             task=order.task,
             validator=node.address,
-            inputs=self._read_inputs(execution_id, plan, order.task),
+            inputs=() if hidden else self._read_store(execution_id, plan, order.task),
             outputs=self._compute(execution_id, plan, order.task) if right else ("0" * 64,),
             state=digest("state", execution_id, order.task),
             salt="0x" + digest("salt", execution_id, order.task, node.address),
-            error="",
+            error="its inputs are not in the store" if hidden else "",
         )
         promise = VerificationCommitment(
             execution_id=execution_id, task=order.task, validator=node.address, root=result.root()
@@ -730,6 +780,10 @@ class Simulation:
             now_s=int(self.now),
         )
         key = node.identity.signing_key_hex
+        if hidden:  # an excuse is not committed to
+            for account in self.members:
+                self._send(partial(self.feed, account, ev.ResultReceived(result, key, token)))
+            return
         for account in self.members:
             event = ev.PromiseReceived(promise, key)
             for attempt in range(5):

@@ -24,9 +24,7 @@ SILENCE_S = limits.VERIFICATION_SILENCE_S + STEPS * limits.VERIFICATION_STEP_S
 
 
 def commit(outputs: str = GOOD) -> TaskCommitment:
-    return TaskCommitment(
-        task=TASK, task_id="a" * 64, inputs=(IN,), outputs=(outputs,), state=EMPTY_DIGEST
-    )
+    return TaskCommitment(task=TASK, inputs=(IN,), outputs=(outputs,), state=EMPTY_DIGEST)
 
 
 def answer(place: int, outputs: str = GOOD, *, inputs: str = IN, error: str = "") -> Answer:

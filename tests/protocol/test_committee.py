@@ -9,6 +9,7 @@ import pytest
 from splitup import limits
 from splitup.crypto import bls
 from splitup.errors import BadSignature, InvalidInput, PeerFault, Unavailable
+from splitup.graph.compare import Tolerance
 from splitup.protocol import events as ev
 from splitup.protocol.certificates import RANDOMNESS_DOMAIN
 from splitup.protocol.committee import CommitteeMember
@@ -403,6 +404,98 @@ def test_a_lie_upstream_never_slashes_an_honest_node_downstream(shape: str, liar
     assert set(get_slashes(simulation, execution_id)) == {liar.address}
 
 
+SHAPES = {"chain": make_chain_manifest(4), "diamond": make_diamond_manifest()}
+
+
+def play(shape: str, liar_task: int, fault: str) -> tuple[Simulation, str, dict[int, str], str]:
+    """Return an execution in which one executor is at fault, its outcomes, and the executor."""
+    simulation = start(economics=VERIFY_ALL, nodes=8, manifest=SHAPES[shape])
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    liar = plan.executors()[liar_task]
+    assert plan.executors().count(liar) == 1
+    setattr(simulation.by_node[liar], fault, True)
+    settle(simulation, execution_id, within_s=120)
+    return simulation, execution_id, simulation.find_outcomes(execution_id), liar
+
+
+def get_pay(simulation: Simulation, execution_id: str) -> dict[str, int]:
+    payments = simulation.chain.settlements[execution_id].payments
+    return {p.to: p.amount_micro_usdc for p in payments if not p.from_slash}
+
+
+@pytest.mark.parametrize("shape", ["chain", "diamond"])
+@pytest.mark.parametrize("fault", ["hides_outputs", "stores_others"])
+@pytest.mark.parametrize("unable", [0, 1])
+def test_whose_outputs_nobody_finds_has_withheld_them_and_their_reader_is_paid(
+    shape: str, fault: str, unable: int
+) -> None:
+    simulation, execution_id, outcomes, liar = play(shape, 0, fault)
+    readers = {task for source, task in simulation.manifest.edges() if source == 0}
+    assert outcomes == {
+        task: "withheld" if task == 0 else "unresolved" if task in readers else "honest"
+        for task in range(4)
+    }
+    assert get_slashes(simulation, execution_id) == {liar: 10 * 4 * 2_000 // 1_200}
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    paid = get_pay(simulation, execution_id)
+    assert set(plan.executors()) - {liar} <= paid.keys()
+
+
+@pytest.mark.parametrize("shape", ["chain", "diamond"])
+def test_inputs_that_nobody_has_earn_nothing_and_cost_no_stake(shape: str) -> None:
+    """Whether the producer sent others, or the reader hides a lie, nobody can prove."""
+    simulation, execution_id, outcomes, _ = play(shape, 1, "misstates_inputs")
+    assert outcomes == {t: "contradicted" if t in (0, 1) else "honest" for t in range(4)}
+    assert get_slashes(simulation, execution_id) == {}
+    price = 10 * 4
+    assert sum(get_pay(simulation, execution_id).values()) == (2 + 3) * price, "two, and judges"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_stores_while_others_look_does_not_split_the_members(seed: int) -> None:
+    """What one honest member has found all others find when they look again."""
+    simulation = start(seed=seed, economics=VERIFY_ALL, nodes=8, manifest=SHAPES["chain"])
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    late = simulation.by_node[plan.executors()[0]]
+    late.hides_outputs = True
+
+    def has_begun() -> bool:
+        late.hides_outputs = sum(simulation.recomputed.values()) < 2
+        return not late.hides_outputs
+
+    assert simulation.run(60, has_begun)
+    settle(simulation, execution_id, within_s=120)
+    assert set(simulation.find_outcomes(execution_id).values()) == {"honest"}
+    assert get_slashes(simulation, execution_id) == {}
+
+
+@pytest.mark.parametrize(("lies", "outcome"), [(False, "honest"), (True, "lied")])
+def test_a_class_that_nobody_shares_is_compared_within_the_tasks_tolerance(
+    lies: bool, outcome: str
+) -> None:
+    """Nobody of its class can check it; members compare its numbers with those of their own."""
+    tolerance = Tolerance(
+        dtype="float32", relative_l2_ppb=1000, exponent_ppb=None, mantissa_ppb=None, max_ulp=None
+    )
+    chain = make_chain_manifest(2)
+    tasks = tuple(task.model_copy(update={"tolerances": (tolerance,)}) for task in chain.tasks)
+    manifest = chain.model_copy(update={"tasks": tasks})
+    simulation = start(economics=VERIFY_ALL, nodes=1, manifest=manifest)
+    (foreign,) = simulation.nodes
+    foreign.determinism, foreign.lies = "GPU", lies
+    simulation.run(10)  # until a snapshot says so
+    execution_id = simulation.request()
+    settle(simulation, execution_id)
+    assert set(simulation.find_outcomes(execution_id).values()) == {outcome}
+    penalty = 2 * 10 * 4 * 100_000 // 1_200
+    slashed = sum(get_slashes(simulation, execution_id).values())
+    assert penalty - 2 < slashed <= penalty if lies else slashed == 0
+
+
 def test_a_silent_validator_is_passed_over() -> None:
     simulation = start(economics=VERIFY_ALL, nodes=4, tasks=1)
     for node in simulation.nodes[:2]:
@@ -526,7 +619,6 @@ def test_a_completion_must_be_what_was_committed_steps_included() -> None:
     entries = tuple(
         TaskCommitment(
             task=task,
-            task_id=simulation.manifest.tasks[task].task_id,
             inputs=("1" * 64,),
             outputs=("2" * 64,),
             state=EMPTY_DIGEST,

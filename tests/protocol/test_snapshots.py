@@ -14,6 +14,7 @@ from splitup.protocol.liveness import Nodes, quantise
 from splitup.protocol.pacemaker import compute_leader
 from splitup.protocol.selection import compute_plan
 from splitup.protocol.snapshots import compute_snapshot
+from splitup.roots import compute_classes
 from splitup.wire import Heartbeat, NodeView, Observation, Snapshot
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
 from tests.protocol.simulator import make_identity
@@ -68,6 +69,20 @@ def test_load_is_the_median_and_residence_needs_more_than_f_witnesses() -> None:
     assert (entry.signing_key, entry.endpoint) == (record(1).signing_key, record(1).endpoint)
 
 
+@pytest.mark.parametrize(("unable", "determinism"), [(0, "CPU"), (1, "CPU"), (2, "?CPU")])
+def test_a_class_that_more_than_f_members_cannot_recompute_is_not_sold_as_verified(
+    unable: int, determinism: str
+) -> None:
+    marked = [view(n).model_copy(update={"determinism": "?CPU"}) for n in (1, 2, 3)]
+    known = [view(n) for n in (1, 2, 3)]
+    observations = [observe(n, *(marked if n < unable else known)) for n in range(3)]
+    records = {address(n): record(n) for n in (1, 2, 3)}
+    snapshot = compute_snapshot(observations, records, None, sequence=1, tolerated=1)
+    assert {entry.determinism for entry in snapshot.entries} == {determinism}
+    classes = compute_classes(snapshot.entries)
+    assert set(classes.values()) == {() if determinism.startswith("?") else (determinism,)}
+
+
 @given(st.permutations(range(4)))
 def test_the_order_of_observations_does_not_matter(order: list[int]) -> None:
     observations = [observe(n, view(1, rtt=n + 1), view(2, queue=n)) for n in range(4)]
@@ -105,6 +120,20 @@ class TestHeartbeats:
             "determinism": "CPU",
         }
         return Heartbeat(**{**values, **fields})  # type: ignore[arg-type]
+
+    def test_a_class_is_marked_that_we_cannot_recompute(self) -> None:
+        nodes = Nodes(lambda determinism: determinism == "CPU")
+        known = NodeRecord(self.node.address, self.node.signing_key_hex, "http://n", 10**9)
+        nodes.process_nodes([known])
+        for sequence, claimed, seen in ((1, "CPU", "CPU"), (2, "G" * 200, "?" + "G" * 199)):
+            beat = self.beat(sequence, determinism=claimed)
+            nodes.process_heartbeat(beat, self.node.signing_key_hex, 10.0)
+            nodes.process_rtt(self.node.address, 1)
+            (view,) = nodes.observe(10.0)
+            assert view.determinism == seen
+        with pytest.raises(PeerFault, match="mark"):
+            beat = self.beat(3, determinism="?CPU")
+            nodes.process_heartbeat(beat, self.node.signing_key_hex, 10.0)
 
     def test_a_node_lives_while_it_beats_and_answers(self, layer: Nodes) -> None:
         layer.process_heartbeat(self.beat(1), self.node.signing_key_hex, 10.0)

@@ -1,0 +1,58 @@
+"""Between two tasks: who did not store, or did not commit to, what the next one was given.
+
+Every executor reveals its commitments, drawn or not, so both ends of every edge are known. What is
+in the store, members know where they recomputed a task. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from splitup.graph.manifest import Manifest
+from splitup.protocol.routes import get_sources
+from splitup.protocol.verification import Outcome
+from splitup.wire import CLIENT, Ruling, TaskCommitment
+
+
+def find_misled(
+    manifest: Manifest,
+    claims: Mapping[int, TaskCommitment | None],
+    rulings: Mapping[int, Ruling | None],
+    replaced: Collection[int] = (),
+) -> dict[int, Outcome]:
+    """Return the tasks whose executors misled others, or may have, by task.
+
+    WITHHELD: what a task gave is not in the store (2f+1 members looked), or is not what its
+    executor committed to. CONTRADICTED: the store says nothing against the producer, and still its
+    reader commits to other tensors. Either the producer sent others than it stored, or the reader
+    hides a lie behind inputs that nobody has; nobody can prove which, so that neither is paid and
+    nobody loses stake.
+
+    ``claims`` are the executors' revealed commitments, None where there is none; ``rulings`` what
+    2f+1 members got. Tasks that were ``replaced`` stand by all steps, and their readers may have
+    used steps of the node before: nothing follows from a difference. What a shut gate left unsent
+    counts as zeros at the reader, so only the gate itself is compared.
+    """
+    found: dict[int, Outcome] = {}
+    for task, claim in claims.items():
+        if claim is None:
+            continue
+        ruling, gate = rulings.get(task), manifest.tasks[task].gate
+        if ruling is not None and task in ruling.missing:  # its own outputs, to be compared
+            found[task] = Outcome.WITHHELD
+        for place, (source, port) in enumerate(get_sources(manifest, task)):
+            if source == CLIENT:
+                continue
+            if ruling is not None and source in ruling.missing:
+                found[source] = Outcome.WITHHELD
+            producer = claims[source]
+            if producer is None or (gate is not None and place != gate):
+                continue
+            said, read = producer.outputs[port], claim.inputs[place]
+            stored = ruling.inputs[place] if ruling is not None and ruling.inputs else said
+            if stored != said:
+                found[source] = Outcome.WITHHELD
+            elif said != read and not {source, task} & set(replaced):
+                found.setdefault(source, Outcome.CONTRADICTED)
+                found.setdefault(task, Outcome.CONTRADICTED)
+    return found
