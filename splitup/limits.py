@@ -171,6 +171,23 @@ LINK_GIVE_UP_S: Final = 30.0  # without a connection for this long the peer is g
 LINK_PING_S: Final = 10.0  # finds half-open connections
 LINK_TOKEN_CHARS: Final = 2 * KIB  # a handshake token has about 600
 
+# ---- relays ------------------------------------------------------------------------------------
+
+MAX_RELAYED: Final = 64  # nodes behind one relay: with a committee of four, 256 behind NAT
+RELAY_PROVING: Final = 16  # connections that may be about to prove a key; each asks the chain once
+RELAY_STREAMS: Final = 128  # data connections through one relay; two frames each, so < 300 MB
+RELAY_NODE_STREAMS: Final = 32  # of them to one node: its neighbours in every live plan, clients
+RELAY_REQUESTS: Final = 32  # a burst of requests or new streams to one node: many plans at once …
+RELAY_REQUESTS_PER_S: Final = 16.0  # … and for long; each may cost the node a signature's check
+RELAY_BYTES_PER_S: Final = 16 * MIB  # of one node's streams: 2,000 tensors of 8 KB; waits beyond
+RELAY_HELD_BYTES: Final = 64 * MIB  # bodies that wait for nodes' replies
+RELAY_REPLY_BYTES: Final = 64 * KIB  # of a node; its routes answer {} or an error sentence
+RELAY_IDLE_S: Final = 600.0  # a data connection silent in both directions, as SESSION_IDLE_S
+RELAY_PATIENCE_S: Final = 3.0  # a relay that was lost is tried again this long; then the next
+REACH_PERIOD_S: Final = 300.0  # how often a node has members try whether it can be reached
+REACH_TIMEOUT_S: Final = 6.0  # for their answer: connecting, RTT_TIMEOUT_S, and a look at the chain
+REACH_CHECKS: Final = 32  # of nodes at once, at one member
+
 # ---- chain -------------------------------------------------------------------------------------
 
 RPC_TIMEOUT_S: Final = 10.0  # a node that takes longer for one call is as good as down

@@ -31,6 +31,13 @@ Credit = Annotated[int, Field(ge=-limits.MAX_CREDIT_MILLI, le=limits.MAX_CREDIT_
 EndpointField = Annotated[
     str, Field(pattern=r"^https?://[^/?#@\s]+$", max_length=limits.MAX_ENDPOINT_CHARS)
 ]
+NodeEndpointField = Annotated[  # where a node is reached: itself, or a relay (splitup.net.relay)
+    str,
+    Field(
+        pattern=r"^https?://[^/?#@\s]+(/v1/relay/0x[0-9a-f]{40})?$",
+        max_length=limits.MAX_ENDPOINT_CHARS,
+    ),
+]
 
 T = TypeVar("T")
 
@@ -137,7 +144,7 @@ class SnapshotEntry(Message):
 
     node: AddressField
     signing_key: Bytes32Field
-    endpoint: EndpointField
+    endpoint: NodeEndpointField
     stake_micro_usdc: Count
     rtt_ms: Count
     queue_ms: Count
@@ -196,7 +203,7 @@ class PlanNode(Message):
 
     node: AddressField
     signing_key: Bytes32Field
-    endpoint: EndpointField
+    endpoint: NodeEndpointField
     exposure_micro_usdc: Count = 0  # what lies in all its tasks would cost; the chain locks it
 
 
@@ -328,6 +335,13 @@ class Completion(Message):
 
     def root(self) -> str:
         return self.digest("splitup/completion/v1")
+
+
+class ReachRequest(Message):
+    """A node asks a member whether its endpoint can be connected to (JWS)."""
+
+    node: AddressField
+    endpoint: EndpointField
 
 
 class Pledge(Message):
