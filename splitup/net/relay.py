@@ -165,6 +165,7 @@ class Relay:
         self._tickets: dict[str, asyncio.Future[_Stream]] = {}
         self._proving = 0
         self._streams = 0
+        self._sockets: set[web.WebSocketResponse] = set()  # of whoever talks to nodes
         self._held_bytes = 0
 
     @property
@@ -182,9 +183,10 @@ class Relay:
         app.router.add_get(below + DATA_PATH, self._open_stream)
 
     async def close(self) -> None:
-        """Send every node away; their streams end with them. Call it before the server's close."""
+        """Send everybody away. Call it before the server is closed."""
+        sockets = [*self._sockets, *(node.socket for node in self._nodes.values())]
         code = aiohttp.WSCloseCode.GOING_AWAY
-        await asyncio.gather(*(node.socket.close(code=code) for node in self._nodes.values()))
+        await asyncio.gather(*(socket.close(code=code) for socket in sockets))
 
     # ---- nodes -----------------------------------------------------------------------------
 
@@ -296,12 +298,14 @@ class Relay:
             if not isinstance(found, _Stream):
                 status, reply = found
                 return web.Response(status=status, body=reply, content_type="application/json")
+            socket = _make_socket()
             try:
-                socket = _make_socket()
                 await socket.prepare(request)
+                self._sockets.add(socket)
                 await _join(socket, found.socket, node.traffic)
                 return socket
             finally:
+                self._sockets.discard(socket)
                 found.done.set()
         finally:
             self._streams -= 1
