@@ -88,7 +88,7 @@ class Session:
         self.execution_id = self.plan.request.execution_id
         self.failure: Failure | None = None
         self._identity = identity
-        self._http = http
+        self._node_http = SignedClient(allow_loopback=allow_loopback)
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._roster = Roster(self.plan)
@@ -227,6 +227,7 @@ class Session:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._writer.close()
         await self._pool.close()
+        await self._node_http.close()
 
     def describe(self, failure: Failure) -> str:
         """Return one sentence that says which task failed on which node and why."""
@@ -243,7 +244,7 @@ class Session:
     async def _announce(self, endpoint: str) -> None:
         # the committee tells the nodes too; whoever is first saves the other's delay
         with contextlib.suppress(SplitUpError):
-            await self._http.post_json(f"{endpoint}/v1/plan", self.certificate)
+            await self._node_http.post_json(f"{endpoint}/v1/plan", self.certificate)
 
     async def _write(self) -> None:
         while True:

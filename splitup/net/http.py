@@ -55,7 +55,15 @@ class Server:
     @property
     def url(self) -> str:
         """Return the base URL, without a slash at the end."""
-        return f"http://{self.host}:{self.port}"
+        return self._format(self.host)
+
+    @property
+    def local_url(self) -> str:
+        """Return the base URL for this machine: "any address" is none to connect to."""
+        return self._format({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
+
+    def _format(self, host: str) -> str:
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     async def close(self) -> None:
         """Stop listening, give open requests ``limits.HTTP_SHUTDOWN_S`` and cancel the rest."""

@@ -43,7 +43,7 @@ class Tunnel:
     """Keeps a node registered at one relay at a time. Close it."""
 
     def __init__(self, identity: Identity, acceptor: LinkAcceptor, local_url: str) -> None:
-        """``local_url`` is where the node's own HTTP server listens."""
+        """``local_url`` is the node's own HTTP server's."""
         self._identity = identity
         self._acceptor = acceptor
         self._local_url = local_url

@@ -155,7 +155,7 @@ async def test_run_serves_until_it_is_told_to_stop_and_names_a_busy_port(
     status = await call_json("status", "-c", path)
     assert status["node"]["running"] and status["node"]["pid"] == node.pid
     async with SignedClient() as http:
-        assert await http.get_json(f"{status['node']['endpoint']}/v1/ping") == {}
+        assert await http.get_json(f"{status['node']['endpoint']}/v1/ping") == {"node": address}
     node.send_signal(signal.SIGTERM)
     async with asyncio.timeout(20):
         log = (await node.communicate())[1].decode()

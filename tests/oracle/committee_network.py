@@ -429,5 +429,6 @@ def _write_config(network: Network, place: int, member: Identity, port: int, gat
         f'passphrase_file = "member{place}.passphrase"\n'
         f'data_dir = "member{place}"\n'
         f"listen_port = {port}\n"
+        "allow_loopback = true\n"
         f'gateway_urls = "{gateway}"\n'
     )
