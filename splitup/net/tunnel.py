@@ -86,29 +86,39 @@ class Tunnel:
                 socket = await self._dial(
                     relay + RELAY_PATH, CONTROL_HEADER_BYTES + limits.HTTP_BODY_BYTES
                 )
-                nonce = await socket.receive()
-                if nonce.type is aiohttp.WSMsgType.TEXT:
-                    await socket.send_str(self._prove(relay, nonce.data[: limits.LINK_TOKEN_CHARS]))
-                    answer = await socket.receive()
-                    if answer.type is aiohttp.WSMsgType.TEXT and answer.data == REGISTERED:
-                        return socket
-                    if answer.type is aiohttp.WSMsgType.CLOSE:
-                        raise Unavailable(f"relay {relay} does not take this node: {answer.extra}")
-                raise Unavailable(f"relay {relay} did not register this node")
+                try:
+                    await self._prove(relay, socket)
+                except BaseException:
+                    await socket.close()
+                    raise
+                return socket
         except aiohttp.WSServerHandshakeError as error:
             raise Unavailable(f"relay {relay} answered {error.status}") from None
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise Unavailable(f"relay {relay} cannot be reached: {reason}") from None
 
-    def _prove(self, relay: str, nonce: str) -> str:
-        return sign_jws(
-            self._identity,
-            typ=RELAY_TYP,
-            audience=relay,
-            body={"node": self._identity.address, "nonce": nonce},
-            now_s=int(time.time()),
-        )
+    async def _prove(self, relay: str, socket: _Socket) -> None:
+        """Sign the relay's nonce; raise Unavailable unless it registers the node."""
+        nonce = await socket.receive()
+        if nonce.type is aiohttp.WSMsgType.TEXT:
+            token = sign_jws(
+                self._identity,
+                typ=RELAY_TYP,
+                audience=relay,
+                body={
+                    "node": self._identity.address,
+                    "nonce": nonce.data[: limits.LINK_TOKEN_CHARS],
+                },
+                now_s=int(time.time()),
+            )
+            await socket.send_str(token)
+            answer = await socket.receive()
+            if answer.type is aiohttp.WSMsgType.TEXT and answer.data == REGISTERED:
+                return
+            if answer.type is aiohttp.WSMsgType.CLOSE:
+                raise Unavailable(f"relay {relay} does not take this node: {answer.extra}")
+        raise Unavailable(f"relay {relay} did not register this node")
 
     async def _dial(self, url: str, max_message_bytes: int) -> _Socket:
         if self._session is None:

@@ -14,7 +14,7 @@ from splitup import limits
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.errors import PeerFault, Refused, Throttled, Unavailable
-from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
+from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH, DATA_TYP, Link, LinkAcceptor, LinkPool
 from splitup.net.relay import (
     RELAY_PATH,
@@ -22,40 +22,12 @@ from splitup.net.relay import (
     STREAM_PATH,
     Allowance,
     Kind,
-    Relay,
     decode_control,
     encode_control,
 )
 from splitup.net.tunnel import Tunnel
 from tests.builders import HANG_S
-
-
-class RelayServer:
-    """A relay on a port of its own that knows some nodes."""
-
-    def __init__(self) -> None:
-        self.keys: dict[str, str] = {}
-        self.server: Server | None = None
-        self.port = 0
-
-    async def find_key(self, address: str) -> str:
-        return self.keys.get(address, "")
-
-    async def start(self) -> None:
-        self.relay = Relay(lambda: self.url, self.find_key)
-        app = make_app()
-        self.relay.add_routes(app)
-        self.server = await serve_app(app, "127.0.0.1", self.port)
-        self.port = self.server.port
-
-    async def stop(self) -> None:
-        assert self.server is not None
-        await self.relay.close()
-        await self.server.close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+from tests.net.relays import RelayServer
 
 
 class HiddenNode:
