@@ -24,11 +24,12 @@ from splitup.client.choices import CheckedPlan, report_choice
 from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp
 from splitup.client.generation import DecoderName
 from splitup.client.inputs import format_usdc
-from splitup.client.outcome import Array, Result
+from splitup.client.outcome import Array, Receipt, Result
 from splitup.config import DEFAULT_HOME, HOME_VARIABLE
 from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_detached
 from splitup.devnet.network import DevnetOptions
 from splitup.errors import InvalidInput, SplitUpError
+from splitup.generate import GenerateOptions, describe_receipt, run_generate
 
 app = typer.Typer(
     name="splitup",
@@ -151,39 +152,40 @@ def generate_command(
     """Continue a text, token by token as they come."""
     output = Output.open(as_json)
 
-    async def generate() -> dict[str, Any]:
-        ids: list[int] = []
-        text = ""
-        async with SplitUp.connect(config) as net:
-            async for token in net.generate(
-                model,
-                prompt,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=seed,
-                top_k=top_k,
-                top_p=top_p,
-                stop=stop or (),
-                decoder=decoder,
-                max_price_usdc=max_price,
-                deadline_s=deadline,
-            ):
-                ids.append(token.id)
-                text += token.text
-                if not output.as_json:
-                    sys.stdout.write(token.text)
-                    sys.stdout.flush()
-        return {"text": text, "tokens": ids}
+    options = GenerateOptions(
+        model=model,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        top_k=top_k,
+        top_p=top_p,
+        stop=tuple(stop or ()),
+        decoder=decoder,
+        max_price_usdc=max_price,
+        deadline_s=deadline,
+        config=config,
+    )
+
+    def write(text: str) -> None:
+        if not output.as_json:
+            sys.stdout.write(text)
+            sys.stdout.flush()
 
     def run() -> None:
-        if not output.as_json:
-            sys.stdout.write(prompt)
-            sys.stdout.flush()
-        value = asyncio.run(generate())
+        write(prompt)
+        try:
+            done = asyncio.run(run_generate(options, write, output.say))
+        except SplitUpError:
+            write("\n")
+            raise
         if output.as_json:
-            output.print_json(value)
+            output.print_json(done.to_dict())
         else:
-            sys.stdout.write("\n")
+            write("\n" * (not done.is_interrupted))
+        output.say(done.describe())
+        if done.is_interrupted:
+            raise typer.Exit(130)
 
     _run(output, run)
 
@@ -198,26 +200,21 @@ def receipt_command(
     output = Output.open(as_json)
 
     def run() -> None:
-        async def fetch() -> dict[str, Any]:
+        async def fetch() -> Receipt:
             async with SplitUp.connect(config) as net:
-                return asdict(await net.receipt(execution_id))
+                return await net.receipt(execution_id)
 
         receipt = asyncio.run(fetch())
         if output.as_json:
-            output.print_json(receipt)
+            output.print_json(asdict(receipt))
             return
-        output.out.print(
-            f"{receipt['status']} in block {receipt['block_number']}: "
-            f"{format_usdc(receipt['paid_micro_usdc'])} paid, "
-            f"{format_usdc(receipt['fee_micro_usdc'])} fee, "
-            f"{format_usdc(receipt['refunded_micro_usdc'])} back"
-        )
-        for payment in receipt["payments"]:
-            source = " out of a slashed stake" if payment["from_slash"] else ""
-            amount = format_usdc(payment["amount_micro_usdc"])
-            output.out.print(f"  {payment['account']}  {amount}{source}")
-        for node, amount in receipt["slashes"]:
-            output.out.print(f"  {node}  slashed {format_usdc(amount)}")
+        output.out.print(describe_receipt(receipt))
+        for payment in receipt.payments:
+            source = " out of a slashed stake" if payment.from_slash else ""
+            amount = format_usdc(payment.amount_micro_usdc)
+            output.out.print(f"  {payment.account}  {amount}{source}")
+        for node, slashed in receipt.slashes:
+            output.out.print(f"  {node}  slashed {format_usdc(slashed)}")
 
     _run(output, run)
 

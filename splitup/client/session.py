@@ -209,6 +209,14 @@ class Session:
         frame = make_message_frame(FrameKind.END, self.execution_id, CLIENT, self._steps, None)
         self._send_all(seal_frame(self._identity, frame), set(self.executors))
 
+    async def leave(self) -> None:
+        """End the execution wherever it is: what was submitted is run and paid, not waited for."""
+        if not self._ended and self.failure is None:
+            with contextlib.suppress(TimeoutError):  # END must not overtake inputs
+                async with asyncio.timeout(limits.CONNECT_S):
+                    await self._outbox.join()
+            self.end()
+
     async def store_inputs(self) -> None:
         """Store what is left of the inputs' logs, which verification reads.
 

@@ -139,7 +139,7 @@ class Node:
         await asyncio.gather(*(post(endpoint) for endpoint in self.members))
 
     async def _ping(self, _: web.Request) -> web.Response:
-        return web.json_response({})
+        return web.json_response({"node": self.identity.address})
 
     async def _plan(self, request: web.Request) -> web.Response:
         certificate = PlanCertificate.from_value(await read_json(request))
