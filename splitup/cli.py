@@ -126,7 +126,9 @@ def run_command(
 def generate_command(
     model: Annotated[str, typer.Argument(help="Name or id of a registered text model.")],
     prompt: Annotated[str, typer.Option("--prompt", help="Text to continue.")],
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1)] = 64,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Most tokens to generate.")
+    ] = 64,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")
     ] = 0.0,
@@ -219,7 +221,7 @@ def receipt_command(
     _run(output, run)
 
 
-@app.command("check")
+@app.command("check", short_help="Was an execution planned as it must be?")
 def check_command(
     execution_id: Annotated[str, typer.Argument(help="Id of an execution, 0x and 64 digits.")],
     report: Annotated[
@@ -303,7 +305,7 @@ def _describe_result(result: Result, files: dict[str, Path]) -> dict[str, Any]:
 # ---- running a network -------------------------------------------------------------------------
 
 
-@app.command("up")
+@app.command("up", short_help="Start, or resume, a network on this machine.")
 def up_command(
     nodes: Annotated[
         int | None, typer.Option("--nodes", help="Number of nodes (default: 6, or as before).")
@@ -334,7 +336,7 @@ def down_command(directory: DirFlag = DEFAULT_HOME) -> None:
     _run(output, lambda: down(directory, output.say))
 
 
-@app.command("status")
+@app.command("status", short_help="Show a network's processes and nodes.")
 def status_command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False) -> None:
     """Show processes, committee and nodes of a network; exit code 1 when it is not ready."""
     output = Output.open(as_json)
@@ -371,7 +373,7 @@ def _show_status(output: Output, status: NetworkStatus) -> None:
     output.out.print(table)
 
 
-@app.command("doctor")
+@app.command("doctor", short_help="Say what this machine lacks.")
 def doctor_command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False) -> None:
     """Say what this machine lacks and the command that mends it; exit code 1 when it lacks any."""
     from splitup.doctor import run_checks, to_dict  # loads tinygrad
@@ -396,7 +398,7 @@ def doctor_command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False)
     _run(output, run)
 
 
-@app.command("demo")
+@app.command("demo", short_help="Run a model on a network of its own.")
 def demo_command(
     as_json: JsonFlag = False,
     keep: Annotated[

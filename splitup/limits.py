@@ -288,5 +288,6 @@ MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each
 REPORT_RETRY_S: Final = 0.25  # between tries while the plan's own transaction is not mined yet
 MEMBER_REPLY_S: Final = 2.0  # one that hangs must not hold up what is due within VALIDATOR_REVEAL_S
 ATTESTATION_POLL_MAX_S: Final = 1.0  # longest pause of a node that waits for its time to reveal
+SHOWN_VERIFICATIONS: Final = 5  # in a node's status: a screen has room for no more
 MAX_ORDERS: Final = 64  # verifications that wait; a member with more asks the next validator
 LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again

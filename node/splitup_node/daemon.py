@@ -54,6 +54,7 @@ from splitup_node.reach import Reach
 from splitup_node.recovery import Recovery, Unreported, make_end_value, read_unreported
 from splitup_node.reports import Reporter
 from splitup_node.residents import Residents
+from splitup_node.sessions import compute_state_bytes
 from splitup_node.specialise import DemandEntry, choose_task, merge_demand, parse_demand
 from splitup_node.status import write_status
 from splitup_node.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
@@ -477,7 +478,11 @@ class Node:
             "vram_used_bytes": int(self._config.vram) - self._residents.free_bytes,
             "queue_ms": self.engine.runs.queue_ms,
             "executions": sum(not e.is_over for e in self.engine.executions.values()),
+            "sessions": sum(bool(compute_state_bytes(e)) for e in self.engine.executions.values()),
+            "state_bytes": sum(map(compute_state_bytes, self.engine.executions.values())),
+            "state_limit_bytes": self._residents.state_limit_bytes,
             "verified": self._verifier.done,
+            "verifications": list(self._verifier.latest),
             "worker_restarts": self._supervisor.restarts,
         }
         write_status(self._config.data_dir, status)
