@@ -241,6 +241,8 @@ class Relay:
             await node.socket.send_str(REGISTERED)
             _log.info("node %s is reached through here now", node.address)
             async for message in node.socket:
+                if message.type is aiohttp.WSMsgType.ERROR:
+                    break  # no answer to a ping, or a message too long: the socket is closed
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     raise PeerFault(f"node {node.address} sent a text message", peer=node.address)
                 node.receive(message.data)

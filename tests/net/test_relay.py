@@ -306,6 +306,44 @@ async def test_a25_a_node_that_sends_nonsense_is_sent_away(
         assert (await socket.receive()).data == aiohttp.WSCloseCode.POLICY_VIOLATION
 
 
+async def test_a09_an_endless_reply_is_cut_off(relay: RelayServer) -> None:
+    identity = generate_identity()
+    relay.keys[identity.address] = identity.signing_key_hex
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(relay.url + RELAY_PATH) as socket,
+        asyncio.timeout(HANG_S),
+    ):
+        await socket.send_str(prove(identity, relay.url, await socket.receive_str()))
+        assert await socket.receive_str() == "registered"
+        reply = bytes(limits.RELAY_REPLY_BYTES + 1)
+        await socket.send_bytes(encode_control(Kind.REPLY, 0, 200, reply))
+        assert (await socket.receive()).data == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+
+
+async def test_f11_a_node_that_fell_silent_loses_its_place(
+    relay: RelayServer, http: SignedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half open: the connection stands, and nobody answers pings on it."""
+    monkeypatch.setattr(limits, "LINK_PING_S", 0.05)
+    identity = generate_identity()
+    relay.keys[identity.address] = identity.signing_key_hex
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(relay.url + RELAY_PATH, autoping=False) as socket,
+        asyncio.timeout(HANG_S),
+    ):
+        await socket.send_str(prove(identity, relay.url, await socket.receive_str()))
+        url = f"{relay.url}{RELAY_PATH}/{identity.address}/v1/ping"
+        with pytest.raises(Unavailable, match="left this relay"):  # what waited for it, fails
+            await http.get_json(url)
+        assert relay.relay.nodes == ()
+        with pytest.raises(Unavailable, match="not registered"):
+            await http.get_json(url)
+        while (await socket.receive()).type is not aiohttp.WSMsgType.CLOSED:
+            pass
+
+
 def prove(identity: Identity, relay_url: str, nonce: str) -> str:
     body = {"node": identity.address, "nonce": nonce}
     now_s = int(time.time())
