@@ -190,7 +190,7 @@ class NodeMarket:
                     "allow_loopback": True,
                 },
             )
-            .replace('device = ""', 'device = "CPU:X86"')
+            .replace("devices = []", 'devices = ["CPU:X86"]')
             .replace("offer_relay = false", "offer_relay = true")
             .replace('kernel_cache = ""', f'kernel_cache = "{self.root / "kernels"}"')
         )
