@@ -184,7 +184,7 @@ def generate_command(
         if output.as_json:
             output.print_json(done.to_dict())
         else:
-            write("\n" * (not done.is_interrupted))
+            write("\n" * (done.receipt is None))
         output.say(done.describe())
         if done.is_interrupted:
             raise typer.Exit(130)

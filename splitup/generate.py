@@ -82,7 +82,9 @@ class Generated:
         }
 
     def describe(self) -> str:
-        """Return how fast it was, and what it cost or how to find out."""
+        """Return how fast it was, and on another line what it cost or how to find out."""
+        if not self.execution_id:
+            return "interrupted before the execution began"
         count = len(self.tokens)
         words = f"{count} token{'s' * (count != 1)}"
         if self.tokens:
@@ -90,10 +92,8 @@ class Generated:
         if self.tokens_per_s:
             words += f", then {self.tokens_per_s:.1f} tokens/s"
         if self.receipt is not None:
-            return f"{words}; {describe_receipt(self.receipt)}"
-        if self.execution_id:
-            words += f"; what it cost: splitup receipt {self.execution_id}"
-        return words
+            return f"{words}\n{describe_receipt(self.receipt)}"
+        return f"{words}\nwhat it cost: splitup receipt {self.execution_id}"
 
 
 def describe_receipt(receipt: Receipt) -> str:
@@ -140,7 +140,7 @@ async def run_generate(options: GenerateOptions, write: Write, say: Write) -> Ge
             done.is_interrupted = interrupted.is_set()
             await tokens.aclose()
             if done.is_interrupted and done.execution_id:
-                say("\ninterrupted: the nodes are paid for what they did (Ctrl-C: do not wait)")
+                say("\ninterrupted; the nodes are paid for what they did (Ctrl-C: do not wait)")
                 await net.drain()
                 with contextlib.suppress(SplitUpError):  # then: splitup receipt
                     done.receipt = await net.receipt(done.execution_id)
