@@ -168,6 +168,7 @@ MAX_LINKS: Final = 1_024  # open data connections in each direction; one per nod
 MAX_LINKS_PER_PEER: Final = 64  # a client may run many executions at once, each on its own link
 LINK_QUEUE_BYTES: Final = 64 * MIB  # a peer this far behind for its bandwidth will not catch up
 LINK_RESEND_BYTES: Final = 2 * MIB  # what a broken connection can have swallowed: socket buffers
+LINK_ENDPOINTS: Final = 4  # of one node that are tried in turn; it moves when it loses a relay
 LINK_RETRY_MIN_S: Final = 0.05
 LINK_RETRY_MAX_S: Final = 2.0
 LINK_GIVE_UP_S: Final = 30.0  # without a connection for this long the peer is gone

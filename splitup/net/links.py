@@ -46,7 +46,9 @@ class Link:
         self, peer: str, execution_id: str, *, endpoint: str = "", resend_bytes: int = 0
     ) -> None:
         self.peer = peer
-        self.endpoint = endpoint  # of an opened link; where the next try connects to
+        # of an opened link, the one that the next try connects to first: plans that are under way
+        # at once may know a node that moved by different endpoints
+        self.endpoints = deque([endpoint], maxlen=limits.LINK_ENDPOINTS)
         self.execution_id = execution_id  # "" when the link serves every execution
         self.error: SplitUpError | None = None
         self.connected = asyncio.Event()
@@ -184,7 +186,8 @@ class LinkPool:
         """
         known = self._links.get((address, execution_id))
         if known is not None and not known[0].closed:
-            known[0].endpoint = endpoint  # a later plan knows it better: nodes move
+            if endpoint not in known[0].endpoints:
+                known[0].endpoints.appendleft(endpoint)
             return known[0]
         if len(self._links) >= limits.MAX_LINKS:
             raise Unavailable(
@@ -235,6 +238,7 @@ class LinkPool:
                     socket = await self._connect(link)
                 except Unavailable as failure:
                     error = failure
+                    link.endpoints.rotate(-1)
                     await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                     pause_s = min(2 * pause_s, limits.LINK_RETRY_MAX_S)
                     continue
@@ -272,7 +276,7 @@ class LinkPool:
         link.mark_closed(error)
 
     async def _connect(self, link: Link) -> aiohttp.ClientWebSocketResponse[bool]:
-        endpoint = link.endpoint
+        endpoint = link.endpoints[0]
         if self._session is None:
             self._session = open_peer_session(allow_loopback=self._allow_loopback)
         token = sign_jws(
