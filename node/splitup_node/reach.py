@@ -141,7 +141,7 @@ class Reach:
             len(committee.members) - committee.quorum + 1, len(problems)
         ):
             return ""
-        return next(problem for problem in problems if problem)
+        return next(f"members say: {problem}" for problem in problems if problem)
 
     # ---- relays ----------------------------------------------------------------------------
 

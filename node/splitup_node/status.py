@@ -33,7 +33,7 @@ class NodeStatus:
         used, total = values["vram_used_bytes"], values["vram_bytes"]
         state, limit = values["state_bytes"], values["state_limit_bytes"]
         rows = [
-            ("endpoint", self._describe_endpoint()),
+            *self._describe_endpoint(),
             ("device", str(values["device"]["reason"])),
             ("memory", f"{_format_gb(used)} of {_format_gb(total)}"),
             ("sessions", f"{values['sessions']} with {_format_gb(state)} of {_format_gb(limit)}"),
@@ -47,15 +47,17 @@ class NodeStatus:
         labels = [f"{task['label']} ({task['task_id'][:12]})" for task in values["resident"]]
         return rows + list(zip(["tasks"] + [""] * len(labels), labels, strict=False))
 
-    def _describe_endpoint(self) -> str:
+    def _describe_endpoint(self) -> list[tuple[str, str]]:
         values = self.values
-        if not values["endpoint"]:
-            return f"none yet, and no relay so far: {values['reach_problem']}"
+        if not values["reach_problem"]:
+            return [("endpoint", f"{values['endpoint']}, direct")]
         if values["relay"]:
-            return f"relayed by {values['relay']} ({values['reach_problem']})"
-        if values["reach_problem"]:
-            return f"cut off: the relay of {values['endpoint']} is gone"
-        return f"{values['endpoint']}, direct"
+            how = f"relayed by {values['relay']}"
+        elif values["endpoint"]:
+            how = f"cut off: the relay of {values['endpoint']} is gone"
+        else:
+            how = "none yet: no relay takes the node so far"
+        return [("endpoint", how), ("", f"not direct: {values['reach_problem']}")]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON object."""

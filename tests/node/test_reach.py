@@ -136,7 +136,7 @@ async def test_members_say_whether_a_node_is_reached(
     async with place.http:
         await place.reach.settle()
     assert place.reach.endpoint == (DIRECT if is_direct else "")
-    assert place.reach.problem == ("" if is_direct else "no")
+    assert place.reach.problem == ("" if is_direct else "members say: no")
     for member in members:
         assert [r.endpoint for r in member.asked] == ([DIRECT] if mode == "auto" else [])
 
@@ -155,7 +155,11 @@ async def test_f11_a_node_moves_from_a_relay_that_died_to_another(
         second = await place.registry.take()
         alive = next(m for m in members if place.endpoint_at(m) == second)
         assert alive is not dead
-        assert (reach.relay, reach.endpoint, reach.problem) == (alive.url, second, "no route")
+        assert (reach.relay, reach.endpoint, reach.problem) == (
+            alive.url,
+            second,
+            "members say: no route",
+        )
         assert alive.relay.nodes == (place.identity.address,)
         await dead.start()  # for the fixture's end
 

@@ -32,16 +32,18 @@ VALUES: dict[str, Any] = {
     ("changes", "words"),
     [
         ({}, "http://n:1, direct"),
-        ({"relay": "http://m:2", "reach_problem": "no route"}, "relayed by http://m:2 (no route)"),
+        ({"relay": "http://m:2", "reach_problem": "no route"}, "relayed by http://m:2"),
         ({"reach_problem": "no route"}, "cut off: the relay of http://n:1 is gone"),
         (
             {"endpoint": "", "reach_problem": "no route"},
-            "none yet, and no relay so far: no route",
+            "none yet: no relay takes the node so far",
         ),
     ],
 )
 def test_endpoint_is_said_to_be_direct_relayed_or_gone(changes: dict[str, str], words: str) -> None:
-    assert dict(NodeStatus({**VALUES, **changes}, True).list_rows(0.0))["endpoint"] == words
+    rows = NodeStatus({**VALUES, **changes}, True).list_rows(0.0)
+    assert rows[0] == ("endpoint", words)
+    assert (("", "not direct: no route") == rows[1]) == ("reach_problem" in changes)
 
 
 def test_rows_show_sessions_memory_and_the_latest_verifications() -> None:
