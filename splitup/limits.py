@@ -188,7 +188,7 @@ RELAY_HELD_BYTES: Final = 64 * MIB  # bodies that wait for nodes' replies
 RELAY_REPLY_BYTES: Final = 64 * KIB  # of a node; its routes answer {} or an error sentence
 RELAY_IDLE_S: Final = 600.0  # a data connection silent in both directions, as SESSION_IDLE_S
 RELAY_PATIENCE_S: Final = 3.0  # a relay that was lost is tried again this long; then the next
-REACH_PERIOD_S: Final = 300.0  # how often a node has members try whether it can be reached
+REACH_PERIOD_S: Final = 300.0  # how often a direct node has members try whether it still is
 REACH_TIMEOUT_S: Final = 6.0  # for their answer: connecting, RTT_TIMEOUT_S, and a look at the chain
 REACH_CHECKS: Final = 32  # of nodes at once, at one member
 

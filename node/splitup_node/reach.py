@@ -135,7 +135,7 @@ class Reach:
             elif isinstance(answer, BaseException):
                 raise answer
             elif isinstance(problem := answer.get("problem"), str):
-                problems.append(problem)
+                problems.append(problem[: limits.MAX_ERROR_CHARS])
         reached = problems.count("")
         if not problems or reached >= min(
             len(committee.members) - committee.quorum + 1, len(problems)
