@@ -24,11 +24,12 @@ from splitup.client.choices import CheckedPlan, report_choice
 from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp
 from splitup.client.generation import DecoderName
 from splitup.client.inputs import format_usdc
-from splitup.client.outcome import Array, Result
+from splitup.client.outcome import Array, Receipt, Result
 from splitup.config import DEFAULT_HOME, HOME_VARIABLE
 from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_detached
 from splitup.devnet.network import DevnetOptions
 from splitup.errors import InvalidInput, SplitUpError
+from splitup.generate import GenerateOptions, describe_receipt, run_generate
 
 app = typer.Typer(
     name="splitup",
@@ -125,7 +126,9 @@ def run_command(
 def generate_command(
     model: Annotated[str, typer.Argument(help="Name or id of a registered text model.")],
     prompt: Annotated[str, typer.Option("--prompt", help="Text to continue.")],
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1)] = 64,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Most tokens to generate.")
+    ] = 64,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")
     ] = 0.0,
@@ -151,39 +154,40 @@ def generate_command(
     """Continue a text, token by token as they come."""
     output = Output.open(as_json)
 
-    async def generate() -> dict[str, Any]:
-        ids: list[int] = []
-        text = ""
-        async with SplitUp.connect(config) as net:
-            async for token in net.generate(
-                model,
-                prompt,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=seed,
-                top_k=top_k,
-                top_p=top_p,
-                stop=stop or (),
-                decoder=decoder,
-                max_price_usdc=max_price,
-                deadline_s=deadline,
-            ):
-                ids.append(token.id)
-                text += token.text
-                if not output.as_json:
-                    sys.stdout.write(token.text)
-                    sys.stdout.flush()
-        return {"text": text, "tokens": ids}
+    options = GenerateOptions(
+        model=model,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        top_k=top_k,
+        top_p=top_p,
+        stop=tuple(stop or ()),
+        decoder=decoder,
+        max_price_usdc=max_price,
+        deadline_s=deadline,
+        config=config,
+    )
+
+    def write(text: str) -> None:
+        if not output.as_json:
+            sys.stdout.write(text)
+            sys.stdout.flush()
 
     def run() -> None:
-        if not output.as_json:
-            sys.stdout.write(prompt)
-            sys.stdout.flush()
-        value = asyncio.run(generate())
+        write(prompt)
+        try:
+            done = asyncio.run(run_generate(options, write, output.say))
+        except SplitUpError:
+            write("\n")
+            raise
         if output.as_json:
-            output.print_json(value)
+            output.print_json(done.to_dict())
         else:
-            sys.stdout.write("\n")
+            write("\n" * (done.receipt is None))
+        output.say(done.describe())
+        if done.is_interrupted:
+            raise typer.Exit(130)
 
     _run(output, run)
 
@@ -198,31 +202,26 @@ def receipt_command(
     output = Output.open(as_json)
 
     def run() -> None:
-        async def fetch() -> dict[str, Any]:
+        async def fetch() -> Receipt:
             async with SplitUp.connect(config) as net:
-                return asdict(await net.receipt(execution_id))
+                return await net.receipt(execution_id)
 
         receipt = asyncio.run(fetch())
         if output.as_json:
-            output.print_json(receipt)
+            output.print_json(asdict(receipt))
             return
-        output.out.print(
-            f"{receipt['status']} in block {receipt['block_number']}: "
-            f"{format_usdc(receipt['paid_micro_usdc'])} paid, "
-            f"{format_usdc(receipt['fee_micro_usdc'])} fee, "
-            f"{format_usdc(receipt['refunded_micro_usdc'])} back"
-        )
-        for payment in receipt["payments"]:
-            source = " out of a slashed stake" if payment["from_slash"] else ""
-            amount = format_usdc(payment["amount_micro_usdc"])
-            output.out.print(f"  {payment['account']}  {amount}{source}")
-        for node, amount in receipt["slashes"]:
-            output.out.print(f"  {node}  slashed {format_usdc(amount)}")
+        output.out.print(describe_receipt(receipt))
+        for payment in receipt.payments:
+            source = " out of a slashed stake" if payment.from_slash else ""
+            amount = format_usdc(payment.amount_micro_usdc)
+            output.out.print(f"  {payment.account}  {amount}{source}")
+        for node, slashed in receipt.slashes:
+            output.out.print(f"  {node}  slashed {format_usdc(slashed)}")
 
     _run(output, run)
 
 
-@app.command("check")
+@app.command("check", short_help="Was an execution planned as it must be?")
 def check_command(
     execution_id: Annotated[str, typer.Argument(help="Id of an execution, 0x and 64 digits.")],
     report: Annotated[
@@ -306,7 +305,7 @@ def _describe_result(result: Result, files: dict[str, Path]) -> dict[str, Any]:
 # ---- running a network -------------------------------------------------------------------------
 
 
-@app.command("up")
+@app.command("up", short_help="Start, or resume, a network on this machine.")
 def up_command(
     nodes: Annotated[
         int | None, typer.Option("--nodes", help="Number of nodes (default: 6, or as before).")
@@ -337,7 +336,7 @@ def down_command(directory: DirFlag = DEFAULT_HOME) -> None:
     _run(output, lambda: down(directory, output.say))
 
 
-@app.command("status")
+@app.command("status", short_help="Show a network's processes and nodes.")
 def status_command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False) -> None:
     """Show processes, committee and nodes of a network; exit code 1 when it is not ready."""
     output = Output.open(as_json)
@@ -374,7 +373,7 @@ def _show_status(output: Output, status: NetworkStatus) -> None:
     output.out.print(table)
 
 
-@app.command("doctor")
+@app.command("doctor", short_help="Say what this machine lacks.")
 def doctor_command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False) -> None:
     """Say what this machine lacks and the command that mends it; exit code 1 when it lacks any."""
     from splitup.doctor import run_checks, to_dict  # loads tinygrad
@@ -399,7 +398,7 @@ def doctor_command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False)
     _run(output, run)
 
 
-@app.command("demo")
+@app.command("demo", short_help="Run a model on a network of its own.")
 def demo_command(
     as_json: JsonFlag = False,
     keep: Annotated[

@@ -172,11 +172,29 @@ MAX_LINKS: Final = 1_024  # open data connections in each direction; one per nod
 MAX_LINKS_PER_PEER: Final = 64  # a client may run many executions at once, each on its own link
 LINK_QUEUE_BYTES: Final = 64 * MIB  # a peer this far behind for its bandwidth will not catch up
 LINK_RESEND_BYTES: Final = 2 * MIB  # what a broken connection can have swallowed: socket buffers
+LINK_ENDPOINTS: Final = 4  # of one node that are tried in turn; it moves when it loses a relay
 LINK_RETRY_MIN_S: Final = 0.05
 LINK_RETRY_MAX_S: Final = 2.0
 LINK_GIVE_UP_S: Final = 30.0  # without a connection for this long the peer is gone
 LINK_PING_S: Final = 10.0  # finds half-open connections
 LINK_TOKEN_CHARS: Final = 2 * KIB  # a handshake token has about 600
+
+# ---- relays ------------------------------------------------------------------------------------
+
+MAX_RELAYED: Final = 64  # nodes behind one relay: with a committee of four, 256 behind NAT
+RELAY_PROVING: Final = 16  # connections that may be about to prove a key; each asks the chain once
+RELAY_STREAMS: Final = 128  # data connections through one relay; two frames each, so < 300 MB
+RELAY_NODE_STREAMS: Final = 32  # of them to one node: its neighbours in every live plan, clients
+RELAY_REQUESTS: Final = 128  # a burst of requests or new streams to one node: many plans at once …
+RELAY_REQUESTS_PER_S: Final = 64.0  # … and for long: 31 members' probes are 12
+RELAY_BYTES_PER_S: Final = 16 * MIB  # of one node's streams: 2,000 tensors of 8 KB; waits beyond
+RELAY_HELD_BYTES: Final = 64 * MIB  # bodies that wait for nodes' replies
+RELAY_REPLY_BYTES: Final = 64 * KIB  # of a node; its routes answer {} or an error sentence
+RELAY_IDLE_S: Final = 600.0  # a data connection silent in both directions, as SESSION_IDLE_S
+RELAY_PATIENCE_S: Final = 3.0  # a relay that was lost is tried again this long; then the next
+REACH_PERIOD_S: Final = 300.0  # how often a direct node has members try whether it still is
+REACH_TIMEOUT_S: Final = 6.0  # for their answer: connecting, RTT_TIMEOUT_S, and a look at the chain
+REACH_CHECKS: Final = 32  # of nodes at once, at one member
 
 # ---- chain -------------------------------------------------------------------------------------
 
@@ -283,5 +301,6 @@ MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each
 REPORT_RETRY_S: Final = 0.25  # between tries while the plan's own transaction is not mined yet
 MEMBER_REPLY_S: Final = 2.0  # one that hangs must not hold up what is due within VALIDATOR_REVEAL_S
 ATTESTATION_POLL_MAX_S: Final = 1.0  # longest pause of a node that waits for its time to reveal
+SHOWN_VERIFICATIONS: Final = 5  # in a node's status: a screen has room for no more
 MAX_ORDERS: Final = 64  # verifications that wait; a member with more asks the next validator
 LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again

@@ -40,6 +40,13 @@ Credit = Annotated[int, Field(ge=-limits.MAX_CREDIT_MILLI, le=limits.MAX_CREDIT_
 EndpointField = Annotated[
     str, Field(pattern=r"^https?://[^/?#@\s]+$", max_length=limits.MAX_ENDPOINT_CHARS)
 ]
+NodeEndpointField = Annotated[  # where a node is reached: itself, or a relay (splitup.net.relay)
+    str,
+    Field(
+        pattern=r"^https?://[^/?#@\s]+(/v1/relay/0x[0-9a-f]{40})?$",
+        max_length=limits.MAX_ENDPOINT_CHARS,
+    ),
+]
 
 T = TypeVar("T")
 
@@ -145,7 +152,7 @@ class SnapshotEntry(Message):
 
     node: AddressField
     signing_key: Bytes32Field
-    endpoint: EndpointField
+    endpoint: NodeEndpointField
     stake_micro_usdc: Count
     rtt_ms: Count
     queue_ms: Count
@@ -204,7 +211,7 @@ class PlanNode(Message):
 
     node: AddressField
     signing_key: Bytes32Field
-    endpoint: EndpointField
+    endpoint: NodeEndpointField
     exposure_micro_usdc: Count = 0  # what lies in all its tasks would cost; the chain locks it
 
 
@@ -354,6 +361,13 @@ class Completion(Message):
         owner = bytes.fromhex(self.execution_id[2:] + self.node[2:])
         data = b"splitup/completion/v2\0" + owner + packing.pack_completion(self)
         return "0x" + hashlib.sha256(data).hexdigest()
+
+
+class ReachRequest(Message):
+    """A node asks a member whether its endpoint can be connected to (JWS)."""
+
+    node: AddressField
+    endpoint: EndpointField
 
 
 class Pledge(Message):

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from splitup.client.inputs import format_usdc
 from splitup.config import NetworkConfig
@@ -28,11 +29,16 @@ from splitup_node.status import NodeStatus, read_status
 
 _HELP: Final = """Serve models on your GPU and be paid in USDC.
 
-Exit codes: 0 done; 1 the network, the chain, a peer or an audit failed; 2 a flag, file, key or
-balance is wrong; 130 interrupted.
+\b
+Exit codes: 0 done; 1 the network, the chain, a peer or an audit failed;
+2 a flag, file, key or balance is wrong; 130 interrupted.
 """
 _app = typer.Typer(
-    help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+    help=_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 ConfigOption = Annotated[
@@ -91,7 +97,7 @@ def init(
     _finish(work, show, as_json)
 
 
-@_app.command()
+@_app.command(short_help="Register the node and put down its stake.")
 def stake(
     config: ConfigOption = _CONFIG,
     audit: Annotated[
@@ -118,7 +124,7 @@ def stake(
     _finish(lambda: _with_account(config, act), show, as_json)
 
 
-@_app.command()
+@_app.command(short_help="Leave; the stake is free after a while.")
 def unstake(
     config: ConfigOption = _CONFIG,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stay after all.")] = False,
@@ -166,7 +172,7 @@ def withdraw(
     )
 
 
-@_app.command()
+@_app.command(short_help="Say what the node has, and what it does.")
 def status(config: ConfigOption = _CONFIG, as_json: JsonOption = False) -> None:
     """Say what the chain knows of the node, and what the node is doing."""
 
@@ -178,7 +184,7 @@ def status(config: ConfigOption = _CONFIG, as_json: JsonOption = False) -> None:
     _finish(work, _show_status, as_json)
 
 
-@_app.command()
+@_app.command(short_help="Would this machine be slashed? Try its tasks.")
 def audit(
     config: ConfigOption = _CONFIG,
     models: Annotated[
@@ -278,12 +284,8 @@ def _show_status(result: dict[str, Any], console: Console) -> None:
     for sentence in node.values.get("warnings", []):
         table.add_row("warning", sentence)
     if node.is_running:
-        table.add_row("device", str(node.values["device"]["reason"]))
-        used, total = node.values["vram_used_bytes"], node.values["vram_bytes"]
-        table.add_row("memory", f"{used / 1e9:.3f} of {total / 1e9:.3f} GB")
-        table.add_row("queue", f"{node.values['queue_ms']} ms")
-        for task in node.values["resident"]:
-            table.add_row("task", f"{task['label']} ({task['task_id'][:12]})")
+        for name, text in node.list_rows(time.time()):
+            table.add_row(name, Text(text))
     console.print(table)
 
 

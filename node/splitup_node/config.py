@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
@@ -36,6 +36,13 @@ data_dir = {data_dir}
 # Where the node listens, and how others reach it ("" when both are the same).
 listen = {listen}
 endpoint = {endpoint}
+
+# What to do when the committee cannot connect to that: "auto" goes through a committee member's
+# relay, a URL always through that relay, "off" stays unreachable.
+relay = "auto"
+
+# Relay for other nodes: their frames pass through here unread.
+offer_relay = false
 
 # Device memory that the node may fill, and has to stake for: 1000 USDC plus 100 USDC per GB.
 vram = {vram}
@@ -75,6 +82,8 @@ class NodeConfig(BaseModel):
     data_dir: Path
     listen: Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):[0-9]{1,5}$")]
     endpoint: EndpointField | Annotated[str, Field(max_length=0)] = ""
+    relay: Literal["auto", "off"] | EndpointField = "auto"
+    offer_relay: bool = False
     vram: MemoryField
     devices: Annotated[tuple[DeviceField, ...], Field(max_length=limits.MAX_DEVICES)] = ()
     device_memory: Annotated[tuple[MemoryField, ...], Field(max_length=limits.MAX_DEVICES)] = ()

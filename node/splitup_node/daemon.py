@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -17,7 +18,7 @@ from aiohttp import web
 
 from splitup import limits
 from splitup.chain.client import Chain
-from splitup.chain.committee import fetch_committee
+from splitup.chain.committee import fetch_committee, fetch_node_key
 from splitup.chain.deployment import Deployment
 from splitup.crypto.keys import Identity
 from splitup.errors import (
@@ -33,7 +34,7 @@ from splitup.graph.manifest import Manifest
 from splitup.journal.journal import Journal
 from splitup.net.cache import Cache
 from splitup.net.gateway import GatewayClient
-from splitup.net.http import SignedClient, make_app, read_json, serve_app
+from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH
 from splitup.net.logs import (
     GrantedLogs,
@@ -41,6 +42,8 @@ from splitup.net.logs import (
     open_logs,
     open_verification_logs,
 )
+from splitup.net.relay import Relay
+from splitup.net.tunnel import Tunnel
 from splitup.protocol.certificates import CommitteeView, check_certificate
 from splitup.protocol.takeovers import Roster
 from splitup.wire import Heartbeat, PlanCertificate, VerificationOrder
@@ -49,9 +52,11 @@ from splitup_node.engine import Engine
 from splitup_node.executions import Execution
 from splitup_node.health import Health
 from splitup_node.heralds import Herald
+from splitup_node.reach import Reach
 from splitup_node.recovery import Recovery, Unreported, make_end_value, read_unreported
 from splitup_node.reports import Reporter
 from splitup_node.residents import Residents
+from splitup_node.sessions import compute_state_bytes
 from splitup_node.specialise import DemandEntry, choose_task, merge_demand, parse_demand
 from splitup_node.status import write_status
 from splitup_node.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
@@ -86,11 +91,11 @@ class Node:
         self._journal = parts.journal
         self._chain = parts.chain
         self._http = parts.http
-        self.endpoint = ""  # known once the server listens
         self._supervisor = parts.supervisor
         self._committee = committee
         self._committee_at_s = time.monotonic()
         self.device = device
+        self.reach: Reach | None = None  # known once the server listens
         self._boot_id = secrets.token_hex(32)
         self._sequence = 0
         self._block_number = 0
@@ -144,10 +149,17 @@ class Node:
             sampling_bps,
         )
 
+    @property
+    def endpoint(self) -> str:
+        """Return where others reach the node, "" while they do not."""
+        return self.reach.endpoint if self.reach is not None else ""
+
     # ---- life ----------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set; a loop that dies of a bug ends the node."""
+        if (reach := self.reach) is None:
+            raise ConfigurationError("a node is settled before it runs")
         self._resume()
         loops = [
             asyncio.create_task(coroutine, name=name)
@@ -162,6 +174,8 @@ class Node:
                 ("reports", self._reporter.run()),
                 ("stake", self._every(limits.DISTRIBUTE_PERIOD_S, self._reporter.release_stake)),
                 ("verification", self._verifier.run()),
+                ("endpoint", reach.follow()),
+                ("reach", reach.run()),
             )
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -174,6 +188,7 @@ class Node:
             if all(not task.done() for task in loops):  # asked to stop, not broken
                 await self.engine.leave()
             await self.engine.close()
+            await reach.close()
             if self._background:  # completions on their way into the journal
                 await asyncio.wait(self._background, timeout=limits.WORKER_STOP_S)
             for task in (*loops, *self._background, *self._accepting.values()):
@@ -181,6 +196,21 @@ class Node:
             await asyncio.gather(*loops, *self._background, return_exceptions=True)
             with contextlib.suppress(SplitUpError):
                 self._write_status(running=False)
+
+    async def settle(self, server: Server, listed: str) -> None:
+        """Find out how the node is reached and have that listed; ``listed`` is what is now."""
+        self.reach = Reach(
+            self._identity.address,
+            Tunnel(self._identity, self.engine.acceptor, server.local_url),
+            self._http,
+            self._chain,
+            lambda: self._committee,
+            mode=self._config.relay,
+            direct=self._config.endpoint or server.url,
+            listed=listed,
+        )
+        await self.reach.settle()
+        await self.reach.list_endpoint()
 
     def _resume(self) -> None:
         """Take up what the journal holds: report what was completed, complete what had ended."""
@@ -216,10 +246,13 @@ class Node:
 
     def add_routes(self, app: web.Application) -> None:
         """Serve the node's HTTP API on ``app``."""
-        app.router.add_get("/v1/ping", _handle_ping)
+        app.router.add_get("/v1/ping", self._handle_ping)
         app.router.add_post("/v1/plan", self._handle_plan)
         app.router.add_post("/v1/verify", self._handle_verify)
         app.router.add_get(DATA_PATH, self.engine.acceptor.handle)
+
+    async def _handle_ping(self, request: web.Request) -> web.Response:
+        return web.json_response({"node": self._identity.address})
 
     async def _handle_plan(self, request: web.Request) -> web.Response:
         certificate = PlanCertificate.from_value(await read_json(request))
@@ -456,6 +489,8 @@ class Node:
             "pid": os.getpid(),
             "address": self._identity.address,
             "endpoint": self.endpoint,
+            "relay": self.reach.relay if self.reach is not None else "",
+            "reach_problem": self.reach.problem if self.reach is not None else "",
             "boot_id": self._boot_id,
             "device": self.device,
             "resident": [
@@ -467,9 +502,13 @@ class Node:
             "vram_used_bytes": self._residents.used_bytes,
             "queue_ms": self.engine.runs.queue_ms,
             "executions": sum(not e.is_over for e in self.engine.executions.values()),
+            "sessions": sum(bool(compute_state_bytes(e)) for e in self.engine.executions.values()),
+            "state_bytes": sum(map(compute_state_bytes, self.engine.executions.values())),
+            "state_limit_bytes": self._residents.state_limit_bytes,
             "verified": self._verifier.done,
             "work": self.engine.runs.live.to_dict(),
             "work_again": self.engine.runs.background.to_dict(),
+            "verifications": list(self._verifier.latest),
             "worker_restarts": self._supervisor.restarts,
             "warnings": self._health.warnings,
         }
@@ -529,13 +568,14 @@ async def run_node(
         )
         app = make_app()
         node.add_routes(app)
+        if config.offer_relay:
+            relay = Relay(lambda: node.endpoint, functools.partial(fetch_node_key, chain))
+            relay.add_routes(app)
+            stack.push_async_callback(relay.close)
         server = await serve_app(app, config.host, config.port)
         stack.push_async_callback(server.close)
-        node.endpoint = config.endpoint or server.url
-        if entry["endpoint"] != node.endpoint:
-            await chain.send("nodes", "setEndpoint", node.endpoint)
-            _log.info("the registry lists %s now", node.endpoint)
-        _log.info("node %s serves %s; %s", identity.address, node.endpoint, node.device["reason"])
+        await node.settle(server, entry["endpoint"])
+        _log.info("node %s serves on %s; %s", identity.address, server.url, node.device["reason"])
         await node.run(stop)
 
 
@@ -568,7 +608,3 @@ async def check_registration(
             f'{config.vram_gb} GB; set vram = "{entry["vramGb"]}GB", or unstake and stake again'
         )
     return entry
-
-
-async def _handle_ping(request: web.Request) -> web.Response:
-    return web.json_response({})

@@ -27,7 +27,39 @@ class NodeStatus:
             return "never ran; start it with: splitup-node run"
         if not self.is_running:
             return "stopped; start it with: splitup-node run"
-        return f"running as process {self.values['pid']} at {self.values['endpoint']}"
+        return f"running as process {self.values['pid']}"
+
+    def list_rows(self, now_s: float) -> list[tuple[str, str]]:
+        """Return what the running daemon does, as (name, words) for a person."""
+        values = self.values
+        used, total = values["vram_used_bytes"], values["vram_bytes"]
+        state, limit = values["state_bytes"], values["state_limit_bytes"]
+        rows = [
+            *self._describe_endpoint(),
+            ("device", str(values["device"]["reason"])),
+            ("memory", f"{_format_gb(used)} of {_format_gb(total)}"),
+            ("sessions", f"{values['sessions']} with {_format_gb(state)} of {_format_gb(limit)}"),
+            ("queue", f"{values['queue_ms']} ms"),
+            ("verified", str(values["verified"])),
+        ]
+        for check in reversed(values["verifications"]):
+            what = f"task {check['task']} of {check['execution_id'][:12]}"
+            end = f"failed: {check['error']}" if check["error"] else "done"
+            rows.append(("", f"{what}, {max(0, int(now_s - check['at_s']))} s ago: {end}"))
+        labels = [f"{task['label']} ({task['task_id'][:12]})" for task in values["resident"]]
+        return rows + list(zip(["tasks"] + [""] * len(labels), labels, strict=False))
+
+    def _describe_endpoint(self) -> list[tuple[str, str]]:
+        values = self.values
+        if not values["reach_problem"]:
+            return [("endpoint", f"{values['endpoint']}, direct")]
+        if values["relay"]:
+            how = f"relayed by {values['relay']}"
+        elif values["endpoint"]:
+            how = f"cut off: the relay of {values['endpoint']} is gone"
+        else:
+            how = "none yet: no relay takes the node so far"
+        return [("endpoint", how), ("", f"not direct: {values['reach_problem']}")]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -38,6 +70,10 @@ class NodeStatus:
         """Return the status that ``to_dict`` gave."""
         values = {name: entry for name, entry in value.items() if name != "running"}
         return cls(values, bool(value["running"]))
+
+
+def _format_gb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.3f} GB"
 
 
 def write_status(data_dir: Path, values: dict[str, Any]) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -57,6 +59,7 @@ class Verifier:
         self._known: dict[tuple[str, int], None] = {}
         self._reporting: set[asyncio.Task[None]] = set()
         self.done = 0
+        self.latest: deque[dict[str, str | int]] = deque(maxlen=limits.SHOWN_VERIFICATIONS)
 
     async def accept(self, order: VerificationOrder) -> None:
         """Queue an order; one that is known already changes nothing.
@@ -150,6 +153,14 @@ class Verifier:
         if result.error or await herald.wait_until_due(result.execution_id, promise, give_up_s):
             await herald.spread("/v1/verification", RESULT_TYP, result, give_up_s)
             self.done += 1
+            self.latest.append(
+                {
+                    "execution_id": result.execution_id,
+                    "task": result.task,
+                    "at_s": int(time.time()),
+                    "error": result.error,
+                }
+            )
 
     def _on_reported(self, task: asyncio.Task[None]) -> None:
         self._reporting.discard(task)

@@ -32,6 +32,7 @@ class OracleConfig(BaseModel):
     listen_port: _Port
     gateway_urls: GatewayUrlsField
     confirmations: Annotated[int, Field(ge=0, le=64)] = 0
+    allow_loopback: bool = False  # whether nodes may be on this machine or a private network
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -20,6 +20,7 @@ from eth_hash.auto import keccak
 from splitup import limits
 from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
+from splitup.chain.committee import fetch_node_key
 from splitup.chain.market import request_to_abi, terms_to_abi
 from splitup.codec import encode_canonical
 from splitup.crypto import bls
@@ -27,6 +28,7 @@ from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
 from splitup.errors import (
+    BadSignature,
     ChainRejected,
     InvalidInput,
     PeerFault,
@@ -80,7 +82,7 @@ from splitup.protocol.messages import (
 )
 from splitup.protocol.shared import SIGNED, SNAPSHOT
 from splitup.protocol.verification import Economics
-from splitup.wire import PlanCertificate, Snapshot, VerificationResult
+from splitup.wire import PlanCertificate, ReachRequest, Snapshot, VerificationResult
 from splitup_oracle.abilities import Abilities
 from splitup_oracle.rulings import Rulings
 
@@ -91,6 +93,7 @@ PLEDGE_TYP: Final = "splitup-pledge"
 TAKEOVERS_TYP: Final = "splitup-takeovers"
 PROMISE_TYP: Final = "splitup-verification-commitment"
 RESULT_TYP: Final = "splitup-verification-result"
+REACH_TYP: Final = "splitup-reach"
 
 _GOSSIP_TIMEOUT_S: Final = 3.0
 _MAX_OUTSTANDING: Final = 256  # per peer: a hung one must not collect our memory
@@ -130,6 +133,7 @@ class Member:
         chain: Chain,
         journal: Journal,
         http: SignedClient,
+        node_http: SignedClient,
         gateway: GatewayClient,
         *,
         data_dir: Path,
@@ -140,6 +144,9 @@ class Member:
         self.chain = chain
         self.journal = journal
         self.http = http
+        self._node_http = node_http  # endpoints that strangers chose
+        self._signing_key = identity.signing_key_hex
+        self._reaching = 0
         self._gateway = gateway
         self._manifests = data_dir / "manifests"
         self._rulings = Rulings(http, gateway, data_dir / "replays")
@@ -217,6 +224,12 @@ class Member:
         """Have a node probed at once when it is heard for the first time."""
         if self.machine.is_unprobed(node):
             self.heard.set()
+
+    @property
+    def endpoint(self) -> str:
+        """Return where others reach this member, as the chain says."""
+        own = self.machine.find_member(self._signing_key)
+        return own.endpoint if own else ""
 
     # ---- questions --------------------------------------------------------------------------
 
@@ -429,7 +442,7 @@ class Member:
 
     async def _post(self, url: str, data: dict[str, Any], timeout_s: float) -> bool:
         try:
-            await self.http.post_json(url, data, timeout_s=timeout_s)
+            await self._node_http.post_json(url, data, timeout_s=timeout_s)
         except (Unavailable, PeerFault) as error:
             log.warning("%s was not accepted: %s", url, error)
             return False
@@ -439,14 +452,40 @@ class Member:
         """Measure a node's round trip, on a connection that is open already."""
         url = f"{endpoint}/v1/ping"
         try:
-            await self.http.get_json(url, timeout_s=limits.RTT_TIMEOUT_S, max_bytes=limits.KIB)
+            await self._ping(url)
             started = time.perf_counter()
-            await self.http.get_json(url, timeout_s=limits.RTT_TIMEOUT_S, max_bytes=limits.KIB)
+            await self._ping(url)
             rtt_ms: int | None = max(1, round((time.perf_counter() - started) * 1000))
         except (Unavailable, PeerFault) as error:
             log.info("node %s is not reachable: %s", node, error)
             rtt_ms = None
         self.feed(RttMeasured(node, rtt_ms))
+
+    async def _ping(self, url: str) -> dict[str, Any]:
+        return await self._node_http.get_json(
+            url, timeout_s=limits.RTT_TIMEOUT_S, max_bytes=limits.KIB
+        )
+
+    async def try_reach(self, request: ReachRequest, key: str) -> str:
+        """Return why nobody reaches a node where it says, "" when we do.
+
+        Raises BadSignature unless the node itself asks, Unavailable.
+        """
+        if self._reaching >= limits.REACH_CHECKS:
+            raise Unavailable("too many nodes ask whether they are reached; ask again")
+        self._reaching += 1
+        try:
+            if await fetch_node_key(self.chain, request.node) != key:
+                raise BadSignature(f"{key} is not the key of an active node {request.node}")
+            try:
+                answer = await self._ping(f"{request.endpoint}/v1/ping")
+            except (Unavailable, PeerFault) as error:
+                return str(error)[: limits.MAX_ERROR_CHARS]
+        finally:
+            self._reaching -= 1
+        if answer.get("node") != request.node:  # a router hands its port to one of several
+            return f"another host than the node answers at {request.endpoint}"
+        return ""
 
     # ---- to the chain -----------------------------------------------------------------------
 

@@ -64,6 +64,9 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
             await Chain.connect(config.rpc_url, deployment, private_key=identity.private_key)
         )
         http = await stack.enter_async_context(SignedClient(identity))
+        node_http = await stack.enter_async_context(
+            SignedClient(allow_loopback=config.allow_loopback)
+        )
         gateway = GatewayClient(config.gateway_urls, identity, http=http)
         parameters = await chain.call("market", "parameters")
         member = Member(
@@ -77,6 +80,7 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
             chain,
             journal,
             http,
+            node_http,
             gateway,
             data_dir=config.data_dir,
             grace_s=parameters["settlementGraceS"],
@@ -84,10 +88,10 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
         stack.push_async_callback(member.close)
         feeder = Feeder(member, config)
         await feeder.start()
-        server = await serve_app(
-            MemberServer(member).make_app(), config.listen_host, config.listen_port
-        )
+        interface = MemberServer(member)
+        server = await serve_app(interface.make_app(), config.listen_host, config.listen_port)
         stack.push_async_callback(server.close)
+        stack.push_async_callback(interface.relay.close)
         log.info("member %s serves on %s", member.account, server.url)
         await feeder.run(stop)
         log.info("member %s stops", member.account)

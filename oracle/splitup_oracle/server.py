@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Final
 
 from aiohttp import web
 
 from splitup import limits
+from splitup.chain.committee import fetch_node_key
+from splitup.crypto.jws import ReplayCache
 from splitup.errors import BadSignature, InvalidInput, Unavailable
 from splitup.net.http import error_reply, make_app, read_signed
+from splitup.net.relay import Relay
 from splitup.protocol.events import (
     CompletionReceived,
     GossipReceived,
@@ -20,13 +24,21 @@ from splitup.protocol.events import (
     TakeoversReceived,
 )
 from splitup.protocol.messages import parse_gossip
-from splitup.wire import Completion, Heartbeat, Pledge, Takeovers, VerificationCommitment
+from splitup.wire import (
+    Completion,
+    Heartbeat,
+    Pledge,
+    ReachRequest,
+    Takeovers,
+    VerificationCommitment,
+)
 from splitup_oracle.member import (
     COMPLETION_TYP,
     GOSSIP_TYP,
     HEARTBEAT_TYP,
     PLEDGE_TYP,
     PROMISE_TYP,
+    REACH_TYP,
     RESULT_TYP,
     TAKEOVERS_TYP,
     Member,
@@ -41,6 +53,8 @@ class MemberServer:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._waiters = 0
+        self._replays = ReplayCache()
+        self.relay = Relay(lambda: member.endpoint, functools.partial(fetch_node_key, member.chain))
 
     def make_app(self) -> web.Application:
         """Return the application to serve."""
@@ -53,6 +67,7 @@ class MemberServer:
                 web.get("/v1/plan/{execution_id}", self._plan),
                 web.get("/v1/evidence/{execution_id}", self._evidence),
                 web.post("/v1/heartbeat", self._heartbeat),
+                web.post("/v1/reach", self._reach),
                 web.post("/v1/gossip", self._gossip),
                 web.post("/v1/completion", self._completion),
                 web.post("/v1/pledge", self._pledge),
@@ -62,6 +77,7 @@ class MemberServer:
                 web.get("/v1/attestation/{execution_id}", self._attestation),
             ]
         )
+        self.relay.add_routes(app)
         return app
 
     async def _ping(self, _: web.Request) -> web.Response:
@@ -105,6 +121,14 @@ class MemberServer:
         self._member.feed_peer(HeartbeatReceived(heartbeat, claims.issuer))
         self._member.note_heartbeat(heartbeat.node)
         return _json(self._member.get_demand())
+
+    async def _reach(self, request: web.Request) -> web.Response:
+        """Tell a node whether it can be connected to where it says."""
+        claims = await read_signed(
+            request, typ=REACH_TYP, audience=self._member.audience, replays=self._replays
+        )
+        reach = ReachRequest.from_value(claims.body)
+        return web.json_response({"problem": await self._member.try_reach(reach, claims.issuer)})
 
     async def _gossip(self, request: web.Request) -> web.Response:
         claims = await read_signed(request, typ=GOSSIP_TYP, audience=self._member.account)

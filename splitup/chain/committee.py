@@ -1,4 +1,4 @@
-"""Reading the committee: one consistent view of what the Committee contract says."""
+"""Reading who is who: the Committee contract's members in one consistent view, a node's key."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from splitup.chain.client import Chain
 from splitup.crypto.bls import decode_public_key_eip2537
 from splitup.crypto.quorum import Domain
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
+
+
+async def fetch_node_key(chain: Chain, address: str) -> str:
+    """Return an active node's signing key, "" for any other; raise ChainUnavailable."""
+    entry = await chain.call("nodes", "nodeOf", address)
+    return str(entry["signingKey"]) if entry["active"] else ""
 
 
 async def fetch_committee(chain: Chain) -> CommitteeView:

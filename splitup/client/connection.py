@@ -12,7 +12,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -147,10 +147,14 @@ class SplitUp:
     ) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """Finish storing what executions left behind, then close every connection."""
+    async def drain(self) -> None:
+        """Wait until nodes and store have all that ended executions still owe them."""
         if self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Finish storing what executions left behind, then close every connection."""
+        await self.drain()
         self._thread.shutdown(wait=False, cancel_futures=True)
         await self._http.close()
         if self._chain is not None:
@@ -241,7 +245,7 @@ class SplitUp:
         """Open an execution of up to ``steps`` steps; leaving the block ends it and pays what ran.
 
         When it fails, leaving the block waits for the refund and raises ExecutionFailed. A block
-        left by an exception of its own pays the steps submitted so far.
+        left by an exception of its own, or cancelled, pays the steps submitted so far.
         """
         session = await self._open(model, steps, max_price_usdc, deadline_s, inputs_digest)
         try:
@@ -251,9 +255,11 @@ class SplitUp:
             await session.close()
             raise await self._recover(session.plan.request, error) from None
         except BaseException:
-            session.end()
-            await session.close()
+            self._close_later(session)
             raise
+        self._close_later(session)
+
+    def _close_later(self, session: Session) -> None:
         task = asyncio.create_task(_store_and_close(session))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -272,12 +278,14 @@ class SplitUp:
         decoder: DecoderName = "sequential",
         max_price_usdc: Usdc | None = None,
         deadline_s: float = DEFAULT_DEADLINE_S,
+        on_session: Callable[[Session], None] | None = None,
     ) -> AsyncGenerator[Token, None]:
         """Yield the tokens that continue ``prompt``; equal arguments give equal text.
 
         Sampling happens here: the nodes see tokens and positions, never the seed. The text ends
         before the first string of ``stop``. ``decoder`` changes the number of steps, not the text.
-        Raises like ``execute``. Close the iterator (or exhaust it) to end and pay the execution.
+        ``on_session`` is called with the session before the first token. Raises like ``execute``.
+        Close the iterator (or exhaust it) to end and pay the execution.
         """
         machine, tokenizer = await self.make_decoder(
             model,
@@ -292,6 +300,8 @@ class SplitUp:
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
         ) as session:
+            if on_session is not None:
+                on_session(session)
             async for token in generate_tokens(session, machine, tokenizer, stop=stop):
                 yield token
 
@@ -550,6 +560,7 @@ class SplitUp:
 
 async def _store_and_close(session: Session) -> None:
     try:
+        await session.leave()
         await session.store_inputs()
     except SplitUpError as error:
         _log.warning("inputs of %s were not stored: %s", session.execution_id, error)

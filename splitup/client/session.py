@@ -88,7 +88,7 @@ class Session:
         self.execution_id = self.plan.request.execution_id
         self.failure: Failure | None = None
         self._identity = identity
-        self._http = http
+        self._node_http = SignedClient(allow_loopback=allow_loopback)
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._roster = Roster(self.plan)
@@ -209,6 +209,14 @@ class Session:
         frame = make_message_frame(FrameKind.END, self.execution_id, CLIENT, self._steps, None)
         self._send_all(seal_frame(self._identity, frame), set(self.executors))
 
+    async def leave(self) -> None:
+        """End the execution wherever it is: what was submitted is run and paid, not waited for."""
+        if not self._ended and self.failure is None:
+            with contextlib.suppress(TimeoutError):  # END must not overtake inputs
+                async with asyncio.timeout(limits.CONNECT_S):
+                    await self._outbox.join()
+            self.end()
+
     async def store_inputs(self) -> None:
         """Store what is left of the inputs' logs, which verification reads.
 
@@ -227,6 +235,7 @@ class Session:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._writer.close()
         await self._pool.close()
+        await self._node_http.close()
 
     def describe(self, failure: Failure) -> str:
         """Return one sentence that says which task failed on which node and why."""
@@ -243,7 +252,7 @@ class Session:
     async def _announce(self, endpoint: str) -> None:
         # the committee tells the nodes too; whoever is first saves the other's delay
         with contextlib.suppress(SplitUpError):
-            await self._http.post_json(f"{endpoint}/v1/plan", self.certificate)
+            await self._node_http.post_json(f"{endpoint}/v1/plan", self.certificate)
 
     async def _write(self) -> None:
         while True:

@@ -92,6 +92,7 @@ def write_member_file(layout: Layout, party: Party) -> Path:
             "data_dir": str(party.directory),
             "listen_host": "127.0.0.1",
             "listen_port": get_member_port(party, layout.state),
+            "allow_loopback": True,
         },
     )
 

@@ -2,7 +2,7 @@
 
 An endpoint is chosen by a stranger, so the check sits where the socket is made, on the address that
 is really connected to: a name that resolves differently the second time changes nothing, and
-neither does an IPv4 address written as IPv6.
+neither does an IPv4 address written as IPv6. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -74,6 +74,17 @@ def make_socket_factory(*, allow_loopback: bool) -> Callable[[_AddressInfo], soc
     return make_socket
 
 
+async def _refuse_redirects(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    # WebSocket handshakes follow redirects, and take no option that says otherwise
+    response = await handler(request)
+    if 300 <= response.status < 400:
+        response.close()
+        raise aiohttp.ClientConnectionError(f"{request.url} redirects elsewhere")
+    return response
+
+
 def open_peer_session(*, allow_loopback: bool) -> aiohttp.ClientSession:
     """Return a session for connections to peers; requests bring their own time limits."""
     return aiohttp.ClientSession(
@@ -82,6 +93,7 @@ def open_peer_session(*, allow_loopback: bool) -> aiohttp.ClientSession:
             socket_factory=make_socket_factory(allow_loopback=allow_loopback),
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.HTTP_CONNECT_S),
+        middlewares=(_refuse_redirects,),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
     )

@@ -33,6 +33,7 @@ from splitup.errors import (
     Throttled,
     Unavailable,
 )
+from splitup.net.endpoints import make_socket_factory
 from splitup.wire import Message
 
 _log = logging.getLogger("splitup.http")
@@ -54,7 +55,15 @@ class Server:
     @property
     def url(self) -> str:
         """Return the base URL, without a slash at the end."""
-        return f"http://{self.host}:{self.port}"
+        return self._format(self.host)
+
+    @property
+    def local_url(self) -> str:
+        """Return the base URL for this machine: "any address" is none to connect to."""
+        return self._format({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
+
+    def _format(self, host: str) -> str:
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     async def close(self) -> None:
         """Stop listening, give open requests ``limits.HTTP_SHUTDOWN_S`` and cancel the rest."""
@@ -101,7 +110,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     large bodies are on their way.
     """
     try:
-        value = parse_json(await _read_body(request))
+        value = parse_json(await read_body(request))
     except (ValueError, RecursionError):
         raise PeerFault("the request's body is not JSON") from None
     if not isinstance(value, dict):
@@ -109,7 +118,8 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     return value
 
 
-async def _read_body(request: web.Request) -> bytes:
+async def read_body(request: web.Request) -> bytes:
+    """Return the body as it came; raise Refused and Unavailable as ``read_json`` does."""
     gate = request.app.get(_LARGE_BODIES)
     length = request.content_length
     if gate is None or (length is not None and length <= limits.HTTP_SMALL_BODY_BYTES):
@@ -191,9 +201,18 @@ class SignedClient:
     oversized replies.
     """
 
-    def __init__(self, identity: Identity | None = None) -> None:
+    def __init__(
+        self, identity: Identity | None = None, *, allow_loopback: bool | None = None
+    ) -> None:
+        """``allow_loopback`` None is for URLs of our own configuration and the committee's.
+
+        For endpoints that strangers chose it says whether they may be private (``endpoints``).
+        """
         self._identity = identity
         self._session: aiohttp.ClientSession | None = None
+        self._socket_factory = (
+            None if allow_loopback is None else make_socket_factory(allow_loopback=allow_loopback)
+        )
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -203,6 +222,7 @@ class SignedClient:
                 connector=aiohttp.TCPConnector(
                     limit=0,  # bounded per host: one slow peer must not block the others
                     limit_per_host=limits.HTTP_CONNECTIONS_PER_HOST,
+                    socket_factory=self._socket_factory,
                 ),
                 timeout=aiohttp.ClientTimeout(
                     total=limits.HTTP_TIMEOUT_S, sock_connect=limits.HTTP_CONNECT_S

@@ -42,8 +42,13 @@ class Link:
     For an accepted link ``peer`` is the opener's Ed25519 key, for an opened one the node's address.
     """
 
-    def __init__(self, peer: str, execution_id: str, *, resend_bytes: int = 0) -> None:
+    def __init__(
+        self, peer: str, execution_id: str, *, endpoint: str = "", resend_bytes: int = 0
+    ) -> None:
         self.peer = peer
+        # of an opened link, the one that the next try connects to first: plans that are under way
+        # at once may know a node that moved by different endpoints
+        self.endpoints = deque([endpoint], maxlen=limits.LINK_ENDPOINTS)
         self.execution_id = execution_id  # "" when the link serves every execution
         self.error: SplitUpError | None = None
         self.connected = asyncio.Event()
@@ -185,13 +190,15 @@ class LinkPool:
         """
         known = self._links.get((address, execution_id))
         if known is not None and not known[0].closed:
+            if endpoint not in known[0].endpoints:
+                known[0].endpoints.appendleft(endpoint)
             return known[0]
         if len(self._links) >= limits.MAX_LINKS:
             raise Unavailable(
                 f"{len(self._links)} connections are open already; the limit is reached"
             )
-        link = Link(address, execution_id, resend_bytes=limits.LINK_RESEND_BYTES)
-        task = asyncio.create_task(self._run(link, endpoint))
+        link = Link(address, execution_id, endpoint=endpoint, resend_bytes=limits.LINK_RESEND_BYTES)
+        task = asyncio.create_task(self._run(link))
         self._links[address, execution_id] = (link, task)
         return link
 
@@ -225,16 +232,17 @@ class LinkPool:
             await self._session.close()
             self._session = None
 
-    async def _run(self, link: Link, endpoint: str) -> None:
+    async def _run(self, link: Link) -> None:
         pause_s = limits.LINK_RETRY_MIN_S
         last_success_s = time.monotonic()
         error: SplitUpError | None = None
         try:
             while time.monotonic() - last_success_s < limits.LINK_GIVE_UP_S:
                 try:
-                    socket = await self._connect(link, endpoint)
+                    socket = await self._connect(link)
                 except Unavailable as failure:
                     error = failure
+                    link.endpoints.rotate(-1)
                     await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                     pause_s = min(2 * pause_s, limits.LINK_RETRY_MAX_S)
                     continue
@@ -271,7 +279,8 @@ class LinkPool:
             del self._links[link.peer, link.execution_id]
         link.mark_closed(error)
 
-    async def _connect(self, link: Link, endpoint: str) -> aiohttp.ClientWebSocketResponse[bool]:
+    async def _connect(self, link: Link) -> aiohttp.ClientWebSocketResponse[bool]:
+        endpoint = link.endpoints[0]
         if self._session is None:
             self._session = open_peer_session(allow_loopback=self._allow_loopback)
         token = sign_jws(
@@ -322,15 +331,20 @@ class LinkAcceptor:
         self._on_opened = on_opened
         self._on_closed = on_closed
         self._replays = ReplayCache()
-        self._sockets: dict[Link, web.WebSocketResponse] = {}
+        self._sockets: dict[Link, _Socket] = {}
 
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
         """Serve one connection; BadSignature, PeerFault or Unavailable refuse it."""
-        link = self._authenticate(request.headers.get("Authorization", ""))
+        link = self.authenticate(request.headers.get("Authorization", ""))
         socket = web.WebSocketResponse(
             heartbeat=limits.LINK_PING_S, max_msg_size=limits.MAX_FRAME_BYTES + 1, compress=False
         )
         await socket.prepare(request)
+        await self.serve(link, socket)
+        return socket
+
+    async def serve(self, link: Link, socket: _Socket) -> None:
+        """Serve an authenticated connection, whichever side dialled, until it ends."""
         self._sockets[link] = socket
         fault: SplitUpError | None = None
         try:
@@ -347,7 +361,6 @@ class LinkAcceptor:
             link.mark_closed(fault)
             if self._on_closed is not None:
                 self._on_closed(link)
-        return socket
 
     async def close(self) -> None:
         """Close every accepted connection; call it before the server is closed."""
@@ -358,7 +371,8 @@ class LinkAcceptor:
             )
         )
 
-    def _authenticate(self, header: str) -> Link:
+    def authenticate(self, header: str) -> Link:
+        """Return the link of whoever shows this header; BadSignature, PeerFault, Unavailable."""
         scheme, _, token = header.partition(" ")
         if scheme != "Bearer" or not token or len(token) > limits.LINK_TOKEN_CHARS:
             raise BadSignature(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +131,26 @@ def test_synchronous_generation_repeats_itself(network: Network) -> None:
         ]
     assert first == again == guessed
     assert 1 <= len(first) <= 6
+
+
+def test_ctrl_c_ends_a_generation_and_pays_what_was_done(network: Network) -> None:
+    command = [find_program("splitup"), "generate", MODEL, "--prompt", PROMPT]
+    options = ["--max-tokens", "250", "--temperature", "0.8", "--seed", "7"]
+    with subprocess.Popen(
+        [*command, *options, "--config", network.directory],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(len(PROMPT) + 1)  # the first token is here
+        process.send_signal(signal.SIGINT)
+        _, talk = process.communicate(timeout=60)
+    said = talk.decode()
+    assert process.returncode == 130, said
+    assert "interrupted" in said and "Traceback" not in said
+    money = re.search(r"settled in block \d+: ([0-9.]+) USDC paid, .* ([0-9.]+) USDC back", said)
+    assert money is not None, said
+    assert 0 < float(money[1]) < float(money[2])  # few of the 250 steps were run
 
 
 async def test_executions_run_side_by_side(network: Network) -> None:

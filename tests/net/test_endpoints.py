@@ -1,10 +1,21 @@
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
 import aiohttp
 import pytest
+import pytest_asyncio
+from aiohttp import web
 
+from splitup.crypto.keys import generate_identity
+from splitup.errors import PeerFault, Unavailable
 from splitup.net.endpoints import EndpointRefused, check_ip, open_peer_session
-from splitup.net.http import make_app, serve_app
+from splitup.net.http import Server, SignedClient, make_app, serve_app
+from splitup.net.links import LinkPool
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111"])
@@ -52,3 +63,138 @@ async def test_a13_the_check_is_made_where_the_socket_is_made(host: str) -> None
                 await session.get(f"http://{host}:{server.port}/")
     finally:
         await server.close()
+
+
+# ---- hostile names ------------------------------------------------------------------------------
+
+
+@dataclass
+class Names:
+    """A resolver that strangers control: every name leads where ``answers`` say, in turn."""
+
+    answers: list[list[str]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    async def getaddrinfo(self, host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        self.asked.append(host)
+        addresses = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (address, port, 0, 0))
+            if ":" in address
+            else (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            for address in addresses
+        ]
+
+
+@pytest.fixture
+def names() -> Names:
+    return Names()
+
+
+@dataclass
+class Inside:
+    """A server in the operator's own network; ``seen`` are the requests that got there."""
+
+    server: Server
+    seen: list[str]
+
+    def url(self, host: str) -> str:
+        return f"http://{host}:{self.server.port}"
+
+
+@pytest_asyncio.fixture
+async def inside(names: Names, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Inside]:
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(request.path)
+        return web.json_response({})
+
+    app = make_app()
+    app.router.add_get("/{path:.*}", answer)
+    server = await serve_app(app, "127.0.0.1", 0)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", names.getaddrinfo)
+    yield Inside(server, seen)
+    await server.close()
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["127.0.0.1"],
+        ["::ffff:127.0.0.1"],
+        ["2002:7f00:1::"],
+        ["10.0.0.1"],
+        ["169.254.169.254"],
+        ["::ffff:169.254.169.254"],
+        ["fe80::1", "127.0.0.1"],
+        ["0.0.0.0", "::"],
+    ],
+)
+async def test_a13_names_that_lead_inside_are_not_followed(
+    names: Names, inside: Inside, addresses: list[str]
+) -> None:
+    names.answers = [addresses]
+    url = inside.url("node.example")
+    async with SignedClient(allow_loopback=False) as http:
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await http.get_json(f"{url}/v1/ping")
+    pool = LinkPool(generate_identity(), lambda link, data: None)
+    link = pool.open("0x" + "11" * 20, url)
+    with pytest.raises(Unavailable, match="did not accept within"):
+        await pool.wait_open(link, 0.1)
+    await pool.close(flush_s=0)
+    assert set(names.asked) == {"node.example"} and inside.seen == []
+
+
+async def test_a13_of_several_addresses_only_the_permitted_are_tried(
+    names: Names, inside: Inside
+) -> None:
+    names.answers = [["169.254.169.254", "::ffff:169.254.169.254", "127.0.0.1"]]
+    async with SignedClient(allow_loopback=True) as http:
+        assert await http.get_json(f"{inside.url('node.example')}/v1/ping") == {}
+    assert inside.seen == ["/v1/ping"]
+
+
+async def test_a13_a_name_that_is_bound_anew_is_checked_anew(names: Names, inside: Inside) -> None:
+    names.answers = [["127.0.0.1"], ["169.254.169.254"]]
+    url = f"{inside.url('node.example')}/v1/ping"
+    for expected in ("answer", "refusal"):  # a new session has neither connection nor cache
+        async with SignedClient(allow_loopback=True) as http:
+            if expected == "answer":
+                assert await http.get_json(url) == {}
+            else:
+                with pytest.raises(Unavailable, match="never connected to"):
+                    await http.get_json(url)
+    assert inside.seen == ["/v1/ping"]
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "[::ffff:127.0.0.1]", "[::1]", "[::ffff:7f00:1]", "[2002:7f00:1::]"]
+)
+async def test_a13_literal_addresses_are_checked_like_names(inside: Inside, host: str) -> None:
+    async with SignedClient(allow_loopback=False) as http:
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await http.get_json(f"{inside.url(host)}/v1/ping")
+    assert inside.seen == []
+
+
+async def test_a13_redirects_are_not_followed(inside: Inside) -> None:
+    async def redirect(request: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect(inside.url("127.0.0.1") + "/secret")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", redirect)
+    server = await serve_app(app, "127.0.0.1", 0)
+    async with SignedClient(allow_loopback=True) as http:
+        with pytest.raises(PeerFault, match="307"):
+            await http.get_json(f"{server.url}/v1/ping")
+        with pytest.raises(PeerFault, match="307"):
+            await http.post_json(f"{server.url}/v1/plan", {})
+    pool = LinkPool(generate_identity(), lambda link, data: None, allow_loopback=True)
+    link = pool.open("0x" + "11" * 20, server.url)
+    with pytest.raises(Unavailable, match="did not accept within"):
+        await pool.wait_open(link, 0.1)
+    await pool.close(flush_s=0)
+    await server.close()
+    assert inside.seen == []

@@ -21,6 +21,7 @@ from splitup_node.supervisor import WORKER_ARGV
 from splitup.chain.anvil import derive_key
 from splitup.chain.client import Chain
 from splitup.chain.market import request_to_abi, terms_to_abi
+from splitup.chain.rpc import Rpc
 from splitup.codec import compute_digest
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
@@ -162,7 +163,7 @@ class NodeMarket:
     snapshot: Snapshot | None = None
 
     def make_config(self, name: str, index: int) -> NodeConfig:
-        """Write a node's key and configuration; accounts have ether from the first block."""
+        """Write a node's key and configuration."""
         folder = self.root / name
         folder.mkdir()
         create_passphrase(folder / "passphrase")
@@ -190,6 +191,7 @@ class NodeMarket:
                 },
             )
             .replace("devices = []", 'devices = ["CPU:X86"]')
+            .replace("offer_relay = false", "offer_relay = true")
             .replace('kernel_cache = ""', f'kernel_cache = "{self.root / "kernels"}"')
         )
         return NodeConfig.load(path)
@@ -197,6 +199,8 @@ class NodeMarket:
     async def stake(self, config: NodeConfig) -> None:
         """Give a node what it needs and put down its stake."""
         identity = config.load_identity()
+        async with Rpc(self.network.rpc_url) as rpc:
+            await rpc.request("anvil_setBalance", identity.address, hex(10**18))
         await self.network.owner.send("usdc", "mint", identity.address, 1_100_000_000)
         async with await Account.open(config) as account:
             await account.stake()

@@ -161,8 +161,10 @@ async def test_run_serves_until_it_is_told_to_stop_and_names_a_busy_port(
     await market.members.wait_for(lambda: address in market.members.heartbeats)
     status = await call_json("status", "-c", path)
     assert status["node"]["running"] and status["node"]["pid"] == node.pid
+    shown = (await call("status", "-c", path)).output
+    assert f"{status['node']['endpoint']}, direct" in shown and "0 with 0.000 GB of" in shown
     async with SignedClient() as http:
-        assert await http.get_json(f"{status['node']['endpoint']}/v1/ping") == {}
+        assert await http.get_json(f"{status['node']['endpoint']}/v1/ping") == {"node": address}
     node.send_signal(signal.SIGTERM)
     async with asyncio.timeout(20):
         log = (await node.communicate())[1].decode()

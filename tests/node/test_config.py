@@ -144,3 +144,17 @@ def test_devices_share_the_memory_or_say_what_each_has(tmp_path: Path) -> None:
     path.write_text(text.replace("threads = 1", "threads = 0"))
     with pytest.raises(ConfigurationError, match="threads"):
         NodeConfig.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [('"off"', "off"), ('"https://relay:7700"', "https://relay:7700")]
+)
+def test_relays_are_named_or_turned_off(tmp_path: Path, text: str, value: str) -> None:
+    path = write(tmp_path)
+    assert (NodeConfig.load(path).relay, NodeConfig.load(path).offer_relay) == ("auto", False)
+    good = path.read_text()
+    path.write_text(good.replace('relay = "auto"', f"relay = {text}"))
+    assert NodeConfig.load(path).relay == value
+    path.write_text(good.replace('relay = "auto"', 'relay = "http://relay/path"'))
+    with pytest.raises(ConfigurationError, match="relay"):
+        NodeConfig.load(path)

@@ -485,5 +485,31 @@ async def test_orders_that_the_draw_does_not_back_are_refused(
             await http.post_json(f"{nodes[1].endpoint}/v1/verify", order)
 
 
+async def test_a_node_that_nobody_reaches_serves_behind_another_nodes_relay(
+    market: NodeMarket, nodes: list[RunningNode]
+) -> None:
+    config = market.make_config("hidden", len(nodes) + 2)
+    config = config.model_copy(update={"relay": nodes[0].endpoint})
+    await market.stake(config)
+    hidden = await market.run(config)
+    address = hidden.identity.address
+    endpoint = f"{nodes[0].endpoint}/v1/relay/{address}"
+    try:
+        await market.members.wait_for(lambda: hidden.endpoint == endpoint)
+        await market.take_snapshot([*nodes, hidden])
+        executors = [nodes[0], hidden, nodes[1], hidden]  # from node to node, and to the client
+        certificate = await market.order(executors, steps=5, nonce=8)
+        assert certificate.plan.node_of(address).endpoint == endpoint
+        await market.notify(certificate)
+        xs, results = await execute(market, certificate, STEPS)
+        for result, expected in zip(results, compute_reference(xs, TASKS), strict=True):
+            assert np.array_equal(result, expected)
+        await wait_for_completions(market, certificate)
+        entry = await market.client.call("nodes", "nodeOf", address)
+        assert entry["endpoint"] == endpoint
+    finally:
+        await hidden.shut_down()
+
+
 def _drop_signature(certificate: PlanCertificate) -> PlanCertificate:
     return certificate.model_copy(update={"signatures": certificate.signatures[:2]})

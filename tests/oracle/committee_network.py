@@ -138,7 +138,7 @@ class Node:
         await asyncio.gather(*(post(endpoint) for endpoint in self.members))
 
     async def _ping(self, _: web.Request) -> web.Response:
-        return web.json_response({})
+        return web.json_response({"node": self.identity.address})
 
     async def _plan(self, request: web.Request) -> web.Response:
         certificate = PlanCertificate.from_value(await read_json(request))
@@ -427,5 +427,6 @@ def _write_config(network: Network, place: int, member: Identity, port: int, gat
         f'passphrase_file = "member{place}.passphrase"\n'
         f'data_dir = "member{place}"\n'
         f"listen_port = {port}\n"
+        "allow_loopback = true\n"
         f'gateway_urls = "{gateway}"\n'
     )

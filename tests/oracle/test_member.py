@@ -14,8 +14,12 @@ from splitup.chain.committee import fetch_committee
 from splitup.crypto.keys import generate_identity
 from splitup.errors import ConfigurationError, Refused
 from splitup.net.http import SignedClient
+from splitup.net.links import LinkAcceptor
+from splitup.net.tunnel import Tunnel
 from splitup.protocol.certificates import check_certificate
-from tests.oracle.committee_network import MANIFEST, STEPS, Network, run_network
+from splitup.wire import ReachRequest
+from tests.builders import HANG_S
+from tests.oracle.committee_network import MANIFEST, STEPS, Network, Node, run_network
 
 
 async def run_execution(network: Network) -> str:
@@ -89,12 +93,50 @@ async def check_interface(network: Network) -> None:
             await network.http.get_json(f"{url}/v1/{path}")
         assert refused.value.status == code, path
 
+    await check_reach(network, url)
     member = (await fetch_committee(network.client)).members[0]
     async with SignedClient(generate_identity()) as stranger:
         with pytest.raises(Refused, match="no committee member's key"):
             await stranger.post_signed(f"{url}/v1/gossip", "splitup-gossip", member.account, {})
         with pytest.raises(Refused, match="another audience"):
             await stranger.post_signed(f"{url}/v1/gossip", "splitup-gossip", "0x0", {})
+
+
+async def check_reach(network: Network, url: str) -> None:
+    """A member says whether it reaches a node, and relays for one that it does not."""
+    node, other = network.nodes[0], network.nodes[1]
+    assert node.server is not None and other.server is not None
+
+    async def ask(sender: Node, endpoint: str) -> str:
+        request = ReachRequest(node=node.identity.address, endpoint=endpoint)
+        committee = network.deployment.committee
+        reply = await sender.http.post_signed(
+            f"{url}/v1/reach", "splitup-reach", committee, request
+        )
+        return str(reply["problem"])
+
+    assert await ask(node, node.server.url) == ""
+    assert "another host" in await ask(node, other.server.url)
+    assert "cannot be reached" in await ask(node, "http://127.0.0.1:1")
+    assert "never connected to" in await ask(node, "http://169.254.169.254")  # A13
+    with pytest.raises(Refused, match="is not the key of an active node"):
+        await ask(other, node.server.url)
+
+    acceptor = LinkAcceptor(node.identity.address, lambda link, data: None)
+    tunnel = Tunnel(node.identity, acceptor, node.server.url)
+    up = asyncio.Event()
+
+    async def on_up() -> None:
+        up.set()
+
+    serving = asyncio.create_task(tunnel.serve(url, on_up))
+    async with asyncio.timeout(HANG_S):
+        await up.wait()
+    ping = await network.http.get_json(f"{tunnel.make_endpoint(url)}/v1/ping")
+    assert ping == {"node": node.identity.address}
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    await tunnel.close()
 
 
 async def start_alone(config: Path) -> tuple[int, str]:

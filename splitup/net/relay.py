@@ -1,0 +1,391 @@
+"""The relay: how nodes are reached that nobody can connect to (``docs/adr/0017-…``).
+
+A node behind NAT keeps one WebSocket to a relay open, its *control connection*. Whoever wants the
+node talks to the relay instead, below ``/v1/relay/<the node's address>``: requests travel over the
+control connection and back; for a data connection the node dials the relay once more, with a
+single-use ticket, and the relay passes messages between the two sockets. It understands none of
+them and can forge none: frames and requests are signed end to end. What it can do is drop them,
+and then it is a broken connection like any other.
+
+On the control connection every message is a header (kind, id, number) and a payload:
+
+    relay → node   REQUEST  number: which of ROUTES     payload: the body
+                   OPEN     number: 0                   payload: ticket ‖ Authorization header
+    node → relay   REPLY    number: the HTTP status     payload: the body; answers a REQUEST, or
+                                                        refuses an OPEN
+
+``splitup.net.tunnel`` is the node's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import re
+import secrets
+import struct
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import web
+
+from splitup import limits
+from splitup.crypto.jws import verify_jws
+from splitup.errors import BadSignature, PeerFault, Refused, SplitUpError, Unavailable
+from splitup.net.http import read_body
+from splitup.net.links import DATA_PATH
+
+RELAY_PATH: Final = "/v1/relay"
+STREAM_PATH: Final = "/v1/relay/streams"
+RELAY_TYP: Final = "splitup-relay"
+REGISTERED: Final = "registered"
+ROUTES: Final = (("GET", "/v1/ping"), ("POST", "/v1/plan"), ("POST", "/v1/verify"))
+TICKET_CHARS: Final = 32
+
+_HEADER: Final = struct.Struct(">BIH")
+CONTROL_HEADER_BYTES: Final = _HEADER.size
+_ADDRESS: Final = "0x[0-9a-f]{40}"
+_ENDED: Final = (aiohttp.WSCloseCode.OK, aiohttp.WSCloseCode.POLICY_VIOLATION)
+
+_log = logging.getLogger("splitup.relay")
+
+
+class Kind(IntEnum):
+    REQUEST = 1
+    OPEN = 2
+    REPLY = 3
+
+
+def encode_control(kind: Kind, number: int, status: int, payload: bytes) -> bytes:
+    """Return a message of the control connection."""
+    return _HEADER.pack(kind, number, status) + payload
+
+
+def decode_control(data: bytes) -> tuple[Kind, int, int, bytes]:
+    """Return (kind, id, number, payload); raise PeerFault for anything malformed."""
+    if len(data) < _HEADER.size or data[0] not in Kind.__members__.values():
+        raise PeerFault("a message of unknown kind on a relay's control connection")
+    kind, number, status = _HEADER.unpack_from(data)
+    return Kind(kind), number, status, data[_HEADER.size :]
+
+
+class Allowance:
+    """A rate with a burst. Pure: the caller brings the time."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s, self._burst = per_s, burst
+        self._left, self._at_s = burst, 0.0
+
+    def spend(self, amount: float, now_s: float) -> float:
+        """Take ``amount`` and return how many seconds to wait until it was there."""
+        self._refill(now_s)
+        self._left -= amount
+        return max(0.0, -self._left / self._per_s)
+
+    def take(self, amount: float, now_s: float) -> bool:
+        """Take ``amount`` if it is there; return whether it was."""
+        self._refill(now_s)
+        if self._left < amount:
+            return False
+        self._left -= amount
+        return True
+
+    def _refill(self, now_s: float) -> None:
+        self._left = min(self._burst, self._left + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The node's end of a data connection: it has dialled, and waits for ``done``."""
+
+    socket: web.WebSocketResponse
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Node:
+    """A node that is registered here."""
+
+    def __init__(self, address: str, socket: web.WebSocketResponse) -> None:
+        self.address = address
+        self.socket = socket
+        self.streams = 0
+        self.waiting: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
+        self.requests = Allowance(limits.RELAY_REQUESTS_PER_S, limits.RELAY_REQUESTS)
+        self.traffic = Allowance(limits.RELAY_BYTES_PER_S, limits.RELAY_BYTES_PER_S)
+        self._ids = itertools.count()
+
+    async def ask(self, kind: Kind, number: int, payload: bytes) -> tuple[int, bytes]:
+        """Send a message and return the reply, status and body; raise Unavailable."""
+        place = next(self._ids) % 2**32
+        reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self.waiting[place] = reply
+        try:
+            async with asyncio.timeout(limits.HTTP_TIMEOUT_S):
+                await self.socket.send_bytes(encode_control(kind, place, number, payload))
+                return await reply
+        except (TimeoutError, ConnectionError):
+            raise Unavailable(f"node {self.address} does not answer behind this relay") from None
+        finally:
+            del self.waiting[place]
+
+    def receive(self, data: bytes) -> None:
+        """Take a message of the node's; raise PeerFault unless it is a reply."""
+        kind, place, status, payload = decode_control(data)
+        if kind is not Kind.REPLY or not (status == 200 or 400 <= status <= 599):
+            raise PeerFault(f"node {self.address} sent its relay no reply", peer=self.address)
+        reply = self.waiting.get(place)  # none: it came too late
+        if reply is not None and not reply.done():
+            reply.set_result((status, payload))
+
+    def lose(self) -> None:
+        """Fail whatever waits for the node."""
+        for reply in self.waiting.values():
+            if not reply.done():
+                reply.set_exception(Unavailable(f"node {self.address} left this relay"))
+
+
+FindKey = Callable[[str], Awaitable[str]]  # a node's address → its signing key, "" if it is none
+
+
+class Relay:
+    """The routes of a relay; a member and a node mount the same."""
+
+    def __init__(self, get_endpoint: Callable[[], str], find_key: FindKey) -> None:
+        """``get_endpoint`` is how nodes spell this relay: what they prove their key for."""
+        self._get_endpoint = get_endpoint
+        self._find_key = find_key
+        self._nodes: dict[str, _Node] = {}
+        self._tickets: dict[str, asyncio.Future[_Stream]] = {}
+        self._proving = 0
+        self._streams = 0
+        self._sockets: set[web.WebSocketResponse] = set()  # of whoever talks to nodes
+        self._held_bytes = 0
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Return the addresses of the nodes that are reached through here."""
+        return tuple(sorted(self._nodes))
+
+    def add_routes(self, app: web.Application) -> None:
+        """Serve the relay on ``app``."""
+        app.router.add_get(RELAY_PATH, self._register)
+        app.router.add_get(f"{STREAM_PATH}/{{ticket}}", self._accept_stream)
+        below = f"{RELAY_PATH}/{{node:{_ADDRESS}}}"
+        for method, path in ROUTES:
+            app.router.add_route(method, below + path, self._forward)
+        app.router.add_get(below + DATA_PATH, self._open_stream)
+
+    async def close(self) -> None:
+        """Send everybody away. Call it before the server is closed."""
+        sockets = [*self._sockets, *(node.socket for node in self._nodes.values())]
+        code = aiohttp.WSCloseCode.GOING_AWAY
+        await asyncio.gather(*(socket.close(code=code) for socket in sockets))
+
+    # ---- nodes -----------------------------------------------------------------------------
+
+    async def _register(self, request: web.Request) -> web.WebSocketResponse:
+        if len(self._nodes) >= limits.MAX_RELAYED:
+            raise Unavailable(f"{limits.MAX_RELAYED} nodes are relayed here; try another relay")
+        if self._proving >= limits.RELAY_PROVING:
+            raise Unavailable("too many nodes register at once; try again")
+        socket = web.WebSocketResponse(
+            heartbeat=limits.LINK_PING_S,
+            max_msg_size=CONTROL_HEADER_BYTES + limits.RELAY_REPLY_BYTES,
+            compress=False,
+        )
+        self._proving += 1
+        try:
+            await socket.prepare(request)
+            async with asyncio.timeout(limits.HTTP_TIMEOUT_S):
+                address = await self._check_node(socket)
+        except (SplitUpError, TimeoutError) as error:
+            _log.info("a node was not registered: %s", error)
+            await _refuse(socket, str(error) or "no proof came in time")
+            return socket
+        finally:
+            self._proving -= 1
+        await self._serve_node(_Node(address, socket))
+        return socket
+
+    async def _check_node(self, socket: web.WebSocketResponse) -> str:
+        """Return the address of the node that proved its key over a nonce of ours."""
+        nonce = secrets.token_hex(32)
+        await socket.send_str(nonce)
+        message = await socket.receive()
+        is_text = message.type is aiohttp.WSMsgType.TEXT
+        if not is_text or len(message.data) > limits.LINK_TOKEN_CHARS:
+            raise PeerFault("a relay wants the token over its nonce first")
+        claims = verify_jws(
+            message.data, typ=RELAY_TYP, audience=self._get_endpoint(), now_s=int(time.time())
+        )
+        address = claims.body.get("node")
+        if claims.body != {"node": address, "nonce": nonce} or not isinstance(address, str):
+            raise PeerFault("the token is not over this relay's nonce", peer=claims.issuer)
+        if not re.fullmatch(_ADDRESS, address) or await self._find_key(address) != claims.issuer:
+            raise BadSignature(f"{claims.issuer} is not the key of an active node {address}")
+        return address
+
+    async def _serve_node(self, node: _Node) -> None:
+        old = self._nodes.get(node.address)
+        self._nodes[node.address] = node  # the newest connection counts: the old one may hang
+        try:
+            if old is not None:
+                await old.socket.close(code=aiohttp.WSCloseCode.GOING_AWAY)
+            await node.socket.send_str(REGISTERED)
+            _log.info("node %s is reached through here now", node.address)
+            async for message in node.socket:
+                if message.type is aiohttp.WSMsgType.ERROR:
+                    break  # no answer to a ping, or a message too long: the socket is closed
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    raise PeerFault(f"node {node.address} sent a text message", peer=node.address)
+                node.receive(message.data)
+        except PeerFault as fault:
+            _log.warning("%s", fault)
+            await _refuse(node.socket, str(fault))
+        finally:
+            if self._nodes.get(node.address) is node:
+                del self._nodes[node.address]
+            node.lose()
+
+    def _find_node(self, request: web.Request) -> _Node:
+        address = request.match_info["node"]
+        node = self._nodes.get(address)
+        if node is None:
+            raise Unavailable(f"node {address} is not registered at this relay")
+        if not node.requests.take(1, time.monotonic()):
+            raise Refused(f"too many requests to node {address} through this relay", status=429)
+        return node
+
+    # ---- requests --------------------------------------------------------------------------
+
+    async def _forward(self, request: web.Request) -> web.Response:
+        node = self._find_node(request)
+        body = await read_body(request)
+        path = request.path.removeprefix(f"{RELAY_PATH}/{node.address}")
+        with self._hold(len(body)):
+            status, reply = await node.ask(Kind.REQUEST, ROUTES.index((request.method, path)), body)
+        return web.Response(status=status, body=reply, content_type="application/json")
+
+    @contextlib.contextmanager
+    def _hold(self, length_bytes: int) -> Iterator[None]:
+        if self._held_bytes + length_bytes > limits.RELAY_HELD_BYTES:
+            raise Unavailable("too many requests wait at this relay; try again")
+        self._held_bytes += length_bytes
+        try:
+            yield
+        finally:
+            self._held_bytes -= length_bytes
+
+    # ---- data connections ------------------------------------------------------------------
+
+    async def _open_stream(self, request: web.Request) -> web.StreamResponse:
+        """Have the node dial us, then pass messages between it and whoever asked."""
+        node = self._find_node(request)
+        header = request.headers.get("Authorization", "")
+        if not header.isascii() or len(header) > limits.LINK_TOKEN_CHARS:
+            raise BadSignature("a data connection needs an Authorization header")
+        if self._streams >= limits.RELAY_STREAMS or node.streams >= limits.RELAY_NODE_STREAMS:
+            raise Unavailable(f"too many connections to node {node.address} through this relay")
+        self._streams += 1
+        node.streams += 1
+        try:
+            found = await self._await_stream(node, header.encode())
+            if not isinstance(found, _Stream):
+                status, reply = found
+                return web.Response(status=status, body=reply, content_type="application/json")
+            socket = _make_socket()
+            try:
+                await socket.prepare(request)
+                self._sockets.add(socket)
+                await _join(socket, found.socket, node.traffic)
+                return socket
+            finally:
+                self._sockets.discard(socket)
+                found.done.set()
+        finally:
+            self._streams -= 1
+            node.streams -= 1
+
+    async def _await_stream(self, node: _Node, header: bytes) -> _Stream | tuple[int, bytes]:
+        """Return the node's stream, or its refusal; raise Unavailable when neither comes."""
+        ticket = secrets.token_hex(TICKET_CHARS // 2)
+        arriving: asyncio.Future[_Stream] = asyncio.get_running_loop().create_future()
+        self._tickets[ticket] = arriving
+        asking = asyncio.create_task(node.ask(Kind.OPEN, 0, ticket.encode() + header))
+        try:
+            either: set[asyncio.Future[Any]] = {arriving, asking}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if arriving.done():
+                return arriving.result()
+            return asking.result()  # the node refuses, or does not answer
+        finally:
+            self._tickets.pop(ticket, None)
+            arriving.cancel()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _accept_stream(self, request: web.Request) -> web.WebSocketResponse:
+        arriving = self._tickets.pop(request.match_info["ticket"], None)  # it counts once
+        if arriving is None:
+            raise Refused("nobody waits for this stream (any more)", status=404)
+        stream = _Stream(_make_socket())
+        await stream.socket.prepare(request)
+        if arriving.done():  # whoever waited has gone
+            await stream.socket.close(code=aiohttp.WSCloseCode.GOING_AWAY)
+        else:
+            arriving.set_result(stream)
+            await stream.done.wait()
+        return stream.socket
+
+
+def _make_socket() -> web.WebSocketResponse:
+    return web.WebSocketResponse(
+        heartbeat=limits.LINK_PING_S, max_msg_size=limits.MAX_FRAME_BYTES + 1, compress=False
+    )
+
+
+async def _refuse(socket: web.WebSocketResponse, reason: str) -> None:
+    code = aiohttp.WSCloseCode.POLICY_VIOLATION
+    await socket.close(code=code, message=reason.encode()[:120])
+
+
+async def _join(
+    one: web.WebSocketResponse, other: web.WebSocketResponse, traffic: Allowance
+) -> None:
+    """Pass messages both ways until one side ends or both fall silent; close both.
+
+    One message per direction is in memory; who sends faster than the other side reads waits.
+    """
+    loop = asyncio.get_running_loop()
+    clock = asyncio.timeout(limits.RELAY_IDLE_S)
+
+    async def pass_on(source: web.WebSocketResponse, target: web.WebSocketResponse) -> None:
+        async for message in source:
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                return
+            clock.reschedule(loop.time() + limits.RELAY_IDLE_S)
+            if wait_s := traffic.spend(len(message.data), loop.time()):
+                await asyncio.sleep(wait_s)
+            await target.send_bytes(message.data)
+
+    code: int = aiohttp.WSCloseCode.GOING_AWAY
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        async with clock:
+            tasks = [loop.create_task(pass_on(one, other)), loop.create_task(pass_on(other, one))]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+    for socket in (one, other):
+        if socket.close_code in _ENDED:  # says whether the other side should come back
+            code = socket.close_code
+    await asyncio.gather(one.close(code=code), other.close(code=code), return_exceptions=True)

@@ -1,0 +1,211 @@
+"""A node's side of a relay: it dials out, and serves what comes back as if it had been dialled.
+
+Requests go to the node's own HTTP server, data connections to its ``LinkAcceptor``; neither can
+tell, and both check everything as always. ``splitup.net.relay`` has the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+
+from splitup import limits
+from splitup.crypto.jws import sign_jws
+from splitup.crypto.keys import Identity
+from splitup.errors import BadSignature, PeerFault, SplitUpError, Unavailable
+from splitup.net.endpoints import open_peer_session
+from splitup.net.links import LinkAcceptor
+from splitup.net.relay import (
+    CONTROL_HEADER_BYTES,
+    REGISTERED,
+    RELAY_PATH,
+    RELAY_TYP,
+    ROUTES,
+    STREAM_PATH,
+    TICKET_CHARS,
+    Kind,
+    decode_control,
+    encode_control,
+)
+
+_MAX_WORK = limits.RELAY_REQUESTS + limits.RELAY_NODE_STREAMS
+_Socket = aiohttp.ClientWebSocketResponse[bool]
+
+_log = logging.getLogger("splitup.relay")
+
+
+class Tunnel:
+    """Keeps a node registered at one relay at a time. Close it."""
+
+    def __init__(self, identity: Identity, acceptor: LinkAcceptor, local_url: str) -> None:
+        """``local_url`` is the node's own HTTP server's."""
+        self._identity = identity
+        self._acceptor = acceptor
+        self._local_url = local_url
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def make_endpoint(self, relay: str) -> str:
+        """Return how others reach the node through a relay."""
+        return f"{relay}{RELAY_PATH}/{self._identity.address}"
+
+    async def serve(self, relay: str, on_up: Callable[[], Awaitable[None]]) -> None:
+        """Register at a relay, call ``on_up``, and serve until the connection ends.
+
+        Raises Unavailable when the relay does not answer, or does not take the node.
+        """
+        socket = await self._register(relay)
+        try:
+            await on_up()
+            async for message in socket:
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    break
+                self._take(relay, socket, message.data)
+        except PeerFault as fault:
+            raise Unavailable(f"relay {relay}: {fault}") from None
+        finally:
+            await socket.close()
+
+    async def close(self) -> None:
+        """Drop every connection to relays."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _register(self, relay: str) -> _Socket:
+        try:
+            async with asyncio.timeout(limits.HTTP_TIMEOUT_S):
+                socket = await self._dial(
+                    relay + RELAY_PATH, CONTROL_HEADER_BYTES + limits.HTTP_BODY_BYTES
+                )
+                try:
+                    await self._prove(relay, socket)
+                except BaseException:
+                    await socket.close()
+                    raise
+                return socket
+        except aiohttp.WSServerHandshakeError as error:
+            raise Unavailable(f"relay {relay} answered {error.status}") from None
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise Unavailable(f"relay {relay} cannot be reached: {reason}") from None
+
+    async def _prove(self, relay: str, socket: _Socket) -> None:
+        """Sign the relay's nonce; raise Unavailable unless it registers the node."""
+        nonce = await socket.receive()
+        if nonce.type is aiohttp.WSMsgType.TEXT:
+            token = sign_jws(
+                self._identity,
+                typ=RELAY_TYP,
+                audience=relay,
+                body={
+                    "node": self._identity.address,
+                    "nonce": nonce.data[: limits.LINK_TOKEN_CHARS],
+                },
+                now_s=int(time.time()),
+            )
+            await socket.send_str(token)
+            answer = await socket.receive()
+            if answer.type is aiohttp.WSMsgType.TEXT and answer.data == REGISTERED:
+                return
+            if answer.type is aiohttp.WSMsgType.CLOSE:
+                raise Unavailable(f"relay {relay} does not take this node: {answer.extra}")
+        raise Unavailable(f"relay {relay} did not register this node")
+
+    async def _dial(self, url: str, max_message_bytes: int) -> _Socket:
+        if self._session is None:
+            # a relay is our configuration's or the committee's choice: it may be on our network
+            self._session = open_peer_session(allow_loopback=True)
+        return await self._session.ws_connect(
+            url, heartbeat=limits.LINK_PING_S, max_msg_size=max_message_bytes
+        )
+
+    # ---- what comes through ----------------------------------------------------------------
+
+    def _take(self, relay: str, socket: _Socket, data: bytes) -> None:
+        kind, place, number, payload = decode_control(data)
+        if len(self._tasks) >= _MAX_WORK:
+            _log.warning("relay %s sends more than relays may", relay)
+            return  # whoever asked will time out
+        if kind is Kind.REQUEST and number < len(ROUTES):
+            work = self._answer(socket, place, number, payload)
+        elif kind is Kind.OPEN and len(payload) > TICKET_CHARS and payload.isascii():
+            text = payload.decode()
+            ticket, header = text[:TICKET_CHARS], text[TICKET_CHARS:]
+            if not ticket.isalnum():
+                raise PeerFault("a ticket that is none")
+            work = self._open(relay, socket, place, ticket, header)
+        else:
+            raise PeerFault("a message that no relay sends")
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, socket: _Socket, place: int, number: int, body: bytes) -> None:
+        method, path = ROUTES[number]
+        try:
+            status, reply = await self._ask_self(method, path, body)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            reason = f"the node does not answer itself: {error or type(error).__name__}"
+            status, reply = 503, _make_error(reason)
+        await _reply(socket, place, status, reply)
+
+    async def _ask_self(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        assert self._session is not None  # what asks came through it
+        async with self._session.request(
+            method,
+            self._local_url + path,
+            data=body if method == "POST" else None,
+            headers={"Content-Type": "application/json"} if method == "POST" else {},
+            timeout=aiohttp.ClientTimeout(total=limits.HTTP_TIMEOUT_S),
+            allow_redirects=False,
+        ) as response:
+            return response.status, (await response.read())[: limits.RELAY_REPLY_BYTES]
+
+    async def _open(
+        self, relay: str, socket: _Socket, place: int, ticket: str, header: str
+    ) -> None:
+        """Check who wants a data connection, then dial it and serve it."""
+        try:
+            link = self._acceptor.authenticate(header)
+            async with asyncio.timeout(limits.HTTP_TIMEOUT_S):
+                stream = await self._dial(
+                    f"{relay}{STREAM_PATH}/{ticket}", limits.MAX_FRAME_BYTES + 1
+                )
+        except SplitUpError as error:
+            await _reply(socket, place, _get_status(error), _make_error(str(error)))
+            return
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            _log.info("relay %s: a stream was not opened: %s", relay, error)
+            return  # nobody waits any more, or the relay is gone
+        try:
+            await self._acceptor.serve(link, stream)
+        except (aiohttp.ClientError, ConnectionError) as error:
+            _log.info("a data connection through %s broke: %s", relay, error)
+        finally:
+            await stream.close()
+
+
+def _get_status(error: SplitUpError) -> int:
+    if isinstance(error, BadSignature):
+        return 401
+    return 503 if isinstance(error, Unavailable) else 400
+
+
+def _make_error(text: str) -> bytes:
+    return json.dumps({"error": text[: limits.MAX_ERROR_CHARS]}).encode()
+
+
+async def _reply(socket: _Socket, place: int, status: int, body: bytes) -> None:
+    try:
+        await socket.send_bytes(encode_control(Kind.REPLY, place, status, body))
+    except ConnectionError as error:
+        _log.info("a relay did not take a reply: %s", error)
