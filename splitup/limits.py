@@ -12,6 +12,7 @@ MIB: Final = 1024 * KIB
 MAX_STEPS: Final = 65_536  # the Market contract's own bound; one step per generated token
 MAX_TASKS: Final = 1_024  # the ModelRegistry's bound: validation of a DAG must fit one transaction
 MAX_FALLBACKS: Final = 8  # nodes listed per task; the chance that all fail is negligible
+MAX_PLAN_NODES: Final = MAX_TASKS * MAX_FALLBACKS
 MIN_OPERATORS: Final = 3  # an executor, a validator and a third that breaks a tie
 MAX_CREDIT_MILLI: Final = 8_000  # rounds of work that a node can be owed, or ahead: factors ¼ … 4
 MAX_COMMITTEE: Final = 31  # n = 3f+1 with f = 10; signature checks on chain stay below 160 k gas
@@ -223,6 +224,7 @@ MAX_WITNESSED_VOTES: Final = 16_384  # 4,096 open executions of four members; �
 MAX_EVIDENCE: Final = 256  # conflicts kept; one is enough to slash a member
 GOSSIP_RETRY_S: Final = 1.0  # lost messages are said again
 PLAN_PUSH_STAGE_S: Final = 0.15  # per rank: a healthy member has pushed the plan by then
+PLAN_PUSHES: Final = 5  # of one member to nodes that do not answer, over 15 s and their timeouts
 PLAN_SUBMIT_STAGE_S: Final = 1.5  # per rank: longer than a block
 COMMITMENTS_STAGE_S: Final = 1.5  # per rank: longer than a block
 VERIFICATION_STAGE_S: Final = 1.0  # per rank: a small task has been recomputed by then

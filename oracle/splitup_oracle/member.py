@@ -273,7 +273,7 @@ class Member:
             case Gossip():
                 self._gossip(command)
             case PushPlan():
-                self._spawn(self._push_plan(command.certificate))
+                self._spawn(self._push_plan(command))
             case PushVerification():
                 self._spawn(self._push_verification(command))
             case RecomputeTask():
@@ -399,8 +399,8 @@ class Member:
         finally:
             peer.outstanding -= 1
 
-    async def _push_plan(self, certificate: PlanCertificate) -> None:
-        nodes = certificate.plan.nodes
+    async def _push_plan(self, command: PushPlan) -> None:
+        nodes, certificate = command.nodes, command.certificate
         data = certificate.model_dump(mode="json")
         sent = await asyncio.gather(
             *(self._post(f"{node.endpoint}/v1/plan", data, limits.RTT_TIMEOUT_S) for node in nodes)

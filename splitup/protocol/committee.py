@@ -256,7 +256,7 @@ class CommitteeMember:
                 commands = self._library.add_snapshot(event.snapshot)
                 return commands + self._plans.process_contents(now)
             case PlanPushed():
-                return self._plans.process_pushed(event.execution_id, event.unreached)
+                return self._plans.process_pushed(event.execution_id, event.unreached, now)
             case KeyReady():
                 self.seat.set_key(event.group, event.share)
                 return [*self._plans.process_key(now), *self._settlements.process_key(now)]

@@ -106,9 +106,10 @@ class PlanCertified(Message):
 
 
 class PlanDelivered(Message):
-    """The nodes of the plan have it: the others need not send it."""
+    """The nodes of the plan have it, but for those ``unreached``: the others need not send it."""
 
     execution_id: Bytes32Field
+    unreached: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_PLAN_NODES)
 
 
 class PlanWanted(Message):

@@ -320,7 +320,7 @@ class Simulation:
             case ev.Forget():
                 self.journals[account].pop((command.kind, command.key), None)
             case ev.PushPlan():
-                self._push(account, command.certificate)
+                self._push(account, command)
             case ev.PushVerification():
                 self._order(command)
             case ev.RecomputeTask():
@@ -345,12 +345,16 @@ class Simulation:
             case ev.FetchManifest():
                 raise AssertionError("every member has the manifest")
 
-    def _send(self, deliver: Callable[[], None]) -> None:
+    def _send(self, deliver: Callable[[], None]) -> bool:
+        """Send something; return whether it will arrive."""
         low, high = self.network.delay_ms
         copies = 2 if self.random.random() < self.network.repeat else 1
+        arrives = False
         for _ in range(copies):
             if self.random.random() >= self.network.loss:
                 self.after(self.random.uniform(low, high) / 1000, deliver)
+                arrives = True
+        return arrives
 
     def _fetch_snapshot(self, account: str, root: str) -> None:
         for other, member in self.members.items():
@@ -508,12 +512,19 @@ class Simulation:
                 rtt = ev.RttMeasured(node.address, self.random.randint(1, 3))
                 self._send(partial(self.feed, account, rtt))
 
-    def _push(self, account: str, certificate: PlanCertificate) -> None:
+    def _push(self, account: str, command: ev.PushPlan) -> None:
+        """Post the plan to its nodes; a request or an answer that is lost ends in a timeout."""
+        certificate, network = command.certificate, self.network
         execution_id = certificate.plan.request.execution_id
         self.pushes[execution_id] += 1
-        for entry in certificate.plan.nodes:
-            self._send(partial(self._run_plan, self.by_node[entry.node], certificate))
-        self.after(0.01, partial(self.feed, account, ev.PlanPushed(execution_id, ())))
+        answered = []
+        for entry in command.nodes:
+            arrived = self._send(partial(self._run_plan, self.by_node[entry.node], certificate))
+            if arrived and self.random.random() >= network.loss:
+                answered.append(entry.node)
+        unreached = tuple(n.node for n in command.nodes if n.node not in answered)
+        after_s = limits.RTT_TIMEOUT_S if unreached else 2 * network.delay_ms[1] / 1000
+        self.after(after_s, partial(self.feed, account, ev.PlanPushed(execution_id, unreached)))
 
     def _run_plan(self, node: Node, certificate: PlanCertificate) -> None:
         """Compute, pledge, see that a block holds it, then reveal to all members when it is due."""
