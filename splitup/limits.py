@@ -186,7 +186,7 @@ REORG_BLOCKS: Final = (
 )
 RECEIPT_POLL_S: Final = 0.05
 RESEND_AFTER_BLOCKS: Final = 3  # not mined by then: dropped, or underpriced
-GAP_CHECK_S: Final = 2.0  # how often a transaction that waits looks for one missing before it
+GAP_CHECK_S: Final = 2.0  # how often a sender looks whether what it sent lately is still there
 SENT_KEPT: Final = 256  # transactions that a reorganisation may undo: 64 blocks of four each
 FEE_CEILING_WEI: Final = 500 * 10**9  # 100 times a busy day's fee; above it, people decide
 MINE_TIMEOUT_S: Final = 180.0  # fifteen of Ethereum's blocks
@@ -202,6 +202,7 @@ MAX_EARLY_EXECUTIONS: Final = 32  # executions whose frames may precede their pl
 # ---- committee ---------------------------------------------------------------------------------
 
 MAX_OPEN_EXECUTIONS: Final = 4_096  # unsettled at once; ≈ 10 KB each. More are refunded, not served
+MAX_UNDONE: Final = 256  # executions that a reorganisation took away and may bring back
 MAX_FINISHED_PLANS: Final = 256  # certificates kept after settlement, for clients that ask late
 MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this member has not seen yet
 MAX_SNAPSHOTS: Final = 64  # contents kept by root; a request refers to one at most minutes old
