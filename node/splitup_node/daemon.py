@@ -17,11 +17,10 @@ from aiohttp import web
 
 from splitup import limits
 from splitup.chain.client import Chain
-from splitup.chain.committee import fetch_committee
+from splitup.chain.committee import Committees
 from splitup.chain.deployment import Deployment
 from splitup.crypto.keys import Identity
 from splitup.errors import (
-    BadSignature,
     ConfigurationError,
     InvalidModel,
     PeerFault,
@@ -40,7 +39,7 @@ from splitup.net.logs import (
     open_logs,
     open_verification_logs,
 )
-from splitup.protocol.certificates import CommitteeView, check_certificate
+from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.takeovers import Roster
 from splitup.wire import Heartbeat, PlanCertificate, VerificationOrder
 from splitup_node.config import NodeConfig
@@ -68,6 +67,7 @@ class _Parts:
     identity: Identity
     journal: Journal
     chain: Chain
+    committees: Committees
     http: SignedClient
     supervisor: Supervisor
 
@@ -85,8 +85,8 @@ class Node:
         self._http = parts.http
         self.endpoint = ""  # known once the server listens
         self._supervisor = parts.supervisor
+        self._committees = parts.committees
         self._committee = committee
-        self._committee_at_s = time.monotonic()
         self.device = device
         self._boot_id = secrets.token_hex(32)
         self._sequence = 0
@@ -109,7 +109,7 @@ class Node:
             allow_loopback=self._config.allow_loopback,
             get_state_limit=lambda: self._residents.state_limit_bytes,
         )
-        herald = Herald(self._http, lambda: self._committee)
+        herald = Herald(self._http, self._committees.fetch_of)
         self._reporter = Reporter(self._journal, self._chain, herald)
         self._recovery = Recovery(
             self._identity.address,
@@ -130,7 +130,7 @@ class Node:
                 open_store=lambda order: open_verification_logs(
                     self._gateway, lambda: self._http.session, order
                 ),
-                get_committee=lambda: self._committee,
+                committees=self._committees,
             ),
             sampling_bps,
         )
@@ -235,7 +235,7 @@ class Node:
         if plan.request.deadline <= time.time():
             raise PeerFault(f"the deadline of {execution_id} has passed")
         plan.node_of(self._identity.address)
-        await self._check_certificate(certificate)
+        await self._committees.check_certificate(certificate)
         manifest = await self._cache.fetch_manifest(plan.request.model_id)
         try:
             for index, executor in enumerate(plan.executors()):
@@ -246,15 +246,6 @@ class Node:
         except SplitUpError as error:
             self.engine.refuse(certificate, str(error))
             raise
-
-    async def _check_certificate(self, certificate: PlanCertificate) -> None:
-        try:
-            await asyncio.to_thread(check_certificate, certificate, self._committee)
-        except (BadSignature, PeerFault):
-            if time.monotonic() - self._committee_at_s < limits.COMMITTEE_REFRESH_S:
-                raise
-            await self._refresh_committee()  # the committee may have changed
-            await asyncio.to_thread(check_certificate, certificate, self._committee)
 
     async def _handle_verify(self, request: web.Request) -> web.Response:
         order = VerificationOrder.from_value(await read_json(request))
@@ -369,8 +360,7 @@ class Node:
         self._write_status(running=True)
 
     async def _refresh_committee(self) -> None:
-        self._committee = await fetch_committee(self._chain)
-        self._committee_at_s = time.monotonic()
+        self._committee = await self._committees.fetch_current()
 
     async def _specialise(self) -> None:
         """Load one task after the other, by demand, for as long as there is memory."""
@@ -486,10 +476,11 @@ async def run_node(
             worker_argv=worker_argv,
         )
         stack.push_async_callback(supervisor.close)
-        parts = _Parts(config, identity, journal, chain, http, supervisor)
+        committees = Committees(chain)
+        parts = _Parts(config, identity, journal, chain, committees, http, supervisor)
         node = Node(
             parts,
-            committee=await fetch_committee(chain),
+            committee=await committees.fetch_current(),
             sampling_bps=(await chain.call("market", "parameters"))["samplingBps"],
             device=await supervisor.start(),
         )

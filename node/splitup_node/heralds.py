@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from splitup import limits
@@ -13,7 +13,14 @@ from splitup.errors import PeerFault, Refused, SplitUpError
 from splitup.net.http import SignedClient
 from splitup.protocol.attestations import Attestations, check_attestation
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
-from splitup.wire import Message, SignedAttestation, Takeovers, VerificationCommitment
+from splitup.wire import (
+    Completion,
+    Pledge,
+    SignedAttestation,
+    Takeovers,
+    VerificationCommitment,
+    VerificationResult,
+)
 
 PROMISE_TYP: Final = "splitup-verification-commitment"
 TAKEOVERS_TYP: Final = "splitup-takeovers"
@@ -23,19 +30,23 @@ _NO_DRAW: Final = 404  # for one that it knows no draw of
 _log = logging.getLogger("splitup.node.heralds")
 
 
+Said = Pledge | Takeovers | Completion | VerificationCommitment | VerificationResult
+CommitteeSource = Callable[[str], Awaitable[CommitteeView]]  # of an execution
+
+
 class Herald:
     """Speaks to every member; one that is down is told again."""
 
-    def __init__(self, http: SignedClient, get_committee: Callable[[], CommitteeView]) -> None:
+    def __init__(self, http: SignedClient, fetch_committee: CommitteeSource) -> None:
         self._http = http
-        self._get_committee = get_committee
+        self._fetch_committee = fetch_committee
 
-    async def tell(self, path: str, typ: str, message: Message, done: set[str]) -> bool:
+    async def tell(self, path: str, typ: str, message: Said, done: set[str]) -> bool:
         """Sign and send to the members that are not in ``done`` yet and add those that took it.
 
         Returns whether a quorum has it. One signature serves all members.
         """
-        committee = self._get_committee()
+        committee = await self._fetch_committee(message.execution_id)
         token = self._http.sign(typ, committee.domain.committee, message)
         missing = [m for m in committee.members if m.account not in done]
         answers = await asyncio.gather(
@@ -61,10 +72,11 @@ class Herald:
         else:
             await self.tell("/v1/promise", PROMISE_TYP, said, done)
 
-    def has_all(self, done: set[str]) -> bool:
-        return done >= {member.account for member in self._get_committee().members}
+    async def has_all(self, execution_id: str, done: set[str]) -> bool:
+        committee = await self._fetch_committee(execution_id)
+        return done >= {member.account for member in committee.members}
 
-    async def spread(self, path: str, typ: str, message: Message, give_up_s: float) -> bool:
+    async def spread(self, path: str, typ: str, message: Said, give_up_s: float) -> bool:
         """Tell until a quorum has it, and for a while the others; return whether a quorum has."""
         done: set[str] = set()
         late_tries = 0
@@ -72,7 +84,7 @@ class Herald:
         while time.time() < give_up_s:
             if await self.tell(path, typ, message, done):
                 late_tries += 1
-            if self.has_all(done) or late_tries > limits.RPC_TRIES:
+            if late_tries > limits.RPC_TRIES or await self.has_all(message.execution_id, done):
                 return True
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
@@ -89,11 +101,11 @@ class Herald:
         What is ``said`` before is told to all members meanwhile: a validator's commitment, which
         has to be fixed before it reveals, or what made a node an executor.
         """
-        attestations = Attestations(self._get_committee().quorum)
+        attestations = Attestations((await self._fetch_committee(execution_id)).quorum)
         told: set[str] = set()
         pause_s = limits.REPORT_RETRY_S
         while time.time() < give_up_s:
-            if said is not None and not self.has_all(told):
+            if said is not None and not await self.has_all(execution_id, told):
                 await self.say(said, told)
             if await self._ask(execution_id, attestations, told):
                 return False
@@ -111,7 +123,7 @@ class Herald:
 
         A member without a draw may have been restarted, and is taken out of ``told``.
         """
-        committee = self._get_committee()
+        committee = await self._fetch_committee(execution_id)
         answers = await asyncio.gather(
             *(self._fetch(execution_id, member, committee) for member in committee.members)
         )

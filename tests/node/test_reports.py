@@ -126,6 +126,10 @@ COMMITTEE = CommitteeView(
 )
 
 
+async def fetch_committee(execution_id: str) -> CommitteeView:
+    return COMMITTEE
+
+
 @pytest.fixture(autouse=True)
 def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REPORT_RETRY_S", 0.01)
@@ -147,7 +151,7 @@ def http() -> FakeHttp:
 async def run(directory: Path, chain: FakeChain, http: FakeHttp) -> AsyncIterator[Reporter]:
     """Run a reporter until the end of the block, as a node does between two restarts."""
     with Journal.open(directory) as journal:
-        herald = Herald(http, lambda: COMMITTEE)  # type: ignore[arg-type]
+        herald = Herald(http, fetch_committee)  # type: ignore[arg-type]
         reporter = Reporter(journal, chain, herald)  # type: ignore[arg-type]
         reporter.resume()
         task = asyncio.create_task(reporter.run())

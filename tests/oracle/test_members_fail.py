@@ -1,4 +1,4 @@
-"""Members that die, hang, cannot be reached, or are replaced, as processes on a real chain."""
+"""Members that die, hang, are cut off, or are replaced, as processes on a real chain."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 import pytest_asyncio
 
 from splitup import limits
-from splitup.chain.committee import fetch_committee
+from splitup.chain.committee import Committees, fetch_committee
 from splitup.chain.rpc import Rpc
-from splitup.protocol.certificates import check_certificate
 from tests.builders import HANG_S
 from tests.oracle.committee_network import Network, run_network
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Network]:
     """One network for all: starting it takes as long as a test."""
     directory: Path = tmp_path_factory.mktemp("members")
-    async with run_network(directory, sampling_bps=10_000) as network:
+    async with run_network(directory, sampling_bps=10_000, cuttable=True) as network:
         try:
             await network.wait_until(network.is_ready, 180)
             yield network
@@ -35,7 +34,7 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
 async def finish(network: Network, execution_id: str) -> None:
     """Wait for plan and settlement, and check the certificate."""
     certificate = await network.fetch_plan(execution_id)
-    check_certificate(certificate, await fetch_committee(network.client))
+    await Committees(network.client).check_certificate(certificate)
     events = await network.wait_until(lambda: network.find_settlement(execution_id), 60)
     names = [event.name for event in events]
     assert names.count("PlanAccepted") == names.count("Settled") == 1
@@ -51,22 +50,30 @@ async def has_plan(network: Network, execution_id: str) -> bool:
     return any(e.name == "PlanAccepted" and e.args["executionId"] == execution_id for e in events)
 
 
-async def test_f06_f07_members_killed_and_stopped_at_any_moment(network: Network) -> None:
-    for place in range(4):
+async def test_f06_f07_f08_members_killed_stopped_and_cut_off_at_any_moment(
+    network: Network,
+) -> None:
+    for place, fault in enumerate(("kill", "stop", "cut", "cut")):
         execution_id, _ = await network.request()  # under way when the member goes
-        if place % 2:
-            network.signal_member(place, signal.SIGSTOP)
-        else:
-            await network.stop_member(place, signal.SIGKILL)
+        match fault:
+            case "kill":
+                await network.stop_member(place, signal.SIGKILL)
+            case "stop":
+                network.signal_member(place, signal.SIGSTOP)
+            case "cut":
+                network.cut_member(place)
         await finish(network, execution_id)
         await run_execution(network)
-        if place % 2:
-            network.signal_member(place, signal.SIGCONT)
-        else:
-            await network.start_member(place)
+        match fault:
+            case "kill":
+                await network.start_member(place)
+            case "stop":
+                network.signal_member(place, signal.SIGCONT)
+            case "cut":
+                await network.exchange.heal(place)
         await network.wait_until(network.is_ready, 180)
 
-    network.signal_member(0, signal.SIGSTOP)
+    network.signal_member(0, signal.SIGSTOP)  # the two that were cut off are needed from here on
     await network.stop_member(1, signal.SIGKILL)
     execution_id, _ = await network.request()
     head = await network.client.fetch_head()
@@ -88,7 +95,8 @@ async def test_a_member_is_replaced_while_executions_go_on(network: Network) -> 
     before = await fetch_committee(network.client)
     rows = sorted([network.rows[0], network.rows[1], network.rows[2], network.rows[4]])
     await network.stop_member(3, signal.SIGKILL)  # it is to be replaced because it is gone
-    open_before, _ = await network.request()
+    settles = asyncio.Event()
+    open_before, _ = await network.request(settles)  # in flight until after the handover
     await network.owner.send("committee", "setMembers", rows)
     await network.start_member(4)
     executions = 0
@@ -99,8 +107,11 @@ async def test_a_member_is_replaced_while_executions_go_on(network: Network) -> 
         executions += 1
         return (await network.client.call("committee", "configuration")) == 2
 
-    await asyncio.gather(network.wait_until(is_over, 120), finish(network, open_before))
+    await network.wait_until(is_over, 120)
     assert executions >= 1
+    assert not await network.find_settlement(open_before)
+    settles.set()
+    await finish(network, open_before)  # by the members that it began with
     after = await fetch_committee(network.client)
     assert after.group_key == before.group_key
     assert {m.account for m in after.members} == {row[0] for row in rows}
