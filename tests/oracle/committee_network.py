@@ -187,7 +187,7 @@ class Node:
             steps=completion.steps,
             root=completion.root(),
         )
-        assert await herald.spread("/v1/pledge", "splitup-pledge", pledge, math.inf)
+        self.spawn(herald.spread("/v1/pledge", "splitup-pledge", pledge, math.inf))
         assert await herald.wait_until_due(execution_id, None, math.inf)
         await herald.spread("/v1/completion", "splitup-completion", completion, math.inf)
 
