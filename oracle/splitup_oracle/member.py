@@ -71,6 +71,7 @@ from splitup.protocol.events import (
     SubmitSnapshot,
     TaskRecomputed,
 )
+from splitup.protocol.evidence import EVIDENCE
 from splitup.protocol.membership import Membership
 from splitup.protocol.messages import (
     DrawPartial,
@@ -159,6 +160,7 @@ class Member:
                 grace_s=grace_s,
                 signed={key: value["digest"] for key, value in journal.items(SIGNED)},
                 snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
+                evidence=[Equivocation.from_value(value) for _, value in journal.items(EVIDENCE)],
             )
 
         domain = Domain(chain.deployment.chain_id, chain.deployment.committee.lower())

@@ -25,9 +25,10 @@ from splitup.graph.manifest import Manifest
 from splitup.protocol import events as ev
 from splitup.protocol import plans, selection
 from splitup.protocol.committee import CommitteeMember
-from splitup.protocol.evidence import compute_vote_hash, get_slot
+from splitup.protocol.evidence import EVIDENCE, compute_vote_hash, get_slot
 from splitup.protocol.messages import (
     EpochWish,
+    Equivocation,
     ObservationShare,
     PlanPartial,
     PlanVote,
@@ -330,6 +331,7 @@ class History:
             grace_s=GRACE_S,
             signed={k: v["digest"] for (kind, k), v in journal.items() if kind == SIGNED},  # type: ignore[index]
             snapshots=[Snapshot.from_value(v) for (k, _), v in journal.items() if k == SNAPSHOT],
+            evidence=[Equivocation.from_value(v) for (k, _), v in journal.items() if k == EVIDENCE],
             scheme=self.scheme,
         )
         records = tuple(

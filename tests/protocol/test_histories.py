@@ -17,7 +17,7 @@ import pytest
 
 from splitup.crypto.scheme import REAL
 from splitup.protocol.committee import CommitteeMember
-from splitup.protocol.events import Command, Persist
+from splitup.protocol.events import Command, Persist, SubmitEvidence, Tick
 from tests.protocol.histories import (
     Broken,
     History,
@@ -108,6 +108,24 @@ def test_a19_equivocating_members_are_found_and_only_they() -> None:
             kept = [key for kind, key in life.journal if kind == "evidence"]
             assert not life.machine or len(kept) >= bool(life.machine.list_evidence())
     assert accused > 20
+
+
+def test_a19_evidence_is_brought_to_the_chain_again_after_a_restart() -> None:
+    """The report may have been lost with the process that made it; the chain takes it once."""
+    history = next(
+        found
+        for seed in range(40)
+        if (found := History(Scenario(seed, liars=frozenset({seed % 4}), requests=3)).run()).accused
+    )
+    life = next(a for a in history.lives if any(kind == "evidence" for kind, _ in a.journal))
+    history._start(life)
+    assert life.machine is not None and life.machine.list_evidence()
+    reports = [
+        [c for c in life.machine.handle(Tick(), history.now) if isinstance(c, SubmitEvidence)]
+        for _ in range(2)
+    ]
+    assert [report.evidence for report in reports[0]] == life.machine.list_evidence()
+    assert not reports[1]
 
 
 def test_a_history_replays_exactly() -> None:
