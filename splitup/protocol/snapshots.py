@@ -258,7 +258,7 @@ class Snapshots:
             return "refresh" if lasting else ""
         if now - self._accepted_at >= limits.SNAPSHOT_REFRESH_S:
             return "refresh"
-        if current is not None and _list_entries(current) != lasting:
+        if current is not None and current.once(_list_entries) != lasting:
             return "news"
         return ""
 
@@ -336,7 +336,7 @@ class Snapshots:
         previous = self._find_current()
         if previous is None and self._needs_previous():
             return self._ask_current(now)
-        if not self._get_reason(_list_entries(snapshot), self._grant_age(now)):
+        if not self._get_reason(snapshot.once(_list_entries), self._grant_age(now)):
             return [Log(f"snapshot {snapshot.sequence} by {sender} is not due; not signed")]
         if self._compute(proposal.observations, previous) != snapshot:
             # honest when the registry changed between two views of the chain
@@ -406,7 +406,7 @@ class Snapshots:
             return self._ask_current(now)
         shares = tuple(share for _, share in sorted(mine.shares.items()))
         snapshot = self._compute(shares, previous)
-        if not self._get_reason(_list_entries(snapshot), now):
+        if not self._get_reason(snapshot.once(_list_entries), now):
             self._collection = None
             return []
         commands = self._vote(snapshot, now)
@@ -528,7 +528,7 @@ class Snapshots:
             views=views,
         )
         signature = self._seat.scheme.sign(
-            self._seat.identity, OBSERVATION_DOMAIN, observation.canonical_bytes()
+            self._seat.identity, OBSERVATION_DOMAIN, observation.once(Observation.canonical_bytes)
         )
         return ObservationShare(observation=observation, signature="0x" + signature.hex())
 
@@ -543,7 +543,7 @@ class Snapshots:
         self._seat.scheme.verify(
             member.signing_key,
             OBSERVATION_DOMAIN,
-            observation.canonical_bytes(),
+            observation.once(Observation.canonical_bytes),
             bytes.fromhex(share.signature[2:]),
         )
 

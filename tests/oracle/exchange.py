@@ -35,7 +35,8 @@ class Exchange:
 
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             line = _Line(writer.get_extra_info("peername")[1], place)
-            self._switch(line)
+            if not self._is_cut(line):
+                line.flows.set()
             task = asyncio.ensure_future(_carry(line, target_port, reader, writer))
             self._lines[task] = line
             task.add_done_callback(self._lines.pop)
@@ -52,8 +53,10 @@ class Exchange:
     def cut(self, place: int, process: int) -> None:
         """Let nothing pass to the process at ``place``, nor from it; no connection breaks."""
         self._cut[place] = process
+        ports = _find_ports(process)
         for line in self._lines.values():
-            self._switch(line)
+            if line.place == place or line.port in ports:
+                line.flows.clear()
 
     async def heal(self, place: int) -> None:
         """Connect it again; what was open in the meantime is lost."""
@@ -65,14 +68,10 @@ class Exchange:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _switch(self, line: _Line) -> None:
-        is_cut = line.place in self._cut or any(
-            _owns(process, line.port) for process in self._cut.values()
+    def _is_cut(self, line: _Line) -> bool:
+        return line.place in self._cut or any(
+            line.port in _find_ports(process) for process in self._cut.values()
         )
-        if is_cut:
-            line.flows.clear()
-        else:
-            line.flows.set()
 
 
 async def _carry(
@@ -103,16 +102,13 @@ async def _pipe(line: _Line, reader: asyncio.StreamReader, writer: asyncio.Strea
         writer.write_eof()
 
 
-def _owns(process: int, port: int) -> bool:
-    """Return whether a process holds the socket with this local port on the loopback."""
-    inodes = {
-        fields[_INODE]
-        for fields in map(str.split, Path("/proc/net/tcp").read_text().splitlines()[1:])
-        if fields[_LOCAL_ADDRESS] == f"0100007F:{port:04X}"
-    }
-    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+def _find_ports(process: int) -> set[int]:
+    """Return the local ports of a process's sockets on the loopback."""
+    inodes = set()
+    for descriptor in os.scandir(f"/proc/{process}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed in the meantime
-            name = os.readlink(descriptor)
-            if name.startswith("socket:[") and name[8:-1] in inodes:
-                return True
-    return False
+            name = os.readlink(descriptor.path)
+            if name.startswith("socket:["):
+                inodes.add(name[8:-1])
+    rows = map(str.split, Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return {int(row[_LOCAL_ADDRESS].partition(":")[2], 16) for row in rows if row[_INODE] in inodes}
