@@ -99,7 +99,12 @@ class Node:
         self._background: set[asyncio.Task[Any]] = set()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
         self._cache = Cache(self._config.data_dir / "cache", self._gateway, self._http.session)
-        self._residents = Residents(self._supervisor, self._cache, int(self._config.vram))
+        self._residents = Residents(
+            self._supervisor,
+            self._cache,
+            int(self._config.vram),
+            lambda: self.engine.runs.speed,
+        )
         self.engine = Engine(
             self._identity,
             self._supervisor,
@@ -323,6 +328,8 @@ class Node:
             resident=tuple(sorted(task.task_id for task in self._residents.tasks)),
             vram_free_bytes=max(0, self._residents.free_bytes),
             determinism=self.device["determinism_class"][:200],
+            speed_mflops=self.engine.runs.speed_mflops,
+            bandwidth_kbps=self._cache.bandwidth_kbps,
         )
         token = self._http.sign(HEARTBEAT_TYP, self._committee.domain.committee, beat)
         answers = await asyncio.gather(
@@ -432,6 +439,8 @@ class Node:
             "vram_bytes": int(self._config.vram),
             "vram_used_bytes": int(self._config.vram) - self._residents.free_bytes,
             "queue_ms": self.engine.runs.queue_ms,
+            "speed_mflops": self.engine.runs.speed_mflops,
+            "bandwidth_kbps": self._cache.bandwidth_kbps,
             "executions": sum(not e.is_over for e in self.engine.executions.values()),
             "verified": self._verifier.done,
             "worker_restarts": self._supervisor.restarts,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ from splitup.graph.manifest import (
 from splitup.graph.vectors import Vectors, load_vectors
 from splitup.net.gateway import GatewayClient
 from splitup.net.objects import get_object
+from splitup.net.rates import Rate
 from splitup.wire import Grant, Grants
 
 _CHUNK_BYTES: Final = 4 * limits.MIB
@@ -43,6 +45,12 @@ class Cache:
         self._gateway = gateway
         self._session = session
         self._manifests: dict[str, Manifest] = {}
+        self._downloads = Rate()  # bytes
+
+    @property
+    def bandwidth_kbps(self) -> int:
+        """Return 10^3 bytes a second of the latest downloads, 0 before the first."""
+        return self._downloads.per_ms(limits.MAX_BANDWIDTH_KBPS)
 
     async def fetch_manifest(self, model_id: str) -> Manifest:
         """Return a model's manifest. Raises InvalidModel, StorageUnavailable, PeerFault."""
@@ -106,6 +114,7 @@ class Cache:
                 await self._fetch(_find(grants, key), path, digest, size)
 
     async def _fetch(self, grant: Grant, path: Path, digest: str, size: int) -> None:
+        started_ns = time.monotonic_ns()
         data = await get_object(
             self._session,
             grant,
@@ -113,6 +122,8 @@ class Cache:
             expected_digest=digest,
             deadline_s=limits.DOWNLOAD_TIMEOUT_S,
         )
+        if len(data) >= limits.MEASURED_BYTES:
+            self._downloads.add(len(data), time.monotonic_ns() - started_ns)
         await asyncio.to_thread(_write, path, data)
 
 

@@ -91,6 +91,7 @@ class Nodes:
                 determinism=heartbeat.determinism,
                 speed_mflops=quantise(heartbeat.speed_mflops),
                 bandwidth_kbps=quantise(heartbeat.bandwidth_kbps),
+                vram_free_bytes=quantise(heartbeat.vram_free_bytes),
                 assigned_micro_usdc=quantise(assigned),
                 locked_micro_usdc=quantise_up(record.locked_micro_usdc),
             )

@@ -107,6 +107,7 @@ def compute_snapshot(
                 operator=record.operator,
                 speed_mflops=median_low(view.speed_mflops for view in seen),
                 bandwidth_kbps=median_low(view.bandwidth_kbps for view in seen),
+                vram_free_bytes=median_low(view.vram_free_bytes for view in seen),
                 credit_milli=credits[node],
                 locked_micro_usdc=median_low(view.locked_micro_usdc for view in seen),
             )

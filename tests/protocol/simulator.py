@@ -151,6 +151,7 @@ class Node:
     operator: str = ""
     withholds_pledge: bool = False  # commits on chain by itself
     two_faced: bool = False  # pledges something else to every member
+    vram_free_bytes: int = 0
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
     verified: set[tuple[str, int]] = field(default_factory=set)
     sequence: int = 0
@@ -184,7 +185,9 @@ class Simulation:
         network: Network | None = None,
         economics: Economics | None = None,
         manifest: Manifest | None = None,
+        held: int | None = None,
     ) -> None:
+        """The nodes hold the first ``held`` tasks, by default all."""
         self.random = random.Random(seed)
         self.now = 100.0
         self.network = network or Network()
@@ -209,6 +212,7 @@ class Simulation:
         self.ordered: list[tuple[str, str]] = []  # execution, validator
         self.lies_at: set[tuple[str, int]] | None = None  # where liars lie: everywhere
         self.broken: Callable[[Plan], Collection[str]] = lambda plan: ()  # whom the client replaces
+        self.held = held
         self.told = size  # how many members hear of takeovers from nodes
         self.paused: dict[str, float] = {}  # node -> until when it says nothing
         self.unable: set[str] = set()  # members that cannot recompute
@@ -492,7 +496,7 @@ class Simulation:
             self.feed(account, ev.NodesSeen(tuple(self._records())))
 
     def _beat(self) -> None:
-        resident = tuple(sorted(task.task_id for task in self.manifest.tasks))
+        resident = tuple(sorted(task.task_id for task in self.manifest.tasks[: self.held]))
         for node in self.nodes:
             node.sequence += 1
             heartbeat = Heartbeat(
@@ -503,7 +507,7 @@ class Simulation:
                 block_number=self.block,
                 queue_ms=0,
                 resident=resident,
-                vram_free_bytes=0,
+                vram_free_bytes=node.vram_free_bytes,
                 determinism="CPU:X86",
             )
             for account in self.members:
