@@ -28,7 +28,7 @@ from splitup.graph.manifest import (
 )
 from splitup.graph.vectors import Vectors, load_vectors
 from splitup.net.gateway import GatewayClient
-from splitup.net.objects import get_object
+from splitup.net.objects import download_object
 from splitup.net.rates import Rate
 from splitup.wire import Grant, Grants
 
@@ -115,16 +115,16 @@ class Cache:
 
     async def _fetch(self, grant: Grant, path: Path, digest: str, size: int) -> None:
         started_ns = time.monotonic_ns()
-        data = await get_object(
+        await download_object(
             self._session,
             grant,
+            path,
             max_bytes=size,
             expected_digest=digest,
             deadline_s=limits.DOWNLOAD_TIMEOUT_S,
         )
-        if len(data) >= limits.MEASURED_BYTES:
-            self._downloads.add(len(data), time.monotonic_ns() - started_ns)
-        await asyncio.to_thread(_write, path, data)
+        if size >= limits.MEASURED_BYTES:
+            self._downloads.add(size, time.monotonic_ns() - started_ns)
 
 
 def _find(grants: Grants, key: str) -> Grant:
