@@ -212,6 +212,12 @@ MAX_UNDONE: Final = 256  # executions that a reorganisation took away and may br
 MAX_FINISHED_PLANS: Final = 256  # certificates kept after settlement, for clients that ask late
 MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this member has not seen yet
 MAX_SNAPSHOTS: Final = 64  # contents kept by root; a request refers to one at most minutes old
+SNAPSHOT_ENTRIES_KEPT: Final = 160_000  # in those contents: 16 of 10,000 nodes, ≈ 2 KB each
+MAX_SNAPSHOT_BYTES: Final = 64 * MIB  # of JSON: 16,384 nodes of 2 KB, doubled
+PARCEL_NODES: Final = 1_000  # above it what grows with the nodes travels apart from its gossip
+PARCEL_PART_BYTES: Final = 2 * MIB
+MAX_PARCEL_BYTES: Final = 128 * MIB  # a proposal of 5 observations (n = 7) of 10,000 nodes: 85 MB
+MAX_PARCELS: Final = 4  # offered at once: an observation, a proposal, and those before
 MAX_MANIFESTS: Final = 256  # models known at once to a committee member
 MAX_NODES: Final = 16_384  # registered nodes a member follows, ≈ 2 KB each
 MAX_DEMAND_TASKS: Final = 4_096  # rows in a heartbeat's reply, ≈ 300 bytes each

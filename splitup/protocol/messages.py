@@ -208,6 +208,17 @@ _KINDS: Final[dict[str, type[Message]]] = {
 _NAMES: Final = {message: kind for kind, message in _KINDS.items()}
 
 
+def count_nodes(message: Message) -> int:
+    """Return how many nodes a message lists, with every repetition: what its size grows with."""
+    match message:
+        case ObservationShare():
+            return len(message.observation.views)
+        case SnapshotProposal():
+            views = sum(len(share.observation.views) for share in message.observations)
+            return views + len(message.snapshot.entries)
+    return 0
+
+
 def encode_gossip(message: Message, configuration: int) -> dict[str, Any]:
     """Return the JSON body that carries a message between members of a configuration."""
     return {
