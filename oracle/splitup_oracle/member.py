@@ -154,9 +154,7 @@ class Member:
         self._waiters: dict[str, _Waiters] = {}
         self._peers: dict[str, _Peer] = {}
         self.parcels = Parcels()
-        self._packed: OrderedDict[int, tuple[Message, Parcel]] = (
-            OrderedDict()
-        )  # what we said lately
+        self._packed: OrderedDict[int, tuple[Message, Parcel]] = OrderedDict()  # said lately
         self._fetched: OrderedDict[tuple[str, str], None] = OrderedDict()  # sender, digest
         self.heard = asyncio.Event()  # a node beat that has no round-trip time yet
         self.behind = asyncio.Event()  # another member has seen a block that we have not

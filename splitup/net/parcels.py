@@ -58,7 +58,7 @@ async def fetch_parcel(http: SignedClient, endpoint: str, parcel: Parcel) -> byt
     while len(packed) < parcel.packed_bytes:
         wanted = min(limits.PARCEL_PART_BYTES, parcel.packed_bytes - len(packed))
         url = f"{endpoint}/v1/parcel/{parcel.packed_digest}/{part}"
-        data = await http.get_bytes(url, max_bytes=wanted)
+        data = await http.get_bytes(url, max_bytes=wanted, timeout_s=limits.PARCEL_TIMEOUT_S)
         if len(data) != wanted:
             raise PeerFault(f"{url} has {len(data)} bytes instead of {wanted}")
         packed += data
