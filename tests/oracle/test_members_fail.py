@@ -13,6 +13,7 @@ import pytest_asyncio
 from splitup import limits
 from splitup.chain.committee import Committees, fetch_committee
 from splitup.chain.rpc import Rpc
+from splitup.errors import Refused, Unavailable
 from tests.builders import HANG_S
 from tests.oracle.committee_network import Network, run_network
 
@@ -138,12 +139,24 @@ async def test_f14_an_execution_survives_a_reorganisation(network: Network) -> N
 
 
 async def has_fresh_snapshot(network: Network) -> bool:
-    """Return whether the next snapshot is far: a request that moves behind it is refused."""
+    """Return whether the next snapshot is far: a request that moves behind it is refused.
+
+    One is due when the latest is old, or when it lacks a node.
+    """
     accepted = [
         event
         for event in await network.client.fetch_events("committee")
         if event.name == "SnapshotAccepted"
     ]
+    endpoint = network.endpoints[next(iter(network.processes))]
+    try:
+        snapshot = await network.http.get_json(
+            f"{endpoint}/v1/snapshot/{accepted[-1].args['root']}"
+        )
+    except (Unavailable, Refused):  # it has not fetched it yet
+        return False
+    if len(snapshot["entries"]) < len(network.nodes):
+        return False
     head = await network.client.fetch_head()
     return head.number - accepted[-1].block_number < limits.SNAPSHOT_REFRESH_S * 2 / 3  # 1 s blocks
 
