@@ -157,6 +157,7 @@ UPLOAD_STALL_S: Final = 60.0  # an upload that moves nothing for this long is de
 MAX_GRANTS: Final = 4_096  # ≈ 4 MB of reply and 1 s of signing; one party, one execution
 GRANT_GRACE_S: Final = 300  # after the deadline: the last logs are written, the drawn tasks checked
 COMMITTEE_CACHE_S: Final = 10.0  # how stale the gateway's view of the committee may be
+COMMITTEE_LOOKUPS: Final = 8  # executions asked of the chain at once: forged certificates name any
 COMMITTEE_REFRESH_S: Final = 1.0  # a certificate that fails makes us look again, this often at most
 MAX_CACHED_MANIFESTS: Final = 64
 LOG_URL_S: Final = 120  # URLs of what is asked for when it is moved; two tries of 30 s fit

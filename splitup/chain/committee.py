@@ -61,6 +61,7 @@ class Committees:
         self._looked_s = -math.inf  # monotonic
         self._views: OrderedDict[int, CommitteeView] = OrderedDict()  # with their keys: final
         self._executions: OrderedDict[str, int] = OrderedDict()  # -> configuration
+        self._gate = asyncio.Semaphore(limits.COMMITTEE_LOOKUPS)
 
     async def fetch_current(self, *, max_age_s: float = limits.COMMITTEE_CACHE_S) -> CommitteeView:
         """Return the committee as it was at most ``max_age_s`` ago.
@@ -84,7 +85,8 @@ class Committees:
         try:
             number = self._executions.get(execution_id)
             if number is None:
-                found = await self._chain.call("market", "executionOf", execution_id)
+                async with self._gate:
+                    found = await self._chain.call("market", "executionOf", execution_id)
                 number = int(found["configuration"])
                 if not number:
                     return current
