@@ -48,6 +48,9 @@ NodeEndpointField = Annotated[  # where a node is reached: itself, or a relay (s
     ),
 ]
 
+Speed = Annotated[int, Field(ge=0, le=limits.MAX_SPEED_MFLOPS)]
+Bandwidth = Annotated[int, Field(ge=0, le=limits.MAX_BANDWIDTH_KBPS)]
+
 T = TypeVar("T")
 
 ZERO_BYTES32 = "0x" + "00" * 32
@@ -119,8 +122,8 @@ class Heartbeat(Message):
     resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
     vram_free_bytes: Count
     determinism: str = Field(max_length=200)
-    speed_mflops: Count = 0  # measured over its runs; 0 means not yet
-    bandwidth_kbps: Count = 0  # measured over its downloads; 0 means not yet
+    speed_mflops: Speed = 0  # measured over its runs; 0 means not yet
+    bandwidth_kbps: Bandwidth = 0  # measured over its downloads; 0 means not yet
 
 
 class NodeView(Message):
@@ -131,8 +134,9 @@ class NodeView(Message):
     queue_ms: Count
     resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
     determinism: str = Field(max_length=200)
-    speed_mflops: Count = 0
-    bandwidth_kbps: Count = 0
+    speed_mflops: Speed = 0
+    bandwidth_kbps: Bandwidth = 0
+    vram_free_bytes: Count = 0
     assigned_micro_usdc: Count = 0  # the price of the work it got since the snapshot before
     locked_micro_usdc: Count = 0  # of its stake, by executions under way
 

@@ -21,8 +21,10 @@ from splitup.graph.vectors import Audit, Vectors, audit, make_inputs
 from splitup.net.cache import Cache
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
+from splitup.net.rates import Rate
 from splitup_node.config import NodeConfig
 from splitup_node.ipc import RunAnswer, RunRequest
+from splitup_node.runs import is_full
 from splitup_node.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
 from splitup_node.workers import Workers
 
@@ -52,9 +54,16 @@ class AuditedTask:
 
 
 async def audit_program(
-    supervisor: Supervisor | Workers, program: int, task: Task, vectors: Vectors
+    supervisor: Supervisor | Workers,
+    program: int,
+    task: Task,
+    vectors: Vectors,
+    speed: Rate | None = None,
 ) -> Audit:
-    """Run a loaded program on the inputs of its vectors. Raises TaskFailed, WorkerLost."""
+    """Run a loaded program on the inputs of its vectors. Raises TaskFailed, WorkerLost.
+
+    ``speed`` takes what the runs behind the first one show.
+    """
     inputs, outputs = [port.spec for port in task.inputs], [port.spec for port in task.outputs]
     results = []
     try:
@@ -62,6 +71,8 @@ async def audit_program(
             data = await asyncio.to_thread(make_inputs, inputs, vectors.seed, step)
             answer = await _run(supervisor, RunRequest(SESSION, program, data))
             results.append([bytes(output) for output in answer.outputs])
+            if speed is not None and step and is_full(task, data):
+                speed.add(task.flops, answer.ended_ns - answer.started_ns)
     finally:
         supervisor.drop([SESSION])
     determinism = supervisor.report["determinism_class"][: limits.MAX_DETERMINISM_CHARS]

@@ -18,11 +18,10 @@ from aiohttp import web
 
 from splitup import limits
 from splitup.chain.client import Chain
-from splitup.chain.committee import fetch_committee, fetch_node_key
+from splitup.chain.committee import Committees, fetch_node_key
 from splitup.chain.deployment import Deployment
 from splitup.crypto.keys import Identity
 from splitup.errors import (
-    BadSignature,
     ConfigurationError,
     InvalidModel,
     PeerFault,
@@ -44,7 +43,7 @@ from splitup.net.logs import (
 )
 from splitup.net.relay import Relay
 from splitup.net.tunnel import Tunnel
-from splitup.protocol.certificates import CommitteeView, check_certificate
+from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.takeovers import Roster
 from splitup.wire import Heartbeat, PlanCertificate, VerificationOrder
 from splitup_node.config import NodeConfig
@@ -76,6 +75,7 @@ class _Parts:
     identity: Identity
     journal: Journal
     chain: Chain
+    committees: Committees
     http: SignedClient
     supervisor: Workers
 
@@ -92,8 +92,8 @@ class Node:
         self._chain = parts.chain
         self._http = parts.http
         self._supervisor = parts.supervisor
+        self._committees = parts.committees
         self._committee = committee
-        self._committee_at_s = time.monotonic()
         self.device = device
         self.reach: Reach | None = None  # known once the server listens
         self._boot_id = secrets.token_hex(32)
@@ -107,7 +107,7 @@ class Node:
         self._background: set[asyncio.Task[Any]] = set()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
         self._cache = Cache(self._config.data_dir / "cache", self._gateway, self._http.session)
-        self._residents = Residents(self._supervisor, self._cache)
+        self._residents = Residents(self._supervisor, self._cache, lambda: self.engine.runs.speed)
         self.engine = Engine(
             self._identity,
             self._supervisor,
@@ -119,7 +119,7 @@ class Node:
             now_s=self._chain.clock.now_s,
         )
         self._health = Health(self._journal, self._config.data_dir, self._chain.clock)
-        herald = Herald(self._http, lambda: self._committee, self._chain.clock.now_s)
+        herald = Herald(self._http, self._committees.fetch_of, self._chain.clock.now_s)
         self._reporter = Reporter(self._journal, self._chain, herald)
         self._recovery = Recovery(
             self._identity.address,
@@ -144,7 +144,7 @@ class Node:
                     order,
                     now_s=self._chain.clock.now_s,
                 ),
-                get_committee=lambda: self._committee,
+                committees=self._committees,
             ),
             sampling_bps,
         )
@@ -279,7 +279,7 @@ class Node:
         if plan.request.deadline <= self._chain.clock.now_s():
             raise PeerFault(f"the deadline of {execution_id} has passed")
         plan.node_of(self._identity.address)
-        await self._check_certificate(certificate)
+        await self._committees.check_certificate(certificate)
         manifest = await self._cache.fetch_manifest(plan.request.model_id)
         try:
             self._health.check()
@@ -291,15 +291,6 @@ class Node:
         except SplitUpError as error:
             self.engine.refuse(certificate, str(error))
             raise
-
-    async def _check_certificate(self, certificate: PlanCertificate) -> None:
-        try:
-            await asyncio.to_thread(check_certificate, certificate, self._committee)
-        except (BadSignature, PeerFault):
-            if time.monotonic() - self._committee_at_s < limits.COMMITTEE_REFRESH_S:
-                raise
-            await self._refresh_committee()  # the committee may have changed
-            await asyncio.to_thread(check_certificate, certificate, self._committee)
 
     async def _handle_verify(self, request: web.Request) -> web.Response:
         order = VerificationOrder.from_value(await read_json(request))
@@ -378,6 +369,8 @@ class Node:
             resident=self._get_offers(),
             vram_free_bytes=max(0, self._residents.free_bytes),
             determinism=self.device["determinism_class"][:200],
+            speed_mflops=self.engine.runs.speed_mflops,
+            bandwidth_kbps=self._cache.bandwidth_kbps,
         )
         token = self._http.sign(HEARTBEAT_TYP, self._committee.domain.committee, beat)
         answers = await asyncio.gather(
@@ -425,8 +418,7 @@ class Node:
         self._write_status(running=True)
 
     async def _refresh_committee(self) -> None:
-        self._committee = await fetch_committee(self._chain)
-        self._committee_at_s = time.monotonic()
+        self._committee = await self._committees.fetch_current()
 
     async def _specialise(self) -> None:
         """Load one task after the other, by demand, for as long as there is memory."""
@@ -501,6 +493,8 @@ class Node:
             "vram_bytes": int(self._config.vram),
             "vram_used_bytes": self._residents.used_bytes,
             "queue_ms": self.engine.runs.queue_ms,
+            "speed_mflops": self.engine.runs.speed_mflops,
+            "bandwidth_kbps": self._cache.bandwidth_kbps,
             "executions": sum(not e.is_over for e in self.engine.executions.values()),
             "sessions": sum(bool(compute_state_bytes(e)) for e in self.engine.executions.values()),
             "state_bytes": sum(map(compute_state_bytes, self.engine.executions.values())),
@@ -559,10 +553,11 @@ async def run_node(
             ]
         )
         stack.push_async_callback(supervisor.close)
-        parts = _Parts(config, identity, journal, chain, http, supervisor)
+        committees = Committees(chain)
+        parts = _Parts(config, identity, journal, chain, committees, http, supervisor)
         node = Node(
             parts,
-            committee=await fetch_committee(chain),
+            committee=await committees.fetch_current(),
             sampling_bps=(await chain.call("market", "parameters"))["samplingBps"],
             device=await supervisor.start(),
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from splitup.graph.manifest import Task
 from splitup.graph.rules import load_graph
 from splitup.graph.vectors import Vectors
 from splitup.net.cache import Cache
+from splitup.net.rates import Rate
 from splitup_node.audit import AuditFailed, audit_program
 from splitup_node.supervisor import WorkerLost
 from splitup_node.workers import Workers
@@ -38,9 +40,13 @@ class Resident:
 class Residents:
     """Loads tasks one at a time, each into the worker with the most free memory."""
 
-    def __init__(self, workers: Workers, cache: Cache) -> None:
+    def __init__(
+        self, workers: Workers, cache: Cache, get_speed: Callable[[], Rate] = Rate
+    ) -> None:
+        """``get_speed`` gives what a trial's runs are added to."""
         self._workers = workers
         self._cache = cache
+        self._get_speed = get_speed
         self._lock = asyncio.Lock()
         self._tasks: dict[str, Resident] = {}
         self._failed: dict[str, str] = {}  # task_id -> why it must not be served from here
@@ -141,7 +147,7 @@ class Residents:
 
     async def _try(self, task: Task, program: int, vectors: Vectors) -> None:
         try:
-            audit = await audit_program(self._workers, program, task, vectors)
+            audit = await audit_program(self._workers, program, task, vectors, self._get_speed())
         except WorkerLost:
             del self._tasks[task.task_id], self._places[task.task_id]  # it may kill workers
             raise

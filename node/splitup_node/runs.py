@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from splitup import limits
 from splitup.errors import SplitUpError
 from splitup.graph.gates import compute_zero_step
 from splitup.graph.manifest import Task
+from splitup.net.rates import Rate
 from splitup.protocol.queue import Run, TaskQueue, Tensor
 from splitup_node.crash import crash_point
 from splitup_node.executions import Execution
@@ -66,11 +68,17 @@ class Runs:
         self.run_ns = 0  # moving average of one run
         self.live = Tally()
         self.background = Tally()  # verifications, and what was run again after a crash
+        self.speed = Rate()  # operations
 
     @property
     def queue_ms(self) -> int:
         """Return the estimated work that waits, in milliseconds."""
         return (len(self._queue) + len(self._background)) * self.run_ns // 1_000_000
+
+    @property
+    def speed_mflops(self) -> int:
+        """Return 10^6 operations a second of the latest full steps, 0 before the first."""
+        return self.speed.per_ms(1000 * limits.MAX_SPEED_MFLOPS) // 1000
 
     def pause(self) -> None:
         """Start no more runs."""
@@ -141,6 +149,9 @@ class Runs:
             self.live.add(answer)
             duration_ns = answer.ended_ns - answer.started_ns
             self.run_ns = (7 * self.run_ns + duration_ns) // 8 if self.run_ns else duration_ns
+            task = execution.manifest.tasks[run.task]
+            if is_full(task, [tensor.data for tensor in run.inputs]):
+                self.speed.add(task.flops, duration_ns)
         self._on_answer(execution, run, answer)
         self.pump()
 
@@ -164,6 +175,11 @@ class Runs:
                 self.background.add(answer)
                 future.set_result(answer)
         self.pump()
+
+
+def is_full(task: Task, inputs: Sequence[bytes | memoryview]) -> bool:
+    """Return whether a step has all the rows that the task's declared operations are for."""
+    return sum(len(data) for data in inputs) == sum(port.nbytes for port in task.inputs)
 
 
 def _answer_shut(task: Task, run: Run, gate: Tensor) -> tuple[Run, RunAnswer]:

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from splitup import limits
+from splitup.chain.committee import Committees
 from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.net.cache import Cache
 from splitup.net.logs import LogStore
-from splitup.protocol.certificates import CommitteeView, check_certificate, check_draw
+from splitup.protocol.certificates import check_draw
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.verification import is_sampled
 from splitup.wire import VerificationCommitment, VerificationOrder, VerificationResult
@@ -46,7 +47,7 @@ class Tools:
     cache: Cache
     herald: Herald
     open_store: Callable[[VerificationOrder], LogStore]
-    get_committee: Callable[[], CommitteeView]
+    committees: Committees
 
 
 class Verifier:
@@ -71,14 +72,10 @@ class Verifier:
         if key in self._known:
             return
         manifest = await self._tools.cache.fetch_manifest(order.certificate.plan.request.model_id)
-        await asyncio.to_thread(
-            check_order,
-            order,
-            manifest,
-            self._tools.get_committee(),
-            self._sampling_bps,
-            self._tools.identity.address,
-        )
+        node = self._tools.identity.address
+        await asyncio.to_thread(check_order, order, manifest, self._sampling_bps, node)
+        committee = await self._tools.committees.check_certificate(order.certificate)
+        await asyncio.to_thread(check_draw, order.draw, committee)
         if key in self._known:
             return
         try:
@@ -168,14 +165,8 @@ class Verifier:
             _log.error("a verification could not be reported", exc_info=error)
 
 
-def check_order(
-    order: VerificationOrder,
-    manifest: Manifest,
-    committee: CommitteeView,
-    sampling_bps: int,
-    node: str,
-) -> None:
-    """Check all that an order claims. Raises PeerFault, BadSignature. Milliseconds of CPU."""
+def check_order(order: VerificationOrder, manifest: Manifest, sampling_bps: int, node: str) -> None:
+    """Check all that an order claims but its signatures. Raises PeerFault."""
     plan, draw = order.certificate.plan, order.draw
     request = plan.request
     where = f"verification of task {order.task} of {request.execution_id}"
@@ -196,5 +187,3 @@ def check_order(
     )
     if node not in ranking:
         raise PeerFault(f"{where}: {node} is not among its validators")
-    check_certificate(order.certificate, committee)
-    check_draw(draw, committee)

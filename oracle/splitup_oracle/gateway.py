@@ -46,7 +46,7 @@ from splitup.net.http import (
     read_signed,
     serve_app,
 )
-from splitup.protocol.certificates import check_draw
+from splitup.protocol.certificates import CommitteeView, check_draw
 from splitup.protocol.takeovers import Roster
 from splitup.storage.presign import Presigner
 from splitup.wire import Grant, Grants, Plan, PlanCertificate, SignedTakeover
@@ -295,7 +295,7 @@ class Gateway:
         asked = VerificationRequest.from_value(claims.body)
         order = asked.order
         request = order.certificate.plan.request
-        committee = await self._chain.fetch_committee()
+        committee = await self._chain.fetch_committee(request.execution_id)
         is_member = committee.member_with_key(claims.issuer) is not None
         known = {entry.signing_key for entry in order.snapshot.entries}
         if not is_member and claims.issuer not in known:
@@ -305,13 +305,12 @@ class Gateway:
                 status=403,
             )
         expiry_s = self._compute_expiry_s(request.deadline)
-        await self._check_certificate(order.certificate)
+        committee = await self._check_certificate(order.certificate)
         await self._check_open(request.execution_id)
         entries = order.snapshot.entries
         await self._check_standing(
             claims.issuer, [e.node for e in entries if e.signing_key == claims.issuer]
         )
-        committee = await self._chain.fetch_committee()  # the check may have looked again
         try:
             check_draw(order.draw, committee)
         except PeerFault as error:
@@ -326,9 +325,9 @@ class Gateway:
             Grants(grants=await self._presign(rights, expiry_s)),
         )
 
-    async def _check_certificate(self, certificate: PlanCertificate) -> None:
+    async def _check_certificate(self, certificate: PlanCertificate) -> CommitteeView:
         try:
-            await self._chain.check_certificate(certificate)
+            return await self._chain.check_certificate(certificate)
         except PeerFault as error:
             raise Refused(f"the plan's certificate is not valid: {error}", status=403) from None
 

@@ -13,11 +13,10 @@ import aiohttp
 
 from splitup import limits
 from splitup.chain.client import Chain
-from splitup.chain.committee import fetch_committee
+from splitup.chain.committee import Committees
 from splitup.chain.deployment import Deployment
 from splitup.client.settlement import Status, fetch_status
 from splitup.errors import (
-    BadSignature,
     ChainUnavailable,
     PeerFault,
     Refused,
@@ -26,7 +25,7 @@ from splitup.errors import (
 from splitup.graph.manifest import Manifest, get_manifest_key, load_manifest
 from splitup.net.http import SignedClient
 from splitup.net.objects import get_object
-from splitup.protocol.certificates import CommitteeView, check_certificate
+from splitup.protocol.certificates import CommitteeView
 from splitup.storage.presign import Presigner
 from splitup.wire import PlanCertificate
 from splitup_oracle.gateway_access import Right
@@ -73,44 +72,30 @@ class ChainView:
     def __init__(self, chain: Chain, deployment: Deployment) -> None:
         self._chain = chain
         self._market = deployment.market.lower()
-        self._committee: tuple[float, CommitteeView] | None = None
+        self._committees = Committees(chain)
         self._node_keys: tuple[float, frozenset[str]] | None = None
         self._sampling: tuple[float, int] | None = None
-        self._verified: OrderedDict[tuple[int, str], None] = OrderedDict()
+        self._verified: OrderedDict[str, CommitteeView] = OrderedDict()
         self._ends = Lately(self._look_end, None)
         self._standings = Lately(self._look_standing, True)
         self._wallets = Lately(self._look_wallet, False)
 
-    async def fetch_committee(
-        self, *, max_age_s: float = limits.COMMITTEE_CACHE_S
-    ) -> CommitteeView:
-        """Return the committee as it was at most ``max_age_s`` ago."""
-        if self._committee is None or time.monotonic() - self._committee[0] > max_age_s:
-            self._committee = (time.monotonic(), await fetch_committee(self._chain))
-        return self._committee[1]
+    async def fetch_committee(self, execution_id: str) -> CommitteeView:
+        """Return the committee that an execution belongs to, at most a few seconds old."""
+        return await self._committees.fetch_of(execution_id)
 
-    async def check_certificate(self, certificate: PlanCertificate) -> None:
-        """Check a certificate against the chain's committee; raise PeerFault.
-
-        One that fails is checked again with a fresh view, for the committee may just have changed.
-        """
+    async def check_certificate(self, certificate: PlanCertificate) -> CommitteeView:
+        """Check a certificate against its execution's committee and return that; PeerFault."""
         if certificate.plan.request.market != self._market:
             raise PeerFault("it is for another deployment's market")
         digest = certificate.digest("splitup/certificate/v1")
-        committee = await self.fetch_committee()
-        if (committee.configuration, digest) in self._verified:
-            return
-        try:
-            await asyncio.to_thread(check_certificate, certificate, committee)
-        except BadSignature:
-            fresh = await self.fetch_committee(max_age_s=limits.COMMITTEE_REFRESH_S)
-            if fresh == committee:
-                raise
-            committee = fresh
-            await asyncio.to_thread(check_certificate, certificate, committee)
-        self._verified[(committee.configuration, digest)] = None
-        while len(self._verified) > limits.MAX_CACHED_CERTIFICATES:
-            self._verified.popitem(last=False)
+        committee = self._verified.get(digest)
+        if committee is None:
+            committee = await self._committees.check_certificate(certificate)
+            self._verified[digest] = committee
+            while len(self._verified) > limits.MAX_CACHED_CERTIFICATES:
+                self._verified.popitem(last=False)
+        return committee
 
     async def is_node_key(self, key: str) -> bool:
         """Return whether an active node signs with ``key``."""

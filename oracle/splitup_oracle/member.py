@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
 from splitup.chain.committee import fetch_node_key
 from splitup.chain.market import request_to_abi, terms_to_abi
-from splitup.codec import encode_canonical
+from splitup.codec import encode_canonical, parse_json
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
@@ -40,6 +41,8 @@ from splitup.graph.manifest import load_manifest
 from splitup.journal.journal import Journal
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
+from splitup.net.parcels import Parcel, Parcels, fetch_parcel
+from splitup.protocol.certificates import CommitteeMember as PeerView
 from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.events import (
@@ -73,16 +76,19 @@ from splitup.protocol.events import (
     SubmitSnapshot,
     TaskRecomputed,
 )
+from splitup.protocol.evidence import EVIDENCE
 from splitup.protocol.membership import Membership
 from splitup.protocol.messages import (
     DrawPartial,
     Equivocation,
     PlanPartial,
+    count_nodes,
     encode_gossip,
+    parse_gossip,
 )
 from splitup.protocol.shared import SIGNED, SNAPSHOT
 from splitup.protocol.verification import Economics
-from splitup.wire import PlanCertificate, ReachRequest, Snapshot, VerificationResult
+from splitup.wire import Message, PlanCertificate, ReachRequest, Snapshot, VerificationResult
 from splitup_oracle.abilities import Abilities
 from splitup_oracle.rulings import Rulings
 
@@ -94,6 +100,7 @@ TAKEOVERS_TYP: Final = "splitup-takeovers"
 PROMISE_TYP: Final = "splitup-verification-commitment"
 RESULT_TYP: Final = "splitup-verification-result"
 REACH_TYP: Final = "splitup-reach"
+PARCEL_KIND: Final = "parcel"  # of gossip that is too large for one request
 
 _GOSSIP_TIMEOUT_S: Final = 3.0
 _MAX_OUTSTANDING: Final = 256  # per peer: a hung one must not collect our memory
@@ -113,6 +120,7 @@ class _Peer:
     endpoint: str
     is_up: bool = True
     outstanding: int = 0
+    is_sending: bool = False  # a parcel to us
 
 
 @dataclass(slots=True)
@@ -154,6 +162,9 @@ class Member:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: dict[str, _Waiters] = {}
         self._peers: dict[str, _Peer] = {}
+        self.parcels = Parcels()
+        self._packed: OrderedDict[int, tuple[Message, Parcel]] = OrderedDict()  # said lately
+        self._fetched: OrderedDict[tuple[str, str], None] = OrderedDict()  # sender, digest
         self.heard = asyncio.Event()  # a node beat that has no round-trip time yet
         self.behind = asyncio.Event()  # another member has seen a block that we have not
         self._demand: tuple[float, bytes] = (0.0, b"")
@@ -169,6 +180,7 @@ class Member:
                 signed={key: value["digest"] for key, value in journal.items(SIGNED)},
                 snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
                 can_recompute=self._abilities.can_recompute,
+                evidence=[Equivocation.from_value(value) for _, value in journal.items(EVIDENCE)],
             )
 
         domain = Domain(chain.deployment.chain_id, chain.deployment.committee.lower())
@@ -290,7 +302,7 @@ class Member:
             case Gossip():
                 self._gossip(command)
             case PushPlan():
-                self._spawn(self._push_plan(command.certificate))
+                self._spawn(self._push_plan(command))
             case PushVerification():
                 self._spawn(self._push_verification(command))
             case RecomputeTask():
@@ -385,7 +397,48 @@ class Member:
     # ---- to peers ---------------------------------------------------------------------------
 
     def _gossip(self, command: Gossip) -> None:
-        body = encode_gossip(command.message, command.configuration)
+        if count_nodes(command.message) > limits.PARCEL_NODES:
+            self._spawn(self._gossip_parcel(command))
+        else:
+            self._say(command, encode_gossip(command.message, command.configuration))
+
+    async def _gossip_parcel(self, command: Gossip) -> None:
+        """Announce a large message; what is said again is packed once."""
+        message = command.message
+        known = self._packed.get(id(message))
+        if known is None:
+            body = encode_gossip(message, command.configuration)
+            data = await asyncio.to_thread(encode_canonical, body)
+            known = (message, await asyncio.to_thread(self.parcels.offer, data))
+            self._packed[id(message)] = known
+            while len(self._packed) > limits.MAX_PARCELS:
+                self._packed.popitem(last=False)
+        parcel = known[1].model_dump(mode="json")
+        body = {"configuration": command.configuration, "kind": PARCEL_KIND, "message": parcel}
+        self._say(command, body)
+
+    def receive_parcel(self, sender: PeerView, parcel: Parcel) -> None:
+        """Fetch what another member announces; one at a time of each, and nothing twice."""
+        peer, key = self._peers.get(sender.account), (sender.account, parcel.packed_digest)
+        if peer is None or peer.is_sending or key in self._fetched:
+            return
+        peer.is_sending = True
+        self._spawn(self._fetch_gossip(peer, parcel))
+
+    async def _fetch_gossip(self, peer: _Peer, parcel: Parcel) -> None:
+        try:
+            data = await fetch_parcel(self.http, peer.endpoint, parcel)
+            message, configuration = await asyncio.to_thread(_parse_parcel, data)
+            self._fetched[peer.account, parcel.packed_digest] = None
+            while len(self._fetched) > limits.MAX_COMMITTEE * limits.MAX_PARCELS:
+                self._fetched.popitem(last=False)
+            self.feed_peer(GossipReceived(peer.account, message, configuration))
+        except (PeerFault, Unavailable) as error:
+            log.warning("what member %s announced was not taken: %s", peer.account, error)
+        finally:
+            peer.is_sending = False
+
+    def _say(self, command: Gossip, body: dict[str, Any]) -> None:
         targets = [command.to] if command.to else self.machine.list_accounts(command.configuration)
         for account in targets:
             peer = self._peers.get(account)
@@ -416,8 +469,8 @@ class Member:
         finally:
             peer.outstanding -= 1
 
-    async def _push_plan(self, certificate: PlanCertificate) -> None:
-        nodes = certificate.plan.nodes
+    async def _push_plan(self, command: PushPlan) -> None:
+        nodes, certificate = command.nodes, command.certificate
         data = certificate.model_dump(mode="json")
         sent = await asyncio.gather(
             *(self._post(f"{node.endpoint}/v1/plan", data, limits.RTT_TIMEOUT_S) for node in nodes)
@@ -549,8 +602,10 @@ class Member:
     async def _fetch_snapshot(self, root: str) -> None:
         for peer in self._peers.values():
             try:
-                value = await self.http.get_json(f"{peer.endpoint}/v1/snapshot/{root}")
-                snapshot = Snapshot.from_value(value)
+                value = await self.http.get_json(
+                    f"{peer.endpoint}/v1/snapshot/{root}", max_bytes=limits.MAX_SNAPSHOT_BYTES
+                )
+                snapshot = await asyncio.to_thread(Snapshot.from_value, value)
             except Refused:
                 continue  # it lacks it too
             except (Unavailable, PeerFault) as error:
@@ -560,3 +615,14 @@ class Member:
                 self.feed(SnapshotFetched(snapshot))
                 return
             log.warning("fault of %s: sent another snapshot than %s", peer.account, root)
+
+
+def _parse_parcel(data: bytes) -> tuple[Message, int]:
+    """Parse what a parcel holds: a gossip body of a message that grows with the nodes."""
+    try:
+        body = parse_json(data)
+    except (ValueError, RecursionError):
+        raise PeerFault("a parcel holds no JSON") from None
+    if not isinstance(body, dict):
+        raise PeerFault("a parcel holds no gossip")
+    return parse_gossip(body)

@@ -13,6 +13,7 @@ from splitup.chain.committee import fetch_node_key
 from splitup.crypto.jws import ReplayCache
 from splitup.errors import BadSignature, InvalidInput, Unavailable
 from splitup.net.http import error_reply, make_app, read_signed
+from splitup.net.parcels import Parcel
 from splitup.net.relay import Relay
 from splitup.protocol.events import (
     CompletionReceived,
@@ -36,6 +37,7 @@ from splitup_oracle.member import (
     COMPLETION_TYP,
     GOSSIP_TYP,
     HEARTBEAT_TYP,
+    PARCEL_KIND,
     PLEDGE_TYP,
     PROMISE_TYP,
     REACH_TYP,
@@ -64,6 +66,7 @@ class MemberServer:
                 web.get("/v1/ping", self._ping),
                 web.get("/v1/status", self._status),
                 web.get("/v1/snapshot/{root}", self._snapshot),
+                web.get("/v1/parcel/{digest}/{part}", self._parcel),
                 web.get("/v1/plan/{execution_id}", self._plan),
                 web.get("/v1/evidence/{execution_id}", self._evidence),
                 web.post("/v1/heartbeat", self._heartbeat),
@@ -91,6 +94,15 @@ class MemberServer:
         if snapshot is None:
             return error_reply(404, "this member has no snapshot of that root")
         return _json(snapshot.canonical_bytes())
+
+    async def _parcel(self, request: web.Request) -> web.Response:
+        digest, number = request.match_info["digest"], request.match_info["part"]
+        part = None
+        if number.isascii() and number.isdigit() and len(number) <= 4:
+            part = self._member.parcels.find_part(digest, int(number))
+        if part is None:
+            return error_reply(404, "this member does not offer that any more")
+        return web.Response(body=part, content_type="application/octet-stream")
 
     async def _plan(self, request: web.Request) -> web.Response:
         """Answer with the certificate, waiting for it up to ``wait_s`` seconds."""
@@ -135,6 +147,10 @@ class MemberServer:
         sender = self._member.machine.find_member(claims.issuer)
         if sender is None:
             raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
+        if claims.body.get("kind") == PARCEL_KIND:
+            parcel = Parcel.from_value(claims.body.get("message"))
+            self._member.receive_parcel(sender, parcel)
+            return web.json_response({})
         message, configuration = parse_gossip(claims.body)
         self._member.feed_peer(GossipReceived(sender.account, message, configuration))
         return web.json_response({})

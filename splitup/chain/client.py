@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -72,6 +72,7 @@ class Chain:
         self._rpc = rpc
         self._sender = sender
         self._background: set[asyncio.Task[Any]] = set()
+        self._guard: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(
@@ -106,7 +107,7 @@ class Chain:
         await self.close()
 
     async def close(self) -> None:
-        """Stop following transactions that nobody waits for, and close the connections."""
+        """Stop following and guarding transactions, and close the connections."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -183,12 +184,18 @@ class Chain:
         data = load_abi(contract).encode_call(function, args)
         to = self.deployment.get_address(contract)
         submitted = await sender.submit(f"{contract}.{function}", to, data)
+        if self._guard is None:
+            self._guard = self._spawn(sender.guard())
         if wait:
             return self._make_receipt(await sender.wait(submitted))
-        task = asyncio.create_task(self._follow(sender, submitted))
+        self._spawn(self._follow(sender, submitted))
+        return Receipt(submitted.hashes[-1])
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-        return Receipt(submitted.hashes[-1])
+        return task
 
     async def _follow(self, sender: Sender, submitted: Submitted) -> None:
         try:

@@ -39,6 +39,7 @@ class Submitted:
     nonce: int
     hashes: list[str] = field(default_factory=list)
     raw: str = ""
+    since: int | None = None  # the block that holds it, or the head when it was first guarded
 
 
 @dataclass(slots=True)
@@ -46,7 +47,6 @@ class _Follow:
     """What is known about a transaction that is not mined yet; times are monotonic."""
 
     head_due: float = 0.0
-    gap_due: float = field(default_factory=lambda: time.monotonic() + limits.GAP_CHECK_S)
     sent_at: int | None = None  # block
     is_nonce_used: bool = False
 
@@ -94,9 +94,39 @@ class Sender:
                 "nonce %d was used elsewhere; sending %s anew", submitted.nonce, submitted.action
             )
             submitted = await self._send_under_nonce(submitted.action, submitted.fields)
+        submitted.since = int(receipt["blockNumber"], 16)
         if int(receipt["status"], 16) != 1:
             raise await self._explain_failure(submitted, receipt)
         return receipt
+
+    async def guard(self) -> None:
+        """Send again what a reorganisation undoes or a pool forgets, the same bytes; never ends.
+
+        Also behind a receipt, until the block that gave it lies ``limits.REORG_BLOCKS`` deep. A
+        missing transaction blocks every later one; nothing can happen twice.
+        """
+        while True:
+            await asyncio.sleep(limits.GAP_CHECK_S)
+            if not self._sent:
+                continue
+            try:
+                await self._send_missing()
+            except ChainUnavailable as error:
+                log.debug("nothing is sent again: %s", error)
+
+    async def _send_missing(self) -> None:
+        head = await self._fetch_head()
+        for sent in list(self._sent):
+            sent.since = head if sent.since is None else sent.since
+            if head >= sent.since + limits.REORG_BLOCKS:
+                self._sent.remove(sent)
+        count = await self._count_mined()
+        for sent in list(self._sent):
+            if sent.nonce >= count:
+                try:
+                    await self._rpc.request("eth_sendRawTransaction", sent.raw)
+                except RpcError as error:
+                    log.debug("%s is not sent again: %s", sent.action, error.message)
 
     # ---- sending -------------------------------------------------------------------------------
 
@@ -205,9 +235,6 @@ class Sender:
     async def _tend(self, submitted: Submitted, follow: _Follow) -> bool:
         """Push a transaction that is not mined yet; True when its nonce is lost to another one."""
         now = time.monotonic()
-        if now >= follow.gap_due:
-            follow.gap_due = now + limits.GAP_CHECK_S
-            await self._repeat(submitted.nonce)
         if now < follow.head_due:
             return False
         follow.head_due = now + 10 * limits.RECEIPT_POLL_S
@@ -224,19 +251,6 @@ class Sender:
         if not is_used:
             await self._resend(submitted)
         return False
-
-    async def _repeat(self, nonce: int) -> None:
-        """Send the same signed bytes again, and what a reorganisation has undone before them.
-
-        A missing transaction blocks every later one; nothing can happen twice.
-        """
-        count = int(await self._rpc.request("eth_getTransactionCount", self.address, "latest"), 16)
-        for earlier in list(self._sent):
-            if count <= earlier.nonce <= nonce:
-                try:
-                    await self._rpc.request("eth_sendRawTransaction", earlier.raw)
-                except RpcError as error:
-                    log.debug("%s is not sent again: %s", earlier.action, error.message)
 
     async def _resend(self, submitted: Submitted) -> None:
         """Send again under the same nonce, both caps raised by an eighth (geth wants a tenth)."""
@@ -257,8 +271,10 @@ class Sender:
         return None
 
     async def _is_nonce_used(self, nonce: int) -> bool:
-        count = await self._rpc.request("eth_getTransactionCount", self.address, "latest")
-        return int(count, 16) > nonce
+        return await self._count_mined() > nonce
+
+    async def _count_mined(self) -> int:
+        return int(await self._rpc.request("eth_getTransactionCount", self.address, "latest"), 16)
 
     async def _fetch_head(self) -> int:
         return int(await self._rpc.request("eth_blockNumber"), 16)

@@ -6,8 +6,10 @@ the bond of every member that signed it.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
+from splitup import limits
 from splitup.chain.bonds import make_plan_votes
 from splitup.chain.client import Chain
 from splitup.errors import ChainRejected, InvalidModel, PeerFault, SplitUpError, Unavailable
@@ -64,8 +66,10 @@ async def fetch_snapshot(http: SignedClient, committee: CommitteeView, root: str
     problem = "the committee has no members"
     for member in committee.members:
         try:
-            value = await http.get_json(f"{member.endpoint}/v1/snapshot/{root}")
-            snapshot = Snapshot.from_value(value)
+            value = await http.get_json(
+                f"{member.endpoint}/v1/snapshot/{root}", max_bytes=limits.MAX_SNAPSHOT_BYTES
+            )
+            snapshot = await asyncio.to_thread(Snapshot.from_value, value)
             if snapshot.root() != root:
                 raise PeerFault(f"member {member.account} shows another snapshot than {root}")
         except SplitUpError as error:

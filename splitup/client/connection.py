@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -26,7 +27,7 @@ from tokenizers import Tokenizer
 
 from splitup import limits
 from splitup.chain.client import Chain
-from splitup.chain.committee import fetch_committee
+from splitup.chain.committee import Committees
 from splitup.chain.deployment import Deployment
 from splitup.client.choices import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
 from splitup.client.evidence import fetch_evidence
@@ -67,7 +68,6 @@ from splitup.net.cache import Cache
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.objects import get_object
-from splitup.protocol.certificates import CommitteeView
 from splitup.wire import Evidence, PlanCertificate, Request
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class SplitUp:
         self._request_blocks: dict[str, int] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._chain: Chain | None = None
+        self._committees: Committees  # of the chain, once it is open
         self._funding = asyncio.Lock()
         self._reserved = 0  # micro-USDC of requests that are not in a block yet
 
@@ -137,6 +138,7 @@ class SplitUp:
         self._chain = await Chain.connect(
             self.config.rpc_url, deployment, private_key=self._identity.private_key
         )
+        self._committees = Committees(self._chain)
         return self
 
     async def __aexit__(
@@ -376,12 +378,12 @@ class SplitUp:
 
     async def evidence(self, receipt: Receipt) -> Evidence:
         """Return which tasks of a settled execution were drawn, and the verdicts, checked."""
-        committee = await fetch_committee(self.chain)
+        committee = await self._committees.fetch_of(receipt.execution_id)
         return await fetch_evidence(self._http, committee, receipt)
 
     async def check_plan(self, execution_id: str) -> CheckedPlan:
         """Compute every choice of an execution's plan anew; anybody's execution will do."""
-        committee = await fetch_committee(self.chain)
+        committee = await self._committees.fetch_of(execution_id)
         certificate = await fetch_plan(self._http, committee, execution_id)
         request = certificate.plan.request
         snapshot, model = await asyncio.gather(
@@ -412,8 +414,8 @@ class SplitUp:
         model = await self.fetch_model(name)
         programs = await self._load_programs(model)
         chain = self.chain
-        price, committee = await asyncio.gather(
-            fetch_price(chain, model.model_id, steps), fetch_committee(chain)
+        price, _ = await asyncio.gather(
+            fetch_price(chain, model.model_id, steps), self._committees.fetch_current()
         )
         if limit is not None and limit < price:
             raise InvalidInput(
@@ -441,7 +443,7 @@ class SplitUp:
             task_count=len(model.manifest.tasks),
         )
         ends = asyncio.get_running_loop().time() + wanted.deadline - chain.clock.now_s()
-        certificate = await self._request(wanted, committee, nonce, inputs_digest, deadline_s)
+        certificate = await self._request(wanted, nonce, inputs_digest, deadline_s)
         session = self._make_session(certificate, model, programs, ends)
         session.open()
         return session
@@ -496,14 +498,16 @@ class SplitUp:
     async def _request(
         self,
         wanted: Wanted,
-        committee: CommitteeView,
         nonce: int,
         inputs_digest: str | None,
         deadline_s: float,
     ) -> PlanCertificate:
         """Send the request and return its certificate, listening before the block is mined."""
+        fetch_committee = partial(
+            self._committees.fetch_of, wanted.execution_id, max_age_s=limits.COMMITTEE_REFRESH_S
+        )
         listening = asyncio.create_task(
-            fetch_certificate(self._http, committee, wanted, timeout_s=deadline_s)
+            fetch_certificate(self._http, fetch_committee, wanted, timeout_s=deadline_s)
         )
         try:
             mined = await self.chain.send(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +13,7 @@ from splitup.protocol.certificates import CommitteeView, check_certificate
 from splitup.wire import PlanCertificate
 
 _WAIT_S: Final = 5  # how long a member may hold the answer back
+_LOOK_S: Final = 2.0  # a committee that changed is noticed within this
 _PAUSE_S: Final = 0.2  # between two questions to a member that cannot answer
 
 
@@ -60,16 +61,49 @@ def check_plan(certificate: PlanCertificate, wanted: Wanted, committee: Committe
 
 
 async def fetch_certificate(
-    http: SignedClient, committee: CommitteeView, wanted: Wanted, *, timeout_s: float
+    http: SignedClient,
+    fetch_committee: Callable[[], Awaitable[CommitteeView]],
+    wanted: Wanted,
+    *,
+    timeout_s: float,
 ) -> PlanCertificate:
     """Return the first valid certificate that any member gives; asks all of them at once.
 
-    Raises InvalidInput when f+1 members say that the request cannot be planned (one of them is
-    honest), Unavailable when nobody has a plan within ``timeout_s``.
+    ``fetch_committee`` gives the execution's, which may change while we wait. Raises InvalidInput
+    when f+1 members say that the request cannot be planned (one of them is honest), Unavailable
+    when nobody has a plan within ``timeout_s``.
     """
+    problems: dict[str, str] = {}
+    committee = await fetch_committee()
+    ends = asyncio.get_running_loop().time() + timeout_s
+    asking = asyncio.create_task(_ask_all(http, committee, wanted, problems))
+    try:
+        while (left_s := ends - asyncio.get_running_loop().time()) > 0:
+            done, _ = await asyncio.wait([asking], timeout=min(left_s, _LOOK_S))
+            if done:
+                return asking.result()
+            renewed = await fetch_committee()
+            if renewed != committee:
+                committee = renewed
+                await _cancel([asking])
+                asking = asyncio.create_task(_ask_all(http, committee, wanted, problems))
+    finally:
+        await _cancel([asking])
+    raise Unavailable(_explain_silence(committee, wanted, list(problems.values())))
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[PlanCertificate]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _ask_all(
+    http: SignedClient, committee: CommitteeView, wanted: Wanted, problems: dict[str, str]
+) -> PlanCertificate:
+    """Ask every member until one has a valid certificate; note in ``problems`` what came."""
     tolerated = (len(committee.members) - 1) // 3
     reasons: dict[str, str] = {}
-    problems: dict[str, str] = {}
 
     async def ask(endpoint: str) -> PlanCertificate:
         url = f"{endpoint}/v1/plan/{wanted.execution_id}?wait_s={_WAIT_S}"
@@ -96,14 +130,10 @@ async def fetch_certificate(
 
     asking = [asyncio.create_task(ask(member.endpoint)) for member in committee.members]
     try:
-        done, _ = await asyncio.wait(asking, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            return task.result()
+        done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
     finally:
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-    raise Unavailable(_explain_silence(committee, wanted, list(problems.values())))
+        await _cancel(asking)
 
 
 def _explain_silence(committee: CommitteeView, wanted: Wanted, problems: Sequence[str]) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -197,10 +198,16 @@ class Manifest(_Record):
         """Return what a user gets in every step."""
         return self.outputs if self.client is None else self.client.outputs
 
-    @property
+    @cached_property
     def model_id(self) -> str:
-        """Return "0x" and the SHA-256 of the canonical bytes."""
+        """Return "0x" and the SHA-256 of the canonical bytes; a member asks often."""
         return "0x" + compute_digest(self.to_bytes())
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, which has an id of its own."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("model_id", None)
+        return copied
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes."""

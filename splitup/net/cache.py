@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ from splitup.graph.manifest import (
 from splitup.graph.vectors import Vectors, load_vectors
 from splitup.net.download import download_object, write_file
 from splitup.net.gateway import GatewayClient
+from splitup.net.rates import Rate
 from splitup.wire import Grant, Grants
 
 _CHUNK_BYTES: Final = 4 * limits.MIB
@@ -42,6 +44,12 @@ class Cache:
         self._gateway = gateway
         self._session = session
         self._manifests: dict[str, Manifest] = {}
+        self._downloads = Rate()  # bytes
+
+    @property
+    def bandwidth_kbps(self) -> int:
+        """Return 10^3 bytes a second of the latest downloads, 0 before the first."""
+        return self._downloads.per_ms(limits.MAX_BANDWIDTH_KBPS)
 
     async def fetch_manifest(self, model_id: str) -> Manifest:
         """Return a model's manifest. Raises InvalidModel, StorageUnavailable, PeerFault."""
@@ -106,6 +114,7 @@ class Cache:
                 async def renew(key: str = key) -> Grant:
                     return _find(await self._gateway.model_grants(model_id), key)
 
+                started_ns = time.monotonic_ns()
                 await download_object(
                     self._session,
                     _find(grants, key),
@@ -115,6 +124,8 @@ class Cache:
                     digest=digest,
                     deadline_s=limits.DOWNLOAD_TIMEOUT_S,
                 )
+                if size >= limits.MEASURED_BYTES:
+                    self._downloads.add(size, time.monotonic_ns() - started_ns)
 
 
 def _find(grants: Grants, key: str) -> Grant:

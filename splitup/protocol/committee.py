@@ -79,7 +79,7 @@ _PLAN_MESSAGES = (PlanPartial, PlanVote, PlanCertified, PlanDelivered, PlanWante
 
 
 class CommitteeMember:
-    """One member. ``signed`` and ``snapshots`` are what the journal kept of an earlier life.
+    """One member. ``signed``, ``snapshots``, ``evidence``: what the journal kept of earlier lives.
 
     ``read_result`` verifies a validator's token as evidence, however old, and returns result and
     key. ``grace_s`` is the Market's time between an execution's deadline and its refund.
@@ -95,6 +95,7 @@ class CommitteeMember:
         grace_s: int,
         signed: Mapping[str, str] | None = None,
         snapshots: Sequence[Snapshot] = (),
+        evidence: Sequence[Equivocation] = (),
         scheme: Scheme = REAL,
         can_recompute: Callable[[str], bool] = lambda determinism: True,
     ) -> None:
@@ -109,7 +110,7 @@ class CommitteeMember:
         self._block_number = 0
         self._library = Library(snapshots)
         ledger = Ledger(signed or {})
-        self._witness = Witness(self.seat)
+        self._witness = Witness(self.seat, evidence)
         self._snapshots = Snapshots(self.seat, ledger, self._library, self._witness)
         self._plans = Plans(self.seat, ledger, self._library, self._witness, economics)
         self._settlements = Settlements(self.seat, ledger, self._library, economics, read_result)
@@ -208,6 +209,7 @@ class CommitteeMember:
                     *self._snapshots.process_tick(now),
                     *self._plans.process_tick(now),
                     *self._settlements.process_tick(now),
+                    *self._witness.process_tick(),
                 ]
             case BlockSeen():
                 return self._process_block(event, now)
@@ -257,7 +259,7 @@ class CommitteeMember:
                 commands = self._library.add_snapshot(event.snapshot)
                 return commands + self._plans.process_contents(now)
             case PlanPushed():
-                return self._plans.process_pushed(event.execution_id, event.unreached)
+                return self._plans.process_pushed(event.execution_id, event.unreached, now)
             case KeyReady():
                 self.seat.set_key(event.group, event.share)
                 return [*self._plans.process_key(now), *self._settlements.process_key(now)]

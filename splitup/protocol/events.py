@@ -20,6 +20,7 @@ from splitup.wire import (
     Heartbeat,
     Message,
     PlanCertificate,
+    PlanNode,
     Pledge,
     Request,
     Ruling,
@@ -380,9 +381,10 @@ class ConfirmGroupKey:
 
 @dataclass(frozen=True, slots=True)
 class PushPlan:
-    """Post the certificate to every node of its plan, all at once; report with PlanPushed."""
+    """Post the certificate to these nodes of its plan, all at once; report with PlanPushed."""
 
     certificate: PlanCertificate
+    nodes: tuple[PlanNode, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ that differs from our own is passed on once.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import lru_cache
 
 from splitup import limits
 from splitup.crypto.quorum import plan_struct_hash, snapshot_struct_hash
 from splitup.errors import PeerFault
-from splitup.protocol.events import Command, Fault, Gossip, Persist, SubmitEvidence
+from splitup.protocol.events import Command, Fault, Forget, Gossip, Persist, SubmitEvidence
 from splitup.protocol.messages import Equivocation, PlanVote, SnapshotVote
 from splitup.protocol.shared import Seat
 
@@ -43,14 +44,29 @@ _hash_plan = lru_cache(maxsize=4_096)(plan_struct_hash)
 class Witness:
     """The verified votes that were seen lately, one per slot and member, and the conflicts."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: Seat, evidence: Sequence[Equivocation] = ()) -> None:
+        """Start with the ``evidence`` of an earlier life, which may not have reached the chain."""
         self._seat = seat
         self._votes: OrderedDict[tuple[str, str], Vote] = OrderedDict()
-        self._known: OrderedDict[tuple[str, str], Equivocation] = OrderedDict()
+        members = {member.account for member in seat.view.members}
+        self._known: OrderedDict[tuple[str, str], Equivocation] = OrderedDict(
+            ((get_slot(found.first), found.first.member), found)
+            for found in evidence
+            if found.first.member in members
+        )
+        self._unsent = list(self._known.values())
 
     def list_evidence(self) -> list[Equivocation]:
         """Return the conflicts found, oldest first."""
         return list(self._known.values())
+
+    def process_tick(self) -> list[Command]:
+        """Bring what an earlier life found to the chain again, once; it takes each only once."""
+        if not self._unsent or not self._seat.is_active:
+            return []
+        commands: list[Command] = [SubmitEvidence(evidence) for evidence in self._unsent]
+        self._unsent.clear()
+        return commands
 
     def check(self, vote: Vote) -> list[Command]:
         """Verify a vote's signature and note it; raise PeerFault, BadSignature."""
@@ -92,11 +108,13 @@ class Witness:
         if key in self._known:
             return []
         self._known[key] = evidence
+        commands: list[Command] = []
         while len(self._known) > limits.MAX_EVIDENCE:
-            self._known.popitem(last=False)
+            (slot, member), _ = self._known.popitem(last=False)
+            commands.append(Forget(EVIDENCE, f"{slot}/{member}"))
         slot, member = key
         value = evidence.model_dump(mode="json")
-        commands: list[Command] = [
+        commands += [
             Persist(EVIDENCE, f"{slot}/{member}", value),
             Fault(member, f"signed two different things for {slot}"),
             SubmitEvidence(evidence),

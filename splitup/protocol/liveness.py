@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from splitup import limits
 from splitup.errors import BadSignature, PeerFault
@@ -22,6 +23,8 @@ class _Node:
     heard_at: float = 0.0
     rtt_ms: int | None = None  # None: not reachable, or not probed yet
     probed: bool = False
+    view: NodeView | None = None  # how it looks, as made of ``basis``
+    basis: tuple[Any, ...] = ()
 
 
 def quantise(figure: int) -> int:
@@ -72,19 +75,7 @@ class Nodes:
     def observe(self, now: float) -> tuple[NodeView, ...]:
         """Return the live nodes with their figures quantised, sorted by node."""
         return tuple(
-            NodeView.model_construct(  # from checked parts: ten thousand of them, once a second
-                node=node.record.node,
-                rtt_ms=quantise(node.rtt_ms or 0),
-                queue_ms=quantise(node.heartbeat.queue_ms),
-                resident=node.heartbeat.resident,
-                determinism=self._judge(node.heartbeat.determinism),
-                speed_mflops=quantise(node.heartbeat.speed_mflops),
-                bandwidth_kbps=quantise(node.heartbeat.bandwidth_kbps),
-                assigned_micro_usdc=quantise(self._assigned[node.record.node]),
-                locked_micro_usdc=quantise_up(node.record.locked_micro_usdc),
-            )
-            for node in self._iter_live(now)
-            if node.heartbeat
+            self._view(node, node.heartbeat) for node in self._iter_live(now) if node.heartbeat
         )
 
     def _judge(self, determinism: str) -> str:
@@ -92,6 +83,32 @@ class Nodes:
         if self._can_recompute(determinism):
             return determinism
         return (UNRULED + determinism)[: limits.MAX_DETERMINISM_CHARS]
+
+    def _view(self, node: _Node, heartbeat: Heartbeat) -> NodeView:
+        """Return how a node looks, anew only when it changed: ten thousand, once a second."""
+        record = node.record
+        assigned = self._assigned[record.node]
+        determinism = self._judge(heartbeat.determinism)  # what we can recompute may change
+        basis = (heartbeat, node.rtt_ms, assigned, record.locked_micro_usdc)
+        if (
+            node.view is None
+            or node.view.determinism != determinism
+            or any(a is not b for a, b in zip(basis, node.basis, strict=True))
+        ):
+            node.basis = basis
+            node.view = NodeView.model_construct(  # from checked parts
+                node=record.node,
+                rtt_ms=quantise(node.rtt_ms or 0),
+                queue_ms=quantise(heartbeat.queue_ms),
+                resident=heartbeat.resident,
+                determinism=determinism,
+                speed_mflops=quantise(heartbeat.speed_mflops),
+                bandwidth_kbps=quantise(heartbeat.bandwidth_kbps),
+                vram_free_bytes=quantise(heartbeat.vram_free_bytes),
+                assigned_micro_usdc=quantise(assigned),
+                locked_micro_usdc=quantise_up(record.locked_micro_usdc),
+            )
+        return node.view
 
     def get_operators(self) -> dict[str, str]:
         """Return who runs each node."""

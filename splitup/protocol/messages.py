@@ -106,9 +106,10 @@ class PlanCertified(Message):
 
 
 class PlanDelivered(Message):
-    """The nodes of the plan have it: the others need not send it."""
+    """The nodes of the plan have it, but for those ``unreached``: the others need not send it."""
 
     execution_id: Bytes32Field
+    unreached: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_PLAN_NODES)
 
 
 class PlanWanted(Message):
@@ -205,6 +206,17 @@ _KINDS: Final[dict[str, type[Message]]] = {
     "settlement-signature": SettlementSignature,
 }
 _NAMES: Final = {message: kind for kind, message in _KINDS.items()}
+
+
+def count_nodes(message: Message) -> int:
+    """Return how many nodes a message lists, with every repetition: what its size grows with."""
+    match message:
+        case ObservationShare():
+            return len(message.observation.views)
+        case SnapshotProposal():
+            views = sum(len(share.observation.views) for share in message.observations)
+            return views + len(message.snapshot.entries)
+    return 0
 
 
 def encode_gossip(message: Message, configuration: int) -> dict[str, Any]:

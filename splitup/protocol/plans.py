@@ -57,6 +57,8 @@ class _Round:
     certified_at: float = 0.0
     resend_at: float = 0.0
     push_at: float = math.inf
+    unreached: frozenset[str] | None = None  # who lacks the plan; nobody knows yet
+    pushes: int = 0  # ours
     submit_at: float = math.inf
     accepted: bool = False
 
@@ -142,13 +144,26 @@ class Plans:
             return [Log(f"the chain accepted another plan for {execution_id} than ours")]
         return []
 
-    def process_pushed(self, execution_id: str, unreached: Sequence[str]) -> list[Command]:
-        """Tell the others that the nodes know, so that they need not say it too."""
+    def process_pushed(
+        self, execution_id: str, unreached: Sequence[str], now: float
+    ) -> list[Command]:
+        """Tell the others which nodes know, so that they need not say it too; try the rest again.
+
+        The others may reach whom we do not, so they go on with those in their turn.
+        """
         commands: list[Command] = []
+        known = self._rounds.get(execution_id)
+        if known is not None:
+            missing = frozenset(unreached)
+            known.unreached = missing if known.unreached is None else known.unreached & missing
+            unreached = sorted(known.unreached)
+            if unreached and known.pushes < limits.PLAN_PUSHES:
+                known.push_at = now + limits.GOSSIP_RETRY_S * 2 ** (known.pushes - 1)
         if unreached:
             names = ", ".join(unreached)
             commands.append(Log(f"plan of {execution_id} could not be delivered to {names}"))
-        return [*commands, Gossip(None, PlanDelivered(execution_id=execution_id))]
+        delivered = PlanDelivered(execution_id=execution_id, unreached=tuple(unreached))
+        return [*commands, Gossip(None, delivered)]
 
     def process_end(self, execution_id: str) -> list[Command]:
         """Forget a settled, refunded or expired execution, but for its certificate."""
@@ -200,8 +215,7 @@ class Plans:
                     )
                 continue
             if now >= known.push_at:
-                known.push_at = math.inf
-                commands.append(PushPlan(known.certificate))
+                commands += _push(known, known.certificate)
             if now >= known.submit_at and not known.accepted:
                 known.submit_at = now + limits.PLAN_SUBMIT_STAGE_S * len(self._seat.accounts())
                 commands.append(_make_submission(execution_id, known.certificate))
@@ -224,7 +238,7 @@ class Plans:
             case PlanDelivered():
                 known = self._rounds.get(message.execution_id)
                 if known:
-                    known.push_at = math.inf
+                    _note_delivered(known, message.unreached)
             case PlanWanted():
                 certificate = self.find_certificate(message.execution_id)
                 if certificate:
@@ -379,8 +393,7 @@ class Plans:
         known.submit_at = now + place * limits.PLAN_SUBMIT_STAGE_S
         commands: list[Command] = [AnnouncePlan(certificate.plan.request.execution_id)]
         if place == 0:
-            known.push_at = math.inf
-            commands.append(PushPlan(certificate))
+            commands += _push(known, certificate)
             if not known.accepted:
                 known.submit_at += limits.PLAN_SUBMIT_STAGE_S * len(self._seat.accounts())
                 commands.append(
@@ -396,6 +409,25 @@ class Plans:
         if known.own:
             commands.append(Gossip(None, known.own))
         return commands
+
+
+def _push(known: _Round, certificate: PlanCertificate) -> list[Command]:
+    """Push the plan to the nodes that may lack it."""
+    known.push_at = math.inf
+    lacking = known.unreached
+    nodes = tuple(n for n in certificate.plan.nodes if lacking is None or n.node in lacking)
+    if not nodes:
+        return []
+    known.pushes += 1
+    return [PushPlan(certificate, nodes)]
+
+
+def _note_delivered(known: _Round, unreached: Sequence[str]) -> None:
+    """Take another member's word for who has the plan: the client tells its nodes, too."""
+    missing = frozenset(unreached)
+    known.unreached = missing if known.unreached is None else known.unreached & missing
+    if not known.unreached:
+        known.push_at = math.inf
 
 
 def _make_submission(execution_id: str, certificate: PlanCertificate) -> SubmitPlan:

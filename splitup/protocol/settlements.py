@@ -83,6 +83,7 @@ class Settlements:
         self._trials = Trials(seat, economics)
         self._proposals = Proposals(seat, ledger, economics)
         self._cases: dict[str, Case] = {}
+        self._undone: OrderedDict[str, Case] = OrderedDict()  # a reorganisation took their requests
         self._ended: OrderedDict[str, None] = OrderedDict()  # a late node is no faulty node
         self._evidence: dict[str, Evidence] = {}  # of what was closed lately, oldest first
 
@@ -115,6 +116,7 @@ class Settlements:
         if case is None or case.certificate:
             return []
         case.certificate = certificate
+        self._recall(case, certificate)
         return self._advance(case, now)
 
     def process_committed(self, event: CompletionCommitted, now: float) -> list[Command]:
@@ -137,8 +139,12 @@ class Settlements:
             case.is_planned = is_planned
 
     def process_undone_request(self, execution_id: str) -> None:
-        """Drop an execution whose block is gone."""
-        self._cases.pop(execution_id, None)
+        """Drop an execution whose block is gone; its request will be in another one."""
+        case = self._cases.pop(execution_id, None)
+        if case is not None and case.certificate is not None:
+            self._undone[execution_id] = case
+            while len(self._undone) > limits.MAX_UNDONE:
+                self._undone.popitem(last=False)
 
     def process_undone_commitment(self, event: CompletionCommitted) -> None:
         """Take back a commitment whose block is gone, and a draw that rested on it."""
@@ -163,6 +169,7 @@ class Settlements:
     def process_end(self, execution_id: str) -> list[Command]:
         """Forget an execution that is settled, refunded or expired, and what we signed for it."""
         case = self._cases.pop(execution_id, None)
+        self._undone.pop(execution_id, None)
         if case is None:
             return []
         self._ended[execution_id] = None
@@ -397,6 +404,18 @@ class Settlements:
             case.completions[node] = completion
 
     # ---- pieces -----------------------------------------------------------------------------
+
+    def _recall(self, case: Case, certificate: PlanCertificate) -> None:
+        """Take what nodes said before a reorganisation moved the request: they say it once."""
+        before = self._undone.pop(case.request.execution_id, None)
+        if before is None or before.certificate is None:
+            return
+        old, plan = before.certificate.plan, certificate.plan
+        if (old.tasks, old.nodes) != (plan.tasks, plan.nodes):
+            return
+        case.add_takeovers(before.takeovers.values())
+        case.pledges |= before.pledges
+        case.unchecked |= before.unchecked | before.completions
 
     def _find_case(self, execution_id: str) -> Case | None:
         """Return an open case, None for one that ended; raise Unavailable for an unknown one."""

@@ -139,8 +139,13 @@ class Library:
             return []
         self._snapshots[root] = snapshot
         commands: list[Command] = [Persist(SNAPSHOT, root, snapshot.model_dump(mode="json"))]
-        while len(self._snapshots) > limits.MAX_SNAPSHOTS:
-            commands.append(Forget(SNAPSHOT, self._snapshots.popitem(last=False)[0]))
+        entries = sum(len(kept.entries) for kept in self._snapshots.values())
+        while len(self._snapshots) > 1 and (
+            len(self._snapshots) > limits.MAX_SNAPSHOTS or entries > limits.SNAPSHOT_ENTRIES_KEPT
+        ):
+            oldest, dropped = self._snapshots.popitem(last=False)
+            entries -= len(dropped.entries)
+            commands.append(Forget(SNAPSHOT, oldest))
         return commands
 
     def add_manifest(self, manifest: Manifest) -> None:

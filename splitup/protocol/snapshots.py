@@ -112,6 +112,7 @@ def compute_snapshot(
                 operator=record.operator,
                 speed_mflops=median_low(view.speed_mflops for view in seen),
                 bandwidth_kbps=median_low(view.bandwidth_kbps for view in seen),
+                vram_free_bytes=median_low(view.vram_free_bytes for view in seen),
                 credit_milli=credits[node],
                 locked_micro_usdc=median_low(view.locked_micro_usdc for view in seen),
             )
@@ -216,7 +217,9 @@ class Snapshots:
         if not self._accepted:
             return commands
         if now >= self._observe_at:
-            self._observe_at = now + limits.OBSERVE_PERIOD_S
+            # ten thousand nodes every 10 s: so long their observation may travel
+            crowds = max(1, len(self.nodes) // limits.PARCEL_NODES)
+            self._observe_at = now + limits.OBSERVE_PERIOD_S * crowds
             commands += self._look(now)
         commands += self._propose(now)
         if self._certified is not None:
@@ -263,7 +266,7 @@ class Snapshots:
             return "refresh" if lasting else ""
         if now - self._accepted_at >= limits.SNAPSHOT_REFRESH_S:
             return "refresh"
-        if current is not None and _list_entries(current) != lasting:
+        if current is not None and current.once(_list_entries) != lasting:
             return "news"
         return ""
 
@@ -341,7 +344,7 @@ class Snapshots:
         previous = self._find_current()
         if previous is None and self._needs_previous():
             return self._ask_current(now)
-        if not self._get_reason(_list_entries(snapshot), self._grant_age(now)):
+        if not self._get_reason(snapshot.once(_list_entries), self._grant_age(now)):
             return [Log(f"snapshot {snapshot.sequence} by {sender} is not due; not signed")]
         if self._compute(proposal.observations, previous) != snapshot:
             # honest when the registry changed between two views of the chain
@@ -411,7 +414,7 @@ class Snapshots:
             return self._ask_current(now)
         shares = tuple(share for _, share in sorted(mine.shares.items()))
         snapshot = self._compute(shares, previous)
-        if not self._get_reason(_list_entries(snapshot), now):
+        if not self._get_reason(snapshot.once(_list_entries), now):
             self._collection = None
             return []
         commands = self._vote(snapshot, now)
@@ -533,7 +536,7 @@ class Snapshots:
             views=views,
         )
         signature = self._seat.scheme.sign(
-            self._seat.identity, OBSERVATION_DOMAIN, observation.canonical_bytes()
+            self._seat.identity, OBSERVATION_DOMAIN, observation.once(Observation.canonical_bytes)
         )
         return ObservationShare(observation=observation, signature="0x" + signature.hex())
 
@@ -548,7 +551,7 @@ class Snapshots:
         self._seat.scheme.verify(
             member.signing_key,
             OBSERVATION_DOMAIN,
-            observation.canonical_bytes(),
+            observation.once(Observation.canonical_bytes),
             bytes.fromhex(share.signature[2:]),
         )
 

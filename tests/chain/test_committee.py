@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from eth_hash.auto import keccak
 
+from splitup.chain.anvil import derive_key
 from splitup.chain.client import Chain
-from splitup.chain.committee import fetch_committee
+from splitup.chain.committee import Committees, fetch_committee
 from splitup.crypto import bls
-from splitup.errors import BadSignature, ChainRejected
-from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
+from splitup.crypto.keys import Identity
+from splitup.crypto.quorum import sign_quorum
+from splitup.errors import BadSignature, ChainRejected, ChainUnavailable, PeerFault
+from splitup.protocol.certificates import RANDOMNESS_DOMAIN, compute_plan_hash, plan_alpha
+from splitup.wire import MemberSignature, Plan, PlanCertificate, PlanNode, Request
 from tests.builders import make_request
-from tests.chain.conftest import Network
+from tests.chain.conftest import MNEMONIC, Network, find_free_port
+from tests.chain.proxy import Proxy
 
 SECRET = (12345).to_bytes(32)
 KEY = bls.compute_public_key(SECRET)
 
 
-async def confirm(network: Network) -> None:
-    data = bls.encode_public_key_eip2537(KEY)
+async def confirm(network: Network, key: str = KEY) -> None:
+    data = bls.encode_public_key_eip2537(key)
     for member in network.members[:3]:
         chain = await Chain.connect(network.url, network.deployment, private_key=member.private_key)
         async with chain:
@@ -52,6 +60,70 @@ async def test_a17_randomness_is_judged_alike(network: Network) -> None:
                 assert error.error_name == "RandomnessInvalid"
             else:
                 assert seed == expected
+
+
+def make_certificate(
+    network: Network, request: Request, members: Sequence[Identity], secret: bytes
+) -> PlanCertificate:
+    signature = bls.sign_partial(secret, RANDOMNESS_DOMAIN, plan_alpha(request))
+    node = PlanNode(node="0x" + "01" * 20, signing_key="0x" + "02" * 32, endpoint="http://n")
+    plan = Plan(
+        request=request,
+        seed=bls.compute_seed(signature),
+        tasks=((node.node,),),
+        nodes=(node,),
+    )
+    domain, struct_hash = network.domain, compute_plan_hash(plan)
+    return PlanCertificate(
+        plan=plan,
+        seed_signature=signature,
+        signatures=tuple(
+            MemberSignature(
+                member=m.address,
+                signature="0x" + sign_quorum(m.private_key, domain, struct_hash).hex(),
+            )
+            for m in members[:3]
+        ),
+    )
+
+
+async def test_an_execution_keeps_the_configuration_of_its_request(network: Network) -> None:
+    """Certificates of members that left are good for what was asked of them, and nothing else."""
+    await confirm(network)
+    early = Committees(network.client)
+    assert (await early.fetch_current()).configuration == 1
+    first = await network.request(nonce=1)
+    keys = [derive_key(MNEMONIC, index) for index in range(5, 9)]
+    members = sorted((Identity.from_private_key(key) for key in keys), key=lambda m: m.address)
+    rows = [(m.address, m.signing_key_hex, "http://127.0.0.1:1") for m in members]
+    await network.owner.send("committee", "resetMembers", rows)
+    second = await network.request(nonce=2)
+    other = (777).to_bytes(32)
+    await confirm(replace(network, members=members), bls.compute_public_key(other))
+
+    def certify(request: Request, *, is_new: bool) -> PlanCertificate:
+        signers = (members, other) if is_new else (network.members, SECRET)
+        return make_certificate(network, request, *signers)
+
+    for committees in (early, Committees(network.client)):
+        for request, is_new in ((first, False), (second, True)):
+            view = await committees.check_certificate(certify(request, is_new=is_new))
+            assert view.configuration == 1 + is_new
+            assert (await committees.fetch_of(request.execution_id)) == view
+            with pytest.raises(PeerFault):
+                await committees.check_certificate(certify(request, is_new=not is_new))
+
+
+async def test_f12_the_last_word_counts_while_the_chain_is_gone(network: Network) -> None:
+    target = int(network.url.rpartition(":")[2])
+    proxy = await Proxy.open(port := find_free_port(), target)
+    async with await Chain.connect(f"http://127.0.0.1:{port}", network.deployment) as chain:
+        committees = Committees(chain)
+        view = await committees.fetch_current()
+        await proxy.close()
+        assert await committees.fetch_of("0x" + "77" * 32, max_age_s=-1) == view
+        with pytest.raises(ChainUnavailable):
+            await Committees(chain).fetch_current()
 
 
 def test_a_plans_alpha_is_what_the_market_encodes() -> None:

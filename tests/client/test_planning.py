@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -38,6 +38,13 @@ def make_committee(endpoints: Sequence[str]) -> CommitteeView:
         CommitteeMember(f"0x{i:040x}", f"0x{i:064x}", url) for i, url in enumerate(endpoints)
     )
     return CommitteeView(1, members, 3, "", Domain(REQUEST.chain_id, "0x" + "0" * 40))
+
+
+def always(committee: CommitteeView) -> Callable[[], Awaitable[CommitteeView]]:
+    async def fetch() -> CommitteeView:
+        return committee
+
+    return fetch
 
 
 @asynccontextmanager
@@ -97,18 +104,34 @@ async def test_the_first_valid_certificate_wins(monkeypatch: pytest.MonkeyPatch)
     good = CERTIFICATE.model_copy(update={"seed_signature": "0x01"})
     replies = [web.Response(status=409), CERTIFICATE, web.Response(status=404), good]
     async with serve_members(replies) as committee, SignedClient() as http:
-        assert await fetch_certificate(http, committee, WANTED, timeout_s=10) == good
+        assert await fetch_certificate(http, always(committee), WANTED, timeout_s=10) == good
 
 
 async def test_one_member_cannot_talk_a_client_out_of_its_plan() -> None:
     replies = [web.Response(status=s) for s in (409, 404, 404, 404)]
     async with serve_members(replies) as committee, SignedClient() as http:
         with pytest.raises(Unavailable, match="none of the 4 committee members"):
-            await fetch_certificate(http, committee, WANTED, timeout_s=0.3)
+            await fetch_certificate(http, always(committee), WANTED, timeout_s=0.3)
 
 
 async def test_two_members_can() -> None:
     replies = [web.Response(status=s) for s in (409, 404, 409, 404)]
     async with serve_members(replies) as committee, SignedClient() as http:
         with pytest.raises(InvalidInput, match="no live node serves task 1"):
-            await fetch_certificate(http, committee, WANTED, timeout_s=10)
+            await fetch_certificate(http, always(committee), WANTED, timeout_s=10)
+
+
+async def test_a_client_follows_a_committee_that_changes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "check_certificate", lambda certificate, committee: None)
+    monkeypatch.setattr(planning, "_LOOK_S", 0.05)
+    silent = [web.Response(status=404)] * 4
+    async with serve_members(silent) as before, serve_members([CERTIFICATE]) as after:
+        views = iter([before, before])
+
+        async def fetch() -> CommitteeView:
+            return next(views, after)
+
+        async with SignedClient() as http:
+            assert await fetch_certificate(http, fetch, WANTED, timeout_s=10) == CERTIFICATE

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from splitup.journal.journal import Journal
 from splitup.protocol.attestations import sign_attestation
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
 from splitup.wire import Attestation, Completion, Pledge, SignedTakeover, Takeover
+from tests.builders import HANG_S
 
 NODE = "0x" + "aa" * 20
 ZERO = "0x" + "00" * 32
@@ -74,6 +76,7 @@ class FakeHttp:
 
     def __init__(self) -> None:
         self.deaf: set[str] = set()
+        self.hung: set[str] = set()  # members that take a request and never answer
         self.due = {member.endpoint for member in COMMITTEE.members}
         self.over = False
         self.asked = asyncio.Event()
@@ -88,6 +91,8 @@ class FakeHttp:
     async def get_json(self, url: str, *, timeout_s: float) -> dict[str, Any]:
         endpoint, _, execution_id = url.partition("/v1/attestation/")
         self.asked.set()
+        if endpoint in self.hung:
+            await asyncio.Event().wait()
         if self.over:
             raise Refused("it is over", status=410)
         if endpoint in self.undrawn:
@@ -105,6 +110,8 @@ class FakeHttp:
 
     async def post_token(self, url: str, token: Any, *, timeout_s: float) -> dict[str, Any]:
         member, _, path = url.partition("/v1/")
+        if member in self.hung:
+            await asyncio.Event().wait()
         if member in self.deaf:
             raise Unavailable(f"{member} did not answer")
         if path == "pledge":
@@ -130,6 +137,10 @@ COMMITTEE = CommitteeView(
 )
 
 
+async def fetch_committee(execution_id: str) -> CommitteeView:
+    return COMMITTEE
+
+
 @pytest.fixture(autouse=True)
 def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REPORT_RETRY_S", 0.01)
@@ -151,7 +162,7 @@ def http() -> FakeHttp:
 async def run(directory: Path, chain: FakeChain, http: FakeHttp) -> AsyncIterator[Reporter]:
     """Run a reporter until the end of the block, as a node does between two restarts."""
     with Journal.open(directory) as journal:
-        herald = Herald(http, lambda: COMMITTEE)  # type: ignore[arg-type]
+        herald = Herald(http, fetch_committee)  # type: ignore[arg-type]
         reporter = Reporter(journal, chain, herald)  # type: ignore[arg-type]
         reporter.resume()
         task = asyncio.create_task(reporter.run())
@@ -398,3 +409,13 @@ async def test_takeovers_are_shown_to_all_members_before_the_commitment_and_unti
     http.undrawn.clear()
     http.due = {member.endpoint for member in COMMITTEE.members}
     assert len(await hear(http, 4)) == 4
+
+
+async def test_f08_a_member_that_hangs_holds_nobody_up(http: FakeHttp) -> None:
+    herald = Herald(http, fetch_committee)  # type: ignore[arg-type]
+    http.hung = {COMMITTEE.members[0].endpoint}
+    completion, done = make_completion(1), set[str]()
+    async with asyncio.timeout(HANG_S):
+        assert await herald.tell("/v1/completion", "typ", completion, done)
+        assert await herald.wait_until_due(completion.execution_id, None, math.inf)
+    assert done == {member.account for member in COMMITTEE.members[1:]}

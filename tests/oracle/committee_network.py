@@ -20,13 +20,14 @@ from splitup_node.heralds import Herald
 
 from splitup.chain.anvil import derive_key, start_anvil
 from splitup.chain.client import Chain
-from splitup.chain.committee import fetch_committee
+from splitup.chain.committee import Committees
 from splitup.chain.deployment import Deployment, MarketParameters, deploy
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
+from splitup.crypto.quorum import compute_execution_id
 from splitup.errors import PeerFault, Unavailable
 from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
-from splitup.protocol.certificates import check_certificate, check_draw
+from splitup.protocol.certificates import check_draw
 from splitup.wire import (
     EMPTY_DIGEST,
     Completion,
@@ -39,6 +40,7 @@ from splitup.wire import (
     VerificationResult,
 )
 from tests.builders import make_chain_manifest
+from tests.oracle.exchange import Exchange
 
 MNEMONIC = "test test test test test test test test test test test junk"
 STAKE_MICRO_USDC = 2_200_000_000
@@ -75,7 +77,11 @@ class Node:
     reply: dict[str, Any] = field(default_factory=dict)  # to the latest heartbeat
     server: Server | None = None
     sequence: int = 0
+    gates: dict[str, asyncio.Event] = field(default_factory=dict)  # executions that wait for these
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.committees = Committees(self.chain)
 
     async def start(self) -> None:
         app = make_app()
@@ -142,7 +148,7 @@ class Node:
 
     async def _plan(self, request: web.Request) -> web.Response:
         certificate = PlanCertificate.from_value(await read_json(request))
-        check_certificate(certificate, await fetch_committee(self.chain))
+        await self.committees.check_certificate(certificate)
         execution_id = certificate.plan.request.execution_id
         if execution_id not in self.plans:
             self.plans[execution_id] = time.monotonic()
@@ -170,24 +176,25 @@ class Node:
             tasks=entries,
             salt="0x" + digest("salt"),
         )
-        herald = await self._open_herald()
+        if execution_id in self.gates:
+            await self.gates[execution_id].wait()
+        herald = self._open_herald()
         pledge = Pledge(
             execution_id=execution_id,
             node=completion.node,
             steps=completion.steps,
             root=completion.root(),
         )
-        assert await herald.spread("/v1/pledge", "splitup-pledge", pledge, math.inf)
+        self.spawn(herald.spread("/v1/pledge", "splitup-pledge", pledge, math.inf))
         assert await herald.wait_until_due(execution_id, None, math.inf)
         await herald.spread("/v1/completion", "splitup-completion", completion, math.inf)
 
-    async def _open_herald(self) -> Herald:
-        view = await fetch_committee(self.chain)
-        return Herald(self.http, lambda: view)
+    def _open_herald(self) -> Herald:
+        return Herald(self.http, self.committees.fetch_of)
 
     async def _verify(self, request: web.Request) -> web.Response:
         order = VerificationOrder.from_value(await read_json(request))
-        check_draw(order.draw, await fetch_committee(self.chain))
+        check_draw(order.draw, await self.committees.fetch_of(order.draw.execution_id))
         self.orders.append(order)
         execution_id = order.draw.execution_id
         result = VerificationResult(
@@ -210,7 +217,7 @@ class Node:
             validator=result.validator,
             root=result.root(),
         )
-        herald = await self._open_herald()
+        herald = self._open_herald()
         if await herald.wait_until_due(result.execution_id, promise, math.inf):
             await herald.spread("/v1/verification", "splitup-verification-result", result, math.inf)
 
@@ -228,6 +235,7 @@ class Network:
     nodes: list[Node]
     rows: list[tuple[str, str, str]]  # account, signing key, endpoint of every member process
     processes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
+    exchange: Exchange = field(default_factory=Exchange)
     nonce: int = 0
 
     @property
@@ -236,6 +244,10 @@ class Network:
 
     def signal_member(self, place: int, number: int) -> None:
         self.processes[place].send_signal(number)
+
+    def cut_member(self, place: int) -> None:
+        """Keep a member from hearing anybody and from reaching another one; it sees the chain."""
+        self.exchange.cut(place, self.processes[place].pid)
 
     async def start_member(self, place: int) -> None:
         log = (self.directory / f"member{place}.log").open("ab")
@@ -278,10 +290,18 @@ class Network:
             for s in statuses
         )
 
-    async def request(self) -> tuple[str, float]:
-        """Ask for an execution; return its id and when its block was seen (monotonic)."""
+    async def request(self, gate: asyncio.Event | None = None) -> tuple[str, float]:
+        """Ask for an execution; return its id and when its block was seen (monotonic).
+
+        Its nodes compute until ``gate`` is set.
+        """
         head = await self.client.fetch_head()
         self.nonce += 1
+        if gate is not None:
+            market, client = self.deployment.market, self.client.address
+            asked = compute_execution_id(self.deployment.chain_id, market, client, self.nonce)
+            for node in self.nodes:
+                node.gates[asked] = gate
         receipt = await self.client.send(
             "market",
             "requestExecution",
@@ -327,11 +347,12 @@ class Network:
 
 @contextlib.asynccontextmanager
 async def run_network(
-    directory: Path, *, nodes: int = 4, sampling_bps: int = 800
+    directory: Path, *, nodes: int = 4, sampling_bps: int = 800, cuttable: bool = False
 ) -> AsyncIterator[Network]:
     """Start chain, contracts, nodes, a gateway for the manifest, and four member processes.
 
-    A fifth account is ready to become a member; its process is not started.
+    A fifth account is ready to become a member; its process is not started. ``cuttable`` members
+    are reached through an exchange.
     """
     ports = find_free_ports(6)
     async with contextlib.AsyncExitStack() as stack:
@@ -353,7 +374,12 @@ async def run_network(
             (Identity.from_private_key(key) for key in keys[1:5]), key=lambda m: m.address
         )
         members.append(Identity.from_private_key(keys[6]))
-        endpoints = [f"http://127.0.0.1:{port}" for port in ports[:5]]
+        exchange = Exchange()
+        stack.push_async_callback(exchange.close)
+        fronts = ports[:5]
+        if cuttable:
+            fronts = [await exchange.open(place, port) for place, port in enumerate(fronts)]
+        endpoints = [f"http://127.0.0.1:{port}" for port in fronts]
         rows = [(m.address, m.signing_key_hex, e) for m, e in zip(members, endpoints, strict=True)]
         await owner.send("committee", "setMembers", rows[:4])
         await _register_model(owner)
@@ -366,7 +392,9 @@ async def run_network(
         gateway = await _start_gateway()
         stack.push_async_callback(gateway.close)
         http = await stack.enter_async_context(SignedClient())
-        network = Network(directory, anvil.url, deployment, owner, client, http, players, rows)
+        network = Network(
+            directory, anvil.url, deployment, owner, client, http, players, rows, exchange=exchange
+        )
         for place, (member, port) in enumerate(zip(members, ports[:5], strict=True)):
             _write_config(network, place, member, port, gateway.url)
         for place in range(4):

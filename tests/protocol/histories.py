@@ -13,21 +13,22 @@ import hashlib
 import heapq
 import random
 import sys
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 
 from splitup.crypto.quorum import SIGNATURE_BYTES, compute_quorum_size, hash_exposures
 from splitup.crypto.scheme import REAL, Scheme
 from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.protocol import events as ev
-from splitup.protocol import plans, selection
+from splitup.protocol import plans, selection, verification
 from splitup.protocol.committee import CommitteeMember
-from splitup.protocol.evidence import compute_vote_hash, get_slot
+from splitup.protocol.evidence import EVIDENCE, compute_vote_hash, get_slot
 from splitup.protocol.messages import (
     EpochWish,
+    Equivocation,
     ObservationShare,
     PlanPartial,
     PlanVote,
@@ -208,6 +209,7 @@ class History:
         member_type: type[CommitteeMember] = CommitteeMember,
         keeps_journal: bool = True,
         quorum: int | None = None,
+        verbose: bool = False,
     ) -> None:
         self.scenario = scenario
         self.random = random.Random(scenario.seed ^ 0x5EED)
@@ -225,7 +227,7 @@ class History:
         self.trace = hashlib.sha256()
         self.notes: list[str] = []
         self.accused: set[str] = set()
-        self.verbose = False
+        self.verbose = verbose  # keeps notes and their digest
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._pending: list[Callable[[], None]] = []
@@ -265,8 +267,8 @@ class History:
         heapq.heappush(self._queue, (self.now + delay_s, self._count, action))
 
     def note(self, text: str) -> None:
-        self.trace.update(f"{self.now:.6f} {text}\n".encode())
         if self.verbose:
+            self.trace.update(f"{self.now:.6f} {text}\n".encode())
             self.notes.append(f"{self.now:9.3f} {text}")
 
     def _every(self, period_s: float, action: Callable[[], None]) -> None:
@@ -330,6 +332,7 @@ class History:
             grace_s=GRACE_S,
             signed={k: v["digest"] for (kind, k), v in journal.items() if kind == SIGNED},  # type: ignore[index]
             snapshots=[Snapshot.from_value(v) for (k, _), v in journal.items() if k == SNAPSHOT],
+            evidence=[Equivocation.from_value(v) for (k, _), v in journal.items() if k == EVIDENCE],
             scheme=self.scheme,
         )
         records = tuple(
@@ -453,8 +456,9 @@ class History:
                     self.after(delay_s, partial(self._deliver, other, event))
 
     def _deliver(self, life: Life, event: ev.GossipReceived) -> None:
-        kind = type(event.message).__name__
-        self.note(f"{life.place} hears {kind} of {self.accounts.index(event.sender)}")
+        if self.verbose:  # the most frequent thing to happen
+            kind = type(event.message).__name__
+            self.note(f"{life.place} hears {kind} of {self.accounts.index(event.sender)}")
         self.feed(life, event)
 
     def _twist(self, life: Life, message: Message) -> Message | None:
@@ -629,21 +633,36 @@ class History:
         self._emit(ev.PlanAccepted(command.execution_id, command.plan_root))
 
 
-@lru_cache(maxsize=64)
-def _compute_plan(key: tuple[str, str, str]) -> Plan:
-    return selection.compute_plan(*_PLAN_INPUTS[key])
+_PLANS: OrderedDict[tuple[str, str, str], Plan] = OrderedDict()
+_EXPOSED: OrderedDict[tuple[int, Economics], tuple[Plan, Plan]] = OrderedDict()
 
 
 def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Manifest) -> Plan:
     """As ``selection.compute_plan``, once for all members: it is pure, and costly."""
-    key = (request.digest("request"), seed, snapshot.root())
-    _PLAN_INPUTS.clear()
-    _PLAN_INPUTS[key] = (request, seed, snapshot, manifest)
-    return _compute_plan(key)
+    key = (request.once(_digest_request), seed, snapshot.root())
+    if key not in _PLANS:
+        _PLANS[key] = selection.compute_plan(request, seed, snapshot, manifest)
+        while len(_PLANS) > 64:
+            _PLANS.popitem(last=False)
+    return _PLANS[key]
 
 
-_PLAN_INPUTS: dict[tuple[str, str, str], tuple[Request, str, Snapshot, Manifest]] = {}
+def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics) -> Plan:
+    """As ``verification.add_exposures``, once for all members that hold the same plan."""
+    key = (id(plan), economics)
+    if key not in _EXPOSED:
+        _EXPOSED[key] = (plan, verification.add_exposures(plan, manifest, snapshot, economics))
+        while len(_EXPOSED) > 64:
+            _EXPOSED.popitem(last=False)
+    return _EXPOSED[key][1]  # the plan is kept beside it, so that its id is nobody else's
+
+
+def _digest_request(request: Request) -> str:
+    return request.digest("request")
+
+
 plans.compute_plan = compute_plan
+plans.add_exposures = add_exposures
 
 
 @cache
@@ -705,8 +724,7 @@ def main() -> int:
     """Replay the seeds of the command line, one line per thing that happened."""
     failed = 0
     for seed in map(int, sys.argv[1:]):
-        history = History(make_scenario(seed))
-        history.verbose = True
+        history = History(make_scenario(seed), verbose=True)
         print(history.scenario)
         try:
             history.run()

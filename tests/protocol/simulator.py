@@ -157,6 +157,7 @@ class Node:
     operator: str = ""
     withholds_pledge: bool = False  # commits on chain by itself
     two_faced: bool = False  # pledges something else to every member
+    vram_free_bytes: int = 0
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
     verified: set[tuple[str, int]] = field(default_factory=set)
     sequence: int = 0
@@ -196,7 +197,9 @@ class Simulation:
         network: Network | None = None,
         economics: Economics | None = None,
         manifest: Manifest | None = None,
+        held: int | None = None,
     ) -> None:
+        """The nodes hold the first ``held`` tasks, by default all."""
         self.random = random.Random(seed)
         self.now = 100.0
         self.network = network or Network()
@@ -221,6 +224,7 @@ class Simulation:
         self.ordered: list[tuple[str, str]] = []  # execution, validator
         self.lies_at: set[tuple[str, int]] | None = None  # where liars lie: everywhere
         self.broken: Callable[[Plan], Collection[str]] = lambda plan: ()  # whom the client replaces
+        self.held = held
         self.told = size  # how many members hear of takeovers from nodes
         self.paused: dict[str, float] = {}  # node -> until when it says nothing
         self.unable: set[str] = set()  # members that cannot recompute
@@ -332,7 +336,7 @@ class Simulation:
             case ev.Forget():
                 self.journals[account].pop((command.kind, command.key), None)
             case ev.PushPlan():
-                self._push(account, command.certificate)
+                self._push(account, command)
             case ev.PushVerification():
                 self._order(command)
             case ev.RecomputeTask():
@@ -357,12 +361,16 @@ class Simulation:
             case ev.FetchManifest():
                 raise AssertionError("every member has the manifest")
 
-    def _send(self, deliver: Callable[[], None]) -> None:
+    def _send(self, deliver: Callable[[], None]) -> bool:
+        """Send something; return whether it will arrive."""
         low, high = self.network.delay_ms
         copies = 2 if self.random.random() < self.network.repeat else 1
+        arrives = False
         for _ in range(copies):
             if self.random.random() >= self.network.loss:
                 self.after(self.random.uniform(low, high) / 1000, deliver)
+                arrives = True
+        return arrives
 
     def _fetch_snapshot(self, account: str, root: str) -> None:
         for other, member in self.members.items():
@@ -500,7 +508,7 @@ class Simulation:
             self.feed(account, ev.NodesSeen(tuple(self._records())))
 
     def _beat(self) -> None:
-        resident = tuple(sorted(task.task_id for task in self.manifest.tasks))
+        resident = tuple(sorted(task.task_id for task in self.manifest.tasks[: self.held]))
         for node in self.nodes:
             node.sequence += 1
             heartbeat = Heartbeat(
@@ -511,7 +519,7 @@ class Simulation:
                 block_number=self.block,
                 queue_ms=0,
                 resident=resident,
-                vram_free_bytes=0,
+                vram_free_bytes=node.vram_free_bytes,
                 determinism=node.determinism,
             )
             for account in self.members:
@@ -520,12 +528,19 @@ class Simulation:
                 rtt = ev.RttMeasured(node.address, self.random.randint(1, 3))
                 self._send(partial(self.feed, account, rtt))
 
-    def _push(self, account: str, certificate: PlanCertificate) -> None:
+    def _push(self, account: str, command: ev.PushPlan) -> None:
+        """Post the plan to its nodes; a request or an answer that is lost ends in a timeout."""
+        certificate, network = command.certificate, self.network
         execution_id = certificate.plan.request.execution_id
         self.pushes[execution_id] += 1
-        for entry in certificate.plan.nodes:
-            self._send(partial(self._run_plan, self.by_node[entry.node], certificate))
-        self.after(0.01, partial(self.feed, account, ev.PlanPushed(execution_id, ())))
+        answered = []
+        for entry in command.nodes:
+            arrived = self._send(partial(self._run_plan, self.by_node[entry.node], certificate))
+            if arrived and self.random.random() >= network.loss:
+                answered.append(entry.node)
+        unreached = tuple(n.node for n in command.nodes if n.node not in answered)
+        after_s = limits.RTT_TIMEOUT_S if unreached else 2 * network.delay_ms[1] / 1000
+        self.after(after_s, partial(self.feed, account, ev.PlanPushed(execution_id, unreached)))
 
     def _run_plan(self, node: Node, certificate: PlanCertificate) -> None:
         """Compute, pledge, see that a block holds it, then reveal to all members when it is due."""

@@ -528,6 +528,18 @@ def test_a_request_that_cannot_be_planned_says_why() -> None:
         assert member.find_certificate(execution_id) is None
 
 
+def test_a_task_that_nobody_holds_goes_to_a_node_with_the_memory_to_load_it() -> None:
+    simulation = Simulation(1, nodes=3, economics=VERIFY_NONE, tasks=4, held=3)
+    able = simulation.nodes[1]
+    able.vram_free_bytes = simulation.manifest.tasks[3].vram_bytes * 2
+    assert simulation.run(60, lambda: simulation.chain.sequence >= 2)
+    execution_id = simulation.request()
+    settle(simulation, execution_id)
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    assert plan.tasks[3] == (able.address,)
+    assert 3 in plan.unverifiable
+
+
 def test_an_unsettled_execution_is_forgotten_after_its_refund() -> None:
     simulation = start()
     for node in simulation.nodes:

@@ -157,6 +157,26 @@ def test_a15_pledges_and_roots_count_for_their_node_and_execution_alone() -> Non
         assert bool(case.bound) is is_taken
 
 
+def test_f14_pledges_outlive_a_request_that_moves_to_another_block() -> None:
+    """Nodes say them once; the request comes back with the same snapshot, hence the same nodes."""
+    simulation = start(economics=VERIFY_ALL, tasks=3)
+    execution_id = simulation.request()
+    cases = [member._settlements._cases for member in simulation.members.values()]
+    assert simulation.run(
+        5, lambda: all(execution_id in c and c[execution_id].find_agreement() for c in cases)
+    )
+    (seen,) = [e for e in simulation.chain.log if isinstance(e, ev.RequestSeen)]
+    moved = ev.RequestSeen(seen.request.model_copy(update={"block_hash": "0x" + "0b" * 32}))
+    simulation.chain.log.remove(seen)
+    simulation.chain.plans.clear()  # undone with its request
+    for account in simulation.members:
+        simulation.feed(account, ev.Undone(seen))
+    assert not any(execution_id in c for c in cases)
+    simulation.emit(moved)
+    settle(simulation, execution_id)
+    assert execution_id in simulation.chain.agreed and not simulation.chain.commitments
+
+
 def test_f14_an_agreed_root_that_is_undone_takes_its_draw_with_it() -> None:
     simulation = start(economics=VERIFY_ALL, tasks=2)
     execution_id = simulation.request()

@@ -55,14 +55,7 @@ def test_one_member_that_hears_of_a_takeover_is_enough(told: int) -> None:
     assert set(executors) <= find_paid(simulation, execution_id)
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(0, marks=pytest.mark.xfail(strict=True, reason="it ends in a refund")),
-        1,
-        2,
-    ],
-)
+@pytest.mark.parametrize("seed", range(3))
 def test_f10_takeovers_survive_loss_and_delay(seed: int) -> None:
     simulation = Simulation(
         seed, network=Network(loss=0.3, repeat=0.1, delay_ms=(1, 1000)), economics=VERIFY_ALL

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from splitup.errors import BadSignature, PeerFault
 from splitup.protocol.events import NodeRecord
@@ -153,6 +154,24 @@ class TestHeartbeats:
         layer.process_heartbeat(self.beat(8), self.node.signing_key_hex, 20.0)
         layer.process_heartbeat(self.beat(9), self.node.signing_key_hex, 20.0)
         assert layer.get_live(20.0) == []
+
+    def test_figures_are_quantised_and_follow_the_latest_beat(self, layer: Nodes) -> None:
+        figures = {"speed_mflops": 12_345, "bandwidth_kbps": 999, "vram_free_bytes": 2**30 + 7}
+        layer.process_rtt(self.node.address, 3)
+        layer.process_heartbeat(self.beat(1, **figures), self.node.signing_key_hex, 1.0)
+        (view,) = layer.observe(1.0)
+        assert (view.speed_mflops, view.bandwidth_kbps) == (12_288, 896)
+        assert view.vram_free_bytes == 2**30
+        assert layer.observe(2.0)[0] is view, "nothing changed"
+        layer.process_rtt(self.node.address, 5)
+        assert layer.observe(2.0)[0].rtt_ms == 5
+        layer.process_heartbeat(self.beat(2, queue_ms=7), self.node.signing_key_hex, 2.0)
+        assert layer.observe(2.0)[0].queue_ms == 7
+
+    def test_a09_no_figure_is_beyond_what_hardware_can_do(self) -> None:
+        for name in ("speed_mflops", "bandwidth_kbps"):
+            with pytest.raises(ValidationError):
+                self.beat(1, **{name: 2**52})
 
     def test_strangers_and_other_keys_are_refused(self, layer: Nodes) -> None:
         with pytest.raises(BadSignature, match="another key"):
