@@ -29,14 +29,18 @@ class Exchange:
         self._cut: dict[int, int] = {}  # place -> process
         self._servers: list[asyncio.Server] = []
         self._lines: dict[asyncio.Task[None], _Line] = {}
+        self._new: list[_Line] = []  # opened during a cut, by nobody knows whom
+        self._sorting: asyncio.Task[None] | None = None
 
     async def open(self, place: int, target_port: int) -> int:
         """Stand in front of a process; return the port that the others are to use."""
 
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             line = _Line(writer.get_extra_info("peername")[1], place)
-            if not self._is_cut(line):
+            if not self._cut:
                 line.flows.set()
+            elif place not in self._cut:
+                self._new.append(line)
             task = asyncio.ensure_future(_carry(line, target_port, reader, writer))
             self._lines[task] = line
             task.add_done_callback(self._lines.pop)
@@ -48,7 +52,7 @@ class Exchange:
     async def close(self) -> None:
         for server in self._servers:
             server.close()
-        await self._drop(list(self._lines))
+        await self._drop([*self._lines, *([self._sorting] if self._sorting else [])])
 
     def cut(self, place: int, process: int) -> None:
         """Let nothing pass to the process at ``place``, nor from it; no connection breaks."""
@@ -57,21 +61,30 @@ class Exchange:
         for line in self._lines.values():
             if line.place == place or line.port in ports:
                 line.flows.clear()
+        if self._sorting is None:
+            self._sorting = asyncio.create_task(self._sort())
 
     async def heal(self, place: int) -> None:
         """Connect it again; what was open in the meantime is lost."""
         del self._cut[place]
         await self._drop([task for task, line in self._lines.items() if not line.flows.is_set()])
 
+    async def _sort(self) -> None:
+        """Connect new lines that no cut process opened, several at once: a look costs much."""
+        while True:
+            await asyncio.sleep(0.05)
+            new, self._new = self._new, []
+            if not new:
+                continue
+            ports = set().union(*(_find_ports(process) for process in self._cut.values()))
+            for line in new:
+                if line.port not in ports and line.place not in self._cut:
+                    line.flows.set()
+
     async def _drop(self, tasks: list[asyncio.Task[None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _is_cut(self, line: _Line) -> bool:
-        return line.place in self._cut or any(
-            line.port in _find_ports(process) for process in self._cut.values()
-        )
 
 
 async def _carry(
@@ -79,9 +92,12 @@ async def _carry(
 ) -> None:
     ends = [writer]
     try:
-        await line.flows.wait()
+        held = await _hold(line, reader)
+        if held is None:
+            return
         to_reader, to_writer = await asyncio.open_connection("127.0.0.1", target_port)
         ends.append(to_writer)
+        to_writer.write(held)
         async with asyncio.TaskGroup() as group:
             group.create_task(_pipe(line, reader, to_writer))
             group.create_task(_pipe(line, to_reader, writer))
@@ -90,6 +106,26 @@ async def _carry(
     finally:
         for end in ends:
             end.close()
+
+
+async def _hold(line: _Line, reader: asyncio.StreamReader) -> bytes | None:
+    """Return what was said until the line flows, None when the caller gave up."""
+    held = bytearray()
+    while not line.flows.is_set():
+        reading = asyncio.ensure_future(reader.read(65_536))
+        flowing = asyncio.ensure_future(line.flows.wait())
+        try:
+            await asyncio.wait({reading, flowing}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                data = reading.result()
+                if not data:
+                    return None
+                held += data
+        finally:
+            reading.cancel()
+            flowing.cancel()
+            await asyncio.gather(reading, flowing, return_exceptions=True)
+    return bytes(held)
 
 
 async def _pipe(line: _Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
