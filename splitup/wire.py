@@ -197,7 +197,7 @@ class PlanNode(Message):
     node: AddressField
     signing_key: Bytes32Field
     endpoint: EndpointField
-    exposure_micro_usdc: Count = 0  # what lies in all its tasks would cost; the chain locks it
+    exposure_micro_usdc: Count = 0  # what lies in all its tasks would cost
 
 
 class TaskTerms(Message):
@@ -245,7 +245,7 @@ class Plan(Message):
         )
 
     def exposures(self) -> tuple[tuple[str, int], ...]:
-        """Return (executor, micro-USDC) sorted by executor, as the chain locks them."""
+        """Return (executor, micro-USDC) sorted by executor, as the plan has them."""
         executors = set(self.executors())
         return tuple(
             (entry.node, entry.exposure_micro_usdc)

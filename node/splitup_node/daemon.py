@@ -19,6 +19,7 @@ from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.committee import fetch_committee
 from splitup.chain.deployment import Deployment
+from splitup.chain.market import fetch_economics
 from splitup.crypto.keys import Identity
 from splitup.errors import (
     BadSignature,
@@ -42,6 +43,7 @@ from splitup.net.logs import (
 )
 from splitup.protocol.certificates import CommitteeView, check_certificate
 from splitup.protocol.takeovers import Roster
+from splitup.protocol.verification import Economics, compute_exposure
 from splitup.wire import Heartbeat, PlanCertificate, VerificationOrder
 from splitup_node.config import NodeConfig
 from splitup_node.engine import Engine
@@ -76,7 +78,7 @@ class Node:
     """A running node. Made by ``run_node``."""
 
     def __init__(
-        self, parts: _Parts, committee: CommitteeView, sampling_bps: int, device: dict[str, str]
+        self, parts: _Parts, committee: CommitteeView, economics: Economics, device: dict[str, str]
     ) -> None:
         self._config = parts.config
         self._identity = parts.identity
@@ -87,6 +89,7 @@ class Node:
         self._supervisor = parts.supervisor
         self._committee = committee
         self._committee_at_s = time.monotonic()
+        self._economics = economics
         self.device = device
         self._boot_id = secrets.token_hex(32)
         self._sequence = 0
@@ -132,7 +135,7 @@ class Node:
                 ),
                 get_committee=lambda: self._committee,
             ),
-            sampling_bps,
+            economics.sampling_bps,
         )
 
     # ---- life ----------------------------------------------------------------------------------
@@ -288,7 +291,13 @@ class Node:
         if execution.steps:  # nothing computed, nothing paid
             salt = secrets.token_bytes(32)
             completion = execution.make_completion(salt)
-            submission = self._reporter.submit(completion, execution.deadline_s)
+            exposure = compute_exposure(
+                execution.parts,
+                execution.manifest,
+                execution.certificate.plan.request.steps,
+                self._economics,
+            )
+            submission = self._reporter.submit(completion, execution.deadline_s, exposure)
         self._spawn(self._report(execution, submission))
 
     def on_failed(self, execution: Execution) -> None:
@@ -490,7 +499,7 @@ async def run_node(
         node = Node(
             parts,
             committee=await fetch_committee(chain),
-            sampling_bps=(await chain.call("market", "parameters"))["samplingBps"],
+            economics=await fetch_economics(chain),
             device=await supervisor.start(),
         )
         app = make_app()

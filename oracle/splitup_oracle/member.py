@@ -20,7 +20,7 @@ from eth_hash.auto import keccak
 from splitup import limits
 from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
-from splitup.chain.market import request_to_abi, terms_to_abi
+from splitup.chain.market import exposures_to_abi, request_to_abi, terms_to_abi
 from splitup.codec import encode_canonical
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
@@ -297,7 +297,7 @@ class Member:
                         "market",
                         "submitCompletePlan",
                         request_to_abi(command.request),
-                        terms_to_abi(command.plan_root, command.seed_signature, command.exposures),
+                        terms_to_abi(command.plan_root, command.seed_signature, command.executors),
                         command.signatures,
                     )
                 )
@@ -309,7 +309,7 @@ class Member:
                         "commitExecution",
                         command.execution_id,
                         command.root,
-                        command.count,
+                        exposures_to_abi(command.exposures),
                         command.signatures,
                     )
                 )

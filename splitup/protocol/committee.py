@@ -218,6 +218,7 @@ class CommitteeMember:
             case CompletionCommitted():
                 return self._settlements.process_committed(event, now)
             case ExecutionCommitted():
+                self._snapshots.nodes.process_committed(event.execution_id)
                 return self._settlements.process_agreed(event, now)
             case ExecutionEnded():
                 return self._end(event.execution_id)
@@ -300,6 +301,7 @@ class CommitteeMember:
         match undone.event:
             case RequestSeen(request=request):
                 self._settlements.process_undone_request(request.execution_id)
+                self._snapshots.nodes.process_end(request.execution_id)
                 return self._plans.process_undone_request(request.execution_id)
             case PlanAccepted(execution_id=execution_id):
                 self._settlements.process_accepted(execution_id, is_planned=False)
@@ -316,4 +318,5 @@ class CommitteeMember:
 
     def _end(self, execution_id: str) -> list[Command]:
         commands = self._settlements.process_end(execution_id)
+        self._snapshots.nodes.process_end(execution_id)
         return commands + self._plans.process_end(execution_id)

@@ -84,6 +84,7 @@ class CompletionCommitted:
     steps: int
     root: str
     block_hash: str
+    exposure_micro_usdc: int = 0  # what the node locked by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,17 +333,17 @@ class SubmitPlan:
     request: Request
     plan_root: str
     seed_signature: str
-    exposures: tuple[tuple[str, int], ...]  # (executor, micro-USDC), sorted
+    executors: int  # how many nodes it gives work to
     signatures: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitCommitments:
-    """Bring the agreed root over ``count`` executors' pledges to the chain."""
+    """Bring the agreed root over all executors' pledges to the chain, and have them locked."""
 
     execution_id: str
     root: str
-    count: int
+    exposures: tuple[tuple[str, int], ...]  # (executor, micro-USDC), sorted
     signatures: bytes
 
 

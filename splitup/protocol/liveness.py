@@ -43,6 +43,8 @@ class Nodes:
         self.records: Mapping[str, NodeRecord] = {}
         self._assigned: Counter[str] = Counter()  # micro-USDC since the latest snapshot
         self._counted: OrderedDict[str, None] = OrderedDict()  # executions
+        self._reserved: dict[str, Mapping[str, int]] = {}  # execution -> node -> micro-USDC
+        self._committed: set[str] = set()  # of these: the registry's next reading has them
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -68,7 +70,13 @@ class Nodes:
         return len(self._iter_live(now))
 
     def observe(self, now: float) -> tuple[NodeView, ...]:
-        """Return the live nodes with their figures quantised, sorted by node."""
+        """Return the live nodes with their figures quantised, sorted by node.
+
+        The chain locks with the commitments; until then what a plan exposes is reserved here.
+        """
+        reserved: Counter[str] = Counter()
+        for exposures in self._reserved.values():
+            reserved.update(exposures)
         return tuple(
             NodeView.model_construct(  # from checked parts: ten thousand of them, once a second
                 node=node.record.node,
@@ -79,7 +87,9 @@ class Nodes:
                 speed_mflops=quantise(node.heartbeat.speed_mflops),
                 bandwidth_kbps=quantise(node.heartbeat.bandwidth_kbps),
                 assigned_micro_usdc=quantise(self._assigned[node.record.node]),
-                locked_micro_usdc=quantise_up(node.record.locked_micro_usdc),
+                locked_micro_usdc=quantise_up(
+                    node.record.locked_micro_usdc + reserved[node.record.node]
+                ),
             )
             for node in self._iter_live(now)
             if node.heartbeat
@@ -96,9 +106,20 @@ class Nodes:
             return
         self._counted[execution_id] = None
         while len(self._counted) > limits.MAX_OPEN_EXECUTIONS:
-            self._counted.popitem(last=False)
+            self._reserved.pop(self._counted.popitem(last=False)[0], None)
+        self._reserved[execution_id] = dict(plan.exposures())
         for executor, task in zip(plan.executors(), manifest.tasks, strict=True):
             self._assigned[executor] += task.price_micro_usdc * plan.request.steps
+
+    def process_committed(self, execution_id: str) -> None:
+        """Note that the chain has locked what an execution exposes."""
+        if execution_id in self._reserved:
+            self._committed.add(execution_id)
+
+    def process_end(self, execution_id: str) -> None:
+        """Drop what was reserved for an execution that is over, or whose request is undone."""
+        self._reserved.pop(execution_id, None)
+        self._committed.discard(execution_id)
 
     def process_snapshot(self) -> None:
         """Begin to count anew: what was assigned before is in the credits of the snapshot."""
@@ -106,6 +127,9 @@ class Nodes:
 
     def process_nodes(self, records: Sequence[NodeRecord]) -> None:
         """Take over the registry's active nodes; the others are forgotten."""
+        for execution_id in self._committed:
+            self._reserved.pop(execution_id, None)
+        self._committed.clear()
         old = self._nodes
         self._nodes = {}
         for record in sorted(records, key=lambda r: r.node)[: limits.MAX_NODES]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from splitup import limits
 from splitup.codec import compute_digest
-from splitup.crypto.quorum import hash_exposures, pack_signatures
+from splitup.crypto.quorum import pack_signatures
 from splitup.errors import InvalidInput, PeerFault
 from splitup.protocol.certificates import check_certificate, plan_alpha
 from splitup.protocol.events import (
@@ -334,7 +334,7 @@ class Plans:
             execution_id=request.execution_id,
             root=root,
             seed=plan.seed,
-            exposures_hash=hash_exposures(plan.exposures()),
+            executors=len(set(plan.executors())),
             member=self._seat.account,
             signature="0x" + "00" * 65,
         )
@@ -405,7 +405,7 @@ def _make_submission(execution_id: str, certificate: PlanCertificate) -> SubmitP
         request=plan.request,
         plan_root=plan.root(),
         seed_signature=certificate.seed_signature,
-        exposures=plan.exposures(),
+        executors=len(set(plan.executors())),
         signatures=pack_signatures(
             (entry.member, bytes.fromhex(entry.signature[2:])) for entry in certificate.signatures
         ),

@@ -16,7 +16,6 @@ from splitup.chain.client import Chain
 from splitup.client.choices import check_choices, report_choice
 from splitup.crypto import bls
 from splitup.crypto.quorum import (
-    hash_exposures,
     plan_struct_hash,
     sign_quorum,
     snapshot_struct_hash,
@@ -48,13 +47,13 @@ class Court:
 
     def vote(self, plan: Plan) -> dict[str, Any]:
         """The member's vote for a plan, as the contract takes it."""
-        exposures_hash = hash_exposures(plan.exposures())
+        executors = len(set(plan.executors()))
         execution_id = plan.request.execution_id
-        struct_hash = plan_struct_hash(execution_id, plan.root(), plan.seed, exposures_hash)
+        struct_hash = plan_struct_hash(execution_id, plan.root(), plan.seed, executors)
         return {
             "executionId": execution_id,
             "planRoot": plan.root(),
-            "tail": bytes.fromhex(plan.seed[2:] + exposures_hash[2:]),
+            "tail": bytes.fromhex(plan.seed[2:]) + executors.to_bytes(32),
             "signature": sign_quorum(self.key, self.network.domain, struct_hash),
         }
 
@@ -248,7 +247,7 @@ async def test_a19_what_members_witness_is_what_the_contract_takes(court: Court)
             execution_id=plan.request.execution_id,
             root=plan.root(),
             seed=plan.seed,
-            exposures_hash=hash_exposures(plan.exposures()),
+            executors=len(set(plan.executors())),
             member=court.member.address,
             signature="0x" + court.vote(plan)["signature"].hex(),
         )

@@ -34,7 +34,7 @@ from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
 from splitup.protocol.messages import DrawPartial, Equivocation
 from splitup.protocol.takeovers import sign_takeover
-from splitup.protocol.verification import Economics
+from splitup.protocol.verification import Economics, compute_exposure
 from splitup.wire import (
     EMPTY_DIGEST,
     Completion,
@@ -55,6 +55,8 @@ from splitup.wire import (
     VerificationResult,
 )
 from tests.builders import address, make_chain_manifest
+
+Exposures = tuple[tuple[str, int], ...]
 
 CHAIN_ID = 31337
 COMMITTEE = address(0xC0)
@@ -128,7 +130,7 @@ class Chain:
     commitments: dict[tuple[str, str], str] = field(default_factory=dict)
     agreed: dict[str, str] = field(default_factory=dict)
     locked: Counter[str] = field(default_factory=Counter)  # micro-USDC
-    exposures: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    exposures: dict[str, list[Exposures]] = field(default_factory=dict)
     covered: set[str] = field(default_factory=set)  # executions whose commitments are all here
     settlements: dict[str, quorum.Settlement] = field(default_factory=dict)
     log: list[ev.Event] = field(default_factory=list)
@@ -150,6 +152,7 @@ class Node:
     stake_micro_usdc: int = 10**9
     operator: str = ""
     withholds_pledge: bool = False  # commits on chain by itself
+    underlocks: bool = False  # its own commitment locks less than it stands to lose
     two_faced: bool = False  # pledges something else to every member
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
     verified: set[tuple[str, int]] = field(default_factory=set)
@@ -403,29 +406,27 @@ class Simulation:
                     command.execution_id,
                     command.plan_root,
                     bls.compute_seed(command.seed_signature),
-                    quorum.hash_exposures(command.exposures),
+                    command.executors,
                 )
                 quorum.check_quorum(domain, struct, command.signatures, accounts)
                 if command.execution_id in self.chain.plans:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
-                for node, amount in command.exposures:
-                    if self.chain.locked[node] + amount > self.by_node[node].stake_micro_usdc:
-                        self.chain.rejected["ExposureTooHigh"] += 1
-                        return
-                self.chain.locked.update(dict(command.exposures))
-                self.chain.exposures[command.execution_id] = command.exposures
                 self.chain.plans[command.execution_id] = command.plan_root
                 self.emit(ev.PlanAccepted(command.execution_id, command.plan_root))
             case ev.SubmitCommitments():
                 execution_id = command.execution_id
-                struct = quorum.commitments_struct_hash(execution_id, command.root, command.count)
+                exposures_hash = quorum.hash_exposures(command.exposures)
+                struct = quorum.commitments_struct_hash(execution_id, command.root, exposures_hash)
                 quorum.check_quorum(domain, struct, command.signatures, accounts)
                 if execution_id not in self.chain.plans or execution_id in self.chain.settlements:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
                 if execution_id in self.chain.agreed:
                     self.chain.rejected["CommitmentExists"] += 1
+                    return
+                if not self._lock(execution_id, command.exposures):
+                    self.chain.rejected["ExposureTooHigh"] += 1
                     return
                 self.chain.agreed[execution_id] = command.root
                 self.chain.covered.add(execution_id)
@@ -438,8 +439,17 @@ class Simulation:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
                 self.chain.settlements[command.execution_id] = command.settlement
-                self.chain.locked.subtract(dict(self.chain.exposures[command.execution_id]))
+                for exposures in self.chain.exposures[command.execution_id]:
+                    self.chain.locked.subtract(dict(exposures))
                 self.emit(ev.ExecutionEnded(command.execution_id))
+
+    def _lock(self, execution_id: str, exposures: Exposures) -> bool:
+        for node, amount in exposures:
+            if self.chain.locked[node] + amount > self.by_node[node].stake_micro_usdc:
+                return False
+        self.chain.locked.update(dict(exposures))
+        self.chain.exposures.setdefault(execution_id, []).append(exposures)
+        return True
 
     def request(self, number: int = 1, *, steps: int = 4, deadline_s: int = 300) -> str:
         """Ask for an execution in the next block; return its id."""
@@ -553,14 +563,28 @@ class Simulation:
                 for attempt in range(5):
                     self.after(attempt, partial(self._send, partial(self.feed, account, event)))
 
+        own = [entry.task for entry in entries]
+        exposure = compute_exposure(own, self.manifest, steps, self.economics) - node.underlocks
+
         def commit() -> None:
+            if execution_id in self.chain.agreed:
+                return
+            if not self._lock(execution_id, ((node.address, exposure),)):
+                self.chain.rejected["ExposureTooHigh"] += 1
+                self._pending.append(commit)
+                return
             self.chain.commitments[execution_id, node.address] = completion.root()
             committed = {n for e, n in self.chain.commitments if e == execution_id}
             if set(self.find_executors(certificate.plan)) <= committed:
                 self.chain.covered.add(execution_id)
             self.emit(
                 ev.CompletionCommitted(
-                    execution_id, node.address, steps, completion.root(), f"0x{self.block:064x}"
+                    execution_id,
+                    node.address,
+                    steps,
+                    completion.root(),
+                    f"0x{self.block:064x}",
+                    exposure,
                 )
             )
 
