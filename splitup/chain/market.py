@@ -6,6 +6,7 @@ call, and releases the stake that they locked. Everything it takes is in the con
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -136,6 +137,48 @@ def find_dues(events: Sequence[ChainEvent]) -> list[Due]:
             case "Distributed" if not args["remaining"]:
                 dues.pop(execution_id, None)
     return list(dues.values())
+
+
+def compute_locks(
+    events: Sequence[ChainEvent], start: int, end: int
+) -> tuple[dict[str, int], set[str]]:
+    """Return what the chain had locked from block ``start`` to ``end``, from all market events.
+
+    The most that was locked of every node's stake at any time between, in micro-USDC; and the
+    executions that had a plan then, and no root over all commitments yet.
+    """
+    locked: Counter[str] = Counter()
+    most: dict[str, int] = {}
+    waiting: set[str] = set()
+    waited: set[str] = set()
+    words: dict[str, list[tuple[str, int]]] = {}
+    for event in events:
+        if event.block_number > end:
+            break
+        if event.block_number < start:
+            most, waited = {}, set()
+        execution_id, args = event.args.get("executionId", ""), event.args
+        added: list[tuple[str, int]] = []
+        match event.name:
+            case "PlanAccepted":
+                waiting.add(execution_id)
+            case "CompletionCommitted":
+                added = [(args["node"], args["exposure"])]
+            case "ExecutionCommitted":
+                added = [unpack_word(word) for word in args["exposures"]]
+                waiting.discard(execution_id)
+            case "Settled" | "Refunded":
+                waiting.discard(execution_id)
+            case "Distributed":
+                for node, amount in words.pop(execution_id, []):  # the first call releases all
+                    locked[node] -= amount
+        for node, amount in added:
+            locked[node] += amount
+            words.setdefault(execution_id, []).append((node, amount))
+        waited |= waiting
+        for node, amount in locked.items():
+            most[node] = max(most.get(node, 0), amount)
+    return most, waited
 
 
 async def fetch_economics(chain: Chain) -> Economics:

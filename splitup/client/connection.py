@@ -28,6 +28,7 @@ from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.committee import fetch_committee
 from splitup.chain.deployment import Deployment
+from splitup.chain.market import fetch_economics
 from splitup.client.choices import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
 from splitup.client.evidence import fetch_evidence
 from splitup.client.generation import (
@@ -374,11 +375,14 @@ class SplitUp:
         committee = await fetch_committee(self.chain)
         certificate = await fetch_plan(self._http, committee, execution_id)
         request = certificate.plan.request
-        snapshot, model = await asyncio.gather(
+        snapshot, model, economics = await asyncio.gather(
             fetch_snapshot(self._http, committee, request.snapshot_root),
             self.fetch_model(request.model_id),
+            fetch_economics(self.chain),
         )
-        return await asyncio.to_thread(check_choices, certificate, snapshot, model.manifest)
+        return await asyncio.to_thread(
+            check_choices, certificate, snapshot, model.manifest, economics
+        )
 
     def pending_receipt(self, execution_id: str) -> PendingReceipt:
         """Return the receipt as something to ``await`` when it is wanted."""

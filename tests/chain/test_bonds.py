@@ -25,10 +25,12 @@ from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
 from splitup.protocol.challenges import Challenge, find_wrong_choice, open_plan, open_task
 from splitup.protocol.messages import Equivocation, PlanVote, SnapshotVote
 from splitup.protocol.selection import compute_plan
+from splitup.protocol.verification import Economics
 from splitup.wire import MemberSignature, Plan, PlanCertificate, Snapshot
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
 from tests.chain.conftest import Network
 
+ECONOMICS = Economics(sampling_bps=800, reward_milli=1_200, slash_milli=100_000)
 BOND = 5_000_000_000
 SECRET = (99).to_bytes(32)
 
@@ -143,7 +145,7 @@ async def test_whoever_recomputes_a_plan_can_report_it(court: Court) -> None:
         member=court.member.address, signature="0x" + court.vote(forged)["signature"].hex()
     )
     certificate = PlanCertificate(plan=forged, seed_signature="0x", signatures=(signature,))
-    checked = check_choices(certificate, snapshot, manifest)
+    checked = check_choices(certificate, snapshot, manifest, ECONOMICS)
     assert await report_choice(court.reporter, checked) == {court.member.address: ""}
     assert await court.bond() == 0
     refused = await report_choice(court.reporter, checked)
