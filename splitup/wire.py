@@ -191,6 +191,16 @@ class Request(Message):
     nonce: Annotated[int, Field(ge=0, lt=2**64)] = 0
 
 
+class SignedRequest(Message):
+    """A request that its client signed (EIP-712, domain of the Market) and the chain lacks so far.
+
+    Its block hash is 0: no block holds it.
+    """
+
+    request: Request
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]
+
+
 class PlanNode(Message):
     """How to reach a node of a plan, and the key its frames are signed with."""
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from splitup import limits
 from splitup.errors import BadSignature, InvalidInput, Unavailable
-from splitup.net.http import error_reply, make_app, read_signed
+from splitup.net.http import error_reply, make_app, read_json, read_signed
 from splitup.protocol.events import (
     CompletionReceived,
     GossipReceived,
@@ -20,7 +20,14 @@ from splitup.protocol.events import (
     TakeoversReceived,
 )
 from splitup.protocol.messages import parse_gossip
-from splitup.wire import Completion, Heartbeat, Pledge, Takeovers, VerificationCommitment
+from splitup.wire import (
+    Completion,
+    Heartbeat,
+    Pledge,
+    SignedRequest,
+    Takeovers,
+    VerificationCommitment,
+)
 from splitup_oracle.member import (
     COMPLETION_TYP,
     GOSSIP_TYP,
@@ -53,6 +60,7 @@ class MemberServer:
                 web.get("/v1/plan/{execution_id}", self._plan),
                 web.get("/v1/evidence/{execution_id}", self._evidence),
                 web.post("/v1/heartbeat", self._heartbeat),
+                web.post("/v1/request", self._request),
                 web.post("/v1/gossip", self._gossip),
                 web.post("/v1/completion", self._completion),
                 web.post("/v1/pledge", self._pledge),
@@ -105,6 +113,10 @@ class MemberServer:
         self._member.feed_peer(HeartbeatReceived(heartbeat, claims.issuer))
         self._member.note_heartbeat(heartbeat.node)
         return _json(self._member.get_demand())
+
+    async def _request(self, request: web.Request) -> web.Response:
+        await self._member.open_signed(SignedRequest.from_value(await read_json(request)))
+        return web.json_response({})
 
     async def _gossip(self, request: web.Request) -> web.Response:
         claims = await read_signed(request, typ=GOSSIP_TYP, audience=self._member.account)

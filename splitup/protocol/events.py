@@ -23,6 +23,7 @@ from splitup.wire import (
     Pledge,
     Request,
     Ruling,
+    SignedRequest,
     Snapshot,
     Takeovers,
     VerificationCommitment,
@@ -169,6 +170,15 @@ class HeartbeatReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSigned:
+    """A client's signed request, and what the chain says of the client. The rest was checked."""
+
+    signed: SignedRequest
+    balance_micro_usdc: int
+    frozen_until: int
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionReceived:
     completion: Completion
     signing_key: str
@@ -276,6 +286,7 @@ Event = (
     | BoardRead
     | GossipReceived
     | HeartbeatReceived
+    | RequestSigned
     | CompletionReceived
     | PledgeReceived
     | PromiseReceived
@@ -335,6 +346,7 @@ class SubmitPlan:
     seed_signature: str
     executors: int  # how many nodes it gives work to
     signatures: bytes
+    client_signature: str = ""  # when the request is to be opened with it
 
 
 @dataclass(frozen=True, slots=True)

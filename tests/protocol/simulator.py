@@ -33,10 +33,12 @@ from splitup.protocol.certificates import (
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
 from splitup.protocol.messages import DrawPartial, Equivocation
+from splitup.protocol.openings import OPENING, sign_request
 from splitup.protocol.takeovers import sign_takeover
 from splitup.protocol.verification import Economics, compute_exposure
 from splitup.wire import (
     EMPTY_DIGEST,
+    ZERO_BYTES32,
     Completion,
     Heartbeat,
     Message,
@@ -45,6 +47,7 @@ from splitup.wire import (
     Pledge,
     Request,
     Ruling,
+    SignedRequest,
     SignedTakeover,
     Snapshot,
     Takeover,
@@ -131,6 +134,8 @@ class Chain:
     agreed: dict[str, str] = field(default_factory=dict)
     locked: Counter[str] = field(default_factory=Counter)  # micro-USDC
     exposures: dict[str, list[Exposures]] = field(default_factory=dict)
+    balances: Counter[str] = field(default_factory=Counter)  # of who signs requests, micro-USDC
+    frozen_until: int = 0
     covered: set[str] = field(default_factory=set)  # executions whose commitments are all here
     settlements: dict[str, quorum.Settlement] = field(default_factory=dict)
     log: list[ev.Event] = field(default_factory=list)
@@ -269,6 +274,9 @@ class Simulation:
             read_result,
             grace_s=GRACE_S,
             signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
+            openings=[
+                SignedRequest.from_value(v) for (kind, _), v in journal.items() if kind == OPENING
+            ],
             snapshots=[
                 Snapshot.from_value(v) for (kind, _), v in journal.items() if kind == "snapshot"
             ],
@@ -412,6 +420,14 @@ class Simulation:
                 if command.execution_id in self.chain.plans:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
+                if command.client_signature:
+                    price = command.request.max_price_micro_usdc
+                    if self.chain.balances[command.request.client] < price:
+                        self.chain.rejected["BalanceTooSmall"] += 1
+                        return
+                    self.chain.balances[command.request.client] -= price
+                    block = {"block_hash": f"0x{self.block:064x}"}
+                    self.emit(ev.RequestSeen(command.request.model_copy(update=block)))
                 self.chain.plans[command.execution_id] = command.plan_root
                 self.emit(ev.PlanAccepted(command.execution_id, command.plan_root))
             case ev.SubmitCommitments():
@@ -477,6 +493,36 @@ class Simulation:
 
         self._pending.append(mine)
         return execution_id
+
+    def sign_request(
+        self, nonce: int, *, steps: int = 4, deadline_s: int = 300, **changes: object
+    ) -> SignedRequest:
+        """Return a request that the client signs, on the latest snapshot."""
+        client = CLIENT_IDENTITY.address
+        request = Request(
+            chain_id=CHAIN_ID,
+            market=MARKET,
+            execution_id=quorum.compute_execution_id(CHAIN_ID, MARKET, client, nonce),
+            model_id=self.manifest.model_id,
+            client=client,
+            client_key=CLIENT_IDENTITY.signing_key_hex,
+            steps=steps,
+            max_price_micro_usdc=10**6,
+            deadline=self._timestamp() + deadline_s,
+            snapshot_sequence=self.chain.sequence,
+            snapshot_root=self.chain.root,
+            block_hash=ZERO_BYTES32,
+            nonce=nonce,
+        ).model_copy(update=changes)
+        return sign_request(CLIENT_IDENTITY, request)
+
+    def tell_signed(self, signed: SignedRequest, accounts: Collection[str] = ()) -> None:
+        """Show members, all by default, a signed request; each asks the chain about the client."""
+        for account in accounts or list(self.members):
+            event = ev.RequestSigned(
+                signed, self.chain.balances[signed.request.client], self.chain.frozen_until
+            )
+            self.after(0.002, partial(self.feed, account, event))
 
     # ---- nodes ------------------------------------------------------------------------------
 
