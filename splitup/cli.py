@@ -23,7 +23,7 @@ from rich.table import Table
 from splitup.client.choices import CheckedPlan, PassedOver, fetch_unexplained, report_choice
 from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp
 from splitup.client.generation import DecoderName
-from splitup.client.inputs import format_usdc
+from splitup.client.inputs import format_usdc, parse_usdc
 from splitup.client.outcome import Array, Result
 from splitup.config import DEFAULT_HOME, HOME_VARIABLE
 from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_detached
@@ -184,6 +184,39 @@ def generate_command(
             output.print_json(value)
         else:
             sys.stdout.write("\n")
+
+    _run(output, run)
+
+
+@app.command("deposit")
+def deposit_command(
+    amount: Annotated[str, typer.Argument(help="USDC to move from your wallet into the market.")],
+    freeze: Annotated[
+        float | None,
+        typer.Option("--freeze", help="Keep the balance for signed requests, for SECONDS."),
+    ] = None,
+    config: ConfigFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put money into the market, so that executions find it there.
+
+    With --freeze they start without waiting for a block; the balance stays there as long.
+    """
+    output = Output.open(as_json)
+
+    async def deposit() -> int | None:
+        async with SplitUp.connect(config) as net:
+            if parse_usdc(amount, name="AMOUNT") or freeze is None:
+                await net.deposit(amount)
+            return None if freeze is None else await net.freeze(freeze)
+
+    def run() -> None:
+        until = asyncio.run(deposit())
+        if output.as_json:
+            output.print_json({"deposited_usdc": amount, "frozen_until": until})
+        else:
+            kept = "" if freeze is None else f", kept for signed requests for {freeze:g} s"
+            output.out.print(f"{amount} USDC are in the market{kept}")
 
     _run(output, run)
 

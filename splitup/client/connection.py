@@ -43,6 +43,7 @@ from splitup.client.generation import (
 )
 from splitup.client.inputs import format_usdc, parse_usdc, split_steps
 from splitup.client.money import ensure_balance, fetch_price
+from splitup.client.opening import fetch_signed_plan, is_frozen, make_request, wait_until_open
 from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
 from splitup.client.planning import Wanted, fetch_certificate
 from splitup.client.private import ClientPrograms
@@ -113,6 +114,8 @@ class SplitUp:
         self._chain: Chain | None = None
         self._funding = asyncio.Lock()
         self._reserved = 0  # micro-USDC of requests that are not in a block yet
+        self._signing = asyncio.Lock()  # one signed request at a time, until the chain holds it
+        self._openings: dict[str, asyncio.Task[bool]] = {}  # executions: is it on chain?
 
     @classmethod
     def connect(cls, config: NetworkConfig | Path | str | None = None) -> Self:
@@ -150,6 +153,10 @@ class SplitUp:
 
     async def close(self) -> None:
         """Finish storing what executions left behind, then close every connection."""
+        openings = list(self._openings.values())
+        for opening in openings:
+            opening.cancel()
+        await asyncio.gather(*openings, return_exceptions=True)
         if self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -179,6 +186,16 @@ class SplitUp:
         async with self._funding:
             balance = await self.chain.call("market", "balanceOf", self.address)
             await ensure_balance(self.chain, self._identity, balance + amount)
+
+    async def freeze(self, seconds: float) -> int:
+        """Keep the balance in the market for signed requests; return until when (Unix time).
+
+        From then on executions start without waiting for a block. Until its end the balance can
+        neither be withdrawn nor spent otherwise; the contract allows 30 days.
+        """
+        until = (await self.chain.fetch_head()).timestamp + int(np.ceil(seconds))
+        await self.chain.send("market", "freeze", until)
+        return until
 
     async def quote(self, model: str, *, steps: int = 1) -> int:
         """Return what an execution locks at most, in micro-USDC."""
@@ -435,7 +452,14 @@ class SplitUp:
             task_count=len(model.manifest.tasks),
         )
         ends = asyncio.get_running_loop().time() + wanted.deadline - time.time()
-        certificate = await self._request(wanted, committee, nonce, inputs_digest, deadline_s)
+        digest = inputs_digest or _NO_DIGEST
+        try:
+            signs = await is_frozen(chain, self.address, wanted.deadline, head.timestamp)
+        except BaseException:
+            self._reserved -= price
+            raise
+        request = self._request_signed if signs else self._request
+        certificate = await request(wanted, committee, nonce, digest, deadline_s)
         session = self._make_session(certificate, model, programs, ends)
         session.open()
         return session
@@ -492,7 +516,7 @@ class SplitUp:
         wanted: Wanted,
         committee: CommitteeView,
         nonce: int,
-        inputs_digest: str | None,
+        inputs_digest: str,
         deadline_s: float,
     ) -> PlanCertificate:
         """Send the request and return its certificate, listening before the block is mined."""
@@ -505,7 +529,7 @@ class SplitUp:
                 "requestExecution",
                 wanted.model_id,
                 wanted.steps,
-                inputs_digest or _NO_DIGEST,
+                inputs_digest,
                 wanted.client_key,
                 wanted.max_price_micro_usdc,
                 wanted.deadline,
@@ -527,8 +551,61 @@ class SplitUp:
             )
             raise await self._recover(wanted, failed) from None
 
+    async def _request_signed(
+        self,
+        wanted: Wanted,
+        committee: CommitteeView,
+        nonce: int,
+        inputs_digest: str,
+        deadline_s: float,
+    ) -> PlanCertificate:
+        """Sign the request and return its certificate; no block is waited for."""
+        await self._signing.acquire()
+        try:
+            head, signed = await asyncio.gather(
+                self.chain.fetch_head(),
+                make_request(self.chain, self._identity, wanted, nonce, inputs_digest),
+            )
+        except BaseException:
+            self._reserved -= wanted.max_price_micro_usdc
+            self._signing.release()
+            raise
+        self._request_blocks[wanted.execution_id] = head.number
+        opening = asyncio.create_task(self._follow_opening(wanted))
+        self._openings[wanted.execution_id] = opening
+        try:
+            return await fetch_signed_plan(
+                self._http, committee, wanted, signed, timeout_s=deadline_s
+            )
+        except InvalidInput:
+            opening.cancel()  # members that refuse it promise nothing
+            raise
+        except SplitUpError as error:
+            failed = ExecutionFailed(
+                f"execution {wanted.execution_id} got no plan: {error}",
+                execution_id=wanted.execution_id,
+            )
+            raise await self._recover(wanted, failed) from None
+
+    async def _follow_opening(self, wanted: Wanted) -> bool:
+        try:
+            return await wait_until_open(self.chain, wanted)
+        finally:
+            self._reserved -= wanted.max_price_micro_usdc
+            self._signing.release()
+            self._openings.pop(wanted.execution_id, None)
+
     async def _recover(self, wanted: Wanted | Request, error: ExecutionFailed) -> ExecutionFailed:
         """Fetch the money of a failed execution back; return the error that says so."""
+        opening = self._openings.get(wanted.execution_id)
+        if opening is not None and not await opening:
+            return ExecutionFailed(
+                f"{error}; the chain never held it, so nothing was locked",
+                execution_id=error.execution_id,
+                task=error.task,
+                node=error.node,
+                refunded_micro_usdc=0,
+            )
         locked = format_usdc(wanted.max_price_micro_usdc)
         wait_s = max(0.0, wanted.deadline - time.time()) + _REFUND_PATIENCE_S
         back: int | None = None

@@ -202,6 +202,8 @@ class CommitteeMember:
         commands = self._dispatch(event, now)
         for command in list(commands):
             if isinstance(command, AnnouncePlan):
+                if self._plans.find_refusal(command.execution_id):  # nobody will ever open it
+                    commands += self._openings.process_closed(command.execution_id)
                 certificate = self._plans.find_certificate(command.execution_id)
                 if certificate is not None:
                     commands += self._settlements.process_certificate(certificate, now)
