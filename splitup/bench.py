@@ -1,6 +1,7 @@
 """``make bench``: transitions and whole executions on one machine, with and without distribution.
 
     python -m splitup.bench [RUNS]
+    python -m splitup.bench kernels [ROUNDS]    one process alone: splitup_deploy.kernelbench
 
 Talk goes to stderr, a JSON object to stdout. Exit code 1 when a bar is missed: transition p50 of at
 most 5 ms, submission to result of at most 3 s with blocks of 1 s, output equal to the reference.
@@ -12,6 +13,7 @@ import asyncio
 import json
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -114,6 +116,9 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 def main() -> None:
     """Run the benchmark."""
+    if sys.argv[1:2] == ["kernels"]:
+        argv = [sys.executable, "-m", "splitup_deploy.kernelbench", *sys.argv[2:]]
+        raise SystemExit(subprocess.run(argv, check=False).returncode)
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
     directory = Path(tempfile.mkdtemp(prefix="splitup-bench-"))
     try:
