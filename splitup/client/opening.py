@@ -44,7 +44,7 @@ async def make_request(
     chain: Chain, identity: Identity, wanted: Wanted, nonce: int, inputs_digest: str
 ) -> SignedRequest:
     """Return the request on the latest snapshot, signed."""
-    sequence, root = await chain.call("committee", "latestSnapshot")
+    latest = await chain.call("committee", "latestSnapshot")
     request = Request(
         chain_id=wanted.chain_id,
         market=wanted.market,
@@ -55,8 +55,8 @@ async def make_request(
         steps=wanted.steps,
         max_price_micro_usdc=wanted.max_price_micro_usdc,
         deadline=wanted.deadline,
-        snapshot_sequence=sequence,
-        snapshot_root=root,
+        snapshot_sequence=latest["sequence"],
+        snapshot_root=latest["root"],
         block_hash=ZERO_BYTES32,
         inputs_digest=inputs_digest,
         nonce=nonce,
