@@ -20,10 +20,10 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from splitup.client.choices import CheckedPlan, report_choice
+from splitup.client.choices import CheckedPlan, PassedOver, fetch_unexplained, report_choice
 from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp
 from splitup.client.generation import DecoderName
-from splitup.client.inputs import format_usdc
+from splitup.client.inputs import format_usdc, parse_usdc
 from splitup.client.outcome import Array, Receipt, Result
 from splitup.config import DEFAULT_HOME, HOME_VARIABLE
 from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_detached
@@ -192,6 +192,39 @@ def generate_command(
     _run(output, run)
 
 
+@app.command("deposit")
+def deposit_command(
+    amount: Annotated[str, typer.Argument(help="USDC to move from your wallet into the market.")],
+    freeze: Annotated[
+        float | None,
+        typer.Option("--freeze", help="Keep the balance for signed requests, for SECONDS."),
+    ] = None,
+    config: ConfigFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put money into the market, so that executions find it there.
+
+    With --freeze they start without waiting for a block; the balance stays there as long.
+    """
+    output = Output.open(as_json)
+
+    async def deposit() -> int | None:
+        async with SplitUp.connect(config) as net:
+            if parse_usdc(amount, name="AMOUNT") or freeze is None:
+                await net.deposit(amount)
+            return None if freeze is None else await net.freeze(freeze)
+
+    def run() -> None:
+        until = asyncio.run(deposit())
+        if output.as_json:
+            output.print_json({"deposited_usdc": amount, "frozen_until": until})
+        else:
+            kept = "" if freeze is None else f", kept for signed requests for {freeze:g} s"
+            output.out.print(f"{amount} USDC are in the market{kept}")
+
+    _run(output, run)
+
+
 @app.command("receipt")
 def receipt_command(
     execution_id: Annotated[str, typer.Argument(help="Id of an execution, 0x and 64 digits.")],
@@ -237,12 +270,13 @@ def check_command(
     output = Output.open(as_json)
 
     def run() -> None:
-        async def fetch() -> tuple[CheckedPlan, dict[str, str]]:
+        async def fetch() -> tuple[CheckedPlan, dict[str, str], tuple[PassedOver, ...]]:
             async with SplitUp.connect(config) as net:
                 checked = await net.check_plan(execution_id)
-                return checked, await report_choice(net.chain, checked) if report else {}
+                answers = await report_choice(net.chain, checked) if report else {}
+                return checked, answers, await fetch_unexplained(net.chain, checked)
 
-        checked, answers = asyncio.run(fetch())
+        checked, answers, unexplained = asyncio.run(fetch())
         if output.as_json:
             output.print_json(
                 {
@@ -251,6 +285,8 @@ def check_command(
                     "signers": checked.signers,
                     "difference": checked.difference,
                     "provable": checked.challenge is not None,
+                    "passed_over": [asdict(passed) for passed in checked.passed_over],
+                    "unexplained": [asdict(passed) for passed in unexplained],
                     "reported": answers,
                 }
             )
@@ -266,10 +302,21 @@ def check_command(
             for member, answer in answers.items():
                 said = answer or "its bond was taken"
                 output.out.print(f"  {member}  {said}", markup=False)
-        if checked.difference:
+        if not output.as_json:
+            for passed in checked.passed_over:
+                output.out.print(_describe_passed(passed, passed in unexplained), markup=False)
+        if checked.difference or unexplained:
             raise typer.Exit(1)
 
     _run(output, run)
+
+
+def _describe_passed(passed: PassedOver, is_unexplained: bool) -> str:
+    doubt = "; the chain's own events do not explain that" if is_unexplained else ""
+    return (
+        f"task {passed.task} passes over {passed.node}: it takes {format_usdc(passed.needed)} of "
+        f"stake, and {format_usdc(passed.locked)} of {format_usdc(passed.stake)} were locked{doubt}"
+    )
 
 
 def _read_input(text: str) -> tuple[str, Array]:

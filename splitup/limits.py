@@ -307,6 +307,7 @@ MAX_DEMAND: Final = (
 DOWNLOAD_TIMEOUT_S: Final = 3_600.0  # weights of many GB over a home connection
 COMMIT_WINDOW_S: Final = 0.05  # completions that share one transaction; far below a block's time
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
+OPENING_MARGIN_S: Final = 10  # beyond the chain's least: a signed request may wait for some blocks
 DISTRIBUTE_PERIOD_S: Final = 60.0  # how often a node looks whether too much of its stake is locked
 DISTRIBUTE_LOCKED_SHARE: Final = 0.5  # above it, it pays for the transaction that releases stake
 COMMIT_PATIENCE_BLOCKS: Final = 6  # for the members' one transaction, before a node sends its own …

@@ -228,13 +228,14 @@ def _hash_request(request: Request) -> bytes:
 
 
 def _hash_directory(plan: Plan) -> bytes:
-    """The nodes' keys and endpoints, the executors' places; the chain never opens this."""
+    """The nodes' keys, endpoints and exposures, the executors' places; the chain never opens it."""
     return _hash(
         *(
             _hash(
                 _PAD + bytes.fromhex(entry.node[2:]),
                 bytes.fromhex(entry.signing_key[2:]),
                 sha256(entry.endpoint.encode()).digest(),
+                entry.exposure_micro_usdc.to_bytes(32),
             )
             for entry in plan.nodes
         ),

@@ -210,13 +210,23 @@ class Request(Message):
     nonce: Annotated[int, Field(ge=0, lt=2**64)] = 0
 
 
+class SignedRequest(Message):
+    """A request that its client signed (EIP-712, domain of the Market) and the chain lacks so far.
+
+    Its block hash is 0: no block holds it.
+    """
+
+    request: Request
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]
+
+
 class PlanNode(Message):
     """How to reach a node of a plan, and the key its frames are signed with."""
 
     node: AddressField
     signing_key: Bytes32Field
     endpoint: NodeEndpointField
-    exposure_micro_usdc: Count = 0  # what lies in all its tasks would cost; the chain locks it
+    exposure_micro_usdc: Count = 0  # what lies in all its tasks would cost
 
 
 class TaskTerms(Message):
@@ -264,7 +274,7 @@ class Plan(Message):
         )
 
     def exposures(self) -> tuple[tuple[str, int], ...]:
-        """Return (executor, micro-USDC) sorted by executor, as the chain locks them."""
+        """Return (executor, micro-USDC) sorted by executor, as the plan has them."""
         executors = set(self.executors())
         return tuple(
             (entry.node, entry.exposure_micro_usdc)

@@ -34,7 +34,7 @@ contract Bonds is IBonds, Ownable2Step {
     bytes32 internal constant SNAPSHOT_TYPEHASH =
         keccak256("Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)");
     bytes32 internal constant PLAN_TYPEHASH =
-        keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)");
+        keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
     bytes32 internal constant PLAN_SEED_TAG = keccak256("splitup/plan-seed/v1");
 
     // ------------------------------------------------------------------------------ storage

@@ -7,9 +7,10 @@ import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC20Permit.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
-import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
+import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
-import {accountOf, amountOf, hashWords} from "./Words.sol";
+import {MarketRules} from "./MarketRules.sol";
+import {accountOf, amountOf, hashWords, toWord} from "./Words.sol";
 import {ICommittee, Member} from "./interfaces/ICommittee.sol";
 import {
     Completion,
@@ -31,35 +32,31 @@ import {INodeRegistry} from "./interfaces/INodeRegistry.sol";
 /// @notice See {IMarket}.
 /// @dev The token is USDC; one that keeps a fee is refused. Committee, nodes and models are SplitUp's
 /// own contracts, fixed at construction.
-contract Market is IMarket, Ownable2Step, EIP712 {
+contract Market is IMarket, Ownable2Step {
     using SafeERC20 for IERC20;
 
     // ---------------------------------------------------------------------------- constants
 
     uint256 internal constant BPS = 10_000;
-    uint256 internal constant MILLI = 1_000;
-    uint256 internal constant MICRO = 1_000_000;
     uint256 internal constant MAX_STEPS = 65_536;
-    uint256 internal constant MAX_TIE_BREAKERS = 8; // keeps the condition's powers within 256 bits
-    uint256 internal constant MAX_FEE_BPS = 1_000;
     uint256 internal constant MAX_COMPLETIONS = 64;
     uint256 internal constant MAX_EXECUTORS = 1_024; // as many as a model has tasks
     uint256 internal constant MAX_PAYOUTS = 2_048; // one each for 1024 executors and 1024 validators
     uint256 internal constant MAX_SLASHES = 64; // and as many rewards
     uint256 internal constant MAX_DUES = 64;
     uint256 internal constant MAX_CREDITS = 384; // of one execution in one call: new accounts cost 22 k gas each
-    uint32 internal constant MAX_GRACE_S = 30 days; // an owner cannot keep a client's money for ever
-    uint32 internal constant MAX_DEADLINE_S = 30 days;
-    uint256 internal constant MAX_FREEZE_S = 30 days; // a slip of the keyboard cannot either
+    uint256 internal constant MAX_FREEZE_S = 30 days; // a slip of the keyboard cannot keep money for ever
 
+    bytes32 internal constant DOMAIN_TYPEHASH =
+        keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
     bytes32 internal constant REQUEST_TYPEHASH = keccak256(
         "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot)"
     );
     bytes32 internal constant SEED_TAG = keccak256("splitup/plan-seed/v1");
     bytes32 internal constant PLAN_TYPEHASH =
-        keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)");
+        keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
     bytes32 internal constant COMMITMENTS_TYPEHASH =
-        keccak256("Commitments(bytes32 executionId,bytes32 root,uint32 count)");
+        keccak256("Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)");
     bytes32 internal constant SETTLEMENT_TYPEHASH =
         keccak256("Settlement(bytes32 executionId,bytes32 settlementHash)");
 
@@ -82,6 +79,7 @@ contract Market is IMarket, Ownable2Step, EIP712 {
     ICommittee public immutable committee;
     INodeRegistry public immutable nodes;
     IModelRegistry public immutable models;
+    MarketRules public immutable rules;
 
     /// @inheritdoc IMarket
     address public treasury;
@@ -99,7 +97,7 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         INodeRegistry nodes_,
         IModelRegistry models_,
         Parameters memory parameters_
-    ) Ownable(owner_) EIP712("SplitUp", "1") {
+    ) Ownable(owner_) {
         require(
             address(usdc_) != address(0) && address(committee_) != address(0) && address(nodes_) != address(0)
                 && address(models_) != address(0),
@@ -109,6 +107,7 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         committee = committee_;
         nodes = nodes_;
         models = models_;
+        rules = new MarketRules();
         treasury = owner_;
         emit TreasurySet(owner_);
         _setParameters(parameters_);
@@ -207,7 +206,7 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         );
         bytes32 requestHash = _hashRequest(request);
         (address signer, ECDSA.RecoverError failure,) =
-            ECDSA.tryRecoverCalldata(_hashTypedDataV4(requestHash), clientSignature);
+            ECDSA.tryRecoverCalldata(MessageHashUtils.toTypedDataHash(_domainSeparator(), requestHash), clientSignature);
         require(
             failure == ECDSA.RecoverError.NoError && signer == request.client, ClientSignatureInvalid(request.client)
         );
@@ -216,46 +215,46 @@ contract Market is IMarket, Ownable2Step, EIP712 {
     }
 
     /// @inheritdoc IMarket
-    function commitExecution(bytes32 executionId, bytes32 root, uint32 count, bytes calldata signatures) external {
+    /// @dev The lock comes last: it is the dearest part, and the only call to another contract that writes.
+    function commitExecution(
+        bytes32 executionId,
+        bytes32 root,
+        bytes32[] calldata exposures,
+        bytes calldata signatures
+    ) external {
         Execution storage execution = _executions[executionId];
         _requireStatus(executionId, execution.status, Status.Planned);
         require(!execution.certified, CommitmentExists(executionId, address(0)));
         require(root != 0, RootMissing(executionId));
-        require(count > 0 && count <= execution.executorCount, TooMany(count, execution.executorCount));
+        require(exposures.length > 0, ExecutorsMissing(executionId));
+        require(exposures.length <= MAX_EXECUTORS, TooMany(exposures.length, MAX_EXECUTORS));
+        bytes32 digest = hashWords(exposures);
         committee.requireQuorumOf(
-            execution.configuration, keccak256(abi.encode(COMMITMENTS_TYPEHASH, executionId, root, count)), signatures
+            execution.configuration, keccak256(abi.encode(COMMITMENTS_TYPEHASH, executionId, root, digest)), signatures
         );
 
         execution.certified = true;
-        execution.committed += count;
-        execution.record = keccak256(abi.encode(execution.record, root));
-        emit ExecutionCommitted(executionId, root, count);
+        execution.record = keccak256(abi.encode(execution.record, root, digest));
+        emit ExecutionCommitted(executionId, root, exposures);
+        nodes.lock(exposures);
     }
 
     /// @inheritdoc IMarket
-    /// @dev Whether the caller is in the plan is the committee's to know: the chain stores only a hash of
-    /// the plan. A stranger's commitment earns nothing and can only lengthen the wait for a refund by
-    /// the grace.
+    /// @dev Whether the caller is in the plan, and what it stands to lose, is the committee's to know: the
+    /// chain stores only a hash of the plan. A stranger's commitment earns nothing and can only lengthen the
+    /// wait for a refund by the grace.
     function commitCompletions(Completion[] calldata completions) external {
         uint256 count = completions.length;
         require(count <= MAX_COMPLETIONS, TooMany(count, MAX_COMPLETIONS));
         require(nodes.isActive(msg.sender), NodeInactive(msg.sender));
+        uint96 exposed;
         for (uint256 i; i < count; ++i) {
-            Completion calldata completion = completions[i];
-            bytes32 executionId = completion.executionId;
-            Execution storage execution = _executions[executionId];
-            _requireStatus(executionId, execution.status, Status.Planned);
-            require(commitmentOf[executionId][msg.sender] == 0, CommitmentExists(executionId, msg.sender));
-            require(
-                completion.steps > 0 && completion.steps <= execution.steps,
-                StepsInvalid(completion.steps, execution.steps)
-            );
-            require(completion.root != 0, RootMissing(executionId));
-
-            ++execution.committed;
-            commitmentOf[executionId][msg.sender] = keccak256(abi.encode(completion.steps, completion.root));
-            emit CompletionCommitted(executionId, msg.sender, completion.steps, completion.root);
+            _commitCompletion(completions[i]);
+            exposed += completions[i].exposure;
         }
+        bytes32[] memory words = new bytes32[](1);
+        words[0] = toWord(msg.sender, exposed);
+        nodes.lock(words);
     }
 
     /// @inheritdoc IMarket
@@ -381,8 +380,15 @@ contract Market is IMarket, Ownable2Step, EIP712 {
 
     /// @inheritdoc IMarket
     function recordOf(Due calldata due, bool settled) public pure returns (bytes32 record) {
-        record = _planRecord(due.requestHash, due.planRoot, due.seed, hashWords(due.exposures));
-        if (due.commitments != 0) record = keccak256(abi.encode(record, due.commitments));
+        record = _planRecord(due.requestHash, due.planRoot, due.seed);
+        for (uint256 i; i < due.own.length; ++i) {
+            record = keccak256(abi.encode(record, due.own[i]));
+        }
+        if (due.commitments != 0) {
+            record = keccak256(abi.encode(record, due.commitments, hashWords(due.exposures)));
+        } else {
+            require(due.exposures.length == 0, RecordMismatch(due.executionId)); // nothing binds them
+        }
         if (settled) record = keccak256(abi.encode(record, hashWords(due.payouts)));
     }
 
@@ -394,7 +400,8 @@ contract Market is IMarket, Ownable2Step, EIP712 {
     /// @inheritdoc IMarket
     function refundableAt(bytes32 executionId) public view returns (uint256) {
         Execution storage execution = _executions[executionId];
-        bool complete = execution.status == Status.Planned && execution.committed >= execution.executorCount;
+        bool complete = execution.status == Status.Planned
+            && (execution.certified || execution.committed >= execution.executorCount);
         return execution.deadline + (complete ? _parameters.settlementGraceS : 0);
     }
 
@@ -500,7 +507,9 @@ contract Market is IMarket, Ownable2Step, EIP712 {
             paid += amount;
         }
         emit Distributed(executionId, stop - start, end - stop);
-        if (releasing) nodes.release(due.exposures);
+        if (!releasing) return paid;
+        if (due.exposures.length > 0) nodes.release(due.exposures);
+        if (due.own.length > 0) nodes.release(due.own);
     }
 
     function _applySettlement(bytes32 executionId, Execution storage execution, Settlement calldata s) internal {
@@ -558,16 +567,19 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         require(status == required, StatusInvalid(executionId, status));
     }
 
+    /// @dev Computed anew: after a fork of the chain a signature counts on one side only.
+    function _domainSeparator() internal view returns (bytes32) {
+        return keccak256(
+            abi.encode(DOMAIN_TYPEHASH, keccak256("SplitUp"), keccak256("1"), block.chainid, address(this))
+        );
+    }
+
     function _hashRequest(Request memory request) internal pure returns (bytes32) {
         return keccak256(abi.encode(REQUEST_TYPEHASH, request));
     }
 
-    function _planRecord(bytes32 requestHash, bytes32 planRoot, bytes32 seed, bytes32 exposures)
-        internal
-        pure
-        returns (bytes32)
-    {
-        return keccak256(abi.encode(requestHash, planRoot, seed, exposures));
+    function _planRecord(bytes32 requestHash, bytes32 planRoot, bytes32 seed) internal pure returns (bytes32) {
+        return keccak256(abi.encode(PLAN_TYPEHASH, requestHash, planRoot, seed));
     }
 
     /// @dev Checks a request, locks its price and opens it, save for status and record.
@@ -617,6 +629,25 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         require(request.maxPrice >= required, PriceTooLow(request.maxPrice, required));
     }
 
+    function _commitCompletion(Completion calldata completion) internal {
+        bytes32 executionId = completion.executionId;
+        Execution storage execution = _executions[executionId];
+        _requireStatus(executionId, execution.status, Status.Planned);
+        require(!execution.certified, CommitmentExists(executionId, address(0)));
+        require(commitmentOf[executionId][msg.sender] == 0, CommitmentExists(executionId, msg.sender));
+        require(
+            completion.steps > 0 && completion.steps <= execution.steps,
+            StepsInvalid(completion.steps, execution.steps)
+        );
+        require(completion.root != 0, RootMissing(executionId));
+        require(execution.committed < MAX_EXECUTORS, TooMany(MAX_EXECUTORS + 1, MAX_EXECUTORS));
+
+        ++execution.committed;
+        execution.record = keccak256(abi.encode(execution.record, toWord(msg.sender, completion.exposure)));
+        commitmentOf[executionId][msg.sender] = keccak256(abi.encode(completion.steps, completion.root));
+        emit CompletionCommitted(executionId, msg.sender, completion.steps, completion.root, completion.exposure);
+    }
+
     function _acceptPlan(
         bytes32 executionId,
         uint64 configuration,
@@ -625,25 +656,23 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         Terms calldata terms,
         bytes calldata signatures
     ) internal {
-        uint256 count = terms.exposures.length;
-        require(count <= MAX_EXECUTORS, TooMany(count, MAX_EXECUTORS));
-        require(count > 0, ExecutorsMissing(executionId));
+        uint32 executors = terms.executors;
+        require(executors <= MAX_EXECUTORS, TooMany(executors, MAX_EXECUTORS));
+        require(executors > 0, ExecutorsMissing(executionId));
         require(terms.planRoot != 0, RootMissing(executionId));
         bytes32 seed = keccak256(terms.seedSignature);
-        bytes32 exposures = hashWords(terms.exposures);
         committee.requireQuorumOf(
             configuration,
-            keccak256(abi.encode(PLAN_TYPEHASH, executionId, terms.planRoot, seed, exposures)),
+            keccak256(abi.encode(PLAN_TYPEHASH, executionId, terms.planRoot, seed, executors)),
             signatures
         );
         _verifySeed(executionId, configuration, request, terms.seedSignature); // the dearest check is the last
 
         Execution storage execution = _executions[executionId];
         execution.status = Status.Planned;
-        execution.executorCount = uint16(count); // at most MAX_EXECUTORS
-        execution.record = _planRecord(requestHash, terms.planRoot, seed, exposures);
-        emit PlanAccepted(executionId, terms.planRoot, seed, terms.exposures);
-        nodes.lock(terms.exposures);
+        execution.executorCount = uint16(executors); // at most MAX_EXECUTORS
+        execution.record = _planRecord(requestHash, terms.planRoot, seed);
+        emit PlanAccepted(executionId, terms.planRoot, seed, executors);
     }
 
     function _verifySeed(bytes32 executionId, uint64 configuration, Request calldata request, bytes calldata signature)
@@ -663,30 +692,8 @@ contract Market is IMarket, Ownable2Step, EIP712 {
         return uint64(p.maxDeadlineS) + p.settlementGraceS;
     }
 
-    /// @dev The condition is p > (C+B) / ((1-r)^k (R+S)); C = 1000 milli. Both sides are multiplied out,
-    /// so that no division decides.
     function _setParameters(Parameters memory p) internal {
-        require(p.samplingBps > 0 && p.samplingBps <= BPS, ParameterInvalid("samplingBps"));
-        require(p.collusionBps < BPS, ParameterInvalid("collusionBps"));
-        require(p.treasuryBps > 0 && p.treasuryBps <= BPS, ParameterInvalid("treasuryBps"));
-        require(p.feeBps <= MAX_FEE_BPS, ParameterInvalid("feeBps"));
-        require(p.tieBreakers <= MAX_TIE_BREAKERS, ParameterInvalid("tieBreakers"));
-        require(p.settlementGraceS <= MAX_GRACE_S, ParameterInvalid("settlementGraceS"));
-        require(p.maxDeadlineS <= MAX_DEADLINE_S, ParameterInvalid("maxDeadlineS"));
-        require(p.minDeadlineS > 0 && p.minDeadlineS <= p.maxDeadlineS, ParameterInvalid("minDeadlineS"));
-        require(p.minPrice > 0, ParameterInvalid("minPrice"));
-        uint256 loss = p.samplingBps * (BPS - p.collusionBps) ** p.tieBreakers * (uint256(p.rewardMilli) + p.slashMilli);
-        uint256 gain = (MILLI + p.validationBonusMilli) * BPS ** (uint256(p.tieBreakers) + 1);
-        uint256 scale = MICRO / MILLI;
-        require(
-            loss > gain,
-            ParametersUnsafe(
-                loss * scale / BPS ** (uint256(p.tieBreakers) + 1), (MILLI + p.validationBonusMilli) * scale
-            )
-        );
-        uint256 longest = _longestExecutionS(p);
-        uint256 unbonding = nodes.unbondingPeriod();
-        require(unbonding > longest, UnbondingTooShort(longest, unbonding));
+        rules.check(p, nodes.unbondingPeriod());
         _parameters = p;
         emit ParametersSet(p);
     }

@@ -4,6 +4,11 @@ pragma solidity ^0.8.28;
 // An account and an amount in one word, account << 96 | micro-USDC: a list of them costs half the
 // calldata of a list of structs, and its order is the order of the accounts.
 
+/// @notice Returns account and amount as one word.
+function toWord(address account, uint96 amount) pure returns (bytes32) {
+    return bytes32(uint256(uint160(account)) << 96 | amount);
+}
+
 /// @notice Returns the account of a word.
 function accountOf(bytes32 word) pure returns (address) {
     return address(bytes20(word));

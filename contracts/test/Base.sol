@@ -7,6 +7,7 @@ import {Market} from "../src/Market.sol";
 import {ModelRegistry} from "../src/ModelRegistry.sol";
 import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {TestUSDC} from "../src/TestUSDC.sol";
+import {toWord} from "../src/Words.sol";
 import {Member} from "../src/interfaces/ICommittee.sol";
 import {
     Due, Parameters, Payment, Request, Settlement, Slash, Status, Terms
@@ -173,14 +174,13 @@ abstract contract Base {
     }
 
     function planHash(bytes32 id, Terms memory terms) internal pure returns (bytes32) {
-        bytes32 kind = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)");
-        bytes32 exposures = keccak256(abi.encodePacked(terms.exposures));
-        return keccak256(abi.encode(kind, id, terms.planRoot, keccak256(terms.seedSignature), exposures));
+        bytes32 kind = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
+        return keccak256(abi.encode(kind, id, terms.planRoot, keccak256(terms.seedSignature), terms.executors));
     }
 
-    function commitmentsHash(bytes32 id, bytes32 root, uint32 count) internal pure returns (bytes32) {
-        bytes32 kind = keccak256("Commitments(bytes32 executionId,bytes32 root,uint32 count)");
-        return keccak256(abi.encode(kind, id, root, count));
+    function commitmentsHash(bytes32 id, bytes32 root, bytes32[] memory exposures) internal pure returns (bytes32) {
+        bytes32 kind = keccak256("Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)");
+        return keccak256(abi.encode(kind, id, root, keccak256(abi.encodePacked(exposures))));
     }
 
     function settlementHash(bytes32 id, Settlement memory s) internal pure returns (bytes32) {
@@ -264,10 +264,6 @@ abstract contract Base {
         requests[id] = r;
     }
 
-    function toWord(address account, uint96 amount) internal pure returns (bytes32) {
-        return bytes32(uint256(uint160(account)) << 96 | amount);
-    }
-
     /// @dev What the group signs to make the seed of a request's plan.
     function seedMessage(Request memory r) internal view returns (bytes memory) {
         bytes32 id = market.executionIdOf(r.client, r.nonce);
@@ -275,9 +271,14 @@ abstract contract Base {
     }
 
     function makeTerms(Request memory r, uint256 executors) internal view returns (Terms memory terms) {
-        terms = Terms(keccak256("plan"), blsSign(GROUP_SECRET, seedMessage(r)), new bytes32[](executors));
+        terms = Terms(keccak256("plan"), blsSign(GROUP_SECRET, seedMessage(r)), uint32(executors));
+    }
+
+    /// @dev What the first of Base's nodes stand to lose.
+    function makeExposures(uint256 executors) internal view returns (bytes32[] memory exposures) {
+        exposures = new bytes32[](executors);
         for (uint256 i; i < executors; ++i) {
-            terms.exposures[i] = toWord(node[i], EXPOSURE);
+            exposures[i] = toWord(node[i], EXPOSURE);
         }
     }
 
@@ -311,8 +312,9 @@ abstract contract Base {
             requestHash: market.requestHashOf(requests[id]),
             planRoot: terms.planRoot,
             seed: keccak256(terms.seedSignature),
-            exposures: terms.exposures,
+            own: new bytes32[](0),
             commitments: commitments,
+            exposures: makeExposures(commitments == 0 ? 0 : terms.executors),
             payouts: payouts
         });
     }

@@ -36,10 +36,9 @@ contract BondsTest is Base {
     bytes32 internal constant SEED = keccak256("seed");
 
     function planVote(uint256 key, bytes32 id, bytes32 root) internal view returns (PlanVote memory) {
-        bytes32 exposures = keccak256("exposures");
-        bytes32 typeHash = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)");
-        bytes32 structHash = keccak256(abi.encode(typeHash, id, root, SEED, exposures));
-        return PlanVote(id, root, abi.encode(SEED, exposures), sign(key, structHash));
+        bytes32 typeHash = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
+        bytes32 structHash = keccak256(abi.encode(typeHash, id, root, SEED, 3));
+        return PlanVote(id, root, abi.encode(SEED, 3), sign(key, structHash));
     }
 
     // ------------------------------------------------------------------------------ the bond

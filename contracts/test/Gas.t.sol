@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
+import {toWord} from "../src/Words.sol";
 import {Base} from "./Base.sol";
 import {Completion, Due, Payment, Request, Settlement, Slash, Terms} from "../src/interfaces/IMarket.sol";
 import {Task} from "../src/interfaces/IModelRegistry.sol";
@@ -10,6 +11,8 @@ import {Task} from "../src/interfaces/IModelRegistry.sol";
 contract GasTest is Base {
     uint256 internal constant BAR = 600_000;
     uint256 internal constant BAR_PER_TASK = 8_000;
+    uint256 internal constant PLAN_BAR = 250_000; // for any number of tasks
+    uint256 internal constant SNAPSHOT_BAR = 80_000;
 
     address[11] internal executors;
 
@@ -24,7 +27,7 @@ contract GasTest is Base {
         vm.snapshotGasLastCall("Verbs", "register a node");
         bytes32 snap = keccak256("snapshot");
         committee.submitSnapshot(1, 1, snap, certify(3, snapshotHash(1, 1, snap)));
-        vm.snapshotGasLastCall("Verbs", "submitSnapshot");
+        require(vm.snapshotGasLastCall("Verbs", "submitSnapshot") <= SNAPSHOT_BAR, "a snapshot is above its bar");
         bytes32 id = request(100);
         Terms memory terms = makeWork(requests[id], 11);
         market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
@@ -34,10 +37,13 @@ contract GasTest is Base {
     }
 
     function makeWork(Request memory r, uint256 count) internal view returns (Terms memory terms) {
-        terms = makeTerms(r, 0);
-        terms.exposures = new bytes32[](count);
+        terms = makeTerms(r, count);
+    }
+
+    function makeWords(uint256 count) internal view returns (bytes32[] memory exposures) {
+        exposures = new bytes32[](count);
         for (uint256 i; i < count; ++i) {
-            terms.exposures[i] = toWord(executors[i], 12_345_678);
+            exposures[i] = toWord(executors[i], 12_345_678);
         }
     }
 
@@ -56,7 +62,9 @@ contract GasTest is Base {
         returns (Due[] memory dues)
     {
         dues = new Due[](1);
-        dues[0] = makeDue(id, terms, root, s.payouts);
+        dues[0] = makeDue(id, terms, 0, s.payouts);
+        dues[0].commitments = root;
+        if (root != 0) dues[0].exposures = makeWords(terms.executors);
     }
 
     /// @dev From a signed request to its settlement.
@@ -80,7 +88,9 @@ contract GasTest is Base {
         Request memory r = requests[id];
         bytes memory signatures = certify(3, planHash(id, terms));
         market.submitCompletePlan(r, terms, signatures);
-        gas += vm.snapshotGasLastCall(group, "1 submitCompletePlan");
+        uint256 plan = vm.snapshotGasLastCall(group, "1 submitCompletePlan");
+        require(plan <= PLAN_BAR, "a plan is above its bar");
+        gas += plan;
         gas += finish(id, terms, tasks, group);
     }
 
@@ -89,8 +99,9 @@ contract GasTest is Base {
         returns (uint256 gas)
     {
         bytes32 root = keccak256("commitments");
-        bytes memory signatures = certify(3, commitmentsHash(id, root, uint32(tasks)));
-        market.commitExecution(id, root, uint32(tasks), signatures);
+        bytes32[] memory exposures = makeWords(tasks);
+        bytes memory signatures = certify(3, commitmentsHash(id, root, exposures));
+        market.commitExecution(id, root, exposures, signatures);
         gas = vm.snapshotGasLastCall(group, "2 commitExecution");
         Settlement memory s = makePayouts(tasks);
         signatures = certify(3, settlementHash(id, s));
@@ -121,9 +132,11 @@ contract GasTest is Base {
             bytes32 id = request(i + 1);
             Terms memory terms = makeWork(requests[id], 10);
             market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
+            bytes32 root = keccak256("commitments");
+            market.commitExecution(id, root, makeWords(10), certify(3, commitmentsHash(id, root, makeWords(10))));
             Settlement memory s = makePayouts(10);
             settle(id, s);
-            dues[i] = makeDues(id, terms, 0, s)[0];
+            dues[i] = makeDues(id, terms, root, s)[0];
         }
         market.distribute(dues);
         vm.snapshotGasLastCall("Verbs", "distribute 32 executions of 10 nodes");
@@ -143,7 +156,7 @@ contract GasTest is Base {
         Terms memory terms = makeWork(requests[id], 10);
         market.submitCompletePlan(requests[id], terms, certify(3, planHash(id, terms)));
         Completion[] memory list = new Completion[](1);
-        list[0] = Completion(id, 1, keccak256("outputs"));
+        list[0] = Completion(id, 1, keccak256("outputs"), 12_345_678);
         vm.prank(executors[0]);
         market.commitCompletions(list);
         vm.snapshotGasLastCall("Verbs", "commitCompletions of one node");

@@ -10,6 +10,7 @@ import {
 } from "../src/interfaces/IMarket.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {Market} from "../src/Market.sol";
+import {toWord} from "../src/Words.sol";
 import {IModelRegistry} from "../src/interfaces/IModelRegistry.sol";
 import {INodeRegistry} from "../src/interfaces/INodeRegistry.sol";
 
@@ -138,7 +139,9 @@ contract MarketTest is MarketBase {
         submitPlan(id, 1);
         commit(node[0], id);
         settle(id, makeSettlement(1e6, 0, 0));
-        distribute(id, 1, makeSettlement(1e6, 0, 0).payouts);
+        Due memory due = makeDue(id, makeTerms(requests[id], 1), 0, makeSettlement(1e6, 0, 0).payouts);
+        due.own = makeExposures(1);
+        market.distribute(toList(due));
         vm.warp(block.timestamp + 60);
         market.refund(other);
         vm.prank(node[0]);
@@ -167,9 +170,7 @@ contract MarketTest is MarketBase {
         Execution memory execution = market.executionOf(id);
         require(execution.executorCount == 3 && execution.status == Status.Planned);
         require(execution.record == market.recordOf(makeDue(id, terms, 0, new bytes32[](0)), false));
-        for (uint256 i; i < 3; ++i) {
-            assertEq(nodes.nodeOf(node[i]).locked, EXPOSURE);
-        }
+        assertEq(nodes.nodeOf(node[0]).locked, 0); // nobody can be judged yet
         bytes memory again = certify(3, planHash(id, terms));
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Planned));
         market.submitCompletePlan(r, terms, again);
@@ -213,7 +214,7 @@ contract MarketTest is MarketBase {
         Terms memory terms = makeTerms(r, 0);
         refuse(abi.encodeWithSelector(IMarket.ExecutorsMissing.selector, id));
         market.submitCompletePlan(r, terms, "");
-        terms.exposures = new bytes32[](1025);
+        terms.executors = 1025;
         refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 1025, 1024));
         market.submitCompletePlan(r, terms, "");
         terms = makeTerms(r, 1);
@@ -223,28 +224,6 @@ contract MarketTest is MarketBase {
         vm.warp(r.deadline);
         refuse(abi.encodeWithSelector(IMarket.DeadlinePassed.selector, id, r.deadline));
         market.submitCompletePlan(r, terms, "");
-    }
-
-    function test_plan_needs_stake_that_is_free() public {
-        bytes32 id = request(1);
-        Request memory r = requests[id];
-        Terms memory terms = makeTerms(r, 2);
-        terms.exposures[1] = toWord(node[1], NODE_STAKE + 1);
-        bytes memory signatures = certify(3, planHash(id, terms));
-        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[1], NODE_STAKE, NODE_STAKE + 1));
-        market.submitCompletePlan(r, terms, signatures);
-        terms.exposures[1] = toWord(node[1], NODE_STAKE);
-        market.submitCompletePlan(r, terms, certify(3, planHash(id, terms)));
-        id = request(2);
-        r = requests[id];
-        terms = makeTerms(r, 2);
-        signatures = certify(3, planHash(id, terms));
-        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[1], 0, EXPOSURE));
-        market.submitCompletePlan(r, terms, signatures);
-        terms.exposures[1] = terms.exposures[0]; // nobody is listed twice
-        signatures = certify(3, planHash(id, terms));
-        refuse(abi.encodeWithSelector(INodeRegistry.ExposuresNotAscending.selector, node[0], node[0]));
-        market.submitCompletePlan(r, terms, signatures);
     }
 
     function test_executions_in_flight_keep_their_quorum() public {
@@ -261,7 +240,7 @@ contract MarketTest is MarketBase {
     function test_commitments_are_written_once_by_active_nodes() public {
         bytes32 id = request(1);
         Completion[] memory list = new Completion[](1);
-        list[0] = Completion(id, 1, keccak256("outputs"));
+        list[0] = Completion(id, 1, keccak256("outputs"), EXPOSURE);
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Requested));
         vm.prank(node[0]);
         market.commitCompletions(list);
@@ -274,6 +253,11 @@ contract MarketTest is MarketBase {
         refuse(abi.encodeWithSelector(IMarket.NodeInactive.selector, client));
         vm.prank(client);
         market.commitCompletions(list);
+        assertEq(nodes.nodeOf(node[0]).locked, EXPOSURE);
+        list[0].exposure = NODE_STAKE + 1;
+        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[1], NODE_STAKE, NODE_STAKE + 1));
+        vm.prank(node[1]);
+        market.commitCompletions(list);
         list[0].steps = 2;
         refuse(abi.encodeWithSelector(IMarket.StepsInvalid.selector, 2, 1));
         vm.prank(node[1]);
@@ -284,33 +268,123 @@ contract MarketTest is MarketBase {
 
     function test_the_committee_commits_for_all_in_one_call() public {
         bytes32 id = request(1);
+        bytes32[] memory words = makeExposures(2);
         refuse(abi.encodeWithSelector(IMarket.StatusInvalid.selector, id, Status.Requested));
-        market.commitExecution(id, SALT, 1, "");
+        market.commitExecution(id, SALT, words, "");
         submitPlan(id, 3);
         refuse(abi.encodeWithSelector(IMarket.RootMissing.selector, id));
-        market.commitExecution(id, 0, 1, "");
-        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 0, 3));
-        market.commitExecution(id, SALT, 0, "");
-        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 4, 3));
-        market.commitExecution(id, SALT, 4, "");
-        bytes memory few = certify(2, commitmentsHash(id, SALT, 2));
+        market.commitExecution(id, 0, words, "");
+        refuse(abi.encodeWithSelector(IMarket.ExecutorsMissing.selector, id));
+        market.commitExecution(id, SALT, new bytes32[](0), "");
+        refuse(abi.encodeWithSelector(IMarket.TooMany.selector, 1025, 1024));
+        market.commitExecution(id, SALT, new bytes32[](1025), "");
+        bytes memory few = certify(2, commitmentsHash(id, SALT, words));
         refuse(abi.encodeWithSelector(ICommittee.QuorumTooSmall.selector, 2, 3));
-        market.commitExecution(id, SALT, 2, few);
-        bytes memory other = certify(3, commitmentsHash(id, SALT, 2));
+        market.commitExecution(id, SALT, words, few);
+        bytes memory other = certify(3, commitmentsHash(id, SALT, makeExposures(3)));
         vm.expectRevert();
-        market.commitExecution(id, SALT, 3, other);
-        commitAll(id, 2);
-        refuse(abi.encodeWithSelector(IMarket.CommitmentExists.selector, id, address(0)));
-        market.commitExecution(id, SALT, 2, "");
-        assertEq(market.refundableAt(id), block.timestamp + 60); // one is missing
-        commit(node[2], id); // the one that was left out helps itself
+        market.commitExecution(id, SALT, words, other);
+        assertEq(market.refundableAt(id), block.timestamp + 60);
+        commitAll(id, 2); // one answers for the third's tasks, too
         assertEq(market.refundableAt(id), block.timestamp + 60 + 1 hours);
+        for (uint256 i; i < 3; ++i) {
+            assertEq(nodes.nodeOf(node[i]).locked, i < 2 ? EXPOSURE : 0);
+        }
+        refuse(abi.encodeWithSelector(IMarket.CommitmentExists.selector, id, address(0)));
+        market.commitExecution(id, SALT, words, "");
+        Completion[] memory late = new Completion[](1);
+        late[0] = Completion(id, 1, SALT, EXPOSURE); // it would lock a stake for nothing
+        refuse(abi.encodeWithSelector(IMarket.CommitmentExists.selector, id, address(0)));
+        vm.prank(node[2]);
+        market.commitCompletions(late);
         settle(id, makeSettlement(1e6, 0, 0));
-        Terms memory terms = makeTerms(requests[id], 3);
-        market.distribute(
-            toList(makeDue(id, terms, keccak256("commitments"), makeSettlement(1e6, 0, 0).payouts))
-        );
+        Due memory due = makeDue(id, makeTerms(requests[id], 2), keccak256("commitments"), makeSettlement(1e6, 0, 0).payouts);
+        market.distribute(toList(due));
         assertEq(market.balanceOf(node[0]), 1e6);
+        assertEq(nodes.nodeOf(node[0]).locked, 0);
+    }
+
+    function test_commitments_wait_for_stake_that_is_free() public {
+        bytes32 first = request(1);
+        bytes32 second = request(2);
+        submitPlan(first, 2);
+        submitPlan(second, 2); // plans cost nobody stake
+        bytes32[] memory words = makeExposures(2);
+        words[1] = toWord(node[1], NODE_STAKE);
+        commitAll(first, words);
+        bytes memory signatures = certify(3, commitmentsHash(second, SALT, makeExposures(2)));
+        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[1], 0, EXPOSURE));
+        market.commitExecution(second, SALT, makeExposures(2), signatures);
+        assertEq(nodes.nodeOf(node[0]).locked, EXPOSURE); // all or nothing
+        bytes32[] memory twice = makeExposures(2);
+        twice[1] = twice[0]; // nobody is listed twice
+        bytes memory other = certify(3, commitmentsHash(second, SALT, twice));
+        refuse(abi.encodeWithSelector(INodeRegistry.ExposuresNotAscending.selector, node[0], node[0]));
+        market.commitExecution(second, SALT, twice, other);
+        settle(first, makeSettlement(1e6, 0, 0));
+        Due memory due = makeDue(first, makeTerms(requests[first], 2), keccak256("commitments"), makeSettlement(1e6, 0, 0).payouts);
+        due.exposures = words;
+        market.distribute(toList(due));
+        market.commitExecution(second, SALT, makeExposures(2), signatures); // the same words, now that there is room
+        assertEq(nodes.nodeOf(node[1]).locked, EXPOSURE);
+    }
+
+    function test_commitments_that_never_lock_are_refunded() public {
+        bytes32 id = request(1);
+        submitPlan(id, 1);
+        bytes32[] memory words = new bytes32[](1);
+        words[0] = toWord(node[0], NODE_STAKE + 1);
+        bytes memory signatures = certify(3, commitmentsHash(id, SALT, words));
+        refuse(abi.encodeWithSelector(INodeRegistry.ExposureTooHigh.selector, node[0], NODE_STAKE, NODE_STAKE + 1));
+        market.commitExecution(id, SALT, words, signatures);
+        vm.warp(block.timestamp + 60); // no grace: nothing is committed
+        market.refund(id);
+        assertEq(market.balanceOf(client), 1000e6);
+        assertEq(nodes.nodeOf(node[0]).locked, 0);
+        assertConserved();
+    }
+
+    /// @dev Who was bound twice is locked twice, and released twice.
+    function test_own_commitments_and_the_committees_are_released_alike() public {
+        bytes32 id = request(1);
+        submitPlan(id, 2);
+        commit(node[1], id);
+        commitAll(id, 2);
+        assertEq(nodes.nodeOf(node[0]).locked, EXPOSURE);
+        assertEq(nodes.nodeOf(node[1]).locked, 2 * EXPOSURE);
+        settle(id, makeSettlement(1e6, 0, 0));
+        bytes32[] memory payouts = makeSettlement(1e6, 0, 0).payouts;
+        Due memory due = makeDue(id, makeTerms(requests[id], 2), keccak256("commitments"), payouts);
+        bytes memory mismatch = abi.encodeWithSelector(IMarket.RecordMismatch.selector, id);
+        refuseDue(mismatch, due); // it leaves out the node's own
+        due.own = new bytes32[](1);
+        due.own[0] = toWord(node[1], EXPOSURE + 1);
+        refuseDue(mismatch, due);
+        due.own[0] = toWord(node[1], EXPOSURE);
+        market.distribute(toList(due));
+        assertEq(nodes.nodeOf(node[0]).locked, 0);
+        assertEq(nodes.nodeOf(node[1]).locked, 0);
+    }
+
+    /// @dev A record's commitments cannot be passed off as a plan, which would leave the stake locked.
+    function test_a_record_reads_one_way_only() public {
+        bytes32 id = request(1);
+        submitPlan(id, 2);
+        Due memory due = makeDue(id, makeTerms(requests[id], 2), 0, new bytes32[](0));
+        bytes32 planned = market.recordOf(due, false);
+        commitAll(id, 2);
+        vm.warp(block.timestamp + 60 + 1 hours);
+        market.refund(id);
+        due.requestHash = planned;
+        due.planRoot = keccak256("commitments");
+        due.seed = keccak256(abi.encodePacked(makeExposures(2)));
+        refuseDue(abi.encodeWithSelector(IMarket.RecordMismatch.selector, id), due);
+        due = makeDue(id, makeTerms(requests[id], 2), 0, new bytes32[](0));
+        due.exposures = makeExposures(2); // nothing binds exposures without commitments
+        refuseDue(abi.encodeWithSelector(IMarket.RecordMismatch.selector, id), due);
+        due.commitments = keccak256("commitments");
+        market.distribute(toList(due));
+        assertEq(nodes.nodeOf(node[1]).locked, 0);
     }
 
     function test_one_call_commits_many_executions() public {
@@ -318,11 +392,12 @@ contract MarketTest is MarketBase {
         for (uint64 i; i < 64; ++i) {
             bytes32 id = request(i);
             submitPlan(id, 1);
-            list[i] = Completion(id, 1, keccak256("outputs"));
+            list[i] = Completion(id, 1, keccak256("outputs"), EXPOSURE);
         }
         vm.prank(node[0]);
         market.commitCompletions(list);
         assertEq(market.executionOf(list[63].executionId).committed, 1);
+        assertEq(nodes.nodeOf(node[0]).locked, 64 * EXPOSURE);
     }
 
     // -------------------------------------------------------------------------- settlement
@@ -370,10 +445,7 @@ contract MarketTest is MarketBase {
         bytes memory mismatch = abi.encodeWithSelector(IMarket.RecordMismatch.selector, id);
         refuseDue(mismatch, makeDue(id, terms, 0, none));
         refuseDue(mismatch, makeDue(id, terms, SALT, s.payouts));
-        terms.exposures[0] = toWord(node[0], EXPOSURE + 1);
-        refuseDue(mismatch, makeDue(id, terms, 0, s.payouts));
         s.payouts[0] = toWord(node[0], 2e6);
-        terms.exposures[0] = toWord(node[0], EXPOSURE);
         refuseDue(mismatch, makeDue(id, terms, 0, s.payouts));
         s.payouts[0] = toWord(node[0], 1e6);
         market.distribute(toList(makeDue(id, terms, 0, s.payouts)));
@@ -386,8 +458,8 @@ contract MarketTest is MarketBase {
         bytes32 id = request(1);
         bytes32 never = request(2); // gets no plan
         submitPlan(id, 2);
-        commitAll(id, 1);
-        vm.warp(block.timestamp + 60);
+        commitAll(id, 2);
+        vm.warp(block.timestamp + 60 + 1 hours);
         market.refund(id);
         market.refund(never);
         Terms memory terms = makeTerms(requests[id], 2);
@@ -500,26 +572,33 @@ contract MarketTest is MarketBase {
         bytes32 id = request(1);
         Request memory r = requests[id];
         Terms memory terms = makeTerms(r, 0);
-        terms.exposures = new bytes32[](count);
+        terms.executors = uint32(count);
+        bytes32[] memory words = new bytes32[](count);
         Settlement memory s = makeSettlement(0, 0, 0);
         s.payouts = new bytes32[](2 * count);
         for (uint160 i; i < 2 * count; ++i) {
             address account = address(0x10001 + i);
             if (i < count) {
                 joinNode(account);
-                terms.exposures[i] = toWord(account, EXPOSURE);
+                words[i] = toWord(account, EXPOSURE);
             }
             s.payouts[i] = toWord(account, 1000);
         }
         bytes memory signatures = certify(3, planHash(id, terms));
         uint256 before = gasleft();
         market.submitCompletePlan(r, terms, signatures);
-        require(before - gasleft() < 1 << 24, "plan");
+        require(before - gasleft() < 250_000, "plan"); // as dear as the smallest
+        signatures = certify(3, commitmentsHash(id, SALT, words));
+        before = gasleft();
+        market.commitExecution(id, SALT, words, signatures);
+        require(before - gasleft() < 1 << 24, "commitments");
         signatures = certify(3, settlementHash(id, s));
         before = gasleft();
         market.settle(id, s, signatures);
         require(before - gasleft() < 1 << 24, "settle");
-        Due[] memory dues = toList(makeDue(id, terms, 0, s.payouts));
+        Due memory due = makeDue(id, terms, 0, s.payouts);
+        (due.commitments, due.exposures) = (SALT, words);
+        Due[] memory dues = toList(due);
         for (uint256 left = 2 * count; left > 0; left -= left < 384 ? left : 384) {
             before = gasleft();
             market.distribute(dues);

@@ -19,14 +19,18 @@ abstract contract MarketBase is Base {
 
     function commit(address account, bytes32 id) internal {
         Completion[] memory list = new Completion[](1);
-        list[0] = Completion(id, 1, keccak256("outputs"));
+        list[0] = Completion(id, 1, keccak256("outputs"), EXPOSURE);
         vm.prank(account);
         market.commitCompletions(list);
     }
 
     function commitAll(bytes32 id, uint32 count) internal {
+        commitAll(id, makeExposures(count));
+    }
+
+    function commitAll(bytes32 id, bytes32[] memory exposures) internal {
         bytes32 root = keccak256("commitments");
-        market.commitExecution(id, root, count, certify(3, commitmentsHash(id, root, count)));
+        market.commitExecution(id, root, exposures, certify(3, commitmentsHash(id, root, exposures)));
     }
 
     function toList(Due memory due) internal pure returns (Due[] memory dues) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
+import {accountOf, toWord} from "../src/Words.sol";
 import {MarketBase} from "./MarketBase.sol";
 import {Due, Execution, Request, Settlement, Status, Terms} from "../src/interfaces/IMarket.sol";
 
@@ -12,6 +13,7 @@ contract MarketHandler is MarketBase {
     bytes32[] internal _ids;
     mapping(bytes32 executionId => uint32) internal _planned; // executors of the plan
     mapping(bytes32 executionId => bytes32) internal _commitments;
+    mapping(bytes32 executionId => bytes32[]) internal _own; // words of nodes' own commitments
     mapping(bytes32 executionId => Settlement) internal _settlements;
     mapping(bytes32 executionId => uint256) internal _distributions; // successful ones
     uint256 internal _earned; // by node 0, out of prices
@@ -58,7 +60,9 @@ contract MarketHandler is MarketBase {
     }
 
     function commitOne(uint256 which, uint256 who) external {
-        commit(node[who % 3], _pick(which));
+        bytes32 id = _pick(which);
+        commit(node[who % 3], id);
+        _own[id].push(toWord(node[who % 3], EXPOSURE));
     }
 
     function commitMany(uint256 which) external {
@@ -100,8 +104,14 @@ contract MarketHandler is MarketBase {
             if (execution.status == Status.Requested || execution.status == Status.Planned) open_ += execution.maxPrice;
             if (execution.status == Status.Settled && !execution.released) open_ += _payout(id);
             require(_distributions[id] <= 1, "paid twice");
-            for (uint256 k; k < _planned[id] && !execution.released; ++k) {
+            if (execution.released) continue;
+            for (uint256 k; k < _planned[id] && execution.certified; ++k) {
                 exposed[k] += EXPOSURE;
+            }
+            for (uint256 k; k < _own[id].length; ++k) {
+                for (uint256 n; n < 3; ++n) {
+                    if (accountOf(_own[id][k]) == node[n]) exposed[n] += EXPOSURE;
+                }
             }
         }
         assertEq(market.totalLocked(), open_);
@@ -161,6 +171,7 @@ contract MarketHandler is MarketBase {
     function _distribute(bytes32 id) internal {
         Settlement memory s = _settlements[id];
         Due memory due = makeDue(id, makeTerms(requests[id], _planned[id]), _commitments[id], s.payouts);
+        due.own = _own[id];
         market.distribute(toList(due));
         ++_distributions[id];
         _earned += _payout(id);

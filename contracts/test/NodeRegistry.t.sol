@@ -3,6 +3,7 @@ pragma solidity ^0.8.28;
 
 import {IERC20Errors} from "@openzeppelin/contracts/interfaces/draft-IERC6093.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
+import {toWord} from "../src/Words.sol";
 import {Base} from "./Base.sol";
 import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {INodeRegistry, NodeView} from "../src/interfaces/INodeRegistry.sol";

@@ -20,6 +20,7 @@ from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.committee import Committees, fetch_node_key
 from splitup.chain.deployment import Deployment
+from splitup.chain.market import fetch_economics
 from splitup.crypto.keys import Identity
 from splitup.errors import (
     ConfigurationError,
@@ -45,6 +46,7 @@ from splitup.net.relay import Relay
 from splitup.net.tunnel import Tunnel
 from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.takeovers import Roster
+from splitup.protocol.verification import Economics, compute_exposure
 from splitup.wire import Heartbeat, PlanCertificate, VerificationOrder
 from splitup_node.config import NodeConfig
 from splitup_node.engine import Engine
@@ -84,7 +86,7 @@ class Node:
     """A running node. Made by ``run_node``."""
 
     def __init__(
-        self, parts: _Parts, committee: CommitteeView, sampling_bps: int, device: dict[str, str]
+        self, parts: _Parts, committee: CommitteeView, economics: Economics, device: dict[str, str]
     ) -> None:
         self._config = parts.config
         self._identity = parts.identity
@@ -94,6 +96,7 @@ class Node:
         self._supervisor = parts.supervisor
         self._committees = parts.committees
         self._committee = committee
+        self._economics = economics
         self.device = device
         self.reach: Reach | None = None  # known once the server listens
         self._boot_id = secrets.token_hex(32)
@@ -146,7 +149,7 @@ class Node:
                 ),
                 committees=self._committees,
             ),
-            sampling_bps,
+            economics.sampling_bps,
         )
 
     @property
@@ -325,7 +328,13 @@ class Node:
         if execution.steps:  # nothing computed, nothing paid
             salt = secrets.token_bytes(32)
             completion = execution.make_completion(salt)
-            submission = self._reporter.submit(completion, execution.deadline_s)
+            exposure = compute_exposure(
+                execution.parts,
+                execution.manifest,
+                execution.certificate.plan.request.steps,
+                self._economics,
+            )
+            submission = self._reporter.submit(completion, execution.deadline_s, exposure)
         self._spawn(self._report(execution, submission))
 
     def on_failed(self, execution: Execution) -> None:
@@ -558,7 +567,7 @@ async def run_node(
         node = Node(
             parts,
             committee=await committees.fetch_current(),
-            sampling_bps=(await chain.call("market", "parameters"))["samplingBps"],
+            economics=await fetch_economics(chain),
             device=await supervisor.start(),
         )
         app = make_app()

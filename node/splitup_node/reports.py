@@ -43,10 +43,14 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A completion on its way; it is given up after ``give_up_s`` (Unix seconds)."""
+    """A completion on its way; it is given up after ``give_up_s`` (Unix seconds).
+
+    ``exposure_micro_usdc`` is what lies in all its tasks would cost, locked with a commitment.
+    """
 
     completion: Completion
     give_up_s: int
+    exposure_micro_usdc: int
 
 
 class Reporter:
@@ -68,10 +72,16 @@ class Reporter:
         self._released_to = 0  # every execution requested below this block is closed and released
         self.transactions = 0
 
-    async def submit(self, completion: Completion, deadline_s: int) -> None:
+    async def submit(
+        self, completion: Completion, deadline_s: int, exposure_micro_usdc: int
+    ) -> None:
         """Journal a completion; it is reported from then on, across restarts too."""
         give_up_s = deadline_s + limits.GRANT_GRACE_S
-        value = {"completion": completion.model_dump(mode="json"), "give_up_s": give_up_s}
+        value = {
+            "completion": completion.model_dump(mode="json"),
+            "give_up_s": give_up_s,
+            "exposure_micro_usdc": exposure_micro_usdc,
+        }
         stored = await asyncio.to_thread(
             self._journal.put_once, "completion", completion.execution_id, value
         )
@@ -169,7 +179,13 @@ class Reporter:
 
     async def _send(self, reports: Sequence[Report]) -> None:
         rows = [
-            (r.completion.execution_id, r.completion.steps, r.completion.root()) for r in reports
+            (
+                r.completion.execution_id,
+                r.completion.steps,
+                r.completion.root(),
+                r.exposure_micro_usdc,
+            )
+            for r in reports
         ]
         try:
             receipt = await self._chain.send("market", "commitCompletions", rows)
@@ -252,4 +268,8 @@ def _make_takeovers(completion: Completion) -> Takeovers | None:
 
 
 def _read_report(value: dict[str, Any]) -> Report:
-    return Report(Completion.from_value(value["completion"]), value["give_up_s"])
+    return Report(
+        Completion.from_value(value["completion"]),
+        value["give_up_s"],
+        value["exposure_micro_usdc"],
+    )

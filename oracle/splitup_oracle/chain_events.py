@@ -73,6 +73,7 @@ def make_event(event: ChainEvent, deployment: Deployment, configuration: int) ->
                 steps=args["steps"],
                 root=args["root"],
                 block_hash=event.block_hash,
+                exposure_micro_usdc=args["exposure"],
             )
         case "ExecutionCommitted":
             return ExecutionCommitted(args["executionId"], args["root"], event.block_hash)

@@ -22,7 +22,7 @@ from splitup import limits
 from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
 from splitup.chain.committee import fetch_node_key
-from splitup.chain.market import request_to_abi, terms_to_abi
+from splitup.chain.market import exposures_to_abi, request_to_abi, terms_to_abi
 from splitup.codec import encode_canonical, parse_json
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
@@ -67,6 +67,7 @@ from splitup.protocol.events import (
     PushPlan,
     PushVerification,
     RecomputeTask,
+    RequestSigned,
     RttMeasured,
     SnapshotFetched,
     SubmitCommitments,
@@ -86,9 +87,18 @@ from splitup.protocol.messages import (
     encode_gossip,
     parse_gossip,
 )
+from splitup.protocol.openings import OPENING, check_signed
 from splitup.protocol.shared import SIGNED, SNAPSHOT
 from splitup.protocol.verification import Economics
-from splitup.wire import Message, PlanCertificate, ReachRequest, Snapshot, VerificationResult
+from splitup.wire import (
+    Message,
+    PlanCertificate,
+    ReachRequest,
+    Request,
+    SignedRequest,
+    Snapshot,
+    VerificationResult,
+)
 from splitup_oracle.abilities import Abilities
 from splitup_oracle.rulings import Rulings
 
@@ -106,6 +116,7 @@ _GOSSIP_TIMEOUT_S: Final = 3.0
 _MAX_OUTSTANDING: Final = 256  # per peer: a hung one must not collect our memory
 _VOTE_PERIOD_S: Final = 5.0  # a vote, or the others', may have been lost
 _SECRET: Final = "secret"  # journal kind: what the secrets of our dealings are derived from
+_OPENINGS: Final = 16  # signed requests for which the chain is asked at once
 _DEMAND_AGE_S: Final = 0.25  # the reply to a heartbeat may be this old
 
 log = logging.getLogger("splitup.oracle")
@@ -168,6 +179,7 @@ class Member:
         self.heard = asyncio.Event()  # a node beat that has no round-trip time yet
         self.behind = asyncio.Event()  # another member has seen a block that we have not
         self._demand: tuple[float, bytes] = (0.0, b"")
+        self._opening = asyncio.Semaphore(_OPENINGS)
         secret = journal.put_once(_SECRET, "", {"secret": secrets.token_bytes(32).hex()})
 
         def make_member(view: CommitteeView) -> CommitteeMember:
@@ -178,6 +190,7 @@ class Member:
                 self.read_result,
                 grace_s=grace_s,
                 signed={key: value["digest"] for key, value in journal.items(SIGNED)},
+                openings=[SignedRequest.from_value(value) for _, value in journal.items(OPENING)],
                 snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
                 can_recompute=self._abilities.can_recompute,
                 evidence=[Equivocation.from_value(value) for _, value in journal.items(EVIDENCE)],
@@ -242,6 +255,52 @@ class Member:
         """Return where others reach this member, as the chain says."""
         own = self.machine.find_member(self._signing_key)
         return own.endpoint if own else ""
+
+    async def open_signed(self, signed: SignedRequest) -> None:
+        """Have a request planned that its client only signed.
+
+        Raises PeerFault, BadSignature for what the chain would refuse, Unavailable while the chain
+        cannot be asked, or another request of this client is open.
+        """
+        request = signed.request
+        if self.machine.is_open(request.execution_id):
+            return
+        check_signed(signed)  # before the chain is asked: nobody else may make us
+        async with self._opening:
+            balance, frozen_until = await self._check_openable(request)
+        self.feed_peer(RequestSigned(signed, balance, frozen_until))
+
+    async def _check_openable(self, request: Request) -> tuple[int, int]:
+        """Return the client's balance and until when it is frozen; raise PeerFault."""
+        deployment, call = self.chain.deployment, self.chain.call
+        if (request.chain_id, request.market) != (deployment.chain_id, deployment.market.lower()):
+            raise PeerFault("the request is for another chain or market")
+        head, parameters, price, paused, root, known, balance, frozen = await asyncio.gather(
+            self.chain.fetch_head(),
+            call("market", "parameters"),
+            call("market", "quote", request.model_id, request.steps),
+            call("market", "paused"),
+            call("committee", "snapshotRootOf", request.snapshot_sequence),
+            call("market", "executionOf", request.execution_id),
+            call("market", "balanceOf", request.client),
+            call("market", "frozenUntil", request.client),
+        )
+        left_s = request.deadline - head.timestamp
+        least_s = parameters["minDeadlineS"] + limits.OPENING_MARGIN_S
+        if not least_s <= left_s <= parameters["maxDeadlineS"]:
+            raise PeerFault(
+                f"the deadline is {left_s} s away, and signed requests need {least_s} to "
+                f"{parameters['maxDeadlineS']} s"
+            )
+        if request.max_price_micro_usdc < max(price, parameters["minPrice"]):
+            raise PeerFault(f"the price is {max(price, parameters['minPrice'])} micro-USDC by now")
+        if paused:
+            raise PeerFault("the market takes no requests now")
+        if root != request.snapshot_root or not request.snapshot_sequence:
+            raise PeerFault("the request names no snapshot that the chain remembers")
+        if known["status"]:
+            raise PeerFault(f"the client has used number {request.nonce} already")
+        return int(balance), int(frozen)
 
     # ---- questions --------------------------------------------------------------------------
 
@@ -320,13 +379,15 @@ class Member:
                     )
                 )
             case SubmitPlan():
+                own = [command.client_signature] if command.client_signature else []
                 self._spawn(
                     self._submit(
                         f"the plan of {command.execution_id}",
                         "market",
-                        "submitCompletePlan",
+                        "openExecution" if own else "submitCompletePlan",
                         request_to_abi(command.request),
-                        terms_to_abi(command.plan_root, command.seed_signature, command.exposures),
+                        *own,
+                        terms_to_abi(command.plan_root, command.seed_signature, command.executors),
                         command.signatures,
                     )
                 )
@@ -338,7 +399,7 @@ class Member:
                         "commitExecution",
                         command.execution_id,
                         command.root,
-                        command.count,
+                        exposures_to_abi(command.exposures),
                         command.signatures,
                     )
                 )

@@ -13,6 +13,7 @@ from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.chain.events import ChainEvent
+from splitup.chain.market import fetch_economics
 from splitup.crypto.keystore import load_identity
 from splitup.errors import ChainUnavailable, InvalidInput
 from splitup.journal.journal import Journal
@@ -28,7 +29,6 @@ from splitup.protocol.events import (
     Tick,
     Undone,
 )
-from splitup.protocol.verification import Economics
 from splitup_oracle.chain_events import make_board_event, make_event, make_node_record
 from splitup_oracle.config import OracleConfig
 from splitup_oracle.member import Member
@@ -71,12 +71,7 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
         parameters = await chain.call("market", "parameters")
         member = Member(
             identity,
-            Economics(
-                sampling_bps=parameters["samplingBps"],
-                reward_milli=parameters["rewardMilli"],
-                slash_milli=parameters["slashMilli"],
-                treasury_bps=parameters["treasuryBps"],
-            ),
+            await fetch_economics(chain),
             chain,
             journal,
             http,

@@ -12,7 +12,7 @@ from splitup import limits
 from splitup.chain.committee import fetch_node_key
 from splitup.crypto.jws import ReplayCache
 from splitup.errors import BadSignature, InvalidInput, Unavailable
-from splitup.net.http import error_reply, make_app, read_signed
+from splitup.net.http import error_reply, make_app, read_json, read_signed
 from splitup.net.parcels import Parcel
 from splitup.net.relay import Relay
 from splitup.protocol.events import (
@@ -30,6 +30,7 @@ from splitup.wire import (
     Heartbeat,
     Pledge,
     ReachRequest,
+    SignedRequest,
     Takeovers,
     VerificationCommitment,
 )
@@ -71,6 +72,7 @@ class MemberServer:
                 web.get("/v1/evidence/{execution_id}", self._evidence),
                 web.post("/v1/heartbeat", self._heartbeat),
                 web.post("/v1/reach", self._reach),
+                web.post("/v1/request", self._request),
                 web.post("/v1/gossip", self._gossip),
                 web.post("/v1/completion", self._completion),
                 web.post("/v1/pledge", self._pledge),
@@ -141,6 +143,10 @@ class MemberServer:
         )
         reach = ReachRequest.from_value(claims.body)
         return web.json_response({"problem": await self._member.try_reach(reach, claims.issuer)})
+
+    async def _request(self, request: web.Request) -> web.Response:
+        await self._member.open_signed(SignedRequest.from_value(await read_json(request)))
+        return web.json_response({})
 
     async def _gossip(self, request: web.Request) -> web.Response:
         claims = await read_signed(request, typ=GOSSIP_TYP, audience=self._member.account)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from splitup.chain.client import Chain
-from splitup.crypto.quorum import hash_exposures
 from splitup.protocol.messages import Equivocation, PlanVote, SnapshotVote
 from splitup.wire import PlanCertificate
 
@@ -23,14 +22,14 @@ def make_report(evidence: Equivocation) -> tuple[str, tuple[dict[str, Any], dict
 def make_plan_votes(certificate: PlanCertificate) -> dict[str, dict[str, Any]]:
     """Return every signature under a plan as the contract takes it, by member."""
     plan = certificate.plan
-    exposures_hash = hash_exposures(plan.exposures())
+    executors = len(set(plan.executors()))
     return {
         entry.member: _open_plan_vote(
             PlanVote(
                 execution_id=plan.request.execution_id,
                 root=plan.root(),
                 seed=plan.seed,
-                exposures_hash=exposures_hash,
+                executors=executors,
                 member=entry.member,
                 signature=entry.signature,
             )
@@ -43,7 +42,7 @@ def _open_plan_vote(vote: PlanVote) -> dict[str, Any]:
     return {
         "executionId": vote.execution_id,
         "planRoot": vote.root,
-        "tail": bytes.fromhex(vote.seed[2:] + vote.exposures_hash[2:]),
+        "tail": bytes.fromhex(vote.seed[2:]) + vote.executors.to_bytes(32),
         "signature": vote.signature,
     }
 

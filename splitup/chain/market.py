@@ -6,6 +6,7 @@ call, and releases the stake that they locked. Everything it takes is in the con
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,7 @@ from splitup.chain.events import ChainEvent
 from splitup.crypto import bls
 from splitup.crypto.quorum import pack_word, request_struct_hash, unpack_word
 from splitup.errors import ChainRejected
+from splitup.protocol.verification import Economics
 from splitup.wire import ZERO_BYTES32, Request
 
 REQUEST_FIELDS: Final = (
@@ -40,8 +42,9 @@ class Due:
     request_hash: str
     plan_root: str
     seed: str
-    exposures: tuple[str, ...]  # words
+    own: tuple[str, ...]  # words: what nodes locked by their own commitments, in their order
     commitments: str
+    exposures: tuple[str, ...]  # words
     payouts: tuple[str, ...]  # words
 
     def to_abi(self) -> tuple[Any, ...]:
@@ -51,14 +54,16 @@ class Due:
             self.request_hash,
             self.plan_root,
             self.seed,
-            self.exposures,
+            self.own,
             self.commitments,
+            self.exposures,
             self.payouts,
         )
 
     def concerns(self, account: str) -> bool:
         """Return whether the account is paid or its stake released."""
-        return any(unpack_word(word)[0] == account for word in (*self.exposures, *self.payouts))
+        words = (*self.own, *self.exposures, *self.payouts)
+        return any(unpack_word(word)[0] == account for word in words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +90,22 @@ def request_to_abi(request: Request) -> tuple[Any, ...]:
     )
 
 
-def terms_to_abi(
-    plan_root: str, seed_signature: str, exposures: Sequence[tuple[str, int]]
-) -> tuple[Any, ...]:
-    """Return a plan's terms as the Market contract takes them; exposures are sorted by node."""
-    words = tuple(pack_word(node, amount) for node, amount in exposures)
-    return (plan_root, bls.encode_signature_eip2537(seed_signature), words)
+def terms_to_abi(plan_root: str, seed_signature: str, executors: int) -> tuple[Any, ...]:
+    """Return a plan's terms as the Market contract takes them."""
+    return (plan_root, bls.encode_signature_eip2537(seed_signature), executors)
+
+
+def exposures_to_abi(exposures: Sequence[tuple[str, int]]) -> tuple[bytes, ...]:
+    """Return what executors stand to lose as the Market contract takes it; sorted by node."""
+    return tuple(pack_word(node, amount) for node, amount in exposures)
 
 
 def find_dues(events: Sequence[ChainEvent]) -> list[Due]:
     """Return what is due according to the market's events, all of them, in their order."""
     requests: dict[str, Mapping[str, Any]] = {}
     plans: dict[str, Mapping[str, Any]] = {}
-    commitments: dict[str, str] = {}
+    own: dict[str, list[str]] = {}
+    commitments: dict[str, Mapping[str, Any]] = {}
     dues: dict[str, Due] = {}
     for event in events:
         args = event.args
@@ -107,23 +115,81 @@ def find_dues(events: Sequence[ChainEvent]) -> list[Due]:
                 requests[execution_id] = args
             case "PlanAccepted":
                 plans[execution_id] = args
+            case "CompletionCommitted":
+                word = pack_word(args["node"], args["exposure"])
+                own.setdefault(execution_id, []).append("0x" + word.hex())
             case "ExecutionCommitted":
-                commitments[execution_id] = args["root"]
+                commitments[execution_id] = args
             case "Settled" | "Refunded" if execution_id in plans and execution_id in requests:
                 plan, asked = plans[execution_id], requests[execution_id]
+                agreed = commitments.get(execution_id, {})
                 request_hash = request_struct_hash(*(asked[name] for name in REQUEST_FIELDS))
                 dues[execution_id] = Due(
                     execution_id=execution_id,
                     request_hash="0x" + request_hash.hex(),
                     plan_root=plan["planRoot"],
                     seed=plan["seed"],
-                    exposures=tuple(plan["exposures"]),
-                    commitments=commitments.get(execution_id, ZERO_BYTES32),
+                    own=tuple(own.get(execution_id, ())),
+                    commitments=agreed.get("root", ZERO_BYTES32),
+                    exposures=tuple(agreed.get("exposures", ())),
                     payouts=tuple(args.get("payouts", ())),
                 )
             case "Distributed" if not args["remaining"]:
                 dues.pop(execution_id, None)
     return list(dues.values())
+
+
+def compute_locks(
+    events: Sequence[ChainEvent], start: int, end: int
+) -> tuple[dict[str, int], set[str]]:
+    """Return what the chain had locked from block ``start`` to ``end``, from all market events.
+
+    The most that was locked of every node's stake at any time between, in micro-USDC; and the
+    executions that had a plan then, and no root over all commitments yet.
+    """
+    locked: Counter[str] = Counter()
+    most: dict[str, int] = {}
+    waiting: set[str] = set()
+    waited: set[str] = set()
+    words: dict[str, list[tuple[str, int]]] = {}
+    for event in events:
+        if event.block_number > end:
+            break
+        if event.block_number < start:
+            most, waited = {}, set()
+        execution_id, args = event.args.get("executionId", ""), event.args
+        added: list[tuple[str, int]] = []
+        match event.name:
+            case "PlanAccepted":
+                waiting.add(execution_id)
+            case "CompletionCommitted":
+                added = [(args["node"], args["exposure"])]
+            case "ExecutionCommitted":
+                added = [unpack_word(word) for word in args["exposures"]]
+                waiting.discard(execution_id)
+            case "Settled" | "Refunded":
+                waiting.discard(execution_id)
+            case "Distributed":
+                for node, amount in words.pop(execution_id, []):  # the first call releases all
+                    locked[node] -= amount
+        for node, amount in added:
+            locked[node] += amount
+            words.setdefault(execution_id, []).append((node, amount))
+        waited |= waiting
+        for node, amount in locked.items():
+            most[node] = max(most.get(node, 0), amount)
+    return most, waited
+
+
+async def fetch_economics(chain: Chain) -> Economics:
+    """Return those of the market's parameters that decide settlements and exposures."""
+    parameters = await chain.call("market", "parameters")
+    return Economics(
+        sampling_bps=parameters["samplingBps"],
+        reward_milli=parameters["rewardMilli"],
+        slash_milli=parameters["slashMilli"],
+        treasury_bps=parameters["treasuryBps"],
+    )
 
 
 async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Distribution:

@@ -7,18 +7,46 @@ the bond of every member that signed it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Final
 
 from splitup import limits
 from splitup.chain.bonds import make_plan_votes
 from splitup.chain.client import Chain
-from splitup.errors import ChainRejected, InvalidModel, PeerFault, SplitUpError, Unavailable
+from splitup.chain.market import compute_locks
+from splitup.errors import (
+    ChainRejected,
+    InvalidInput,
+    InvalidModel,
+    PeerFault,
+    SplitUpError,
+    Unavailable,
+)
 from splitup.graph.manifest import Manifest
 from splitup.net.http import SignedClient
 from splitup.protocol.certificates import CommitteeView, check_certificate
 from splitup.protocol.challenges import Challenge, find_wrong_choice
+from splitup.protocol.liveness import quantise_up
 from splitup.protocol.selection import compute_plan
-from splitup.wire import PlanCertificate, Snapshot
+from splitup.protocol.verification import Economics, add_exposures, compute_exposure
+from splitup.wire import Plan, PlanCertificate, Snapshot
+
+_OLD_SNAPSHOTS: Final = 3  # what members observe of the registry is no older than so many
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A node that comes first for a task, and does not run it: too little of its stake was free.
+
+    All in micro-USDC; ``locked`` is what the snapshot says of it.
+    """
+
+    task: int
+    node: str
+    needed: int
+    stake: int
+    locked: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +60,7 @@ class CheckedPlan:
     snapshot: Snapshot
     difference: str
     challenge: Challenge | None
+    passed_over: tuple[PassedOver, ...] = ()
 
     @property
     def signers(self) -> tuple[str, ...]:
@@ -80,7 +109,7 @@ async def fetch_snapshot(http: SignedClient, committee: CommitteeView, root: str
 
 
 def check_choices(
-    certificate: PlanCertificate, snapshot: Snapshot, manifest: Manifest
+    certificate: PlanCertificate, snapshot: Snapshot, manifest: Manifest, economics: Economics
 ) -> CheckedPlan:
     """Compute the plan anew from its seed and compare; the certificate is checked already."""
     plan = certificate.plan
@@ -98,7 +127,74 @@ def check_choices(
                 if listed[0] == right[0]:
                     difference = f"the fallbacks of task {task} are not those that come next"
                 break
-    return CheckedPlan(certificate, snapshot, difference, find_wrong_choice(plan, snapshot))
+    try:
+        expected = add_exposures(expected, manifest, snapshot, economics)
+    except InvalidInput as error:
+        difference = difference or f"there should be no plan: {error}"
+    difference = difference or _compare_stakes(plan, expected)
+    challenge = find_wrong_choice(plan, snapshot)
+    passed_over = _list_passed_over(expected, manifest, snapshot, economics)
+    return CheckedPlan(certificate, snapshot, difference, challenge, passed_over)
+
+
+def _compare_stakes(plan: Plan, expected: Plan) -> str:
+    """Say what differs in who runs the tasks, what that exposes, and the directory."""
+    for task, (runs, right) in enumerate(zip(plan.executors(), expected.executors(), strict=True)):
+        if runs != right:
+            return f"task {task} is run by {runs}, where {right} is the first with stake for it"
+    if plan.exposures() != expected.exposures():
+        return "it states other exposures than its tasks have"
+    if plan.nodes != expected.nodes or plan.unverifiable != expected.unverifiable:
+        return "its directory is not that of the snapshot"
+    return ""
+
+
+def _list_passed_over(
+    plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics
+) -> tuple[PassedOver, ...]:
+    entries = {entry.node: entry for entry in snapshot.entries}
+    return tuple(
+        PassedOver(
+            task=task,
+            node=node,
+            needed=compute_exposure((task,), manifest, plan.request.steps, economics),
+            stake=entries[node].stake_micro_usdc,
+            locked=entries[node].locked_micro_usdc,
+        )
+        for task, place in enumerate(plan.places)
+        for node in plan.tasks[task][:place]
+    )
+
+
+def find_unexplained(
+    passed_over: Sequence[PassedOver], locked: Mapping[str, int], waiting: Set[str]
+) -> tuple[PassedOver, ...]:
+    """Return whom the snapshot says to have more locked than the chain's own events.
+
+    ``locked`` is the most that the chain had locked of a node in the snapshot's time. Members also
+    count what executions that were planned and not committed, ``waiting``, expose: with one of them
+    the events alone do not tell.
+    """
+    if waiting:
+        return ()
+    return tuple(
+        passed for passed in passed_over if passed.locked > quantise_up(locked.get(passed.node, 0))
+    )
+
+
+async def fetch_unexplained(chain: Chain, checked: CheckedPlan) -> tuple[PassedOver, ...]:
+    """Return whom the plan passed over for a lock that no event on chain explains."""
+    if not checked.passed_over:
+        return ()
+    accepted = {
+        event.args["sequence"]: event.block_number
+        for event in await chain.fetch_events("committee")
+        if event.name == "SnapshotAccepted"
+    }
+    sequence = checked.snapshot.sequence
+    start, end = accepted.get(sequence - _OLD_SNAPSHOTS, 0), accepted[sequence]
+    locked, waiting = compute_locks(await chain.fetch_events("market"), start, end)
+    return find_unexplained(checked.passed_over, locked, waiting)
 
 
 async def report_choice(chain: Chain, checked: CheckedPlan) -> dict[str, str]:

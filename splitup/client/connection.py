@@ -12,7 +12,14 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +36,7 @@ from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.committee import Committees
 from splitup.chain.deployment import Deployment
+from splitup.chain.market import fetch_economics
 from splitup.client.choices import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
 from splitup.client.evidence import fetch_evidence
 from splitup.client.generation import (
@@ -43,6 +51,7 @@ from splitup.client.generation import (
 )
 from splitup.client.inputs import format_usdc, parse_usdc, split_steps
 from splitup.client.money import ensure_balance, fetch_price
+from splitup.client.opening import fetch_signed_plan, is_frozen, make_request, wait_until_open
 from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
 from splitup.client.planning import Wanted, fetch_certificate
 from splitup.client.private import ClientPrograms
@@ -68,6 +77,7 @@ from splitup.net.cache import Cache
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.objects import get_object
+from splitup.protocol.certificates import CommitteeView
 from splitup.wire import Evidence, PlanCertificate, Request
 
 if TYPE_CHECKING:
@@ -113,6 +123,8 @@ class SplitUp:
         self._committees: Committees  # of the chain, once it is open
         self._funding = asyncio.Lock()
         self._reserved = 0  # micro-USDC of requests that are not in a block yet
+        self._signing = asyncio.Lock()  # one signed request at a time, until the chain holds it
+        self._openings: dict[str, asyncio.Task[bool]] = {}  # executions: is it on chain?
 
     @classmethod
     def connect(cls, config: NetworkConfig | Path | str | None = None) -> Self:
@@ -156,6 +168,10 @@ class SplitUp:
 
     async def close(self) -> None:
         """Finish storing what executions left behind, then close every connection."""
+        openings = list(self._openings.values())
+        for opening in openings:
+            opening.cancel()
+        await asyncio.gather(*openings, return_exceptions=True)
         await self.drain()
         self._thread.shutdown(wait=False, cancel_futures=True)
         await self._http.close()
@@ -184,6 +200,16 @@ class SplitUp:
         async with self._funding:
             balance = await self.chain.call("market", "balanceOf", self.address)
             await ensure_balance(self.chain, self._identity, balance + amount)
+
+    async def freeze(self, seconds: float) -> int:
+        """Keep the balance in the market for signed requests; return until when (Unix time).
+
+        From then on executions start without waiting for a block. Until its end the balance can
+        neither be withdrawn nor spent otherwise; the contract allows 30 days.
+        """
+        until = (await self.chain.fetch_head()).timestamp + int(np.ceil(seconds))
+        await self.chain.send("market", "freeze", until)
+        return until
 
     async def quote(self, model: str, *, steps: int = 1) -> int:
         """Return what an execution locks at most, in micro-USDC."""
@@ -386,11 +412,14 @@ class SplitUp:
         committee = await self._committees.fetch_of(execution_id)
         certificate = await fetch_plan(self._http, committee, execution_id)
         request = certificate.plan.request
-        snapshot, model = await asyncio.gather(
+        snapshot, model, economics = await asyncio.gather(
             fetch_snapshot(self._http, committee, request.snapshot_root),
             self.fetch_model(request.model_id),
+            fetch_economics(self.chain),
         )
-        return await asyncio.to_thread(check_choices, certificate, snapshot, model.manifest)
+        return await asyncio.to_thread(
+            check_choices, certificate, snapshot, model.manifest, economics
+        )
 
     def pending_receipt(self, execution_id: str) -> PendingReceipt:
         """Return the receipt as something to ``await`` when it is wanted."""
@@ -424,7 +453,7 @@ class SplitUp:
             )
         async with self._funding:  # executions started together share one balance
             await ensure_balance(chain, self._identity, self._reserved + price)
-            await chain.fetch_head()  # whose time the deadline is in
+            head = await chain.fetch_head()  # whose time the deadline is in
             self._reserved += price  # until the request is in a block, see _request
         nonce = secrets.randbits(53)  # as many bits as canonical JSON holds
         deployment = chain.deployment
@@ -443,7 +472,14 @@ class SplitUp:
             task_count=len(model.manifest.tasks),
         )
         ends = asyncio.get_running_loop().time() + wanted.deadline - chain.clock.now_s()
-        certificate = await self._request(wanted, nonce, inputs_digest, deadline_s)
+        digest = inputs_digest or _NO_DIGEST
+        try:
+            signs = await is_frozen(chain, self.address, wanted.deadline, head.timestamp)
+        except BaseException:
+            self._reserved -= price
+            raise
+        request = self._request_signed if signs else self._request
+        certificate = await request(wanted, nonce, digest, deadline_s)
         session = self._make_session(certificate, model, programs, ends)
         session.open()
         return session
@@ -499,15 +535,14 @@ class SplitUp:
         self,
         wanted: Wanted,
         nonce: int,
-        inputs_digest: str | None,
+        inputs_digest: str,
         deadline_s: float,
     ) -> PlanCertificate:
         """Send the request and return its certificate, listening before the block is mined."""
-        fetch_committee = partial(
-            self._committees.fetch_of, wanted.execution_id, max_age_s=limits.COMMITTEE_REFRESH_S
-        )
         listening = asyncio.create_task(
-            fetch_certificate(self._http, fetch_committee, wanted, timeout_s=deadline_s)
+            fetch_certificate(
+                self._http, self._committee_source(wanted), wanted, timeout_s=deadline_s
+            )
         )
         try:
             mined = await self.chain.send(
@@ -515,7 +550,7 @@ class SplitUp:
                 "requestExecution",
                 wanted.model_id,
                 wanted.steps,
-                inputs_digest or _NO_DIGEST,
+                inputs_digest,
                 wanted.client_key,
                 wanted.max_price_micro_usdc,
                 wanted.deadline,
@@ -537,8 +572,65 @@ class SplitUp:
             )
             raise await self._recover(wanted, failed) from None
 
+    def _committee_source(self, wanted: Wanted) -> Callable[[], Awaitable[CommitteeView]]:
+        return partial(
+            self._committees.fetch_of, wanted.execution_id, max_age_s=limits.COMMITTEE_REFRESH_S
+        )
+
+    async def _request_signed(
+        self,
+        wanted: Wanted,
+        nonce: int,
+        inputs_digest: str,
+        deadline_s: float,
+    ) -> PlanCertificate:
+        """Sign the request and return its certificate; no block is waited for."""
+        await self._signing.acquire()
+        try:
+            head, signed = await asyncio.gather(
+                self.chain.fetch_head(),
+                make_request(self.chain, self._identity, wanted, nonce, inputs_digest),
+            )
+        except BaseException:
+            self._reserved -= wanted.max_price_micro_usdc
+            self._signing.release()
+            raise
+        self._request_blocks[wanted.execution_id] = head.number
+        opening = asyncio.create_task(self._follow_opening(wanted))
+        self._openings[wanted.execution_id] = opening
+        try:
+            return await fetch_signed_plan(
+                self._http, self._committee_source(wanted), wanted, signed, timeout_s=deadline_s
+            )
+        except InvalidInput:
+            opening.cancel()  # members that refuse it promise nothing
+            raise
+        except SplitUpError as error:
+            failed = ExecutionFailed(
+                f"execution {wanted.execution_id} got no plan: {error}",
+                execution_id=wanted.execution_id,
+            )
+            raise await self._recover(wanted, failed) from None
+
+    async def _follow_opening(self, wanted: Wanted) -> bool:
+        try:
+            return await wait_until_open(self.chain, wanted)
+        finally:
+            self._reserved -= wanted.max_price_micro_usdc
+            self._signing.release()
+            self._openings.pop(wanted.execution_id, None)
+
     async def _recover(self, wanted: Wanted | Request, error: ExecutionFailed) -> ExecutionFailed:
         """Fetch the money of a failed execution back; return the error that says so."""
+        opening = self._openings.get(wanted.execution_id)
+        if opening is not None and not await opening:
+            return ExecutionFailed(
+                f"{error}; the chain never held it, so nothing was locked",
+                execution_id=error.execution_id,
+                task=error.task,
+                node=error.node,
+                refunded_micro_usdc=0,
+            )
         locked = format_usdc(wanted.max_price_micro_usdc)
         wait_s = max(0.0, wanted.deadline - self.chain.clock.now_s()) + _REFUND_PATIENCE_S
         skew = self.chain.clock.describe_skew()

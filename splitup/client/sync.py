@@ -67,6 +67,14 @@ class SyncSplitUp:
         finally:
             self._run(tokens.aclose())
 
+    def deposit(self, amount_usdc: Usdc) -> None:
+        """Like ``SplitUp.deposit``."""
+        self._run(self._net.deposit(amount_usdc))
+
+    def freeze(self, seconds: float) -> int:
+        """Like ``SplitUp.freeze``."""
+        return self._run(self._net.freeze(seconds))
+
     def receipt(self, execution_id: str) -> Receipt:
         """Like ``SplitUp.receipt``."""
         return self._run(self._net.receipt(execution_id))

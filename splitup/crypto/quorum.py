@@ -29,14 +29,16 @@ _SNAPSHOT_TYPE: Final = keccak(
     text="Snapshot(uint64 configuration,uint64 sequence,uint64 epoch,bytes32 root)"
 )
 _PLAN_TYPE: Final = keccak(
-    text="Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)"
+    text="Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)"
 )
 _REQUEST_TYPE: Final = keccak(
     text="Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,"
     "bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,"
     "bytes32 snapshotRoot)"
 )
-_COMMITMENTS_TYPE: Final = keccak(text="Commitments(bytes32 executionId,bytes32 root,uint32 count)")
+_COMMITMENTS_TYPE: Final = keccak(
+    text="Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)"
+)
 _SETTLEMENT_TYPE: Final = keccak(text="Settlement(bytes32 executionId,bytes32 settlementHash)")
 _SETTLEMENT_ABI: Final = "(uint32,bytes32,bytes32[],(address,uint96)[],(address,uint96)[])"
 _MAX_AMOUNT: Final = 2**96 - 1
@@ -120,15 +122,15 @@ def unpack_word(word: str) -> tuple[str, int]:
 
 
 def hash_exposures(exposures: Iterable[tuple[str, int]]) -> str:
-    """Return what stands for ``exposures``, (executor, micro-USDC) sorted, in ``Plan``."""
+    """Return what stands for ``exposures``, (executor, micro-USDC) sorted, in ``Commitments``."""
     return "0x" + keccak(b"".join(pack_word(node, amount) for node, amount in exposures)).hex()
 
 
-def plan_struct_hash(execution_id: str, plan_root: str, seed: str, exposures_hash: str) -> bytes:
-    """Return hashStruct of ``Plan``; the last argument comes from ``hash_exposures``."""
-    types = ("bytes32", "bytes32", "bytes32", "bytes32", "bytes32")
-    words = (_bytes32(word) for word in (execution_id, plan_root, seed, exposures_hash))
-    return _hash_abi(types, (_PLAN_TYPE, *words))
+def plan_struct_hash(execution_id: str, plan_root: str, seed: str, executors: int) -> bytes:
+    """Return hashStruct of ``Plan``; ``executors`` is how many nodes it gives work to."""
+    types = ("bytes32", "bytes32", "bytes32", "bytes32", "uint32")
+    words = (_bytes32(word) for word in (execution_id, plan_root, seed))
+    return _hash_abi(types, (_PLAN_TYPE, *words, executors))
 
 
 def request_struct_hash(
@@ -164,10 +166,13 @@ def request_struct_hash(
     return _hash_abi((*types, "uint64", "uint64", "bytes32"), words)
 
 
-def commitments_struct_hash(execution_id: str, root: str, count: int) -> bytes:
-    """Return hashStruct of ``Commitments``: ``count`` executors are bound by ``root``."""
-    types = ("bytes32", "bytes32", "bytes32", "uint32")
-    return _hash_abi(types, (_COMMITMENTS_TYPE, _bytes32(execution_id), _bytes32(root), count))
+def commitments_struct_hash(execution_id: str, root: str, exposures_hash: str) -> bytes:
+    """Return hashStruct of ``Commitments``: all executors are bound by ``root``.
+
+    ``exposures_hash`` comes from ``hash_exposures``.
+    """
+    words = (_bytes32(word) for word in (execution_id, root, exposures_hash))
+    return _hash_abi(("bytes32",) * 4, (_COMMITMENTS_TYPE, *words))
 
 
 def settlement_hash(settlement: Settlement) -> str:

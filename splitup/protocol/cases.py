@@ -19,7 +19,14 @@ from splitup.protocol.events import CompletionCommitted, ExecutionCommitted
 from splitup.protocol.messages import CommitmentsVote, SettlementProposal
 from splitup.protocol.shared import Beacon
 from splitup.protocol.takeovers import check_takeover, find_executors
-from splitup.protocol.verification import Outcome, SettlementTerms, Verdict, check_completion
+from splitup.protocol.verification import (
+    Economics,
+    Outcome,
+    SettlementTerms,
+    Verdict,
+    check_completion,
+    compute_exposures,
+)
 from splitup.wire import (
     Completion,
     Draw,
@@ -69,6 +76,7 @@ class Case:
 
     request: Request
     attestations: Attestations
+    economics: Economics
     certificate: PlanCertificate | None = None
     snapshot: Snapshot | None = None
     manifest: Manifest | None = None
@@ -117,9 +125,11 @@ class Case:
             return self.bound if self._rests_on(self.draw, self.bound) else self.own
         return self.bound if self.bound and self._find_own_executors() is None else self.own
 
-    def count_executors(self) -> int:
-        """Return how many nodes the plan's exposures name, which is what the chain counts."""
-        return len(set(self.certificate.plan.executors())) if self.certificate else 0
+    def get_exposures(self, executors: Sequence[str]) -> tuple[tuple[str, int], ...]:
+        """Return what these executors stand to lose, () before plan and manifest are known."""
+        if self.certificate is None or self.manifest is None:
+            return ()
+        return compute_exposures(self.certificate.plan, self.manifest, executors, self.economics)
 
     def find_agreement(self) -> Agreement | None:
         """Return what to agree on, once pledges cover every task: the highest candidates count."""
@@ -259,11 +269,19 @@ class Case:
         )
 
     def _find_own_executors(self) -> tuple[str, ...] | None:
-        """Return who answers for the tasks by the nodes' own commitments, if they cover all."""
+        """Return who answers for the tasks by the nodes' own commitments, if they cover all.
+
+        Only what locks enough stake is a commitment: who can be drawn must have it to lose.
+        """
         if self.certificate is None or not self.own:
             return None
         places = {node: place for place, node in enumerate(self.own)}
-        return find_executors(self.certificate.plan, self.takeovers, places)
+        executors = find_executors(self.certificate.plan, self.takeovers, places)
+        if executors is None:
+            return None
+        exposures = self.get_exposures(executors)
+        covered = all(self.own[node].exposure_micro_usdc >= amount for node, amount in exposures)
+        return executors if exposures and covered else None
 
     def rests_on_chain(self, draw: Draw) -> bool:
         """Return whether a draw is over commitments that we see, too, by candidates of the plan."""

@@ -17,7 +17,6 @@ from splitup.codec import encode_canonical
 from splitup.crypto.quorum import (
     Domain,
     check_quorum,
-    hash_exposures,
     pack_signatures,
     plan_struct_hash,
 )
@@ -101,8 +100,8 @@ def draw_alpha(
 
 def compute_plan_hash(plan: Plan) -> bytes:
     """Return the EIP-712 struct hash of a plan that members sign and the contract checks."""
-    exposures_hash = hash_exposures(plan.exposures())
-    return plan_struct_hash(plan.request.execution_id, plan.root(), plan.seed, exposures_hash)
+    executors = len(set(plan.executors()))
+    return plan_struct_hash(plan.request.execution_id, plan.root(), plan.seed, executors)
 
 
 def check_certificate(

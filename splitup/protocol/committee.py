@@ -38,6 +38,7 @@ from splitup.protocol.events import (
     PledgeReceived,
     PromiseReceived,
     RequestSeen,
+    RequestSigned,
     ResultReceived,
     RttMeasured,
     SnapshotAccepted,
@@ -61,12 +62,20 @@ from splitup.protocol.messages import (
     SnapshotProposal,
     SnapshotVote,
 )
+from splitup.protocol.openings import Openings, is_same
 from splitup.protocol.plans import Plans
 from splitup.protocol.settlements import ResultReader, Settlements
 from splitup.protocol.shared import Ledger, Library, Seat
 from splitup.protocol.snapshots import Snapshots
 from splitup.protocol.verification import Economics
-from splitup.wire import Evidence, PlanCertificate, SignedAttestation, Snapshot
+from splitup.wire import (
+    Evidence,
+    PlanCertificate,
+    Request,
+    SignedAttestation,
+    SignedRequest,
+    Snapshot,
+)
 
 _SNAPSHOT_MESSAGES = (
     EpochWish,
@@ -96,6 +105,7 @@ class CommitteeMember:
         signed: Mapping[str, str] | None = None,
         snapshots: Sequence[Snapshot] = (),
         evidence: Sequence[Equivocation] = (),
+        openings: Sequence[SignedRequest] = (),
         scheme: Scheme = REAL,
         can_recompute: Callable[[str], bool] = lambda determinism: True,
     ) -> None:
@@ -114,6 +124,10 @@ class CommitteeMember:
         self._snapshots = Snapshots(self.seat, ledger, self._library, self._witness)
         self._plans = Plans(self.seat, ledger, self._library, self._witness, economics)
         self._settlements = Settlements(self.seat, ledger, self._library, economics, read_result)
+        self._openings = Openings(openings)
+        for opening in openings:  # nothing leaves before the key is known
+            self._settlements.process_request(opening.request)
+            self._plans.process_request(opening.request, 0.0, opening.signature)
 
     # ---- questions --------------------------------------------------------------------------
 
@@ -190,6 +204,8 @@ class CommitteeMember:
         commands = self._dispatch(event, now)
         for command in list(commands):
             if isinstance(command, AnnouncePlan):
+                if self._plans.find_refusal(command.execution_id):  # nobody will ever open it
+                    commands += self._openings.process_closed(command.execution_id)
                 certificate = self._plans.find_certificate(command.execution_id)
                 if certificate is not None:
                     commands += self._settlements.process_certificate(certificate, now)
@@ -215,12 +231,15 @@ class CommitteeMember:
                 return self._process_block(event, now)
             case RequestSeen():
                 return self._process_request(event, now)
+            case RequestSigned():
+                return self._process_signed(event, now)
             case PlanAccepted():
                 self._settlements.process_accepted(event.execution_id, is_planned=True)
                 return self._plans.process_accepted(event.execution_id, event.plan_root)
             case CompletionCommitted():
                 return self._settlements.process_committed(event, now)
             case ExecutionCommitted():
+                self._snapshots.nodes.process_committed(event.execution_id)
                 return self._settlements.process_agreed(event, now)
             case ExecutionEnded():
                 return self._end(event.execution_id)
@@ -283,8 +302,29 @@ class CommitteeMember:
         request = event.request
         if self._timestamp_s > request.deadline + self._grace_s:
             return []  # an old event, replayed at start
+        commands: list[Command] = []
+        signed = self._openings.find(request.execution_id)
+        if signed is not None:  # the chain holds it, or another one that took its number
+            commands += self._openings.process_closed(request.execution_id)
+            if is_same(signed.request, request):
+                return commands
+            commands += self._end(request.execution_id)
+        return commands + self._begin(request, now)
+
+    def _process_signed(self, event: RequestSigned, now: float) -> list[Command]:
+        """Plan a request that is not on chain; raise what speaks against it."""
+        signed, execution_id = event.signed, event.signed.request.execution_id
+        known = self._plans.find_request(execution_id)
+        if known is not None:
+            if is_same(known, signed.request):
+                return []
+            raise PeerFault(f"the number of request {execution_id} is taken")
+        commands = self._openings.process_signed(event, self._timestamp_s)
+        return commands + self._begin(signed.request, now, signed.signature)
+
+    def _begin(self, request: Request, now: float, client_signature: str = "") -> list[Command]:
         self._settlements.process_request(request)
-        commands = self._plans.process_request(request, now)
+        commands = self._plans.process_request(request, now, client_signature)
         if self._plans.find_request(request.execution_id) is None:  # too many are open
             self._settlements.process_end(request.execution_id)
         return commands
@@ -293,6 +333,10 @@ class CommitteeMember:
         self._block_number = max(self._block_number, event.number)
         self._timestamp_s = max(self._timestamp_s, event.timestamp_s)
         commands: list[Command] = []
+        for execution_id in self._openings.list_expired(self._timestamp_s):
+            commands.append(Log(f"the signed request {execution_id} was never opened"))
+            commands += self._openings.process_closed(execution_id)
+            commands += self._end(execution_id)
         for execution_id in self._plans.list_expired(self._timestamp_s, self._grace_s):
             commands.append(Log(f"execution {execution_id} expired without a settlement"))
             commands += self._end(execution_id)
@@ -302,7 +346,11 @@ class CommitteeMember:
         """Take back what a reorganised chain no longer holds; what follows is told anew."""
         match undone.event:
             case RequestSeen(request=request):
+                signed = self._plans.find_signed(request.execution_id)
+                if signed is not None:
+                    return self._openings.restore(signed)
                 self._settlements.process_undone_request(request.execution_id)
+                self._snapshots.nodes.process_end(request.execution_id)
                 return self._plans.process_undone_request(request.execution_id)
             case PlanAccepted(execution_id=execution_id):
                 self._settlements.process_accepted(execution_id, is_planned=False)
@@ -319,4 +367,5 @@ class CommitteeMember:
 
     def _end(self, execution_id: str) -> list[Command]:
         commands = self._settlements.process_end(execution_id)
+        self._snapshots.nodes.process_end(execution_id)
         return commands + self._plans.process_end(execution_id)

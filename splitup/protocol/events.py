@@ -24,6 +24,7 @@ from splitup.wire import (
     Pledge,
     Request,
     Ruling,
+    SignedRequest,
     Snapshot,
     Takeovers,
     TaskCommitment,
@@ -86,6 +87,7 @@ class CompletionCommitted:
     steps: int
     root: str
     block_hash: str
+    exposure_micro_usdc: int = 0  # what the node locked by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,15 @@ class GossipReceived:
 class HeartbeatReceived:
     heartbeat: Heartbeat
     signing_key: str  # that signed it
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSigned:
+    """A client's signed request, and what the chain says of the client. The rest was checked."""
+
+    signed: SignedRequest
+    balance_micro_usdc: int
+    frozen_until: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +288,7 @@ Event = (
     | BoardRead
     | GossipReceived
     | HeartbeatReceived
+    | RequestSigned
     | CompletionReceived
     | PledgeReceived
     | PromiseReceived
@@ -334,17 +346,18 @@ class SubmitPlan:
     request: Request
     plan_root: str
     seed_signature: str
-    exposures: tuple[tuple[str, int], ...]  # (executor, micro-USDC), sorted
+    executors: int  # how many nodes it gives work to
     signatures: bytes
+    client_signature: str = ""  # when the request is to be opened with it
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitCommitments:
-    """Bring the agreed root over ``count`` executors' pledges to the chain."""
+    """Bring the agreed root over all executors' pledges to the chain, and have them locked."""
 
     execution_id: str
     root: str
-    count: int
+    exposures: tuple[tuple[str, int], ...]  # (executor, micro-USDC), sorted
     signatures: bytes
 
 

@@ -33,7 +33,7 @@ def compute_vote_hash(vote: Vote) -> bytes:
     """Return the EIP-712 struct hash that the vote's signature is over."""
     if isinstance(vote, SnapshotVote):
         return _hash_snapshot(vote.configuration, vote.sequence, vote.epoch, vote.root)
-    return _hash_plan(vote.execution_id, vote.root, vote.seed, vote.exposures_hash)
+    return _hash_plan(vote.execution_id, vote.root, vote.seed, vote.executors)
 
 
 # all members' votes for one thing have one hash: it is computed once

@@ -48,6 +48,8 @@ class Nodes:
         self.records: Mapping[str, NodeRecord] = {}
         self._assigned: Counter[str] = Counter()  # micro-USDC since the latest snapshot
         self._counted: OrderedDict[str, None] = OrderedDict()  # executions
+        self._reserved: dict[str, Mapping[str, int]] = {}  # execution -> node -> micro-USDC
+        self._committed: set[str] = set()  # of these: the registry's next reading has them
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -73,9 +75,17 @@ class Nodes:
         return len(self._iter_live(now))
 
     def observe(self, now: float) -> tuple[NodeView, ...]:
-        """Return the live nodes with their figures quantised, sorted by node."""
+        """Return the live nodes with their figures quantised, sorted by node.
+
+        The chain locks with the commitments; until then what a plan exposes is reserved here.
+        """
+        reserved: Counter[str] = Counter()
+        for exposures in self._reserved.values():
+            reserved.update(exposures)
         return tuple(
-            self._view(node, node.heartbeat) for node in self._iter_live(now) if node.heartbeat
+            self._view(node, node.heartbeat, reserved[node.record.node])
+            for node in self._iter_live(now)
+            if node.heartbeat
         )
 
     def _judge(self, determinism: str) -> str:
@@ -84,12 +94,13 @@ class Nodes:
             return determinism
         return (UNRULED + determinism)[: limits.MAX_DETERMINISM_CHARS]
 
-    def _view(self, node: _Node, heartbeat: Heartbeat) -> NodeView:
+    def _view(self, node: _Node, heartbeat: Heartbeat, reserved: int) -> NodeView:
         """Return how a node looks, anew only when it changed: ten thousand, once a second."""
         record = node.record
         assigned = self._assigned[record.node]
         determinism = self._judge(heartbeat.determinism)  # what we can recompute may change
-        basis = (heartbeat, node.rtt_ms, assigned, record.locked_micro_usdc)
+        locked = record.locked_micro_usdc + reserved
+        basis = (heartbeat, node.rtt_ms, assigned, record.locked_micro_usdc, reserved)
         if (
             node.view is None
             or node.view.determinism != determinism
@@ -106,7 +117,7 @@ class Nodes:
                 bandwidth_kbps=quantise(heartbeat.bandwidth_kbps),
                 vram_free_bytes=quantise(heartbeat.vram_free_bytes),
                 assigned_micro_usdc=quantise(assigned),
-                locked_micro_usdc=quantise_up(record.locked_micro_usdc),
+                locked_micro_usdc=quantise_up(locked),
             )
         return node.view
 
@@ -121,9 +132,20 @@ class Nodes:
             return
         self._counted[execution_id] = None
         while len(self._counted) > limits.MAX_OPEN_EXECUTIONS:
-            self._counted.popitem(last=False)
+            self._reserved.pop(self._counted.popitem(last=False)[0], None)
+        self._reserved[execution_id] = dict(plan.exposures())
         for executor, task in zip(plan.executors(), manifest.tasks, strict=True):
             self._assigned[executor] += task.price_micro_usdc * plan.request.steps
+
+    def process_committed(self, execution_id: str) -> None:
+        """Note that the chain has locked what an execution exposes."""
+        if execution_id in self._reserved:
+            self._committed.add(execution_id)
+
+    def process_end(self, execution_id: str) -> None:
+        """Drop what was reserved for an execution that is over, or whose request is undone."""
+        self._reserved.pop(execution_id, None)
+        self._committed.discard(execution_id)
 
     def process_snapshot(self) -> None:
         """Begin to count anew: what was assigned before is in the credits of the snapshot."""
@@ -131,6 +153,9 @@ class Nodes:
 
     def process_nodes(self, records: Sequence[NodeRecord]) -> None:
         """Take over the registry's active nodes; the others are forgotten."""
+        for execution_id in self._committed:
+            self._reserved.pop(execution_id, None)
+        self._committed.clear()
         old = self._nodes
         self._nodes = {}
         for record in sorted(records, key=lambda r: r.node)[: limits.MAX_NODES]:

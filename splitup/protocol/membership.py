@@ -36,6 +36,7 @@ from splitup.protocol.events import (
     NodesSeen,
     PlanPushed,
     RequestSeen,
+    RequestSigned,
     SnapshotAccepted,
 )
 from splitup.protocol.keygen import KeyGeneration, Predecessor
@@ -170,6 +171,11 @@ class Membership:
                 number = event.configuration or self.current
                 machine = self._machines.get(number)
                 return self._tag(number, machine.handle(event, now)) if machine else []
+            case RequestSigned():
+                machine = self._machines.get(self.current)
+                if machine is None:
+                    raise Unavailable("we are no committee member now; ask the others")
+                return self._tag(self.current, machine.handle(event, now))
             case PlanPushed():
                 return self._give(event, now, lambda m: m.is_open(event.execution_id))
         if isinstance(event, NodesSeen | SnapshotAccepted | BlockSeen):

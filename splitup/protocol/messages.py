@@ -87,7 +87,7 @@ class PlanVote(Message):
     execution_id: Bytes32Field
     root: Bytes32Field
     seed: Bytes32Field
-    exposures_hash: Bytes32Field  # of what the executors stand to lose
+    executors: Annotated[int, Field(ge=1, le=limits.MAX_TASKS)]  # how many nodes it gives work to
     member: AddressField
     signature: QuorumSignatureField
 
@@ -117,10 +117,11 @@ class PlanWanted(Message):
 
 
 class CommitmentsVote(Message):
-    """A member's signature under the root over all executors' pledges."""
+    """A member's signature under the root over all executors' pledges, and what is to be locked."""
 
     execution_id: Bytes32Field
     root: Bytes32Field
+    exposures_hash: Bytes32Field  # of what the executors stand to lose
     signature: QuorumSignatureField
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from splitup import limits
 from splitup.codec import compute_digest
-from splitup.crypto.quorum import hash_exposures, pack_signatures
+from splitup.crypto.quorum import pack_signatures
 from splitup.errors import InvalidInput, PeerFault
 from splitup.protocol.certificates import check_certificate, plan_alpha
 from splitup.protocol.events import (
@@ -34,10 +34,18 @@ from splitup.protocol.messages import (
     PlanVote,
     PlanWanted,
 )
+from splitup.protocol.openings import is_same
 from splitup.protocol.selection import compute_plan
 from splitup.protocol.shared import Beacon, Ledger, Library, Seat
 from splitup.protocol.verification import Economics, add_exposures
-from splitup.wire import MemberSignature, Message, Plan, PlanCertificate, Request
+from splitup.wire import (
+    MemberSignature,
+    Message,
+    Plan,
+    PlanCertificate,
+    Request,
+    SignedRequest,
+)
 
 
 @dataclass(slots=True)
@@ -46,6 +54,7 @@ class _Round:
 
     request: Request
     beacon: Beacon
+    client_signature: str = ""  # of a request that the plan opens
     partial: str = ""  # ours
     plan: Plan | None = None
     root: str = ""  # of the plan, and what is signed of it: a large plan takes long to hash
@@ -98,6 +107,13 @@ class Plans:
         known = self._rounds.get(execution_id)
         return known.request if known else None
 
+    def find_signed(self, execution_id: str) -> SignedRequest | None:
+        """Return the request of an execution that its plan opens or has opened, or None."""
+        known = self._rounds.get(execution_id)
+        if known is None or not known.client_signature:
+            return None
+        return SignedRequest(request=known.request, signature=known.client_signature)
+
     def list_expired(self, timestamp_s: int, grace_s: int) -> list[str]:
         """Return executions whose money goes back by now."""
         return [
@@ -111,14 +127,16 @@ class Plans:
 
     # ---- facts ------------------------------------------------------------------------------
 
-    def process_request(self, request: Request, now: float) -> list[Command]:
+    def process_request(
+        self, request: Request, now: float, client_signature: str = ""
+    ) -> list[Command]:
         """Begin: persist which request this is, and give our share of its seed to all."""
         execution_id = request.execution_id
         if execution_id in self._rounds:
             return []
         if len(self._rounds) >= limits.MAX_OPEN_EXECUTIONS:
             return [Log(f"too many open executions; {execution_id} is left to be refunded")]
-        known = _Round(request, Beacon(plan_alpha(request)))
+        known = _Round(request, Beacon(plan_alpha(request)), client_signature)
         self._rounds[execution_id] = known
         commands = self._begin(known, now)
         for member, messages in self._early.items():
@@ -203,7 +221,7 @@ class Plans:
     def process_tick(self, now: float) -> list[Command]:
         """Say again what may have been lost, and act when it is our turn."""
         commands: list[Command] = []
-        for execution_id, known in self._rounds.items():
+        for known in self._rounds.values():
             if known.certificate is None:
                 if known.refusal or now < known.resend_at:
                     continue
@@ -218,7 +236,7 @@ class Plans:
                 commands += _push(known, known.certificate)
             if now >= known.submit_at and not known.accepted:
                 known.submit_at = now + limits.PLAN_SUBMIT_STAGE_S * len(self._seat.accounts())
-                commands.append(_make_submission(execution_id, known.certificate))
+                commands.append(_make_submission(known, known.certificate))
         return commands
 
     # ---- gossip -----------------------------------------------------------------------------
@@ -279,7 +297,7 @@ class Plans:
         known = self._rounds.get(execution_id)
         if known is None or known.certificate or not self._seat.view.group_key:
             return []
-        if certificate.plan.request != known.request:
+        if not is_same(certificate.plan.request, known.request):
             raise PeerFault(f"a certificate for {execution_id} states another request")
         check_certificate(certificate, self._seat.view, self._seat.scheme)
         known.plan = certificate.plan
@@ -348,7 +366,7 @@ class Plans:
             execution_id=request.execution_id,
             root=root,
             seed=plan.seed,
-            exposures_hash=hash_exposures(plan.exposures()),
+            executors=len(set(plan.executors())),
             member=self._seat.account,
             signature="0x" + "00" * 65,
         )
@@ -396,9 +414,7 @@ class Plans:
             commands += _push(known, certificate)
             if not known.accepted:
                 known.submit_at += limits.PLAN_SUBMIT_STAGE_S * len(self._seat.accounts())
-                commands.append(
-                    _make_submission(certificate.plan.request.execution_id, certificate)
-                )
+                commands.append(_make_submission(known, certificate))
         return commands
 
     def _say(self, known: _Round) -> list[Command]:
@@ -430,15 +446,16 @@ def _note_delivered(known: _Round, unreached: Sequence[str]) -> None:
         known.push_at = math.inf
 
 
-def _make_submission(execution_id: str, certificate: PlanCertificate) -> SubmitPlan:
+def _make_submission(known: _Round, certificate: PlanCertificate) -> SubmitPlan:
     plan = certificate.plan
     return SubmitPlan(
-        execution_id=execution_id,
+        execution_id=plan.request.execution_id,
         request=plan.request,
         plan_root=plan.root(),
         seed_signature=certificate.seed_signature,
-        exposures=plan.exposures(),
+        executors=len(set(plan.executors())),
         signatures=pack_signatures(
             (entry.member, bytes.fromhex(entry.signature[2:])) for entry in certificate.signatures
         ),
+        client_signature=known.client_signature,
     )

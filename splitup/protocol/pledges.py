@@ -50,7 +50,10 @@ class Pledges:
         known = case.votes.get(sender)
         if case.certificate is None or case.agreed is not None or known == vote:
             return  # it is said again
-        self._seat.check(sender, self._hash(case, vote.root), vote.signature)
+        struct_hash = quorum.commitments_struct_hash(
+            case.request.execution_id, vote.root, vote.exposures_hash
+        )
+        self._seat.check(sender, struct_hash, vote.signature)
         case.votes[sender] = vote
 
     def process_wanted(self, case: Case, sender: str) -> list[Command]:
@@ -73,25 +76,36 @@ class Pledges:
             return self._catch_up(case, agreement, now)
         if agreement is None or case.get_basis() is not None:
             return []
-        root = compute_pledges_root(case.request.execution_id, agreement)
+        execution_id = case.request.execution_id
+        root = compute_pledges_root(execution_id, agreement)
         own = case.votes.get(self._seat.account)
         commands: list[Command] = []
         if own is None or own.root != root or now >= case.vote_at:
             if own is None or own.root != root:
-                signature = self._seat.sign(self._hash(case, root))
+                exposures_hash = quorum.hash_exposures(case.get_exposures(agreement.executors))
+                struct_hash = quorum.commitments_struct_hash(execution_id, root, exposures_hash)
                 own = CommitmentsVote(
-                    execution_id=case.request.execution_id, root=root, signature=signature
+                    execution_id=execution_id,
+                    root=root,
+                    exposures_hash=exposures_hash,
+                    signature=self._seat.sign(struct_hash),
                 )
                 case.votes[self._seat.account] = own
             case.vote_at = now + limits.GOSSIP_RETRY_S
             commands.append(Gossip(None, own))
-        return commands + self._submit(case, root, now)
+        return commands + self._submit(case, agreement, own, now)
 
-    def _submit(self, case: Case, root: str, now: float) -> list[Command]:
+    def _submit(
+        self, case: Case, agreement: Agreement, own: CommitmentsVote, now: float
+    ) -> list[Command]:
+        """Send what 2f+1 members voted for, again while the chain lacks it.
+
+        It does when somebody's free stake does not cover the exposure: other executions end.
+        """
         equal = [
             (member, bytes.fromhex(vote.signature[2:]))
             for member, vote in case.votes.items()
-            if vote.root == root
+            if (vote.root, vote.exposures_hash) == (own.root, own.exposures_hash)
         ]
         if case.certificate is None or len(equal) < self._seat.view.quorum or not case.is_planned:
             return []
@@ -104,8 +118,8 @@ class Pledges:
         return [
             SubmitCommitments(
                 execution_id=case.request.execution_id,
-                root=root,
-                count=case.count_executors(),
+                root=own.root,
+                exposures=case.get_exposures(agreement.executors),
                 signatures=quorum.pack_signatures(sorted(equal)[: self._seat.view.quorum]),
             )
         ]
@@ -120,7 +134,3 @@ class Pledges:
             Log(f"the members agreed on commitments of {execution_id} that we do not hold"),
             Gossip(None, PledgesWanted(execution_id=execution_id)),
         ]
-
-    def _hash(self, case: Case, root: str) -> bytes:
-        execution_id = case.request.execution_id
-        return quorum.commitments_struct_hash(execution_id, root, case.count_executors())

@@ -77,6 +77,7 @@ class Settlements:
         self._seat = seat
         self._ledger = ledger
         self._library = library
+        self._economics = economics
         self._read_result = read_result
         self._pledges = Pledges(seat)
         self._draws = Draws(seat, ledger)
@@ -106,7 +107,7 @@ class Settlements:
     # ---- facts ------------------------------------------------------------------------------
 
     def process_request(self, request: Request) -> list[Command]:
-        case = Case(request, Attestations(self._seat.view.quorum))
+        case = Case(request, Attestations(self._seat.view.quorum), self._economics)
         self._cases.setdefault(request.execution_id, case)
         return []
 

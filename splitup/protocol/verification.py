@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -110,10 +110,36 @@ def compute_penalty(price_micro_usdc: int, economics: Economics) -> int:
     return price_micro_usdc * economics.slash_milli // economics.reward_milli
 
 
+def compute_exposure(
+    tasks: Iterable[int], manifest: Manifest, steps: int, economics: Economics
+) -> int:
+    """Return what lies in all these tasks would cost whoever runs them, in micro-USDC."""
+    prices = (manifest.tasks[task].price_micro_usdc * steps for task in tasks)
+    return sum(compute_penalty(price, economics) for price in prices)
+
+
+def compute_exposures(
+    plan: Plan, manifest: Manifest, executors: Sequence[str], economics: Economics
+) -> tuple[tuple[str, int], ...]:
+    """Return (executor, micro-USDC) sorted by executor: what the chain locks with the commitments.
+
+    ``executors`` answer for the tasks in the end; those of the plan when it is empty.
+    """
+    tasks: dict[str, list[int]] = {}
+    for task, executor in enumerate(executors or plan.executors()):
+        tasks.setdefault(executor, []).append(task)
+    steps = plan.request.steps
+    return tuple(
+        (node, compute_exposure(own, manifest, steps, economics))
+        for node, own in sorted(tasks.items())
+    )
+
+
 def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics) -> Plan:
     """Return the plan with what every executor stands to lose: S for each of its tasks.
 
-    A node whose free stake does not cover that is passed over: the chain would refuse the plan.
+    A node whose free stake does not cover that is passed over: the chain would not take its
+    commitment.
     Raises InvalidInput when that leaves nobody for a task.
     """
     free = {entry.node: entry.free_micro_usdc for entry in snapshot.entries}

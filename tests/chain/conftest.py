@@ -22,7 +22,6 @@ from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import (
     Domain,
     Settlement,
-    hash_exposures,
     pack_signatures,
     plan_struct_hash,
     settlement_hash,
@@ -122,15 +121,13 @@ class Network:
         )
 
     def make_terms(self, request: Request, executors: int, signers: int = 3) -> tuple[Any, bytes]:
-        """Return a plan's terms and their certificate; every executor stands to lose 1 USDC."""
+        """Return a plan's terms and their certificate."""
         alpha = plan_alpha(request)
         signature = bls.sign_partial(GROUP_SECRET, RANDOMNESS_DOMAIN, alpha)
-        nodes = sorted(node.address for node in self.nodes[:executors])
-        exposures = [(node, 1_000_000) for node in nodes]
         struct_hash = plan_struct_hash(
-            request.execution_id, ROOT, bls.compute_seed(signature), hash_exposures(exposures)
+            request.execution_id, ROOT, bls.compute_seed(signature), executors
         )
-        return terms_to_abi(ROOT, signature, exposures), self.certify(struct_hash, signers)
+        return terms_to_abi(ROOT, signature, executors), self.certify(struct_hash, signers)
 
     async def submit_plan(self, request: Request, executors: int) -> None:
         terms, signatures = self.make_terms(request, executors)

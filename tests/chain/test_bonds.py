@@ -16,7 +16,6 @@ from splitup.chain.client import Chain
 from splitup.client.choices import check_choices, report_choice
 from splitup.crypto import bls
 from splitup.crypto.quorum import (
-    hash_exposures,
     plan_struct_hash,
     sign_quorum,
     snapshot_struct_hash,
@@ -26,10 +25,12 @@ from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
 from splitup.protocol.challenges import Challenge, find_wrong_choice, open_plan, open_task
 from splitup.protocol.messages import Equivocation, PlanVote, SnapshotVote
 from splitup.protocol.selection import compute_plan
+from splitup.protocol.verification import Economics
 from splitup.wire import MemberSignature, Plan, PlanCertificate, Snapshot
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
 from tests.chain.conftest import Network
 
+ECONOMICS = Economics(sampling_bps=800, reward_milli=1_200, slash_milli=100_000)
 BOND = 5_000_000_000
 SECRET = (99).to_bytes(32)
 
@@ -48,13 +49,13 @@ class Court:
 
     def vote(self, plan: Plan) -> dict[str, Any]:
         """The member's vote for a plan, as the contract takes it."""
-        exposures_hash = hash_exposures(plan.exposures())
+        executors = len(set(plan.executors()))
         execution_id = plan.request.execution_id
-        struct_hash = plan_struct_hash(execution_id, plan.root(), plan.seed, exposures_hash)
+        struct_hash = plan_struct_hash(execution_id, plan.root(), plan.seed, executors)
         return {
             "executionId": execution_id,
             "planRoot": plan.root(),
-            "tail": bytes.fromhex(plan.seed[2:] + exposures_hash[2:]),
+            "tail": bytes.fromhex(plan.seed[2:]) + executors.to_bytes(32),
             "signature": sign_quorum(self.key, self.network.domain, struct_hash),
         }
 
@@ -144,7 +145,7 @@ async def test_whoever_recomputes_a_plan_can_report_it(court: Court) -> None:
         member=court.member.address, signature="0x" + court.vote(forged)["signature"].hex()
     )
     certificate = PlanCertificate(plan=forged, seed_signature="0x", signatures=(signature,))
-    checked = check_choices(certificate, snapshot, manifest)
+    checked = check_choices(certificate, snapshot, manifest, ECONOMICS)
     assert await report_choice(court.reporter, checked) == {court.member.address: ""}
     assert await court.bond() == 0
     refused = await report_choice(court.reporter, checked)
@@ -248,7 +249,7 @@ async def test_a19_what_members_witness_is_what_the_contract_takes(court: Court)
             execution_id=plan.request.execution_id,
             root=plan.root(),
             seed=plan.seed,
-            exposures_hash=hash_exposures(plan.exposures()),
+            executors=len(set(plan.executors())),
             member=court.member.address,
             signature="0x" + court.vote(plan)["signature"].hex(),
         )

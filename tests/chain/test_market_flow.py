@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from splitup.chain.anvil import derive_key
-from splitup.chain.market import Distribution, distribute, request_to_abi
+from splitup.chain.market import Distribution, distribute, exposures_to_abi, request_to_abi
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import (
     Domain,
@@ -16,6 +16,7 @@ from splitup.crypto.quorum import (
     commitments_struct_hash,
     compute_commitment,
     compute_execution_id,
+    hash_exposures,
     request_struct_hash,
     sign_quorum,
     snapshot_struct_hash,
@@ -45,12 +46,14 @@ async def test_execution_is_planned_committed_settled_and_a_liar_is_slashed(
     assert execution["record"] == "0x" + asked.hex()
 
     await network.submit_plan(request, executors=3)
-    assert (await network.owner.call("nodes", "nodeOf", honest.address))["locked"] == 1_000_000
+    assert (await network.owner.call("nodes", "nodeOf", honest.address))["locked"] == 0
     for node in (honest, liar):
-        receipt = await node.send("market", "commitCompletions", [(execution_id, 1, OUTPUTS)])
+        row = (execution_id, 1, OUTPUTS, 1_000_000)
+        receipt = await node.send("market", "commitCompletions", [row])
         assert [event.name for event in receipt.events] == ["CompletionCommitted"]
         commitment = await node.call("market", "commitmentOf", execution_id, node.address)
         assert commitment == compute_commitment(1, OUTPUTS)
+        assert (await node.call("nodes", "nodeOf", node.address))["locked"] == 1_000_000
 
     settlement = Settlement(
         steps=1,
@@ -99,8 +102,8 @@ async def test_undelivered_execution_is_refunded_by_anybody_after_the_deadline(
     execution = await network.client.call("market", "executionOf", execution_id)
     assert execution["status"] == 4
     assert await network.owner.call("market", "totalLocked") == 0
-    executor = network.nodes[0]
-    assert (await distribute(network.owner, executor.address)).executions == 1  # releases the stake
+    executor = network.nodes[0]  # nobody committed, so that nothing was locked
+    assert (await distribute(network.owner, executor.address)).executions == 0
     assert (await network.owner.call("nodes", "nodeOf", executor.address))["locked"] == 0
 
 
@@ -178,16 +181,24 @@ async def test_the_committee_commits_for_all_nodes_at_once(network: Network) -> 
     request = await network.request()
     await network.submit_plan(request, executors=3)
     execution_id = request.execution_id
-    signatures = network.certify(commitments_struct_hash(execution_id, OUTPUTS, 3))
+    exposures = [(account, 1_000_000) for account in sorted(n.address for n in network.nodes)]
+    struct_hash = commitments_struct_hash(execution_id, OUTPUTS, hash_exposures(exposures))
     receipt = await network.owner.send(
-        "market", "commitExecution", execution_id, OUTPUTS, 3, signatures
+        "market",
+        "commitExecution",
+        execution_id,
+        OUTPUTS,
+        exposures_to_abi(exposures),
+        network.certify(struct_hash),
     )
+    node = network.nodes[0]
+    assert (await node.call("nodes", "nodeOf", node.address))["locked"] == 1_000_000
     assert [event.name for event in receipt.events] == ["ExecutionCommitted"]
     settlement = Settlement(1, "0x" + "ee" * 32, (Payment(network.nodes[0].address, 5),))
     await network.settle(execution_id, settlement)
-    node = network.nodes[0]
     assert (await distribute(node, node.address)).executions == 1
     assert await network.balance(node.address) == 5
+    assert (await node.call("nodes", "nodeOf", node.address))["locked"] == 0
 
 
 async def test_too_little_usdc_allowance_or_balance_is_said_in_usdc(network: Network) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.graph.manifest import Manifest
 from splitup.net.frames import make_tensor_frame, seal_frame
+from splitup.protocol.certificates import CommitteeView
 from splitup.wire import Frame, Plan, PlanNode, decode_frame
 from tests.builders import make_chain_manifest, make_request
 
@@ -48,3 +50,10 @@ def make_parties(
         nodes=tuple(directory),
     )
     return Parties(client, nodes, make_chain_manifest(tasks), plan)
+
+
+def always(committee: CommitteeView) -> Callable[[], Awaitable[CommitteeView]]:
+    async def fetch() -> CommitteeView:
+        return committee
+
+    return fetch

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from splitup.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 from splitup.net.http import SignedClient, error_reply, make_app, serve_app
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
 from splitup.wire import PlanCertificate
-from tests.client.parties import make_parties
+from tests.client.parties import always, make_parties
 
 PLAN = make_parties().plan
 REQUEST = PLAN.request
@@ -38,13 +38,6 @@ def make_committee(endpoints: Sequence[str]) -> CommitteeView:
         CommitteeMember(f"0x{i:040x}", f"0x{i:064x}", url) for i, url in enumerate(endpoints)
     )
     return CommitteeView(1, members, 3, "", Domain(REQUEST.chain_id, "0x" + "0" * 40))
-
-
-def always(committee: CommitteeView) -> Callable[[], Awaitable[CommitteeView]]:
-    async def fetch() -> CommitteeView:
-        return committee
-
-    return fetch
 
 
 @asynccontextmanager

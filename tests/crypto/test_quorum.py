@@ -43,31 +43,27 @@ ID, ROOT, SEED = ("0x" + byte * 32 for byte in ("0a", "0b", "0c"))
             (3, 7, 5, ROOT),
         ),
         (
-            quorum.plan_struct_hash(
-                ID,
-                ROOT,
-                SEED,
-                quorum.hash_exposures([(ADDRESSES[0], 9), (ADDRESSES[1], 2**96 - 1)]),
-            ),
+            quorum.plan_struct_hash(ID, ROOT, SEED, 9),
             "Plan",
             {
                 "executionId": "bytes32",
                 "planRoot": "bytes32",
                 "seed": "bytes32",
-                "exposures": "bytes32[]",
+                "executors": "uint32",
             },
+            (ID, ROOT, SEED, 9),
+        ),
+        (
+            quorum.commitments_struct_hash(
+                ID, ROOT, quorum.hash_exposures([(ADDRESSES[0], 9), (ADDRESSES[1], 2**96 - 1)])
+            ),
+            "Commitments",
+            {"executionId": "bytes32", "root": "bytes32", "exposures": "bytes32[]"},
             (
                 ID,
                 ROOT,
-                SEED,
                 [quorum.pack_word(ADDRESSES[0], 9), quorum.pack_word(ADDRESSES[1], 2**96 - 1)],
             ),
-        ),
-        (
-            quorum.commitments_struct_hash(ID, ROOT, 9),
-            "Commitments",
-            {"executionId": "bytes32", "root": "bytes32", "count": "uint32"},
-            (ID, ROOT, 9),
         ),
         (
             quorum.request_struct_hash(ADDRESSES[0], ID, 3, ROOT, SEED, 5, 6, 7, 8, ROOT),

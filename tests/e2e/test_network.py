@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from splitup.chain.market import distribute
+from splitup.chain.rpc import Rpc
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import Receipt, Result, compute_percentile, compute_transitions
+from splitup.crypto.keys import Identity
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.devnet.processes import find_program
 from splitup.errors import ExecutionFailed, InvalidInput
@@ -98,6 +100,34 @@ async def check_distribution(net: SplitUp, result: Result, receipt: Receipt) -> 
     assert (await net.chain.call("nodes", "nodeOf", executor))["locked"] == 0
     amount = next(p.amount_micro_usdc for p in receipt.payments if p.account == executor)
     assert await net.chain.call("market", "balanceOf", executor) >= earned + amount
+
+
+async def test_a_frozen_balance_starts_executions_without_waiting_for_a_block(
+    network: Network,
+) -> None:
+    inputs = make_inputs(2)
+    async with SplitUp.connect(network.config) as rich:
+        expected = (await rich.execute(MODEL, inputs)).outputs["logits"]
+        net = SplitUp(rich.config, Identity.from_private_key((0xF0).to_bytes(32)))
+        async with Rpc(rich.config.rpc_url) as rpc:
+            await rpc.request("anvil_setBalance", net.address, hex(10**18))
+        await rich.chain.send("usdc", "mint", net.address, 50_000_000)
+    async with net:
+        await net.deposit(40)
+        until = await net.freeze(3_600)
+        assert await net.chain.call("market", "frozenUntil", net.address) == until
+        with pytest.raises(InvalidInput, match="freeze it for longer"):
+            await net.execute(MODEL, inputs, deadline_s=4_000)
+        results = await asyncio.gather(*(net.execute(MODEL, inputs) for _ in range(2)))
+        for result in results:
+            np.testing.assert_array_equal(result.outputs["logits"], expected)
+            receipt = await result.receipt
+            assert receipt.status == "settled"
+        events = await net.chain.fetch_events("market")
+        for result in results:  # one transaction asks and plans
+            mine = [e for e in events if e.args.get("executionId") == result.execution_id]
+            assert [e.name for e in mine[:2]] == ["RequestNodeSelections", "PlanAccepted"]
+            assert mine[0].transaction == mine[1].transaction
 
 
 def test_command_line_runs_and_tells_the_receipt(network: Network, tmp_path: Path) -> None:

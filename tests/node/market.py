@@ -314,7 +314,7 @@ class NodeMarket:
             "market",
             "submitCompletePlan",
             request_to_abi(plan.request),
-            terms_to_abi(plan.root(), certificate.seed_signature, plan.exposures()),
+            terms_to_abi(plan.root(), certificate.seed_signature, len(set(plan.executors()))),
             signatures,
         )
 

@@ -27,6 +27,7 @@ from tests.builders import HANG_S
 
 NODE = "0x" + "aa" * 20
 ZERO = "0x" + "00" * 32
+EXPOSURE = 7  # micro-USDC
 
 
 class FakeChain:
@@ -61,7 +62,10 @@ class FakeChain:
             }
         return self.commitments.get(execution_id, ZERO)
 
-    async def send(self, contract: str, function: str, rows: list[tuple[str, int, str]]) -> Receipt:
+    async def send(
+        self, contract: str, function: str, rows: list[tuple[str, int, str, int]]
+    ) -> Receipt:
+        assert all(row[3] == EXPOSURE for row in rows)
         ids = [row[0] for row in rows]
         if self.reverting & set(ids):
             self.reverting -= set(ids) if len(ids) == 1 else set()
@@ -187,7 +191,7 @@ def make_completion(number: int) -> Completion:
 
 async def submit(reporter: Reporter, *numbers: int, left_s: int = 60) -> None:
     for number in numbers:
-        await reporter.submit(make_completion(number), int(time.time()) + left_s)
+        await reporter.submit(make_completion(number), int(time.time()) + left_s, EXPOSURE)
 
 
 async def finish(reporter: Reporter) -> None:
@@ -368,7 +372,7 @@ async def test_second_completion_of_an_execution_does_not_replace_the_first(
         await submit(reporter, 1)
         await hear(http, 4)
         other = make_completion(1).model_copy(update={"salt": "0x" + "ff" * 32})
-        await reporter.submit(other, int(time.time()) + 60)
+        await reporter.submit(other, int(time.time()) + 60, EXPOSURE)
         await hear(http, 4)
     assert chain.commitments == {other.execution_id: make_completion(1).root()}
 
@@ -398,7 +402,7 @@ async def test_takeovers_are_shown_to_all_members_before_the_commitment_and_unti
     takeover = Takeover(execution_id=number, task=0, candidate=1, first_step=0)
     signed = SignedTakeover(takeover=takeover, signature="0x" + "11" * 64)
     completion = make_completion(1).model_copy(update={"takeovers": (signed,)})
-    await reporter.submit(completion, int(time.time()) + 60)
+    await reporter.submit(completion, int(time.time()) + 60, EXPOSURE)
     async with asyncio.timeout(5):
         assert {await http.shown.get() for _ in range(4)} == {f"http://m{m}" for m in range(1, 5)}
         assert not chain.batches

@@ -347,7 +347,12 @@ class Network:
 
 @contextlib.asynccontextmanager
 async def run_network(
-    directory: Path, *, nodes: int = 4, sampling_bps: int = 800, cuttable: bool = False
+    directory: Path,
+    *,
+    nodes: int = 4,
+    sampling_bps: int = 800,
+    cuttable: bool = False,
+    mixed_mining: bool = True,
 ) -> AsyncIterator[Network]:
     """Start chain, contracts, nodes, a gateway for the manifest, and four member processes.
 
@@ -357,7 +362,13 @@ async def run_network(
     ports = find_free_ports(6)
     async with contextlib.AsyncExitStack() as stack:
         anvil = await stack.enter_async_context(
-            start_anvil(ports[5], mnemonic=MNEMONIC, accounts=20, block_time_s=1, mixed_mining=True)
+            start_anvil(
+                ports[5],
+                mnemonic=MNEMONIC,
+                accounts=20,
+                block_time_s=1,
+                mixed_mining=mixed_mining,
+            )
         )
         keys = [derive_key(MNEMONIC, index) for index in range(7 + nodes)]
         deployment = await deploy(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
-from splitup.crypto.quorum import SIGNATURE_BYTES, compute_quorum_size, hash_exposures
+from splitup.crypto.quorum import SIGNATURE_BYTES, compute_quorum_size
 from splitup.crypto.scheme import REAL, Scheme
 from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
@@ -472,7 +472,7 @@ class History:
                     return message
                 change: dict[str, object] = {"root": f"0x{rng.randrange(3):064x}"}
                 if isinstance(message, PlanVote) and rng.random() < 0.3:
-                    change = {"exposures_hash": "0x" + "ee" * 32}
+                    change = {"executors": 999}
                 other = message.model_copy(update=change)
                 signature = self.scheme.sign_quorum(
                     self.identities[life.place], self.view.domain, compute_vote_hash(other)
@@ -691,7 +691,7 @@ def _get_struct_hash(command: ev.SubmitSnapshot | ev.SubmitPlan, scheme: Scheme)
                 execution_id=command.execution_id,
                 root=command.plan_root,
                 seed=scheme.compute_seed(command.seed_signature),
-                exposures_hash=hash_exposures(command.exposures),
+                executors=command.executors,
                 **unsigned,
             )
         )

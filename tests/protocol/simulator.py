@@ -33,12 +33,14 @@ from splitup.protocol.certificates import (
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.keygen import make_ceremony
 from splitup.protocol.messages import DrawPartial, Equivocation
+from splitup.protocol.openings import OPENING, sign_request
 from splitup.protocol.routes import get_sources
 from splitup.protocol.takeovers import sign_takeover
-from splitup.protocol.verification import Economics
+from splitup.protocol.verification import Economics, compute_exposure
 from splitup.wire import CLIENT as CLIENT_TASK
 from splitup.wire import (
     EMPTY_DIGEST,
+    ZERO_BYTES32,
     Completion,
     Heartbeat,
     Message,
@@ -47,6 +49,7 @@ from splitup.wire import (
     Pledge,
     Request,
     Ruling,
+    SignedRequest,
     SignedTakeover,
     Snapshot,
     Takeover,
@@ -57,6 +60,8 @@ from splitup.wire import (
     VerificationResult,
 )
 from tests.builders import address, make_chain_manifest
+
+Exposures = tuple[tuple[str, int], ...]
 
 CHAIN_ID = 31337
 COMMITTEE = address(0xC0)
@@ -130,7 +135,9 @@ class Chain:
     commitments: dict[tuple[str, str], str] = field(default_factory=dict)
     agreed: dict[str, str] = field(default_factory=dict)
     locked: Counter[str] = field(default_factory=Counter)  # micro-USDC
-    exposures: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    exposures: dict[str, list[Exposures]] = field(default_factory=dict)
+    balances: Counter[str] = field(default_factory=Counter)  # of who signs requests, micro-USDC
+    frozen_until: int = 0
     covered: set[str] = field(default_factory=set)  # executions whose commitments are all here
     settlements: dict[str, quorum.Settlement] = field(default_factory=dict)
     log: list[ev.Event] = field(default_factory=list)
@@ -156,6 +163,7 @@ class Node:
     stake_micro_usdc: int = 10**9
     operator: str = ""
     withholds_pledge: bool = False  # commits on chain by itself
+    underlocks: bool = False  # its own commitment locks less than it stands to lose
     two_faced: bool = False  # pledges something else to every member
     vram_free_bytes: int = 0
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
@@ -282,6 +290,9 @@ class Simulation:
             read_result,
             grace_s=GRACE_S,
             signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
+            openings=[
+                SignedRequest.from_value(v) for (kind, _), v in journal.items() if kind == OPENING
+            ],
             snapshots=[
                 Snapshot.from_value(v) for (kind, _), v in journal.items() if kind == "snapshot"
             ],
@@ -423,29 +434,35 @@ class Simulation:
                     command.execution_id,
                     command.plan_root,
                     bls.compute_seed(command.seed_signature),
-                    quorum.hash_exposures(command.exposures),
+                    command.executors,
                 )
                 quorum.check_quorum(domain, struct, command.signatures, accounts)
                 if command.execution_id in self.chain.plans:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
-                for node, amount in command.exposures:
-                    if self.chain.locked[node] + amount > self.by_node[node].stake_micro_usdc:
-                        self.chain.rejected["ExposureTooHigh"] += 1
+                if command.client_signature:
+                    price = command.request.max_price_micro_usdc
+                    if self.chain.balances[command.request.client] < price:
+                        self.chain.rejected["BalanceTooSmall"] += 1
                         return
-                self.chain.locked.update(dict(command.exposures))
-                self.chain.exposures[command.execution_id] = command.exposures
+                    self.chain.balances[command.request.client] -= price
+                    block = {"block_hash": f"0x{self.block:064x}"}
+                    self.emit(ev.RequestSeen(command.request.model_copy(update=block)))
                 self.chain.plans[command.execution_id] = command.plan_root
                 self.emit(ev.PlanAccepted(command.execution_id, command.plan_root))
             case ev.SubmitCommitments():
                 execution_id = command.execution_id
-                struct = quorum.commitments_struct_hash(execution_id, command.root, command.count)
+                exposures_hash = quorum.hash_exposures(command.exposures)
+                struct = quorum.commitments_struct_hash(execution_id, command.root, exposures_hash)
                 quorum.check_quorum(domain, struct, command.signatures, accounts)
                 if execution_id not in self.chain.plans or execution_id in self.chain.settlements:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
                 if execution_id in self.chain.agreed:
                     self.chain.rejected["CommitmentExists"] += 1
+                    return
+                if not self._lock(execution_id, command.exposures):
+                    self.chain.rejected["ExposureTooHigh"] += 1
                     return
                 self.chain.agreed[execution_id] = command.root
                 self.chain.covered.add(execution_id)
@@ -458,8 +475,17 @@ class Simulation:
                     self.chain.rejected["StatusInvalid"] += 1
                     return
                 self.chain.settlements[command.execution_id] = command.settlement
-                self.chain.locked.subtract(dict(self.chain.exposures[command.execution_id]))
+                for exposures in self.chain.exposures[command.execution_id]:
+                    self.chain.locked.subtract(dict(exposures))
                 self.emit(ev.ExecutionEnded(command.execution_id))
+
+    def _lock(self, execution_id: str, exposures: Exposures) -> bool:
+        for node, amount in exposures:
+            if self.chain.locked[node] + amount > self.by_node[node].stake_micro_usdc:
+                return False
+        self.chain.locked.update(dict(exposures))
+        self.chain.exposures.setdefault(execution_id, []).append(exposures)
+        return True
 
     def request(self, number: int = 1, *, steps: int = 4, deadline_s: int = 300) -> str:
         """Ask for an execution in the next block; return its id."""
@@ -487,6 +513,36 @@ class Simulation:
 
         self._pending.append(mine)
         return execution_id
+
+    def sign_request(
+        self, nonce: int, *, steps: int = 4, deadline_s: int = 300, **changes: object
+    ) -> SignedRequest:
+        """Return a request that the client signs, on the latest snapshot."""
+        client = CLIENT_IDENTITY.address
+        request = Request(
+            chain_id=CHAIN_ID,
+            market=MARKET,
+            execution_id=quorum.compute_execution_id(CHAIN_ID, MARKET, client, nonce),
+            model_id=self.manifest.model_id,
+            client=client,
+            client_key=CLIENT_IDENTITY.signing_key_hex,
+            steps=steps,
+            max_price_micro_usdc=10**6,
+            deadline=self._timestamp() + deadline_s,
+            snapshot_sequence=self.chain.sequence,
+            snapshot_root=self.chain.root,
+            block_hash=ZERO_BYTES32,
+            nonce=nonce,
+        ).model_copy(update=changes)
+        return sign_request(CLIENT_IDENTITY, request)
+
+    def tell_signed(self, signed: SignedRequest, accounts: Collection[str] = ()) -> None:
+        """Show members, all by default, a signed request; each asks the chain about the client."""
+        for account in accounts or list(self.members):
+            event = ev.RequestSigned(
+                signed, self.chain.balances[signed.request.client], self.chain.frozen_until
+            )
+            self.after(0.002, partial(self.feed, account, event))
 
     # ---- nodes ------------------------------------------------------------------------------
 
@@ -581,14 +637,28 @@ class Simulation:
                 for attempt in range(5):
                     self.after(attempt, partial(self._send, partial(self.feed, account, event)))
 
+        own = [entry.task for entry in entries]
+        exposure = compute_exposure(own, self.manifest, steps, self.economics) - node.underlocks
+
         def commit() -> None:
+            if execution_id in self.chain.agreed:
+                return
+            if not self._lock(execution_id, ((node.address, exposure),)):
+                self.chain.rejected["ExposureTooHigh"] += 1
+                self._pending.append(commit)
+                return
             self.chain.commitments[execution_id, node.address] = completion.root()
             committed = {n for e, n in self.chain.commitments if e == execution_id}
             if set(self.find_executors(certificate.plan)) <= committed:
                 self.chain.covered.add(execution_id)
             self.emit(
                 ev.CompletionCommitted(
-                    execution_id, node.address, steps, completion.root(), f"0x{self.block:064x}"
+                    execution_id,
+                    node.address,
+                    steps,
+                    completion.root(),
+                    f"0x{self.block:064x}",
+                    exposure,
                 )
             )
 

@@ -138,10 +138,14 @@ def test_a15_pledges_and_roots_count_for_their_node_and_execution_alone() -> Non
     assert case.pledges == {node.address: pledge}, "the first counts"
 
     sender = simulation.identities[1]
-    other = quorum.commitments_struct_hash("0x" + "99" * 32, pledge.root, case.count_executors())
+    exposures_hash = quorum.hash_exposures(case.get_exposures(plan.executors()))
+    other = quorum.commitments_struct_hash("0x" + "99" * 32, pledge.root, exposures_hash)
     signature = quorum.sign_quorum(sender.private_key, simulation.view.domain, other)
     vote = CommitmentsVote(
-        execution_id=execution_id, root=pledge.root, signature="0x" + signature.hex()
+        execution_id=execution_id,
+        root=pledge.root,
+        exposures_hash=exposures_hash,
+        signature="0x" + signature.hex(),
     )
     with pytest.raises(BadSignature):
         member.handle(ev.GossipReceived(sender.address, vote), simulation.now)

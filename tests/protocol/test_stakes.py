@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from splitup import limits
+from splitup.protocol import events as ev
 from splitup.protocol.verification import compute_penalty
 from tests.protocol.simulator import Simulation
 from tests.protocol.test_committee import VERIFY_ALL, VERIFY_NONE, settle, start
@@ -22,11 +25,13 @@ def refresh(simulation: Simulation) -> None:
 
 
 def test_no_plan_asks_for_more_than_the_free_stakes() -> None:
-    """A few executions fill the stakes; each plan goes where something is left."""
+    """A few executions fill the stakes; each plan goes where something is left.
+
+    Nobody commits, so that the chain locks nothing: what the plans expose counts all the same.
+    """
     simulation = start(economics=VERIFY_NONE, nodes=4, tasks=2)
     for node in simulation.nodes:
         node.stake_micro_usdc = 4 * PENALTY
-        node.withholds_pledge = True  # nothing is settled, so that stakes stay locked
         node.plans = _Everything()  # type: ignore[assignment]
     refresh(simulation)
     for number in range(1, 5):
@@ -35,10 +40,38 @@ def test_no_plan_asks_for_more_than_the_free_stakes() -> None:
             10, lambda e=execution_id: e in simulation.chain.plans or _is_refused(simulation, e)
         )
         refresh(simulation)
-    assert not simulation.chain.rejected["ExposureTooHigh"]
     assert len(simulation.chain.plans) >= 3
+    planned: Counter[str] = Counter()
+    for execution_id in simulation.chain.plans:
+        certificate = next(iter(simulation.certificates[execution_id].values()))
+        planned.update(dict(certificate.plan.exposures()))
+    assert planned.total() == len(simulation.chain.plans) * 2 * PENALTY
+    assert max(planned.values()) <= 4 * PENALTY
+    assert not simulation.chain.locked
+
+
+def test_a_commitment_waits_until_stake_is_free() -> None:
+    """Two plans of one snapshot expose a node beyond its stake: the second waits for the first."""
+    simulation = start(economics=VERIFY_NONE, nodes=4, tasks=2)
     for node in simulation.nodes:
-        assert simulation.chain.locked[node.address] <= node.stake_micro_usdc
+        node.stake_micro_usdc = 2 * PENALTY
+    ids = [simulation.request(number, steps=4) for number in range(1, 9)]
+    settle(simulation, *ids, within_s=200)
+    assert simulation.chain.rejected["ExposureTooHigh"]
+    assert not +simulation.chain.locked
+
+
+def test_an_own_commitment_that_locks_too_little_is_none() -> None:
+    simulation = start(economics=VERIFY_NONE, tasks=1)
+    for node in simulation.nodes:
+        node.withholds_pledge = True  # they commit by themselves
+        node.underlocks = True
+    execution_id = simulation.request(steps=4, deadline_s=30)
+    simulation.run(20)
+    assert [e for e in simulation.chain.log if isinstance(e, ev.CompletionCommitted)]
+    assert execution_id not in simulation.chain.settlements
+    for member in simulation.members.values():
+        assert member._settlements._cases[execution_id].basis is None, "a draw without a stake"
 
 
 def test_what_no_stake_covers_is_refused_at_once() -> None:

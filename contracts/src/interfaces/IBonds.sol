@@ -104,7 +104,7 @@ interface IBonds {
     /// @notice A member signed what it must not, and lost its bond.
     event MemberPunished(address indexed member, address indexed reporter, bytes32 offence, uint256 amount);
     /// @notice Where forfeited bonds go.
-    event TreasurySet(address treasury);
+    event TreasurySet(address indexed treasury);
 
     // ----------------------------------------------------------------------------- the bond
 

@@ -71,12 +71,13 @@ struct Request {
 /// @param seedSignature The group's signature, 128 bytes of EIP-2537, over
 /// abi.encode(keccak256("splitup/plan-seed/v1"), executionId, modelId, snapshotSequence, snapshotRoot); its
 /// keccak256 is the seed that the plan follows from.
-/// @param exposures One word (node << 96 | micro-USDC) per executor, by strictly ascending node: what
-/// lies in all its tasks of this execution would cost it.
+/// @param executors Nodes that the plan gives work to. Who they are and what each stands to lose is in the
+/// plan that the root binds; the chain learns it with their commitments, so that accepting a plan costs
+/// the same for any number.
 struct Terms {
     bytes32 planRoot;
     bytes seedSignature;
-    bytes32[] exposures;
+    uint32 executors;
 }
 
 /// @notice An execution as stored; the rest is in its events, bound by hashes.
@@ -86,15 +87,17 @@ struct Terms {
 /// @param maxPrice Locked micro-USDC.
 /// @param configuration The committee's configuration at the request.
 /// @param executorCount Nodes that the plan gives work to.
-/// @param committed How many of them are committed.
+/// @param committed How many nodes committed by their own calls.
 /// @param status Where it stands.
-/// @param certified Whether the committee has certified the commitments of executors.
+/// @param certified Whether the committee has certified the commitments of all executors.
 /// @param released Whether the exposures are released.
 /// @param distributed How many payouts are credited.
 /// @param record Binds all that is said of the execution; what is said is in the events. It begins as the
-/// request hash and becomes, in this order, keccak256(abi.encode(record, planRoot, seed, keccak256 of the
-/// exposures one after another)), keccak256(abi.encode(record, commitments)) with `commitExecution`, and
-/// keccak256(abi.encode(record, keccak256 of the payouts one after another)) with `settle`.
+/// request hash and becomes, in this order, keccak256(abi.encode(Plan's type hash, record, planRoot, seed)),
+/// keccak256(abi.encode(record, word)) with every node's own commitment, word = node << 96 | exposure,
+/// keccak256(abi.encode(record, commitments, keccak256 of the exposures one after another)) with
+/// `commitExecution`, and keccak256(abi.encode(record, keccak256 of the payouts one after another)) with
+/// `settle`. Plan and commitments differ in length, so that neither can be passed off as the other.
 struct Execution {
     address client;
     uint32 steps;
@@ -111,10 +114,13 @@ struct Execution {
 }
 
 /// @notice A node's own commitment to its outputs of one execution.
+/// @param exposure Micro-USDC of its stake to lock: what lies in all its tasks would cost it. Members do
+/// not count a commitment that locks less.
 struct Completion {
     bytes32 executionId;
     uint32 steps;
     bytes32 root;
+    uint96 exposure;
 }
 
 /// @notice Credits `amount` micro-USDC to `to`.
@@ -144,15 +150,18 @@ struct Settlement {
 }
 
 /// @notice What was said of a closed execution; all of it is in its events.
+/// @param own Words (node << 96 | exposure) of nodes' own commitments, in their order.
 /// @param commitments Root of `commitExecution`; 0 when there was none.
+/// @param exposures Words (node << 96 | exposure) of `commitExecution`.
 /// @param payouts Of its settlement; none after a refund.
 struct Due {
     bytes32 executionId;
     bytes32 requestHash;
     bytes32 planRoot;
     bytes32 seed;
-    bytes32[] exposures;
+    bytes32[] own;
     bytes32 commitments;
+    bytes32[] exposures;
     bytes32[] payouts;
 }
 
@@ -260,11 +269,14 @@ interface IMarket {
         bytes32 snapshotRoot
     );
     /// @notice The plan of an execution is fixed.
-    event PlanAccepted(bytes32 indexed executionId, bytes32 planRoot, bytes32 seed, bytes32[] exposures);
-    /// @notice A node is bound to its outputs, by its own call.
-    event CompletionCommitted(bytes32 indexed executionId, address indexed node, uint32 steps, bytes32 root);
-    /// @notice `count` nodes are bound to their outputs, by the commitments they signed.
-    event ExecutionCommitted(bytes32 indexed executionId, bytes32 root, uint32 count);
+    event PlanAccepted(bytes32 indexed executionId, bytes32 planRoot, bytes32 seed, uint32 executors);
+    /// @notice A node is bound to its outputs, by its own call; `exposure` of its stake is locked.
+    event CompletionCommitted(
+        bytes32 indexed executionId, address indexed node, uint32 steps, bytes32 root, uint96 exposure
+    );
+    /// @notice All executors are bound to their outputs, by the commitments they signed; their exposures are
+    /// locked.
+    event ExecutionCommitted(bytes32 indexed executionId, bytes32 root, bytes32[] exposures);
     /// @notice A settlement paid somebody out of slashed stake.
     event Rewarded(bytes32 indexed executionId, address indexed to, uint256 amount);
     /// @notice A settlement took stake; `amount` is what was really taken.
@@ -322,8 +334,8 @@ interface IMarket {
     ) external returns (bytes32 executionId);
 
     /// @notice Fixes the plan, once, with a quorum over
-    /// `Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,bytes32[] exposures)` and the group's
-    /// signature under the seed, and locks the executors' exposures.
+    /// `Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)` and the group's signature
+    /// under the seed.
     /// @dev All quorums of an execution are of the configuration that was in force at its request.
     function submitCompletePlan(Request calldata request, Terms calldata terms, bytes calldata signatures)
         external;
@@ -339,14 +351,22 @@ interface IMarket {
         bytes calldata signatures
     ) external returns (bytes32 executionId);
 
-    /// @notice Binds `count` executors to their outputs, once, with a quorum over
-    /// `Commitments(bytes32 executionId,bytes32 root,uint32 count)`. The draw of verifications comes
-    /// after it.
+    /// @notice Binds all executors to their outputs and locks what each stands to lose, once, with a quorum
+    /// over `Commitments(bytes32 executionId,bytes32 root,bytes32[] exposures)`. The draw of verifications
+    /// comes after it: nobody is judged before the stake is locked. It reverts while somebody's free stake
+    /// does not cover the exposure, and may come again when it does.
     /// @param root Root over the commitments that the executors signed.
-    function commitExecution(bytes32 executionId, bytes32 root, uint32 count, bytes calldata signatures) external;
+    /// @param exposures Words (node << 96 | micro-USDC), by strictly ascending node.
+    function commitExecution(
+        bytes32 executionId,
+        bytes32 root,
+        bytes32[] calldata exposures,
+        bytes calldata signatures
+    ) external;
 
-    /// @notice Binds the calling node to its outputs of up to 64 executions, once each: the way of a node
-    /// that the committee leaves out.
+    /// @notice Binds the calling node to its outputs of up to 64 executions, once each, and locks its
+    /// exposures: the way of a node that the committee leaves out. Refused once the committee has certified
+    /// the commitments of all.
     function commitCompletions(Completion[] calldata completions) external;
 
     /// @notice Decides payouts and slashes, once, with a quorum over
@@ -415,8 +435,8 @@ interface IMarket {
     /// @notice keccak256(abi.encode(steps, root)) of the node's own commitment; 0 when there is none.
     function commitmentOf(bytes32 executionId, address node) external view returns (bytes32);
 
-    /// @notice First block time at which `refund` works: the deadline, plus the grace when every
-    /// executor has committed.
+    /// @notice First block time at which `refund` works: the deadline, plus the grace when the commitments of
+    /// all are certified, or as many nodes have committed themselves as the plan has executors.
     function refundableAt(bytes32 executionId) external view returns (uint256);
 
     /// @notice The parameters in force.
