@@ -99,6 +99,9 @@ MIN_ROPE_THETA: Final = 10.0  # models use 10,000 to 10^7; exact powers of tiny 
 MAX_ROPE_THETA: Final = 1e12
 MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
+KERNEL_CACHE_BYTES: Final = 1024 * MIB  # compiled tasks have 50 to 500 KB: thousands of them
+MAX_DEVICES: Final = 64  # of one node; the largest machines have 16 GPUs
+MAX_KERNEL_THREADS: Final = 256  # of one worker; more cores than this are several sockets
 
 # ---- decoding ----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from splitup import limits
@@ -24,6 +24,7 @@ from splitup.net.http import SignedClient
 from splitup_node.config import NodeConfig
 from splitup_node.ipc import RunAnswer, RunRequest
 from splitup_node.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
+from splitup_node.workers import Workers
 
 SESSION: Final = 0  # the engine counts its own from 1
 
@@ -51,7 +52,7 @@ class AuditedTask:
 
 
 async def audit_program(
-    supervisor: Supervisor, program: int, task: Task, vectors: Vectors
+    supervisor: Supervisor | Workers, program: int, task: Task, vectors: Vectors
 ) -> Audit:
     """Run a loaded program on the inputs of its vectors. Raises TaskFailed, WorkerLost."""
     inputs, outputs = [port.spec for port in task.inputs], [port.spec for port in task.outputs]
@@ -75,19 +76,13 @@ async def audit_node(
 ) -> tuple[dict[str, str], list[AuditedTask]]:
     """Try every task that fits the node's memory; return what runs it here, and a row for each.
 
+    On every device, with the device's name in a row's detail where there are several.
     ``models`` are names or ids, by default all that are registered. ``check`` may ask the chain
     first whether the node may serve at all; without it no stake is needed. Raises InvalidInput (no
     such model), ChainUnavailable, StorageUnavailable, Unavailable (the worker).
     """
     identity = config.load_identity()
     deployment = Deployment.load(config.deployment)
-    supervisor = Supervisor(
-        config.data_dir,
-        memory_bytes=int(config.vram),
-        device=config.device,
-        cache_directory=config.kernel_cache,
-        worker_argv=worker_argv,
-    )
     async with SignedClient(identity) as http:
         gateway = GatewayClient(config.gateway_urls, identity, http=http)
         cache = Cache(config.data_dir / "cache", gateway, http.session)
@@ -96,11 +91,29 @@ async def audit_node(
             if check is not None:
                 await check(chain, identity, config)
             model_ids = await _find_models(chain, models)
-            device = await supervisor.start()
-            trial = _Trial(supervisor, cache, int(config.vram))
-            rows = [row for model_id in model_ids for row in await trial.run_model(model_id)]
+            rows: list[AuditedTask] = []
+            shares = config.device_shares
+            for name, memory_bytes in shares:
+                supervisor = Supervisor(
+                    config.data_dir,
+                    memory_bytes=memory_bytes,
+                    device=name,
+                    threads=config.threads,
+                    cache_directory=config.kernel_cache,
+                    worker_argv=worker_argv,
+                )
+                try:
+                    device = await supervisor.start()
+                    trial = _Trial(supervisor, cache, memory_bytes)
+                    found = [
+                        row for model_id in model_ids for row in await trial.run_model(model_id)
+                    ]
+                finally:
+                    await supervisor.close()
+                if len(shares) > 1:
+                    found = [replace(row, detail=f"{name}: {row.detail}") for row in found]
+                rows += found
         finally:
-            await supervisor.close()
             await chain.close()
     return device, rows
 
@@ -172,7 +185,7 @@ async def _find_models(chain: Chain, models: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(by_name.get(model, model) for model in models))
 
 
-async def _run(supervisor: Supervisor, request: RunRequest) -> RunAnswer:
+async def _run(supervisor: Supervisor | Workers, request: RunRequest) -> RunAnswer:
     future: asyncio.Future[RunAnswer] = asyncio.get_running_loop().create_future()
 
     def handle(answer: RunAnswer | SplitUpError) -> None:

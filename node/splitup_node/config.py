@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
+from splitup import limits
 from splitup.config import GatewayUrlsField, RpcUrlField, load_toml
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import load_identity
@@ -39,8 +40,15 @@ endpoint = {endpoint}
 # Device memory that the node may fill, and has to stake for: 1000 USDC plus 100 USDC per GB.
 vram = {vram}
 
-# tinygrad device, for example "CUDA" or "CPU:X86"; "" chooses a GPU, else the CPU.
-device = ""
+# tinygrad devices, a worker process for each: ["CUDA:0", "CUDA:1"], ["AMD"], ["METAL"],
+# ["CPU:X86"]; [] chooses a GPU, else the CPU. They must be of one kind.
+devices = []
+
+# Memory of each device, in the order above, ["24GB", "12GB"]; [] shares vram out equally.
+device_memory = []
+
+# Threads that a CPU computes with; results do not depend on it.
+threads = 1
 
 # Compiled kernels; nodes of one machine may share a directory ("" keeps them in data_dir).
 kernel_cache = ""
@@ -48,6 +56,10 @@ kernel_cache = ""
 # Accept peers on loopback and private addresses: only for a network on one machine or in one room.
 allow_loopback = {allow_loopback}
 """
+
+
+DeviceField = Annotated[str, Field(pattern=r"^[A-Za-z0-9:_+.-]+$", max_length=64)]
+MemoryField = Annotated[ByteSize, Field(ge=1)]
 
 
 class NodeConfig(BaseModel):
@@ -63,8 +75,10 @@ class NodeConfig(BaseModel):
     data_dir: Path
     listen: Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):[0-9]{1,5}$")]
     endpoint: EndpointField | Annotated[str, Field(max_length=0)] = ""
-    vram: Annotated[ByteSize, Field(ge=1)]
-    device: Annotated[str, Field(pattern=r"^[A-Za-z0-9:_+.-]*$", max_length=64)] = ""
+    vram: MemoryField
+    devices: Annotated[tuple[DeviceField, ...], Field(max_length=limits.MAX_DEVICES)] = ()
+    device_memory: Annotated[tuple[MemoryField, ...], Field(max_length=limits.MAX_DEVICES)] = ()
+    threads: Annotated[int, Field(ge=1, le=limits.MAX_KERNEL_THREADS)] = 1
     kernel_cache: Path | None = None
     allow_loopback: bool = False
 
@@ -73,6 +87,20 @@ class NodeConfig(BaseModel):
         """Read a TOML file. Raises ConfigurationError naming the field and the file."""
         advice = f"make one with: splitup-node init --data-dir {path.parent}"
         return load_toml(cls, path, advice=advice)
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> Self:
+        sizes, count = self.device_memory, max(1, len(self.devices))
+        if sizes and (len(sizes) != count or sum(sizes) > self.vram):
+            raise ValueError("device_memory must name one size per device, together at most vram")
+        return self
+
+    @property
+    def device_shares(self) -> tuple[tuple[str, int], ...]:
+        """Return each device ("" for the one to be chosen) and the bytes it may fill."""
+        devices = self.devices or ("",)
+        shares = self.device_memory or (int(self.vram) // len(devices),) * len(devices)
+        return tuple(zip(devices, map(int, shares), strict=True))
 
     @property
     def host(self) -> str:

@@ -54,6 +54,7 @@ from splitup_node.specialise import DemandEntry, choose_task, merge_demand, pars
 from splitup_node.status import write_status
 from splitup_node.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
 from splitup_node.verifier import Tools, Verifier
+from splitup_node.workers import Workers
 
 HEARTBEAT_TYP: Final = "splitup-heartbeat"
 
@@ -69,7 +70,7 @@ class _Parts:
     journal: Journal
     chain: Chain
     http: SignedClient
-    supervisor: Supervisor
+    supervisor: Workers
 
 
 class Node:
@@ -99,7 +100,7 @@ class Node:
         self._background: set[asyncio.Task[Any]] = set()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
         self._cache = Cache(self._config.data_dir / "cache", self._gateway, self._http.session)
-        self._residents = Residents(self._supervisor, self._cache, int(self._config.vram))
+        self._residents = Residents(self._supervisor, self._cache)
         self.engine = Engine(
             self._identity,
             self._supervisor,
@@ -440,7 +441,7 @@ class Node:
             ],
             "loading": self._residents.loading,
             "vram_bytes": int(self._config.vram),
-            "vram_used_bytes": int(self._config.vram) - self._residents.free_bytes,
+            "vram_used_bytes": self._residents.used_bytes,
             "queue_ms": self.engine.runs.queue_ms,
             "executions": sum(not e.is_over for e in self.engine.executions.values()),
             "verified": self._verifier.done,
@@ -478,12 +479,19 @@ async def run_node(
         stack.push_async_callback(chain.close)
         entry = await check_registration(chain, identity, config)
         http = await stack.enter_async_context(SignedClient(identity))
-        supervisor = Supervisor(
-            config.data_dir,
-            memory_bytes=int(config.vram),
-            device=config.device,
-            cache_directory=config.kernel_cache,
-            worker_argv=worker_argv,
+        supervisor = Workers(
+            [
+                Supervisor(
+                    config.data_dir,
+                    memory_bytes=memory_bytes,
+                    device=device,
+                    threads=config.threads,
+                    name=f"worker-{number}" if number else "worker",
+                    cache_directory=config.kernel_cache,
+                    worker_argv=worker_argv,
+                )
+                for number, (device, memory_bytes) in enumerate(config.device_shares)
+            ]
         )
         stack.push_async_callback(supervisor.close)
         parts = _Parts(config, identity, journal, chain, http, supervisor)

@@ -45,7 +45,7 @@ from splitup_node.outputs import Outputs
 from splitup_node.replay import Replay
 from splitup_node.runs import Runs
 from splitup_node.sessions import choose_idle, find_stale
-from splitup_node.supervisor import Supervisor
+from splitup_node.workers import Workers
 
 _log = logging.getLogger("splitup.node.engine")
 
@@ -72,7 +72,7 @@ class Engine:
     def __init__(
         self,
         identity: Identity,
-        supervisor: Supervisor,
+        supervisor: Workers,
         programs: Mapping[str, int],  # task_id -> program; changes as tasks are loaded
         open_store: OpenStore,
         listener: Listener,

@@ -11,14 +11,15 @@ from splitup.protocol.routes import get_sources
 from splitup.wire import Request
 from splitup_node.digests import Digests
 from splitup_node.engine import Engine
-from splitup_node.supervisor import Supervisor, WorkerLost
+from splitup_node.supervisor import WorkerLost
+from splitup_node.workers import Workers
 
 OnOutputs = Callable[[int, Sequence[bytes | memoryview]], None]  # step, one entry per port
 
 
 async def recompute(
     engine: Engine,
-    supervisor: Supervisor,
+    supervisor: Workers,
     store: LogStore,
     request: Request,
     manifest: Manifest,

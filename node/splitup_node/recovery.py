@@ -27,7 +27,7 @@ from splitup_node.engine import Engine
 from splitup_node.executions import Execution, OpenStore, make_execution
 from splitup_node.recompute import recompute
 from splitup_node.residents import Residents
-from splitup_node.supervisor import Supervisor
+from splitup_node.workers import Workers
 
 _log = logging.getLogger("splitup.node.recovery")
 
@@ -70,7 +70,7 @@ class Recovery:
 
     node: str
     engine: Engine
-    supervisor: Supervisor
+    supervisor: Workers
     residents: Residents
     cache: Cache
     open_store: OpenStore

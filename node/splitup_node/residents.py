@@ -17,7 +17,8 @@ from splitup.graph.rules import load_graph
 from splitup.graph.vectors import Vectors
 from splitup.net.cache import Cache
 from splitup_node.audit import AuditFailed, audit_program
-from splitup_node.supervisor import Supervisor, WorkerLost
+from splitup_node.supervisor import WorkerLost
+from splitup_node.workers import Workers
 
 _log = logging.getLogger("splitup.node.residents")
 
@@ -35,16 +36,16 @@ class Resident:
 
 
 class Residents:
-    """Loads tasks one at a time within ``memory_bytes``."""
+    """Loads tasks one at a time, each into the worker with the most free memory."""
 
-    def __init__(self, supervisor: Supervisor, cache: Cache, memory_bytes: int) -> None:
-        self._supervisor = supervisor
+    def __init__(self, workers: Workers, cache: Cache) -> None:
+        self._workers = workers
         self._cache = cache
-        self._memory_bytes = memory_bytes
         self._lock = asyncio.Lock()
         self._tasks: dict[str, Resident] = {}
         self._failed: dict[str, str] = {}  # task_id -> why it must not be served from here
-        self.programs: dict[str, int] = {}  # task_id -> program in the present worker
+        self._places: dict[str, tuple[int, int]] = {}  # task_id -> worker, program; served or not
+        self.programs: dict[str, int] = {}  # task_id -> program, of those that are served
         self.loading = ""
 
     @property
@@ -54,14 +55,31 @@ class Residents:
 
     @property
     def free_bytes(self) -> int:
-        """Return the memory that no task has been given."""
-        return self._memory_bytes - sum(task.vram_bytes for task in self._tasks.values())
+        """Return the memory of the device with the most that no task has been given."""
+        return max(self._list_free())
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the memory that tasks have been given, on all devices."""
+        return sum(task.vram_bytes for task in self._tasks.values())
+
+    def _list_free(self) -> list[int]:
+        free = list(self._workers.memory_bytes)
+        for task_id, (worker, _) in self._places.items():
+            free[worker] -= self._tasks[task_id].vram_bytes
+        return free
 
     @property
     def state_limit_bytes(self) -> int:
-        """Return what the states of all executions together may take, as the worker counts."""
-        fixed = sum(task.vram_bytes - task.state_bytes for task in self._tasks.values())
-        return self._memory_bytes - fixed
+        """Return what the states of all executions together may take, as the workers count.
+
+        They may all lie in one worker, so the one with the least room says it.
+        """
+        room = list(self._workers.memory_bytes)
+        for task_id, (worker, _) in self._places.items():
+            room[worker] -= self._tasks[task_id].vram_bytes - self._tasks[task_id].state_bytes
+        used = {worker for worker, _ in self._places.values()}
+        return min((room[worker] for worker in used), default=max(room))
 
     async def ensure(self, model_id: str, index: int) -> int:
         """Return the program of a task, downloaded, loaded and tried if it is not resident.
@@ -78,7 +96,7 @@ class Residents:
             if task.vram_bytes > self.free_bytes:
                 raise Unavailable(
                     f"task {index} ({task.label}) needs {task.vram_bytes} bytes of memory; "
-                    f"{self.free_bytes} of {self._memory_bytes} are free"
+                    f"{self.free_bytes} of {max(self._workers.memory_bytes)} are free"
                 )
             self.loading = task.task_id
             try:
@@ -89,7 +107,6 @@ class Residents:
                     task.task_id, task.label, task.vram_bytes, task.state_bytes, graph, weights
                 )
                 program = await self._load(resident)
-                self._tasks[task.task_id] = resident  # it has its memory, served or not
                 if vectors is not None:
                     await self._try(task, program, vectors)
             finally:
@@ -99,30 +116,34 @@ class Residents:
             return program
 
     async def reload(self) -> None:
-        """Load everything into a new worker; a task that fails now is resident no longer."""
+        """Load what died with a worker; a task that fails now is resident no longer."""
         async with self._lock:
-            self.programs.clear()
-            for task_id in self._failed:
-                self._tasks.pop(task_id, None)
+            self.forget_programs()
             for resident in list(self._tasks.values()):
+                if resident.task_id in self._places:
+                    continue
+                del self._tasks[resident.task_id]  # for good, if it is what kills workers
+                if resident.task_id in self._failed:
+                    continue
                 try:
                     self.programs[resident.task_id] = await self._load(resident)
                 except WorkerLost:
-                    del self._tasks[resident.task_id]  # it may be what kills workers
                     raise
                 except SplitUpError as error:
                     _log.error("task %s is gone: %s", resident.label, error)
-                    del self._tasks[resident.task_id]
 
     def forget_programs(self) -> None:
-        """Advertise nothing until the tasks are loaded again."""
-        self.programs.clear()
+        """Advertise nothing that a lost worker had until it is loaded again."""
+        for task_id, (_, program) in list(self._places.items()):
+            if not self._workers.is_loaded(program):
+                self.programs.pop(task_id, None)
+                del self._places[task_id]
 
     async def _try(self, task: Task, program: int, vectors: Vectors) -> None:
         try:
-            audit = await audit_program(self._supervisor, program, task, vectors)
+            audit = await audit_program(self._workers, program, task, vectors)
         except WorkerLost:
-            del self._tasks[task.task_id]  # it may be what kills workers
+            del self._tasks[task.task_id], self._places[task.task_id]  # it may kill workers
             raise
         except SplitUpError as error:
             self._failed[task.task_id] = f"{task.label} cannot be tried: {error}"
@@ -136,10 +157,17 @@ class Residents:
         _log.info("%s against its reference vectors: %s", task.label, audit.verdict.value)
 
     async def _load(self, resident: Resident) -> int:
-        loaded = await self._supervisor.load(resident.graph, resident.weights)
+        """Load a task, which then has its memory; returns its program."""
+        free = self._list_free()
+        worker = free.index(max(free))
+        if resident.vram_bytes > free[worker]:
+            raise Unavailable(f"no device has {resident.vram_bytes} bytes left")
+        loaded = await self._workers.load(worker, resident.graph, resident.weights)
         if loaded["task_id"] != resident.task_id:
             raise InvalidModel(f"{resident.graph} is not task {resident.task_id}; delete the file")
+        self._tasks[resident.task_id] = resident
         program: int = loaded["program"]
+        self._places[resident.task_id] = (worker, program)
         return program
 
 

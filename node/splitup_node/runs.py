@@ -16,7 +16,8 @@ from splitup.protocol.queue import Run, TaskQueue, Tensor
 from splitup_node.crash import crash_point
 from splitup_node.executions import Execution
 from splitup_node.ipc import RunAnswer, RunRequest
-from splitup_node.supervisor import Supervisor, WorkerLost
+from splitup_node.supervisor import WorkerLost
+from splitup_node.workers import Workers
 
 OnStart = Callable[[Execution, Run], None]
 OnAnswer = Callable[[Execution, Run, RunAnswer | SplitUpError], None]
@@ -27,7 +28,7 @@ class Runs:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: Workers,
         queue: TaskQueue,
         programs: Mapping[str, int],
         executions: Mapping[str, Execution],

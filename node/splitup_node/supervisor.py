@@ -60,6 +60,14 @@ class TaskFailed(SplitUpError):
     """The worker refused or failed a request; it lives on."""
 
 
+def parse_device(text: str) -> tuple[str, int]:
+    """Split "CUDA:1" or "CPU:0:X86" into what tinygrad's DEV takes and the device's number."""
+    name, *rest = text.split(":")
+    if rest and rest[0].isdigit():
+        return ":".join([name, *rest[1:]]), int(rest[0])
+    return text, 0
+
+
 RunHandler = Callable[[RunAnswer | SplitUpError], None]
 _Handler = Callable[[memoryview | SplitUpError], None]
 
@@ -80,13 +88,17 @@ class Supervisor:
         *,
         memory_bytes: int,
         device: str = "",
+        threads: int = 1,
+        name: str = "worker",
         cache_directory: Path | None = None,
         worker_argv: Sequence[str] = WORKER_ARGV,
         run_timeout_s: float = limits.RUN_TIMEOUT_S,
     ) -> None:
         self._directory = directory
-        self._memory_bytes = memory_bytes
-        self._device = device
+        self.memory_bytes = memory_bytes
+        self._device, self._device_index = parse_device(device)
+        self._threads = threads
+        self._name = name  # of its log
         self._cache_directory = cache_directory or directory / "kernels"
         self._worker_argv = tuple(worker_argv)
         self._run_timeout_s = run_timeout_s
@@ -120,13 +132,19 @@ class Supervisor:
                 end.setsockopt(socket.SOL_SOCKET, option, limits.WORKER_SOCKET_BYTES)
         ours.setblocking(False)
         self._lost.clear()
-        with (self._directory / "worker.log").open("ab") as output:
+        with (self._directory / f"{self._name}.log").open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self._worker_argv,
                 "--fd",
                 str(theirs.fileno()),
                 "--memory",
-                str(self._memory_bytes),
+                str(self.memory_bytes),
+                "--device-index",
+                str(self._device_index),
+                "--threads",
+                str(self._threads),
+                "--cache",
+                str(self._cache_directory),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,

@@ -26,7 +26,7 @@ from splitup_node.engine import Engine
 from splitup_node.heralds import Herald
 from splitup_node.recompute import recompute
 from splitup_node.residents import Residents
-from splitup_node.supervisor import Supervisor
+from splitup_node.workers import Workers
 
 RESULT_TYP = "splitup-verification-result"
 
@@ -39,7 +39,7 @@ class Tools:
 
     identity: Identity
     engine: Engine
-    supervisor: Supervisor
+    supervisor: Workers
     residents: Residents
     cache: Cache
     herald: Herald

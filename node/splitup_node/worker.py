@@ -34,10 +34,23 @@ from splitup_node.ipc import (
 class Worker:
     """Programs and states on one device, within ``memory_bytes``."""
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        memory_bytes: int,
+        *,
+        device_index: int = 0,
+        threads: int = 1,
+        cache_directory: Path | None = None,
+    ) -> None:
         from splitup.graph import runtime  # tinygrad takes a second to import, after the fork
+        from splitup.graph.kernelcache import KernelCache
 
         self._runtime = runtime
+        self._options: dict[str, Any] = {
+            "device_index": device_index,
+            "threads": threads,
+            "cache": None if cache_directory is None else KernelCache(cache_directory),
+        }
         self._memory_bytes = memory_bytes
         self._programs: list[Any] = []
         self._states: dict[int, tuple[int, Any]] = {}  # session -> (program, state)
@@ -45,18 +58,21 @@ class Worker:
 
     def describe(self) -> dict[str, str]:
         """Return what runs the kernels here."""
-        report: dict[str, str] = self._runtime.describe_device().to_dict()
+        report: dict[str, str] = self._runtime.describe_device(
+            self._options["device_index"]
+        ).to_dict()
         return report
 
     def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
         """Load, compile and warm up one task; the daemon has checked the digests of both files."""
-        program = self._runtime.TaskProgram(task.read_bytes(), weights)
+        program = self._runtime.TaskProgram(task.read_bytes(), weights, **self._options)
         self._programs.append(program)
         return {
             "program": len(self._programs) - 1,
             "task_id": program.task_id,
             "vram_bytes": program.vram_bytes,
             "state_bytes": program.state_bytes,
+            "is_from_cache": program.is_from_cache,
         }
 
     def run(self, request: RunRequest) -> RunAnswer:
@@ -168,10 +184,19 @@ def main(argv: Sequence[str] | None = None, worker_class: type[Worker] = Worker)
     parser = argparse.ArgumentParser(prog="splitup-node-worker")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--memory", type=int, required=True)
+    parser.add_argument("--device-index", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache", type=Path)
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it closes our socket
     with socket.socket(fileno=arguments.fd) as stream:
-        serve(worker_class(arguments.memory), stream)
+        worker = worker_class(
+            arguments.memory,
+            device_index=arguments.device_index,
+            threads=arguments.threads,
+            cache_directory=arguments.cache,
+        )
+        serve(worker, stream)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,8 @@ def write_node_file(layout: Layout, index: int) -> Path:
             "listen": f"127.0.0.1:{port}",
             "endpoint": make_endpoint(port),
             "vram": f"{layout.state.vram_bytes}B",
-            "device": os.environ.get("DEV", ""),  # the variable by which tinygrad is steered
+            # the variable by which tinygrad is steered
+            "devices": [os.environ["DEV"]] if os.environ.get("DEV") else [],
             "kernel_cache": str(layout.directory / "kernel-cache"),
             "allow_loopback": True,
         },

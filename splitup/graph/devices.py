@@ -29,6 +29,7 @@ from tinygrad.helpers import DEV, NUM_CPU_THREADS, PARALLEL
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 
 from splitup.errors import ConfigurationError, Unavailable
+from splitup.graph.products import PRODUCTS_VERSION, is_supported
 
 GPU_DEVICES: Final = ("METAL", "AMD", "NV", "CUDA")  # in the order tinygrad itself tries them
 _X86: Final = frozenset({"x86_64", "amd64"})
@@ -88,9 +89,10 @@ def _load_host_programs(arch: str) -> dict[str, bytes]:
 
 
 @functools.cache
-def select_device() -> DeviceReport:
+def select_device(index: int = 0) -> DeviceReport:
     """Choose the device once per process, open it, and tell tinygrad.
 
+    ``index`` is its number where a machine has several of a kind; all CPUs are one device.
     ``DEV`` in the environment decides; otherwise a GPU that opens, else the CPU: there with
     tinygrad's own assembler on x86-64 and with clang elsewhere. Raises Unavailable when nothing
     works and ConfigurationError when ``DEV`` names something that does not.
@@ -117,6 +119,8 @@ def select_device() -> DeviceReport:
             "path, or unset DEV"
         )
     try:
+        if index and device != "CPU":
+            device = f"{device}:{index}"
         opened = Device[device]
         name = opened._renderer_name(type(opened.renderer))
     except Exception as error:
@@ -152,8 +156,9 @@ def _select_cpu_renderer() -> tuple[str, str]:
 
 
 def get_common_class() -> str:
-    """Name the class that x86-64 machines have without a GPU or a compiler."""
-    return f"tinygrad {importlib.metadata.version('tinygrad')}/CPU:X86/x86_64"
+    """Name the class that x86-64 machines with AVX2 have without a GPU or a compiler."""
+    version = importlib.metadata.version("tinygrad")
+    return f"tinygrad {version}/CPU:X86/x86_64/products {PRODUCTS_VERSION}"
 
 
 def _get_class(device: str, renderer: str, clang: str) -> str:
@@ -168,6 +173,8 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
         parts.append(_get_cpu_features())
     if renderer == "LLVM":
         parts.append(_get_llvm_version())
+    if device == "CPU" and is_supported():
+        parts.append(f"products {PRODUCTS_VERSION}")
     if clang:
         banner = subprocess.run([clang, "--version"], capture_output=True, text=True, check=False)
         parts.append((banner.stdout.splitlines() or ["unknown clang"])[0])

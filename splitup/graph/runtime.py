@@ -11,44 +11,42 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import math
+import itertools
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from tinygrad.device import Buffer
-from tinygrad.engine.realize import compile_linear, get_call_arg_uops, get_runtime
-from tinygrad.helpers import Context
+from tinygrad.device import Buffer, Device, TinyELF
+from tinygrad.dtype import dtypes
+from tinygrad.helpers import Target
 from tinygrad.runtime.ops_cpu import CPUProgram
-from tinygrad.schedule import create_linear_with_vars
-from tinygrad.tensor import transform_to_call
-from tinygrad.uop.ops import Ops, UOp
+from tinygrad.uop.ops import sym_infer
 
 from splitup.codec import compute_digest
 from splitup.errors import InvalidInput, InvalidModel
-from splitup.graph.bridge import Lowered, get_tinygrad_dtype, write_graph
+from splitup.graph.buffers import (
+    make_port_reader,
+    make_port_writer,
+    make_reader,
+    make_writer,
+)
 from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.devices import DeviceReport, select_device
 from splitup.graph.ir import Graph, count_rows
-from splitup.graph.layout import plan_memory
-from splitup.graph.memory import get_stride
+from splitup.graph.kernelcache import KernelCache
+from splitup.graph.products import BoundProduct, Product
 from splitup.graph.rules import check_graph, load_graph
-from splitup.tensors import (
-    ITEM_BYTES,
-    SafeTensor,
-    TensorSpec,
-    parse_safetensors,
-    validate_safetensors,
-)
+from splitup.graph.schedule import Executable, Place, Role, Schedule, compile_graph
+from splitup.graph.threads import KernelThreads, get_kernel_threads
+from splitup.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
 
-Launch = Callable[[], Any]
+LaunchFunction = Callable[[], Any]
 
 
-def describe_device() -> DeviceReport:
+def describe_device(index: int = 0) -> DeviceReport:
     """Return the device, code generator and determinism class of this process."""
-    return select_device()
+    return select_device(index)
 
 
 class State:
@@ -69,26 +67,55 @@ class State:
 class TaskProgram:
     """One task, or a whole uncut model, compiled for this process's device."""
 
-    def __init__(self, graph_bytes: bytes, weights: bytes | Path | None) -> None:
-        """Check, load, compile and run once. Takes seconds of CPU.
+    def __init__(
+        self,
+        graph_bytes: bytes,
+        weights: bytes | Path | None,
+        *,
+        device_index: int = 0,
+        threads: int = 1,
+        cache: KernelCache | None = None,
+    ) -> None:
+        """Check, load, compile and run once. Takes seconds of CPU, less with a warm ``cache``.
 
-        ``weights`` is a safetensors file, or its bytes; None for a task without weights. Raises
-        InvalidModel when the graph breaks a rule or the weights are not those it names.
+        ``weights`` is a safetensors file, or its bytes; None for a task without weights. Results
+        do not depend on ``threads``. Raises InvalidModel when the graph breaks a rule or the
+        weights are not those it names.
         """
         graph = load_graph(graph_bytes)
+        self._report = select_device(device_index)
+        self._pool = get_kernel_threads(threads)
         self.task_id = compute_digest(graph_bytes)
-        self._start(graph, open_weights(weights))
+        self._takes_products = True
+        self._start(graph, open_weights(weights), cache)
 
     @classmethod
-    def from_graph(cls, graph: Graph, get_bytes: Callable[[str], memoryview]) -> TaskProgram:
-        """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name."""
+    def from_graph(
+        cls,
+        graph: Graph,
+        get_bytes: Callable[[str], memoryview],
+        *,
+        device_index: int = 0,
+        threads: int = 1,
+        cache: KernelCache | None = None,
+        takes_products: bool = True,
+    ) -> TaskProgram:
+        """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
+
+        Without ``takes_products`` all kernels are tinygrad's, and none are kept: to compare with.
+        """
         check_graph(graph)
         program = cls.__new__(cls)
+        program._report = select_device(device_index)
+        program._pool = get_kernel_threads(threads)
         program.task_id = compute_digest(graph.to_bytes())
-        program._start(graph, get_bytes)
+        program._takes_products = takes_products
+        program._start(graph, get_bytes, cache if takes_products else None)
         return program
 
-    def _start(self, graph: Graph, get_bytes: Callable[[str], memoryview]) -> None:
+    def _start(
+        self, graph: Graph, get_bytes: Callable[[str], memoryview], cache: KernelCache | None
+    ) -> None:
         values = check_graph(graph)
         self.inputs: tuple[TensorSpec, ...] = graph.inputs
         self.outputs: tuple[TensorSpec, ...] = tuple(
@@ -99,38 +126,43 @@ class TaskProgram:
         self.states: tuple[TensorSpec, ...] = graph.states
         self.state_bytes = compute_state_bytes(graph)
         self.vram_bytes = compute_vram_bytes(graph, values)
-        self.device = select_device().device
-        lowered = write_graph(graph, self.device)
-        self._resident: dict[UOp, Buffer] = {}
-        self._load_weights(graph, lowered, get_bytes)
+        self.device = self._report.device
+        schedule = self._find_schedule(graph, cache)
+        self._buffers: dict[Role, list[Buffer]] = {
+            "input": self._allocate(schedule.inputs),
+            "weight": self._allocate(schedule.weights),
+            "value": self._allocate(schedule.values),
+        }
+        self._state_sizes = schedule.states
+        self._load_weights(graph, get_bytes)
         self._writers = [
-            _make_port_writer(self._allocate(uop), spec)
-            for uop, spec in zip(lowered.inputs, graph.inputs, strict=True)
+            make_port_writer(buffer, spec)
+            for buffer, spec in zip(self._buffers["input"], graph.inputs, strict=True)
         ]
-        self._calls, outputs = self._compile(lowered)
-        self._outputs = [
-            lowered.updates.index(uop)
-            if uop in lowered.updates
-            else _make_port_reader(self._allocate(uop, uop.buffer), spec, self._rows)
-            for uop, spec in zip(outputs, self.outputs, strict=True)
-        ]
+        self._calls = self._prepare(schedule)
+        self._outputs: list[int | Callable[[], bytes]] = []
+        for place, spec in zip(schedule.outputs, self.outputs, strict=True):
+            argument = self._get_argument(place)
+            self._outputs.append(
+                argument[1]
+                if isinstance(argument, tuple)
+                else make_port_reader(argument, spec, self._rows)
+            )
         self.run(self.new_state(), [bytes(spec.row_bytes) for spec in self.inputs])
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of device memory in use, with one state."""
-        buffers = {id(buffer.base): buffer.base.nbytes for buffer in self._resident.values()}
-        return int(sum(buffers.values())) + self.state_bytes
+        buffers = itertools.chain(*self._buffers.values())
+        return int(sum(buffer.nbytes for buffer in buffers)) + self.state_bytes
 
     def new_state(self) -> State:
         """Allocate zeroed state tensors for one execution."""
         pair: tuple[list[Buffer], list[Buffer]] = ([], [])
         for buffers in pair:
-            for spec in self.states:
-                dtype = get_tinygrad_dtype(spec.dtype)
-                size = spec.nbytes // dtype.itemsize
-                buffers.append(buffer := Buffer(self.device, size, dtype).allocate())
-                _make_writer(buffer)(bytes(spec.nbytes))
+            buffers += self._allocate(self._state_sizes)
+            for buffer in buffers:
+                make_writer(buffer)(bytes(buffer.nbytes))
         return State(self, pair)
 
     def run(self, state: State, inputs: Sequence[bytes | memoryview]) -> list[bytes]:
@@ -156,7 +188,7 @@ class TaskProgram:
             launch()
         new_values = state._buffers[1 - state._parity]
         results = [
-            _make_reader(new_values[output])() if isinstance(output, int) else output()
+            make_reader(new_values[output])() if isinstance(output, int) else output()
             for output in self._outputs
         ]
         state._parity = 1 - state._parity
@@ -166,20 +198,11 @@ class TaskProgram:
         """Return the SHA-256 of all state tensors as they are now, concatenated in order."""
         digest = hashlib.sha256()
         for buffer in state._buffers[state._parity]:
-            digest.update(_make_reader(buffer)())
+            digest.update(make_reader(buffer)())
         return digest.hexdigest()
 
-    def _allocate(self, uop: UOp, buffer: Buffer | None = None) -> Buffer:
-        if uop not in self._resident:
-            self._resident[uop] = (
-                Buffer(self.device, uop.max_numel(), uop.dtype) if buffer is None else buffer
-            ).ensure_allocated()
-        return self._resident[uop]
-
-    def _load_weights(
-        self, graph: Graph, lowered: Lowered, get_bytes: Callable[[str], memoryview]
-    ) -> None:
-        for weight, uop in zip(graph.weights, lowered.weights, strict=True):
+    def _load_weights(self, graph: Graph, get_bytes: Callable[[str], memoryview]) -> None:
+        for weight, buffer in zip(graph.weights, self._buffers["weight"], strict=True):
             data = get_bytes(weight.name)
             if len(data) != weight.spec.nbytes:
                 raise InvalidModel(
@@ -192,40 +215,47 @@ class TaskProgram:
                 )
             if weight.dtype == "bool" and max(bytes(data)) > 1:
                 raise InvalidModel(f"weight '{weight.name}' is bool and holds more than 0 and 1")
-            _make_writer(self._allocate(uop))(data)
+            make_writer(buffer)(data)
 
-    def _compile(self, lowered: Lowered) -> tuple[list[_Call], tuple[UOp, ...]]:
-        """Schedule and compile; returns the kernels in order, and where the outputs are."""
-        with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
-            call, _ = transform_to_call(UOp.sink(*lowered.roots))
-            linear, variables = create_linear_with_vars(call)
-            linear, outputs = plan_memory(linear, lowered)
-            linear = compile_linear(linear, beam=0)
-        if variables:
-            raise InvalidModel("the graph bound variables while it was scheduled")
-        olds = {uop: index for index, uop in enumerate(lowered.states)}
-        news = {uop: index for index, uop in enumerate(lowered.updates)}
-        return [self._prepare(item, olds, news) for item in linear.src], outputs
+    def _find_schedule(self, graph: Graph, cache: KernelCache | None) -> Schedule:
+        key = (self.task_id, self._report.determinism_class, self.device.partition(":")[0])
+        schedule = None if cache is None else cache.load(*key)
+        self.is_from_cache = schedule is not None
+        if schedule is None:
+            schedule = compile_graph(graph, self.device, takes_products=self._takes_products)
+            if cache is not None:
+                cache.store(*key, schedule)
+        return schedule
 
-    def _prepare(self, call: UOp, olds: dict[UOp, int], news: dict[UOp, int]) -> _Call:
-        program = call.src[0]
-        if program.op is not Ops.PROGRAM:
-            raise InvalidModel(f"tinygrad scheduled {program.op.name} where a kernel belongs")
-        arguments: list[Buffer | tuple[int, int]] = []
-        operands = get_call_arg_uops(call)
-        for position in program.arg.globals:
-            uop = operands[position]
-            if uop in olds:
-                arguments.append((0, olds[uop]))
-            elif uop in news:
-                arguments.append((1, news[uop]))
-            elif uop.op is Ops.BUFFER:
-                arguments.append(self._allocate(uop))
-            else:  # a view into the arena that the memory planner laid out
-                arguments.append(self._allocate(uop, uop.buffer))
-        return _Call(self.device, program, arguments, self._rows)
+    def _allocate(self, sizes: Sequence[int]) -> list[Buffer]:
+        return [Buffer(self.device, size, dtypes.uint8).ensure_allocated() for size in sizes]
 
-    def _bind(self, old: list[Buffer], new: list[Buffer]) -> list[Launch]:
+    def _prepare(self, schedule: Schedule) -> list[_Call | _ProductCall]:
+        """Load the machine code; returns the kernels in order with the buffers they take."""
+        runtimes = [_load_executable(self.device, item) for item in schedule.executables]
+        calls: list[_Call | _ProductCall] = []
+        for launch in schedule.launches:
+            arguments = [self._get_argument(place) for place in launch.places]
+            if launch.kind == "product":
+                product = schedule.products[launch.index]
+                calls.append(_ProductCall(self.device, product, arguments, self._pool, self._rows))
+            else:
+                executable = schedule.executables[launch.index]
+                runtime = runtimes[launch.index]
+                calls.append(_Call(self.device, executable, runtime, arguments, self._rows))
+        return calls
+
+    def _get_argument(self, place: Place) -> Buffer | tuple[int, int]:
+        if place.role == "old":
+            return 0, place.index
+        if place.role == "new":
+            return 1, place.index
+        buffer = self._buffers[place.role][place.index]
+        if place.offset == 0 and place.nbytes == buffer.nbytes:
+            return buffer
+        return buffer.view(place.nbytes, dtypes.uint8, place.offset).ensure_allocated()
+
+    def _bind(self, old: list[Buffer], new: list[Buffer]) -> list[LaunchFunction]:
         return [call.bind((old, new)) for call in self._calls]
 
 
@@ -235,118 +265,92 @@ class _Call:
     ``rows`` holds what its variables are bound to when it is launched.
     """
 
-    __slots__ = ("arguments", "device", "program", "rows", "runtime")
+    __slots__ = ("arguments", "device", "executable", "rows", "runtime")
 
     def __init__(
         self,
         device: str,
-        program: UOp,
+        executable: Executable,
+        runtime: Any,
         arguments: list[Buffer | tuple[int, int]],
         rows: Mapping[str, ctypes.c_uint64],
     ) -> None:
-        self.device, self.program, self.arguments, self.rows = device, program, arguments, rows
-        self.runtime = get_runtime(device, program)
+        self.device, self.executable, self.arguments = device, executable, arguments
+        self.runtime, self.rows = runtime, rows
 
-    def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> Launch:
+    def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> LaunchFunction:
         """Return a function of no arguments that launches the kernel on these state tensors."""
-        buffers = [
-            states[item[0]][item[1]] if isinstance(item, tuple) else item for item in self.arguments
-        ]
-        raw = [buffer.get_buf(self.device) for buffer in buffers]
-        info = self.program.arg
-        names = [variable.expr for variable in info.vars]
-        if isinstance(self.runtime, CPUProgram) and info.global_size[0] == 1:
+        raw = _resolve(self.device, self.arguments, states)
+        executable = self.executable
+        bound = [self.rows[name] for name in executable.variables]
+        if isinstance(self.runtime, CPUProgram) and executable.global_size[0] == 1:
             # tinygrad's own call builds these arguments anew each time: 5 µs instead of 1
             addresses = [ctypes.c_uint64(buffer.va_addr) for buffer in raw]
+            return functools.partial(self.runtime.fxn, *addresses, *bound)
+        if not bound:
             return functools.partial(
-                self.runtime.fxn, *addresses, *(self.rows[name] for name in names)
+                self.runtime,
+                *raw,
+                global_size=executable.global_size,
+                local_size=executable.local_size,
             )
-        if not names:
-            sizes, local = info.launch_dims({})
-            return functools.partial(self.runtime, *raw, global_size=sizes, local_size=local)
 
         def launch() -> None:
-            bound = {name: self.rows[name].value for name in names}
-            sizes, local = info.launch_dims(bound)
-            self.runtime(*raw, global_size=sizes, local_size=local, vals=info.vals(bound))
+            values = {name: self.rows[name].value for name in executable.variables}
+            self.runtime(
+                *raw,
+                global_size=_infer_sizes(executable.global_size, values),
+                local_size=_infer_sizes(executable.local_size, values),
+                vals=tuple(values.values()),
+            )
 
         return launch
 
 
-def _make_writer(buffer: Buffer) -> Callable[[bytes | memoryview], None]:
-    """Return a function that fills the buffer; on the CPU, where kernels run in step, by a view."""
-    if buffer.device == "CPU":
-        view = buffer.as_memoryview(force_zero_copy=True).cast("B")
-        return functools.partial(view.__setitem__, slice(None))
+class _ProductCall:
+    """One matrix product, computed by code of our own, and its buffers."""
 
-    def write(data: bytes | memoryview) -> None:
-        buffer.allocator._copyin(buffer._buf, memoryview(bytearray(data)))
+    __slots__ = ("arguments", "device", "pool", "product", "rows")
 
-    return write
+    def __init__(
+        self,
+        device: str,
+        product: Product,
+        arguments: list[Buffer | tuple[int, int]],
+        pool: KernelThreads,
+        rows: Mapping[str, ctypes.c_uint64],
+    ) -> None:
+        self.device, self.product, self.arguments = device, product, arguments
+        self.pool, self.rows = pool, rows
 
-
-def _make_reader(buffer: Buffer) -> Callable[[], bytes]:
-    """Return a function that waits for the device and copies the buffer's bytes out."""
-    if buffer.device == "CPU":
-        view: memoryview = buffer.as_memoryview(force_zero_copy=True).cast("B")
-        return view.tobytes
-    return lambda: bytes(buffer.as_memoryview())
-
-
-def _make_port_writer(buffer: Buffer, spec: TensorSpec) -> Callable[[bytes | memoryview], None]:
-    """Return a function that fills an input's buffer, up to the rows that it is given."""
-    stride = _get_row_stride(spec)
-    if buffer.device != "CPU":
-        write = _make_writer(buffer)
-
-        def write_padded(data: bytes | memoryview) -> None:
-            write(_spread_rows(data, spec.row_bytes, stride))
-
-        return write_padded
-    view = buffer.as_memoryview(force_zero_copy=True).cast("B")
-    table = np.frombuffer(view, np.uint8)
-    if spec.rows:
-        table = table.reshape(spec.shape[0], stride)[:, : spec.row_bytes]
-
-    def fill(data: bytes | memoryview) -> None:
-        if stride == spec.row_bytes or len(data) == spec.row_bytes:
-            view[: len(data)] = data
-        else:
-            rows = np.frombuffer(data, np.uint8).reshape(-1, spec.row_bytes)
-            table[: len(rows)] = rows
-
-    return fill
+    def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> LaunchFunction:
+        """Return a function of no arguments that computes the product on these state tensors."""
+        raw = _resolve(self.device, self.arguments, states)
+        return BoundProduct(self.product, [buffer.va_addr for buffer in raw], self.pool, self.rows)
 
 
-def _make_port_reader(
-    buffer: Buffer, spec: TensorSpec, bound: Mapping[str, ctypes.c_uint64]
-) -> Callable[[], bytes]:
-    """Return a function that waits for the device and copies an output's rows out."""
-    read = _make_reader(buffer)
-    if not spec.rows:
-        return read
-    stride, length, rows = _get_row_stride(spec), spec.row_bytes, bound[spec.rows]
-    if buffer.device == "CPU":
-        view = buffer.as_memoryview(force_zero_copy=True).cast("B")
-        table = np.frombuffer(view, np.uint8).reshape(-1, stride)[:, :length]
-        return lambda: bytes(view[:length]) if rows.value == 1 else table[: rows.value].tobytes()
-    return lambda: (
-        np.frombuffer(read(), np.uint8).reshape(-1, stride)[: rows.value, :length].tobytes()
+def _load_executable(device: str, executable: Executable) -> Any:
+    """Return tinygrad's runtime object of a kernel."""
+    signature = tuple(
+        (name, slot, getattr(dtypes, dtype), shape)
+        for name, slot, dtype, shape in executable.signature
     )
+    target = Target.parse(executable.target)
+    return Device[device].runtime(TinyELF(executable.code, executable.name, target, signature))
 
 
-def _get_row_stride(spec: TensorSpec) -> int:
-    """Return how many bytes apart a port's rows are in memory."""
-    length = math.prod(spec.shape[1:])
-    return get_stride(length) * ITEM_BYTES[spec.dtype] if spec.rows else spec.nbytes
+def _infer_sizes(sizes: Sequence[Any] | None, values: dict[str, int]) -> tuple[Any, ...] | None:
+    return None if sizes is None else tuple(sym_infer(size, values) for size in sizes)
 
 
-def _spread_rows(data: bytes | memoryview, length: int, stride: int) -> bytes:
-    """Return rows of ``length`` bytes with gaps between them."""
-    if length == stride:
-        return bytes(data)
-    rows = np.frombuffer(data, np.uint8).reshape(-1, length)
-    return np.pad(rows, ((0, 0), (0, stride - length))).tobytes()
+def _resolve(
+    device: str,
+    arguments: Sequence[Buffer | tuple[int, int]],
+    states: tuple[list[Buffer], list[Buffer]],
+) -> list[Any]:
+    """Return the device's own handles of a kernel's buffers."""
+    buffers = [states[item[0]][item[1]] if isinstance(item, tuple) else item for item in arguments]
+    return [buffer.get_buf(device) for buffer in buffers]
 
 
 def open_weights(weights: bytes | Path | None) -> Callable[[str], memoryview]:

@@ -27,7 +27,7 @@ from splitup.graph.manifest import (
 )
 from splitup.graph.vectors import Vectors, load_vectors
 from splitup.net.gateway import GatewayClient
-from splitup.net.objects import get_object
+from splitup.net.objects import download_object
 from splitup.wire import Grant, Grants
 
 _CHUNK_BYTES: Final = 4 * limits.MIB
@@ -106,14 +106,14 @@ class Cache:
                 await self._fetch(_find(grants, key), path, digest, size)
 
     async def _fetch(self, grant: Grant, path: Path, digest: str, size: int) -> None:
-        data = await get_object(
+        await download_object(
             self._session,
             grant,
+            path,
             max_bytes=size,
             expected_digest=digest,
             deadline_s=limits.DOWNLOAD_TIMEOUT_S,
         )
-        await asyncio.to_thread(_write, path, data)
 
 
 def _find(grants: Grants, key: str) -> Grant:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
 import time
 from collections.abc import AsyncIterator
+from io import FileIO
+from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -23,6 +26,7 @@ from splitup.wire import Grant
 
 _RETRYABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PIECE_BYTES: Final = 256 * limits.KIB
+_WRITE_BYTES: Final = 4 * limits.MIB
 _FIRST_PAUSE_S: Final = 0.05
 
 
@@ -102,13 +106,54 @@ async def get_object(
     caller checks. Raises StorageUnavailable (NotStored for a missing object, and for an expired
     grant) or PeerFault (too long, wrong digest).
     """
+    sink = _Memory()
+    await _read(session, grant, sink, max_bytes, expected_digest, deadline_s)
+    return sink.get_bytes()
+
+
+async def download_object(
+    session: aiohttp.ClientSession,
+    grant: Grant,
+    path: Path,
+    *,
+    max_bytes: int,
+    expected_digest: str,
+    deadline_s: float,
+) -> None:
+    """Read one object into a new file at ``path``, which never holds anything unchecked.
+
+    Memory use does not grow with the object. Tries and errors as in ``get_object``, and
+    StorageUnavailable when our own disk does not take it.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb", buffering=0) as file:
+            sink = _File(file)
+            await _read(session, grant, sink, max_bytes, expected_digest, deadline_s)
+            await asyncio.to_thread(sink.sync)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+async def _read(
+    session: aiohttp.ClientSession,
+    grant: Grant,
+    sink: _Memory | _File,
+    max_bytes: int,
+    expected_digest: str | None,
+    deadline_s: float,
+) -> None:
+    """Read one object into ``sink``, as ``get_object`` says."""
     _check_grant(grant, "GET")
     end = time.monotonic() + deadline_s
     pauses = _Pauses(end)
     fetches = 0
     while True:
+        sink.clear()
         try:
-            status, data = await _fetch(session, grant, max_bytes, end)
+            status = await _fetch(session, grant, sink, max_bytes, end)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await pauses.wait(grant, _describe(error))
             continue
@@ -119,10 +164,10 @@ async def get_object(
             raise NotStored(f"object {grant.key} does not exist (yet)")
         if status != 200:
             raise _refused(grant, status)
-        if len(data) > max_bytes:
+        if sink.nbytes > max_bytes:
             raise PeerFault(f"object {grant.key} is longer than {max_bytes} bytes")
-        if expected_digest is None or (await compute_sha256(data)).hex() == expected_digest:
-            return data
+        if expected_digest is None or await sink.compute_digest() == expected_digest:
+            return
         fetches += 1
         if fetches == limits.OBJECT_FETCHES:
             raise PeerFault(
@@ -170,9 +215,13 @@ async def _slice(data: memoryview) -> AsyncIterator[memoryview]:
 
 
 async def _fetch(
-    session: aiohttp.ClientSession, grant: Grant, max_bytes: int, end: float
-) -> tuple[int, bytes]:
-    """Return the status and at most ``max_bytes`` + 1 bytes."""
+    session: aiohttp.ClientSession,
+    grant: Grant,
+    sink: _Memory | _File,
+    max_bytes: int,
+    end: float,
+) -> int:
+    """Return the status; ``sink`` gets at most ``max_bytes`` + 1 bytes."""
     async with session.get(
         URL(grant.url, encoded=True),
         # no compression: a small answer must not unfold into a large one
@@ -182,15 +231,95 @@ async def _fetch(
         timeout=_timeout(end),
     ) as response:
         if response.status != 200:
-            return response.status, b""
+            return response.status
         if (response.content_length or 0) > max_bytes:
-            return 200, bytes(max_bytes + 1)
-        data = bytearray()
+            sink.nbytes = max_bytes + 1
+            return 200
         async for chunk in response.content.iter_any():
-            data += chunk[: max_bytes + 1 - len(data)]
-            if len(data) > max_bytes:
+            await sink.add(chunk[: max_bytes + 1 - sink.nbytes])
+            if sink.nbytes > max_bytes:
                 break
-        return 200, bytes(data)
+        return 200
+
+
+class _DiskError(StorageUnavailable):
+    """Our own disk does not take an object: fetching it again does not help."""
+
+
+class _Memory:
+    """Collects an object in memory."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._data = bytearray()
+
+    def clear(self) -> None:
+        """Forget what came so far."""
+        self.nbytes = 0
+        self._data = bytearray()
+
+    async def add(self, chunk: bytes) -> None:
+        """Take the next bytes."""
+        self._data += chunk
+        self.nbytes += len(chunk)
+
+    async def compute_digest(self) -> str:
+        """Return the SHA-256 of all, in hex."""
+        if self.nbytes <= limits.INLINE_TENSOR_BYTES:
+            return hashlib.sha256(self._data).hexdigest()
+        return (await asyncio.to_thread(hashlib.sha256, self._data)).hexdigest()
+
+    def get_bytes(self) -> bytes:
+        """Return all."""
+        return bytes(self._data)
+
+
+class _File:
+    """Collects an object in a file, and hashes it on the way, both on threads."""
+
+    def __init__(self, file: FileIO) -> None:
+        self.nbytes = 0
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._waiting = bytearray()  # a thread for every few KB would cost more than the bytes
+
+    def clear(self) -> None:
+        """Forget what came so far."""
+        if self.nbytes:
+            self._file.seek(0)
+            self._file.truncate()
+        self.nbytes = 0
+        self._digest = hashlib.sha256()
+        self._waiting = bytearray()
+
+    async def add(self, chunk: bytes) -> None:
+        """Take the next bytes."""
+        self._waiting += chunk
+        self.nbytes += len(chunk)
+        if len(self._waiting) >= _WRITE_BYTES:
+            await asyncio.to_thread(self._flush)
+
+    async def compute_digest(self) -> str:
+        """Return the SHA-256 of all, in hex."""
+        await asyncio.to_thread(self._flush)
+        return self._digest.hexdigest()
+
+    def sync(self) -> None:
+        """Return when the disk has it."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _DiskError(f"{self._file.name} cannot be written: {error}") from None
+
+    def _flush(self) -> None:
+        self._digest.update(self._waiting)
+        view = memoryview(self._waiting)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            raise _DiskError(f"{self._file.name} cannot be written: {error}") from None
+        self._waiting = bytearray()
 
 
 def _timeout(end: float) -> aiohttp.ClientTimeout:

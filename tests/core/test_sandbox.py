@@ -13,6 +13,7 @@ import pytest
 
 from splitup import limits, sandbox
 from splitup.errors import Unavailable
+from splitup.graph.devices import select_device
 from splitup.graph.ir import Graph, encode_float
 from splitup.graph.recompute import write_tensor
 from splitup.wire import EMPTY_DIGEST
@@ -20,7 +21,7 @@ from tests.graph.graphs import Builder
 from tests.node.graphs import make_accumulator, make_sum
 
 STEPS, SIZE = 3, 4
-CLASS = "tinygrad 0.14.0/CPU:X86/x86_64"
+CLASS = select_device().determinism_class
 
 
 def make_job(directory: Path, graph: Graph, ports: int) -> tuple[sandbox.Replay, list[np.ndarray]]:

@@ -19,6 +19,7 @@ from splitup.decode.step import (
     make_causal_step,
     make_tree_step,
 )
+from splitup.graph.buffers import make_writer
 from splitup.graph.runtime import State, TaskProgram
 from splitup.tensors import TensorSpec
 from tests.deploy.checkpoints import CASES, save_checkpoint
@@ -211,6 +212,22 @@ def test_a_step_sends_one_tensor_of_the_layout_to_each_attention(path: Path) -> 
     assert [port.name for port in task.inputs] == ["tokens", "layout", "outputs"]
     assert [port.rows for port in compiled.manifest.inputs] == ["T", "T", "R"]
     assert compiled.manifest.outputs[0].rows == "R"
+
+
+def test_what_lies_behind_a_step_s_rows_never_matters(program: TaskProgram) -> None:
+    """NaN in all memory that the step does not write first: 0 times it would be NaN again."""
+    tokens = draw_tokens(program)
+    wanted = feed(program, tokens, rows=1)
+    state = prefill(program, tokens[:5])
+    start = 5
+    for rows in (1, 3, 2, 1):
+        spare = [*program._buffers["input"], *program._buffers["value"]]
+        for buffer in (*spare, *state._buffers[1 - state._parity]):
+            make_writer(buffer)(b"\xff" * buffer.nbytes)
+        step = make_causal_step(tokens[start : start + rows], start, range(rows))
+        given = run_step(program, state, step)
+        assert given.tobytes() == wanted[start : start + rows].tobytes()
+        start += rows
 
 
 def test_any_integers_are_safe(program: TaskProgram) -> None:

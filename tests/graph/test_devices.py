@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import platform
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from splitup.graph import hostprograms
+from splitup.graph.devices import get_common_class
+from splitup.graph.products import PRODUCTS_VERSION, is_supported
 
 REPORT = """
 import json
@@ -29,6 +32,7 @@ except SplitUpError as error:
 print(json.dumps(report))
 """
 RESULT = (bytes(12) + b"\0\0\x80\x40").hex()  # 1 x 4, the rest zeros
+PLAIN_CLASS = f"tinygrad {importlib.metadata.version('tinygrad')}/CPU:X86/x86_64"
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -52,6 +56,9 @@ def test_no_compiler_is_needed_on_x86_64(tmp_path: Path) -> None:
     report = run(tmp_path, PATH="/nonexistent", CC="/nonexistent/cc")
     assert (report["device"], report["renderer"], report["compiler"]) == ("CPU", "X86", "")
     assert "no compiler" in report["reason"]
+    vectors = f"/products {PRODUCTS_VERSION}" if is_supported() else ""
+    assert report["determinism_class"] == PLAIN_CLASS + vectors
+    assert get_common_class().startswith(report["determinism_class"])
     assert report["result"] == RESULT
 
 
@@ -68,6 +75,32 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
     for device in ("CPU:CLANG", "CUDA", "CPU:NOTHING", "WARP"):
         report = run(tmp_path, PATH="/nonexistent", CC="/nonexistent/cc", DEV=device)
         assert report["type"] == "ConfigurationError" and f"DEV={device}" in report["error"]
+
+
+WITHOUT_VECTORS = """
+from splitup.graph import products
+products._FEATURES |= {"one that no CPU has"}
+from splitup.graph.devices import select_device
+from splitup.graph.schedule import compile_graph
+from tests.graph.test_products import make_layer
+device = select_device().device
+launches = compile_graph(make_layer(2, 128, 128)[1], device).launches
+assert {launch.kind for launch in launches} == {"executable"}, launches
+"""
+
+
+@pytest.mark.skipif(not X86, reason="needs tinygrad's x86-64 assembler")
+def test_a_cpu_without_the_vectors_works_and_is_a_class_of_its_own(tmp_path: Path) -> None:
+    report = run(tmp_path, script=WITHOUT_VECTORS + REPORT, PATH="/nonexistent")
+    assert report["determinism_class"] == PLAIN_CLASS
+    assert report["result"] == RESULT
+
+
+def test_other_machines_have_no_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for machine, system in (("aarch64", "Linux"), ("arm64", "Darwin"), ("x86_64", "Darwin")):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        monkeypatch.setattr(platform, "system", lambda system=system: system)
+        assert not is_supported.__wrapped__()
 
 
 SOURCES = """

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -14,7 +15,7 @@ from aiohttp import web
 
 from splitup import limits
 from splitup.errors import InvalidInput, PeerFault, SplitUpError, StorageUnavailable
-from splitup.net.objects import get_object, put_object
+from splitup.net.objects import download_object, get_object, put_object
 from splitup.wire import Grant
 from tests.builders import HANG_S
 
@@ -254,3 +255,49 @@ async def test_a12_no_url_when_nobody_listens(session: aiohttp.ClientSession) ->
     with pytest.raises(StorageUnavailable) as caught:
         await get(script, session, deadline_s=0.2)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_a_download_is_written_in_pieces_and_appears_only_when_checked(
+    script: Script, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    data = bytes(range(256)) * 40_000  # 10 MB: more than one write
+    path = tmp_path / "new" / "weights.safetensors"
+
+    async def download() -> None:
+        await download_object(
+            session,
+            script.grant("GET"),
+            path,
+            max_bytes=len(data),
+            expected_digest=hashlib.sha256(data).hexdigest(),
+            deadline_s=10.0,
+        )
+
+    script.answers = [data[:-1] + b"?"]
+    with pytest.raises(PeerFault, match="another digest"):
+        await download()
+    assert list(path.parent.iterdir()) == []
+    script.answers = [data + b"?"]
+    with pytest.raises(PeerFault, match="longer"):
+        await download()
+    script.answers = [503, data[:-1] + b"?", data]
+    await download()
+    assert path.read_bytes() == data and list(path.parent.iterdir()) == [path]
+
+
+async def test_f23_a_full_disk_ends_a_download_at_once(
+    script: Script, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "weights"
+    path.with_suffix(".part").symlink_to("/dev/full")
+    script.answers = [DATA]
+    with pytest.raises(StorageUnavailable, match="No space left"):
+        await download_object(
+            session,
+            script.grant("GET"),
+            path,
+            max_bytes=len(DATA),
+            expected_digest=DIGEST,
+            deadline_s=10.0,
+        )
+    assert len(script.requests) == 1 and not path.exists()

@@ -6,12 +6,13 @@ import numpy as np
 
 from splitup import limits
 from splitup.codec import compute_digest
+from splitup.graph.devices import get_common_class
 from splitup.graph.ir import Graph, Node, Output, Update
 from splitup.graph.reference import compute_graph
 from splitup.graph.vectors import make_inputs, make_vectors
 from splitup.tensors import TensorSpec
 
-DETERMINISM = "tinygrad 0.14.0/CPU:X86/x86_64"
+DETERMINISM = get_common_class()
 
 
 def make_accumulator(size: int = 4) -> Graph:

@@ -189,7 +189,7 @@ class NodeMarket:
                     "allow_loopback": True,
                 },
             )
-            .replace('device = ""', 'device = "CPU:X86"')
+            .replace("devices = []", 'devices = ["CPU:X86"]')
             .replace('kernel_cache = ""', f'kernel_cache = "{self.root / "kernels"}"')
         )
         return NodeConfig.load(path)

@@ -11,6 +11,7 @@ import pytest
 from splitup_node.audit import AuditFailed
 from splitup_node.residents import Residents
 from splitup_node.supervisor import WORKER_ARGV, Supervisor
+from splitup_node.workers import Workers
 
 from splitup.errors import InvalidModel
 from splitup.graph.compare import Tolerance
@@ -56,12 +57,13 @@ async def open_residents(
         cache_directory=root.parent / "kernels",
         worker_argv=argv,
     )
-    await supervisor.start()
+    workers = Workers([supervisor])
+    await workers.start()
     nothing = cast(Any, None)  # no gateway is asked for what is in the cache
     try:
-        yield Residents(supervisor, Cache(root / "cache", nothing, nothing), 10**8)
+        yield Residents(workers, Cache(root / "cache", nothing, nothing))
     finally:
-        await supervisor.close()
+        await workers.close()
 
 
 async def test_a_task_that_gives_what_it_should_is_served(tmp_path: Path) -> None:
@@ -85,7 +87,11 @@ async def test_a_broken_device_serves_nothing_and_says_why(tmp_path: Path) -> No
         with pytest.raises(AuditFailed):
             await residents.ensure(manifest.model_id, 1)  # the same task at another place
         assert residents.free_bytes == 10**8 - manifest.tasks[0].vram_bytes
-        await residents.reload()  # a new worker would start without it
+        await residents.reload()  # nothing was lost, so nothing is free
+        assert residents.free_bytes == 10**8 - manifest.tasks[0].vram_bytes
+        residents._workers._supervisors[0].kill("for a test")
+        await residents._workers.restart()
+        await residents.reload()  # the new one starts without it
         assert residents.free_bytes == 10**8
 
 

@@ -126,3 +126,21 @@ def test_init_with_a_bad_value_leaves_nothing_behind(
             tmp_path / "node", network, vram="?", listen="h:1", endpoint="", allow_loopback=False
         )
     assert not list((tmp_path / "node").iterdir())
+
+
+def test_devices_share_the_memory_or_say_what_each_has(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    text = path.read_text()
+    assert NodeConfig.load(path).device_shares == (("", 8 * 10**9),)
+    path.write_text(text.replace("devices = []", 'devices = ["CUDA:0", "CUDA:1"]'))
+    assert NodeConfig.load(path).device_shares == (("CUDA:0", 4 * 10**9), ("CUDA:1", 4 * 10**9))
+    both = path.read_text()
+    path.write_text(both.replace("device_memory = []", 'device_memory = ["5GB", "3GB"]'))
+    assert NodeConfig.load(path).device_shares == (("CUDA:0", 5 * 10**9), ("CUDA:1", 3 * 10**9))
+    for wrong in ('["5GB"]', '["5GB", "4GB"]'):
+        path.write_text(both.replace("device_memory = []", f"device_memory = {wrong}"))
+        with pytest.raises(ConfigurationError, match="device_memory"):
+            NodeConfig.load(path)
+    path.write_text(text.replace("threads = 1", "threads = 0"))
+    with pytest.raises(ConfigurationError, match="threads"):
+        NodeConfig.load(path)

@@ -1,0 +1,185 @@
+"""A task compiled: which kernels run in which order on which memory, as plain data.
+
+``compile_graph`` makes a ``Schedule`` with tinygrad, in seconds; ``splitup.graph.runtime`` loads
+one in milliseconds. A schedule holds machine code, so it is a node's own: it is kept on its disk
+(``splitup.graph.kernelcache``) and never sent to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tinygrad.engine.realize import compile_linear, get_call_arg_uops
+from tinygrad.helpers import Context
+from tinygrad.schedule import create_linear_with_vars
+from tinygrad.tensor import transform_to_call
+from tinygrad.uop.ops import Ops, UOp
+
+from splitup.errors import InvalidModel
+from splitup.graph.bridge import Lowered, write_graph
+from splitup.graph.ir import Graph
+from splitup.graph.layout import plan_memory
+from splitup.graph.products import Product, find_product, is_supported, split_products
+
+Role = Literal["input", "weight", "old", "new", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes of one buffer: input, weight, a state's old or new tensor, or another value."""
+
+    role: Role
+    index: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """A kernel's machine code, and what tinygrad's runtime for the device wants to know."""
+
+    code: bytes
+    name: str
+    target: str
+    signature: tuple[tuple[str | None, int, str, tuple[int, ...]], ...]  # name, slot, dtype, shape
+    variables: tuple[str, ...]
+    global_size: tuple[Any, ...]  # a number, or a tinygrad expression of the variables
+    local_size: tuple[Any, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel run: an executable or a product, by its position, on these places."""
+
+    kind: Literal["executable", "product"]
+    index: int
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Everything that a task needs on its device. Sizes are in bytes."""
+
+    inputs: tuple[int, ...]
+    weights: tuple[int, ...]
+    states: tuple[int, ...]
+    values: tuple[int, ...]
+    outputs: tuple[Place, ...]
+    executables: tuple[Executable, ...]
+    products: tuple[Product, ...]
+    launches: tuple[Launch, ...]
+
+
+def compile_graph(graph: Graph, device: str, *, takes_products: bool = True) -> Schedule:
+    """Schedule and compile a checked graph; raises InvalidModel for what tinygrad cannot."""
+    lowered = write_graph(graph, device)
+    takes_over = takes_products and device.startswith("CPU") and is_supported()
+    with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
+        call, _ = transform_to_call(UOp.sink(*lowered.roots))
+        linear, variables = create_linear_with_vars(call)
+        linear, outputs = plan_memory(linear, lowered)
+        linear = split_products(linear) if takes_over else linear
+        products = [find_product(item.src[0]) if takes_over else None for item in linear.src]
+        pairs = list(zip(linear.src, products, strict=True))
+        rest = tuple(item for item, product in pairs if product is None)
+        compiled = iter(compile_linear(linear.replace(src=rest), beam=0).src)
+    if variables:
+        raise InvalidModel("the graph bound variables while it was scheduled")
+    writer = _Writer(lowered)
+    for item, product in pairs:
+        writer.add(next(compiled) if product is None else item, product)
+    return writer.finish(outputs)
+
+
+class _Writer:
+    """Collects a schedule; equal kernels and products are kept once."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        self._lowered = lowered
+        self._places: dict[UOp, tuple[Role, int]] = {}
+        roles: tuple[tuple[Role, tuple[UOp, ...]], ...] = (
+            ("input", lowered.inputs),
+            ("weight", lowered.weights),
+            ("old", lowered.states),
+            ("new", lowered.updates),
+        )
+        for role, uops in roles:
+            self._places |= {uop: (role, index) for index, uop in enumerate(uops)}
+        self._values: list[int] = []
+        self._executables: dict[Executable, int] = {}
+        self._programs: dict[UOp, int] = {}
+        self._products: dict[Product, int] = {}
+        self._launches: list[Launch] = []
+
+    def add(self, call: UOp, product: Product | None) -> None:
+        """Add one call of the schedule."""
+        operands = get_call_arg_uops(call)
+        if product is not None:
+            index = self._products.setdefault(product, len(self._products))
+            places = tuple(self._place(operands[slot]) for slot in product.slots)
+            self._launches.append(Launch("product", index, places))
+            return
+        program = call.src[0]
+        if program.op is not Ops.PROGRAM:
+            raise InvalidModel(f"tinygrad scheduled {program.op.name} where a kernel belongs")
+        if program not in self._programs:
+            executable = _read_executable(program)
+            index = self._executables.setdefault(executable, len(self._executables))
+            self._programs[program] = index
+        places = tuple(self._place(operands[slot]) for slot in program.arg.globals)
+        self._launches.append(Launch("executable", self._programs[program], places))
+
+    def finish(self, outputs: Sequence[UOp]) -> Schedule:
+        """Return all that was added."""
+        lowered = self._lowered
+        places = tuple(self._place(uop) for uop in outputs)
+        return Schedule(
+            inputs=tuple(map(_count_bytes, lowered.inputs)),
+            weights=tuple(map(_count_bytes, lowered.weights)),
+            states=tuple(map(_count_bytes, lowered.states)),
+            values=tuple(self._values),
+            outputs=places,
+            executables=tuple(self._executables),
+            products=tuple(self._products),
+            launches=tuple(self._launches),
+        )
+
+    def _place(self, uop: UOp) -> Place:
+        """Return where an operand is: a buffer, or a view into the arena of the memory planner."""
+        base, offset = uop, 0
+        if uop.op is not Ops.BUFFER:
+            view = uop.buffer
+            offset = int(view.offset)
+            while base.op is not Ops.BUFFER:
+                base = base.src[0]
+        if base not in self._places:
+            self._places[base] = ("value", len(self._values))
+            self._values.append(_count_bytes(base))
+        return Place(*self._places[base], offset, _count_bytes(uop))
+
+
+def _count_bytes(uop: UOp) -> int:
+    return int(uop.max_numel()) * int(uop.dtype.itemsize)
+
+
+def _read_executable(program: UOp) -> Executable:
+    elf, info = program.to_elf(), program.arg
+    return Executable(
+        code=elf.lib,
+        name=elf.name,
+        target=str(elf.target),
+        signature=tuple(
+            (name, int(slot), str(dtype).removeprefix("dtypes."), _get_sizes(shape))
+            for name, slot, dtype, shape in elf.signature
+        ),
+        variables=tuple(str(variable.expr) for variable in info.vars),
+        global_size=tuple(info.global_size),
+        local_size=None if info.local_size is None else tuple(info.local_size),
+    )
+
+
+def _get_sizes(shape: tuple[Any, ...] | None) -> tuple[int, ...]:
+    """Return a parameter's shape; a runtime looks at whether there is one, not at its numbers."""
+    return tuple(size if isinstance(size, int) else 0 for size in shape or ())

@@ -1,0 +1,228 @@
+"""A small assembler for x86-64 with AVX2, FMA and F16C (the level x86-64-v3): what products need.
+
+Registers are numbers as in the encoding (rax 0 … r15 15, ymm0 … ymm15). A memory operand is
+``Mem(base, displacement)``. Source of the encodings: Intel SDM volume 2, sections 2.3.5 (VEX) and
+3–5; https://www.felixcloutier.com/x86/.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI = range(8)
+R8, R9, R10, R11, R12, R13, R14, R15 = range(8, 16)
+CALLEE_SAVED: Final = (RBX, RBP, R12, R13, R14, R15)  # System V ABI
+
+_JUMPS: Final = {"jmp": b"\xe9", "jl": b"\x0f\x8c", "jnz": b"\x0f\x85"}
+_MAP_0F, _MAP_0F38, _MAP_0F3A = 1, 2, 3
+_NONE, _66, _F3 = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Mem:
+    """The memory at a register plus bytes; the register is none of rsp and r12."""
+
+    base: int
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class Assembler:
+    """Collects machine code; jumps go to labels, which ``finish`` resolves."""
+
+    code: bytearray = field(default_factory=bytearray)
+    labels: dict[str, int] = field(default_factory=dict)
+    jumps: list[tuple[int, str]] = field(default_factory=list)
+
+    def finish(self) -> bytes:
+        """Return the code with all jumps resolved."""
+        for place, label in self.jumps:
+            struct.pack_into("<i", self.code, place, self.labels[label] - place - 4)
+        return bytes(self.code)
+
+    def label(self, name: str) -> None:
+        """Call the present place ``name``."""
+        assert name not in self.labels
+        self.labels[name] = len(self.code)
+
+    def jump(self, kind: str, label: str) -> None:
+        """Jump always ("jmp"), if less ("jl", signed), or if not zero ("jnz")."""
+        self.code += _JUMPS[kind] + bytes(4)
+        self.jumps.append((len(self.code) - 4, label))
+
+    # ---- general registers ---------------------------------------------------------------------
+
+    def push(self, reg: int) -> None:
+        """Save a 64-bit register on the stack."""
+        self.code += (b"\x41" if reg > 7 else b"") + bytes([0x50 | reg & 7])
+
+    def pop(self, reg: int) -> None:
+        """Restore a 64-bit register from the stack."""
+        self.code += (b"\x41" if reg > 7 else b"") + bytes([0x58 | reg & 7])
+
+    def ret(self) -> None:
+        """Return to the caller."""
+        self.code += b"\xc3"
+
+    def load(self, reg: int, source: Mem | int) -> None:
+        """Move 64 bits from memory or a register."""
+        self._plain(0x8B, reg, source)
+
+    def add(self, reg: int, source: Mem | int) -> None:
+        """Add 64 bits from memory or a register."""
+        self._plain(0x03, reg, source)
+
+    def add_const(self, reg: int, value: int) -> None:
+        """Add a number of 32 bits; sets the flags."""
+        if value:
+            self._plain(0x81, 0, reg)
+            self.code += struct.pack("<i", value)
+
+    def compare_const(self, reg: int, value: int) -> None:
+        """Set the flags as subtracting a number of 32 bits would."""
+        self._plain(0x81, 7, reg)
+        self.code += struct.pack("<i", value)
+
+    def set_const(self, reg: int, value: int) -> None:
+        """Set a register to a number of 31 bits."""
+        self._plain(0xC7, 0, reg)
+        self.code += struct.pack("<i", value)
+
+    def prefetch(self, source: Mem) -> None:
+        """Ask for a line of memory to be brought into all caches."""
+        self.code += (b"\x41" if source.base > 7 else b"") + b"\x0f\x18"
+        self._operand(1, source)
+
+    def _plain(self, opcode: int, reg: int, source: Mem | int) -> None:
+        base = source.base if isinstance(source, Mem) else source
+        self.code += bytes([0x48 | (reg > 7) << 2 | (base > 7), opcode])
+        self._operand(reg, source)
+
+    def _operand(self, reg: int, source: Mem | int) -> None:
+        """Append ModRM and displacement."""
+        if not isinstance(source, Mem):
+            self.code.append(0xC0 | (reg & 7) << 3 | source & 7)
+            return
+        assert source.base & 7 != RSP
+        self.code.append(0x80 | (reg & 7) << 3 | source.base & 7)
+        self.code += struct.pack("<i", source.offset)
+
+    # ---- vectors -------------------------------------------------------------------------------
+
+    def _vex(
+        self,
+        opcode: int,
+        table: int,
+        prefix: int,
+        reg: int,
+        second: int,
+        source: Mem | int,
+        wide: bool,
+    ) -> None:
+        base = source.base if isinstance(source, Mem) else source
+        self.code += bytes(
+            [
+                0xC4,
+                (reg <= 7) << 7 | 1 << 6 | (base <= 7) << 5 | table,
+                (~second & 15) << 3 | wide << 2 | prefix,
+                opcode,
+            ]
+        )
+        self._operand(reg, source)
+
+    def zero(self, reg: int) -> None:
+        """Set all lanes to +0.0."""
+        self._vex(0x57, _MAP_0F, _NONE, reg, reg, reg, True)
+
+    def load_vector(self, reg: int, source: Mem) -> None:
+        """Load 8 float32."""
+        self._vex(0x10, _MAP_0F, _NONE, reg, 0, source, True)
+
+    def store_vector(self, reg: int, target: Mem) -> None:
+        """Store 8 float32."""
+        self._vex(0x11, _MAP_0F, _NONE, reg, 0, target, True)
+
+    def store_half_vector(self, reg: int, target: Mem) -> None:
+        """Store the lower 4 float32."""
+        self._vex(0x11, _MAP_0F, _NONE, reg, 0, target, False)
+
+    def store_scalar(self, reg: int, target: Mem) -> None:
+        """Store the lowest float32."""
+        self._vex(0x11, _MAP_0F, _F3, reg, 0, target, False)
+
+    def broadcast(self, reg: int, source: Mem) -> None:
+        """Load a float32 into all lanes."""
+        self._vex(0x18, _MAP_0F38, _66, reg, 0, source, True)
+
+    def broadcast_16(self, reg: int, source: Mem) -> None:
+        """Load 16 bits into the lower eight places of 16 bits."""
+        self._vex(0x79, _MAP_0F38, _66, reg, 0, source, False)
+
+    def widen_half(self, reg: int, source: Mem | int) -> None:
+        """Convert 8 float16 from memory or a register to float32."""
+        self._vex(0x13, _MAP_0F38, _66, reg, 0, source, True)
+
+    def widen_int8(self, reg: int, source: Mem) -> None:
+        """Load 8 int8 as int32."""
+        self._vex(0x21, _MAP_0F38, _66, reg, 0, source, True)
+
+    def widen_uint8(self, reg: int, source: Mem) -> None:
+        """Load 8 uint8 as int32."""
+        self._vex(0x31, _MAP_0F38, _66, reg, 0, source, True)
+
+    def widen_uint16(self, reg: int, source: Mem) -> None:
+        """Load 8 uint16 as int32."""
+        self._vex(0x33, _MAP_0F38, _66, reg, 0, source, True)
+
+    def shift_left(self, reg: int, source: int, bits: int) -> None:
+        """Shift 8 int32 left."""
+        self._vex(0x72, _MAP_0F, _66, 6, reg, source, True)
+        self.code.append(bits)
+
+    def shift_right(self, reg: int, source: int, bits: int) -> None:
+        """Shift 8 uint32 right."""
+        self._vex(0x72, _MAP_0F, _66, 2, reg, source, True)
+        self.code.append(bits)
+
+    def set_ones(self, reg: int) -> None:
+        """Set all bits."""
+        self._vex(0x76, _MAP_0F, _66, reg, reg, reg, True)
+
+    def mask(self, reg: int, first: int, second: int) -> None:
+        """Combine all bits by AND."""
+        self._vex(0xDB, _MAP_0F, _66, reg, first, second, True)
+
+    def add_int32(self, reg: int, first: int, second: int) -> None:
+        """Add 8 int32."""
+        self._vex(0xFE, _MAP_0F, _66, reg, first, second, True)
+
+    def convert_int32(self, reg: int, source: int) -> None:
+        """Convert 8 int32 to float32."""
+        self._vex(0x5B, _MAP_0F, _NONE, reg, 0, source, True)
+
+    def multiply(self, reg: int, first: int, second: Mem | int) -> None:
+        """Multiply 8 float32."""
+        self._vex(0x59, _MAP_0F, _NONE, reg, first, second, True)
+
+    def multiply_add(self, reg: int, first: int, second: Mem | int) -> None:
+        """Add to ``reg`` the product of 8 float32, rounded once (VFMADD231PS)."""
+        self._vex(0xB8, _MAP_0F38, _66, reg, first, second, True)
+
+    def add_half_vectors(self, reg: int, first: int, second: int) -> None:
+        """Add the lower 4 float32."""
+        self._vex(0x58, _MAP_0F, _NONE, reg, first, second, False)
+
+    def add_pairs(self, reg: int, first: int, second: int) -> None:
+        """Add neighbouring lanes: in each half two sums of ``first``, then two of ``second``."""
+        self._vex(0x7C, _MAP_0F, 3, reg, first, second, True)
+
+    def get_upper_half(self, reg: int, source: int) -> None:
+        """Move the upper 4 float32 of ``source`` to the lower 4 of ``reg``."""
+        self._vex(0x19, _MAP_0F3A, _66, source, 0, reg, True)
+        self.code.append(1)
+
+    def forget_upper_halves(self) -> None:
+        """VZEROUPPER, which code with vectors of 8 owes its caller."""
+        self.code += b"\xc5\xf8\x77"

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from splitup.graph.ir import Graph
+from splitup.graph.memory import BUFFER_ALIGNMENT
+from splitup.graph.productcode import Kind, ProductShape
+from splitup.graph.products import BoundProduct, Product, is_supported
+from splitup.graph.runtime import TaskProgram
+from splitup.graph.schedule import compile_graph
+from splitup.graph.threads import KernelThreads
+from tests.graph.graphs import Builder
+
+pytestmark = pytest.mark.skipif(not is_supported(), reason="needs x86-64 with AVX2, FMA and F16C")
+KINDS: list[Kind] = ["float32", "float16", "bfloat16", "q8_0", "q4_0"]
+
+
+def make_b(kind: Kind, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a random matrix as it is stored, and the float32 values that it stands for."""
+    random = np.random.default_rng(n * k)
+    values = random.standard_normal((n, k), dtype=np.float32)
+    if kind == "float32":
+        return values, values
+    if kind == "float16":
+        half = values.astype(np.float16)
+        return half, half.astype(np.float32)
+    if kind == "bfloat16":
+        upper = (values.view(np.uint32) >> 16).astype(np.uint16)
+        return upper, (upper.astype(np.uint32) << 16).view(np.float32)
+    scales = (random.random((n, k // 32, 1)) * 0.01).astype(np.float16)
+    if kind == "q4_0":
+        packed = random.integers(0, 256, (n, k // 32, 16), dtype=np.uint8)
+        numbers = np.concatenate([packed & 15, packed >> 4], 2).astype(np.float32) - 8
+        stored = np.concatenate([scales.view(np.uint8), packed], 2)
+        return stored, (numbers * scales.astype(np.float32)).reshape(n, k)
+    numbers = random.integers(-128, 128, (n, k // 32, 32)).astype(np.int8)
+    stored = np.concatenate([scales.view(np.uint8), numbers.view(np.uint8)], 2)
+    exact = numbers.astype(np.float32) * scales.astype(np.float32)
+    return np.ascontiguousarray(stored), exact.reshape(n, k)
+
+
+def multiply(kind: Kind, a: np.ndarray, b: np.ndarray, n: int, *, threads: int = 1) -> np.ndarray:
+    """Return a [t, k] times the transpose of a stored matrix, by style dot."""
+    t, k = a.shape
+    out = np.full((t, n), np.nan, np.float32)
+    shape = ProductShape("dot", kind, k, 4, 4 * n, 4 * k, 4, b.nbytes // n, 0)
+    return call(Product(shape, (0, 1, 2), n, t, "", ((0, 0, 0),)), out, a, b, threads=threads)
+
+
+def call(
+    product: Product,
+    out: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    *,
+    threads: int = 1,
+    rows: Any = None,
+) -> np.ndarray:
+    addresses = [array.ctypes.data for array in (out, a, b)]
+    BoundProduct(product, addresses, KernelThreads(threads), rows or {})()
+    return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tile_gives_the_sums(kind: Kind) -> None:
+    for n, k, t in [(1, 32, 1), (3, 64, 2), (8, 96, 1), (12, 32, 3), (13, 160, 4), (31, 32, 7)]:
+        a = np.random.default_rng(t).standard_normal((t, k), dtype=np.float32)
+        stored, values = make_b(kind, n, k)
+        exact = a.astype(np.float64) @ values.astype(np.float64).T
+        np.testing.assert_allclose(multiply(kind, a, stored, n), exact, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_depend_on_neither_rows_nor_tiles_nor_threads(kind: Kind) -> None:
+    n, k, t = 136, 2048, 8
+    a = np.random.default_rng(1).standard_normal((t, k), dtype=np.float32)
+    stored, _ = make_b(kind, n, k)
+    whole = multiply(kind, a, stored, n)
+    for row in range(t):
+        alone = multiply(kind, np.ascontiguousarray(a[row : row + 1]), stored, n)
+        assert alone.tobytes() == whole[row : row + 1].tobytes()
+    for first, count in ((0, 1), (5, 11), (130, 6)):
+        part = np.ascontiguousarray(stored[first : first + count])
+        columns = multiply(kind, a, part, count)
+        assert columns.tobytes() == whole[:, first : first + count].tobytes()
+    assert n * k * t >= 2**20  # enough for threads to be used
+    for threads in (2, 3, 64):
+        assert multiply(kind, a, stored, n, threads=threads).tobytes() == whole.tobytes()
+
+
+def test_the_order_of_a_sum_is_the_documented_one() -> None:
+    random = np.random.default_rng(2)
+    a, b = (random.standard_normal((1, 24), dtype=np.float32) for _ in range(2))
+    lanes = np.zeros(8, np.float32)
+    for start in range(0, 24, 8):  # one rounding per step: exact in double, then to single
+        exact = a[0, start : start + 8].astype(np.longdouble) * b[0, start : start + 8]
+        lanes = (exact + lanes).astype(np.float32)
+    pairs = lanes[0::2] + lanes[1::2]
+    expected = (pairs[0] + pairs[1]) + (pairs[2] + pairs[3])
+    assert multiply("float32", a, b, 1)[0, 0] == expected
+
+
+def test_outer_products_and_tables_of_offsets() -> None:
+    heads, t, k, n = 3, 5, 7, 24
+    random = np.random.default_rng(3)
+    a = random.standard_normal((t, heads, k), dtype=np.float32)
+    b = random.standard_normal((k, heads, n), dtype=np.float32)
+    out = np.zeros((heads, t, n), np.float32)
+    shape = ProductShape("outer", "float32", k, 4, 4 * n, 4 * heads * k, 4, 0, 4 * heads * n)
+    table = tuple((4 * head * t * n, 4 * head * k, 4 * head * n) for head in range(heads))
+    product = Product(shape, (0, 1, 2), n, t, "", table)
+    expected = np.zeros_like(out)
+    for step in range(k):  # k ascends; the product is exact in double
+        exact = a[:, :, step].T[:, :, None].astype(np.float64) * b[step][:, None, :]
+        expected = (exact + expected).astype(np.float32)
+    np.testing.assert_array_equal(call(product, out, a, b), expected)
+
+
+def test_rows_may_be_known_only_at_launch() -> None:
+    n, k = 5, 32
+    a = np.ones((4, k), np.float32)
+    stored, values = make_b("float32", n, k)
+    shape = ProductShape("dot", "float32", k, 4, 4 * n, 4 * k, 4, 4 * k, 0)
+    rows = {"T": ctypes.c_uint64(0)}
+    for count in (0, 1, 4):
+        rows["T"].value = count
+        out = np.zeros((4, n), np.float32)
+        call(Product(shape, (0, 1, 2), n, 4, "T", ((0, 0, 0),)), out, a, stored, rows=rows)
+        assert np.all(out[count:] == 0)
+        np.testing.assert_allclose(out[:count], (a @ values.T)[:count], atol=1e-5)
+
+
+# ---- finding them in graphs ----------------------------------------------------------------------
+
+
+def project(b: Builder, x: int, weight: int, rows: int, n: int, k: int) -> int:
+    """Return the nodes of x [rows, k] times the transpose of a float32 value [n, k]."""
+    wide = b.add("RESHAPE", "float32", x, arg=(rows, 1, k))
+    wide = b.add("RESHAPE", "float32", wide, arg=(rows, k))
+    wide = b.add("EXPAND", "float32", wide, arg=(n,))  # [n, rows, k]
+    many = b.add("EXPAND", "float32", weight, arg=(rows,))  # [rows, n, k]
+    many = b.add("PERMUTE", "float32", many, arg=(1, 0, 2))
+    product = b.add("MUL", "float32", wide, many)
+    product = b.add("PERMUTE", "float32", product, arg=(2, 1, 0))  # [k, rows, n]
+    return b.add("REDUCE", "float32", product, arg=("ADD", 1))  # [rows, n]
+
+
+def make_layer(rows: int, k: int, n: int, dtype: str = "float16") -> tuple[Builder, Graph]:
+    """y = x + project(x, w): a sum with more to do in its kernel."""
+    b = Builder()
+    x = b.input("x", "float32", rows, k)
+    values = np.random.default_rng(k).standard_normal((n, k)).astype(dtype)
+    w = b.add("CAST", "float32", b.weight("w", values))
+    total = b.add("ADD", "float32", project(b, x, w, rows, n, k), x)
+    return b, b.graph({"y": b.store("float32", total)})
+
+
+def run(b: Builder, graph: Graph, x: np.ndarray, threads: int = 1) -> np.ndarray:
+    program = TaskProgram(graph.to_bytes(), b.safetensors(), threads=threads)
+    # a cut takes no memory; predicted are whole blocks for x and w too
+    assert 0 <= program.vram_bytes - program.allocated_bytes < 2 * BUFFER_ALIGNMENT
+    (result,) = program.run(program.new_state(), [x.tobytes()])
+    return np.frombuffer(result, np.float32).reshape(x.shape)
+
+
+def test_a_kernel_that_does_more_is_cut_in_two_and_rows_agree() -> None:
+    k = n = 128
+    x = np.random.default_rng(5).standard_normal((7, k)).astype(np.float32)
+    b, graph = make_layer(7, k, n)
+    schedule = compile_graph(graph, "CPU")
+    assert [launch.kind for launch in schedule.launches] == ["product", "executable"]
+    weights = np.frombuffer(b.weight_bytes["w"], np.float16).reshape(n, k).astype(np.float32)
+    many = run(b, graph, x)
+    np.testing.assert_allclose(many, x + x @ weights.T, atol=1e-4)
+    assert run(b, graph, x, threads=2).tobytes() == many.tobytes()
+    b, graph = make_layer(1, k, n)
+    for row in range(7):
+        assert run(b, graph, x[row : row + 1]).tobytes() == many[row : row + 1].tobytes()
+
+
+@pytest.mark.parametrize(("k", "n"), [(20, 20), (12, 12), (8, 8)])
+def test_what_does_not_fit_stays_with_tinygrad(k: int, n: int) -> None:
+    x = np.random.default_rng(6).standard_normal((3, k)).astype(np.float32)
+    b, graph = make_layer(3, k, n)
+    assert all(launch.kind == "executable" for launch in compile_graph(graph, "CPU").launches)
+    weights = np.frombuffer(b.weight_bytes["w"], np.float16).reshape(n, k).astype(np.float32)
+    np.testing.assert_allclose(run(b, graph, x), x + x @ weights.T, atol=1e-5)
+
+
+def test_sums_that_the_result_has_no_room_for_stay_with_tinygrad() -> None:
+    k = n = 128
+    x = np.random.default_rng(7).standard_normal((3, k)).astype(np.float32)
+    b = Builder()
+    values = np.random.default_rng(k).standard_normal((n, k)).astype(np.float32)
+    product = project(b, b.input("x", "float32", 3, k), b.weight("w", values), 3, n, k)
+    graph = b.graph({"y": b.store("float16", b.add("CAST", "float16", product))})
+    assert [launch.kind for launch in compile_graph(graph, "CPU").launches] == ["executable"]
+    program = TaskProgram(graph.to_bytes(), b.safetensors())
+    assert program.allocated_bytes == program.vram_bytes
+    (result,) = program.run(program.new_state(), [x.tobytes()])
+    given = np.frombuffer(result, np.float16).reshape(3, n)
+    np.testing.assert_allclose(given, x @ values.T, rtol=1e-3, atol=1e-3)
+
+
+# in the second, x with its gaps is as large as the weights: 24 * (48 + 16) = 32 * 48
+@pytest.mark.parametrize(("rows", "k", "n"), [(9, 64, 48), (24, 48, 32)])
+def test_a_kernel_with_symbolic_rows_is_cut_in_two_and_rows_agree(
+    rows: int, k: int, n: int
+) -> None:
+    b = Builder()
+    x, z = b.rows("x", "float32", "T", rows, k), b.rows("z", "float32", "T", rows, n)
+    values = np.random.default_rng(0).standard_normal((n, k)).astype(np.float32)
+    w = b.weight("w", values)
+    wide = b.add("EXPAND", "float32", x, arg=(n,))
+    many = b.add("EXPAND", "float32", w, arg=("T",))
+    many = b.add("PERMUTE", "float32", many, arg=(1, 0, 2))
+    product = b.add("MUL", "float32", wide, many)
+    product = b.add("PERMUTE", "float32", product, arg=(2, 1, 0))
+    total = b.add("REDUCE", "float32", product, arg=("ADD", 1))
+    graph = b.graph({"y": b.store("float32", b.add("ADD", "float32", z, total))})
+    launches = compile_graph(graph, "CPU").launches
+    assert [launch.kind for launch in launches] == ["product", "executable"]
+    program = TaskProgram(graph.to_bytes(), b.safetensors())
+    xs = np.random.default_rng(1).standard_normal((rows, k)).astype(np.float32)
+    single = []
+    for row in xs:
+        inputs = [row.tobytes(), np.ones(n, np.float32).tobytes()]
+        single += program.run(program.new_state(), inputs)
+    for count in (1, 4, rows):
+        inputs = [xs[:count].tobytes(), np.ones((count, n), np.float32).tobytes()]
+        (result,) = program.run(program.new_state(), inputs)
+        assert result == b"".join(single[:count])
+        given = np.frombuffer(result, np.float32).reshape(count, n)
+        np.testing.assert_allclose(given, xs[:count] @ values.T + 1, atol=1e-4)
+
+
+def test_operands_of_one_size_are_not_mixed_up() -> None:
+    n = k = rows = 64
+    random = np.random.default_rng(8)
+    x, z, values = (random.standard_normal((n, k)).astype(np.float32) for _ in range(3))
+    b = Builder()
+    residual = b.input("z", "float32", rows, n)
+    product = project(b, b.input("x", "float32", rows, k), b.weight("w", values), rows, n, k)
+    graph = b.graph({"y": b.store("float32", b.add("ADD", "float32", residual, product))})
+    launches = compile_graph(graph, "CPU").launches
+    assert [launch.kind for launch in launches] == ["product", "executable"]
+    program = TaskProgram(graph.to_bytes(), b.safetensors())
+    (result,) = program.run(program.new_state(), [z.tobytes(), x.tobytes()])
+    given = np.frombuffer(result, np.float32).reshape(rows, n)
+    np.testing.assert_allclose(given, z + x @ values.T, atol=1e-4)
