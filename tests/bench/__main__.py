@@ -39,7 +39,7 @@ LIMITS_S: Final = {
     "transition": 150,
     "split": 180,
     "slowlink": 180,
-    "sessions": 240,
+    "sessions": 300,
     "network": 150,
     "failover": 180,
     "compile": 300,

@@ -1,4 +1,4 @@
-"""The compiler: registration against the store's own rate, a 70B dry run, predicted against real."""
+"""The compiler: registration against the store's rate, a 70B dry run, predicted against real."""
 
 from __future__ import annotations
 
@@ -45,16 +45,18 @@ COMPARED: Final = (
     ("15 M", LLAMA_15M, 20_000_000),
     ("40 M", LARGE | {"hidden_size": 384}, 60_000_000),
 )
+RANKS: Final = "time_rank_correlation"
 CHUNK: Final = 8
 ROUNDS: Final = 9
 
 _MEASURE: Final = """
-import json, os, resource, subprocess, sys, time
+import json, resource, subprocess, sys, time
 begun = time.monotonic()
 done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE)
-usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps({"code": done.returncode, "out": done.stdout.decode(), "peak": usage.ru_maxrss * 1024,
-                  "s": time.monotonic() - begun}))
+peak = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+seconds = time.monotonic() - begun
+out = done.stdout.decode()
+print(json.dumps({"code": done.returncode, "out": out, "peak": peak, "s": seconds}))
 """
 
 
