@@ -25,7 +25,7 @@ from tests.bench.models import (
     spread_tasks,
 )
 from tests.bench.onepiece import run_one_piece
-from tests.bench.report import Bar, Report, read_rss_bytes, say
+from tests.bench.report import Bar, Report, read_cpu_s, read_rss_bytes, say
 from tests.bench.split import CONTEXT, generate
 
 SESSIONS: Final = 32
@@ -60,6 +60,11 @@ async def run(quick: bool) -> Report:
                     ceiling["all"] / single, 2
                 ),
                 "one saturated process against one session, ×": round(ceiling["one"] / single, 2),
+                **{
+                    name: round(statistics.median(row[name] for row in rows), 2)
+                    for name in rows[0]
+                    if name.startswith("CPU")
+                },
             },
         ),
         Bar("slowest session's tokens/s against the mean", round(share, 2), "×", at_least=0.5),
@@ -79,9 +84,10 @@ async def measure_throughput(engines: Engines, model: Model, rounds: int) -> lis
     for number in range(rounds + 1):
         say(f"round {number} of {rounds}")
         [alone] = await generate_at_once(engines, model, 1)
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), _read_cpu(engines)
         each = await generate_at_once(engines, model, SESSIONS)
         seconds = max(each)
+        used = {part: cpu_s - cpu[part] for part, cpu_s in _read_cpu(engines).items()}
         if number:
             rows.append(
                 {
@@ -89,6 +95,10 @@ async def measure_throughput(engines: Engines, model: Model, rounds: int) -> lis
                     "many": SESSIONS * TOKENS / seconds,
                     "slowest": statistics.mean(each) / seconds,
                     "with_opening_s": time.perf_counter() - begun,
+                    **{
+                        f"CPU ms per token, {part}": 1000 * cpu_s / (SESSIONS * (TOKENS + 1))
+                        for part, cpu_s in used.items()
+                    },
                 }
             )
     return rows
@@ -139,6 +149,14 @@ def _read_memory(engines: Engines) -> dict[str, list[int]]:
     return {
         "daemons": [read_rss_bytes(node.child.pid) for node in engines.nodes],
         "workers": [read_rss_bytes(node.worker_pid) for node in engines.nodes],
+    }
+
+
+def _read_cpu(engines: Engines) -> dict[str, float]:
+    return {
+        "daemons": sum(read_cpu_s(node.child.pid) for node in engines.nodes),
+        "workers": sum(read_cpu_s(node.worker_pid) for node in engines.nodes),
+        "client": read_cpu_s(os.getpid()),
     }
 
 
