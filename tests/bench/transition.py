@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 import statistics
 import tempfile
 import time
@@ -20,10 +21,13 @@ from typing import Final
 
 import numpy as np
 
+from splitup import limits
 from splitup.client.outcome import Transition, compute_transitions
 from splitup.client.session import Session
 from splitup.crypto.keys import generate_identity, verify_raw
 from splitup.net.http import SignedClient
+from splitup.net.objects import get_object, put_object
+from splitup.storage.presign import Presigner
 from tests.bench.echo import Measure, run_echo
 from tests.bench.engines import Engines, Model, fetch_trace, run_engines
 from tests.bench.report import Bar, Report, median_ratio, say, summarise_ms
@@ -48,6 +52,7 @@ class Measured:
     exchange_ms: list[float] = field(default_factory=list)
     signature_ms: list[float] = field(default_factory=list)
     digest_ms: list[float] = field(default_factory=list)
+    object_ms: list[float] = field(default_factory=list)  # of tensors too large for a frame
 
     @property
     def all_verified(self) -> list[Transition]:
@@ -56,7 +61,8 @@ class Measured:
     @property
     def floors(self) -> dict[str, float]:
         """Return what else such a tensor costs, in milliseconds."""
-        return {
+        stored = {"floor, PUT + GET of one object, ms": _median(self.object_ms)}
+        return (stored if self.object_ms else {}) | {
             "floor, bare WebSocket exchange (there and back), ms": _median(self.exchange_ms),
             "floor, Ed25519 sign + verify, ms": _median(self.signature_ms),
             "floor, SHA-256, ms": _median(self.digest_ms),
@@ -117,7 +123,25 @@ async def measure(
             rows.append([t for t in compute_transitions(model.manifest, trace) if not t.is_local])
         found.exchange_ms.append(await exchange(found.nbytes, steps))
         _time_crypto(found, steps)
+        if found.nbytes > limits.INLINE_TENSOR_BYTES:
+            found.object_ms.append(await time_objects(engines, found.nbytes, steps))
     return found
+
+
+async def time_objects(engines: Engines, nbytes: int, count: int) -> float:
+    """Return the median milliseconds of storing an object and reading it back."""
+    place, data, times = engines.place, bytes(nbytes), []
+    presigner = Presigner.open(place.endpoint_url, place.bucket, Path(place.credentials))
+    async with SignedClient() as http:
+        for _ in range(count):
+            key = f"bench/{secrets.token_hex(8)}"
+            put = presigner.presign_put(key, length_bytes=nbytes)
+            get = presigner.presign_get(key, length_bytes=nbytes)
+            begun = time.perf_counter()
+            await put_object(http.session, put, data)
+            await get_object(http.session, get, max_bytes=nbytes)
+            times.append(time.perf_counter() - begun)
+    return statistics.median(times) * 1000
 
 
 async def run_steps(
