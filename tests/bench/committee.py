@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any, Final
 
 from splitup.protocol.selection import compute_plan
 from splitup.wire import Request
-from tests.bench.report import ROOT, Bar, Report, say
+from tests.bench.programs import run_python
+from tests.bench.report import Bar, Report, say
 from tests.builders import make_chain_manifest, make_snapshot
 
 TASKS: Final = 1_000
@@ -21,10 +20,10 @@ HELD: Final = (1, 3, 10)  # tasks that each node holds
 PLANS: Final = 5
 
 
-def run(quick: bool) -> Report:
+async def run(quick: bool) -> Report:
     """Measure all three."""
-    certificate = _run_committee("certificate")
-    beats = _run_committee("heartbeats")
+    certificate = await _run_committee("certificate")
+    beats = await _run_committee("heartbeats")
     plans = {held: time_plans(held, 2 if quick else PLANS) for held in HELD}
     slowest = max(statistics.median(times[1:]) for times in plans.values())
     bars = [
@@ -59,11 +58,9 @@ def run(quick: bool) -> Report:
     return Report(bars, {"certificate": certificate, "heartbeats": beats})
 
 
-def _run_committee(mode: str) -> dict[str, Any]:
+async def _run_committee(mode: str) -> dict[str, Any]:
     say(mode)
-    command = [sys.executable, "-m", "tests.oracle.bench_committee", mode]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    value: dict[str, Any] = json.loads(done.stdout)
+    value: dict[str, Any] = json.loads(await run_python("-m", "tests.oracle.bench_committee", mode))
     return value
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 import tomllib
@@ -25,6 +24,7 @@ from splitup.net.http import SignedClient
 from splitup.net.objects import put_object
 from splitup.storage.presign import Presigner
 from tests.bench.models import LLAMA_15M
+from tests.bench.programs import run_python
 from tests.bench.report import ROOT, Bar, Report, say
 from tests.deploy.llamas import save_llama
 
@@ -71,17 +71,7 @@ class Ran:
 
 async def run_measured(*command: str | Path) -> Ran:
     """Run one of the programs and return its JSON, time and peak memory; raise Unavailable."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _MEASURE, *map(str, command)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        said = json.loads((await process.communicate())[0])
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    said = json.loads(await run_python("-c", _MEASURE, *map(str, command), quiet=True))
     if said["code"]:
         raise Unavailable(
             f"{Path(command[0]).name} ended with {said['code']}: {said['out'][-400:]}"

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any, Final
 
-from tests.bench.report import ROOT, Bar, Report
+from tests.bench.programs import run_python
+from tests.bench.report import Bar, Report
 
 ROUNDS: Final = 3
 DECODE_BAR: Final = 0.6
 PREFILL_BAR: Final = 0.3
 
 
-def run(quick: bool) -> Report:
+async def run(quick: bool) -> Report:
     """Run the kernels' own program; without llama.cpp its bars cannot be measured."""
-    command = [sys.executable, "-m", "splitup_deploy.kernelbench", str(1 if quick else ROUNDS)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    rounds = str(1 if quick else ROUNDS)
+    found: dict[str, Any] = json.loads(await run_python("-m", "splitup_deploy.kernelbench", rounds))
     bars = []
     for row in found["results"]:
         where = f"{row['weights']}, {row['threads']} threads"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from splitup.errors import Unavailable
 from splitup.net.http import SignedClient
 from splitup.wire import Completion, Pledge, TaskCommitment
 from tests.bench.engines import Engines, Model, run_engines
 from tests.bench.models import CHUNK, NODES, cut_example, place_tasks, spread_tasks
+from tests.bench.programs import run_python
 from tests.bench.report import ROOT, Bar, Report, read_cpu_s, say
 from tests.bench.split import generate
 
@@ -66,20 +65,8 @@ async def run(quick: bool) -> Report:
 async def measure_gas(executions: int) -> int:
     """Return the gas of the dearest of some executions of ten tasks on a running network."""
     say("gas")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.oracle.bench_gas", "10", "10", str(executions)),
-        stdout=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-    )
-    try:
-        output = (await process.communicate())[0].decode()
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
+    output = await run_python("-m", "tests.oracle.bench_gas", "10", "10", str(executions))
     found = re.findall(r"executors: ([\d,]+) gas", output)
-    if process.returncode or not found:
-        raise Unavailable(f"the gas could not be measured: {output[-400:]}")
     return max(int(gas.replace(",", "")) for gas in found)
 
 
