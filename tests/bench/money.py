@@ -28,7 +28,7 @@ async def run(quick: bool) -> Report:
     gas = await measure_gas(1 if quick else 3)
     share, figures = await measure_recomputing(1 if quick else SESSIONS)
     snapshots = {
-        name: int(value)
+        f"{file.stem}: {name}": int(value)
         for file in sorted((ROOT / "contracts/snapshots").glob("*.json"))
         for name, value in json.loads(file.read_text()).items()
     }
@@ -37,21 +37,21 @@ async def run(quick: bool) -> Report:
         Bar("gas of an execution of 10 tasks, greatest of some", gas, "gas", at_most=600_000),
         Bar(
             "… each further task (contract tests)",
-            snapshots["own request, one more task"],
+            snapshots["Execution: own request, one more task"],
             "gas",
             at_most=8_000,
         ),
         Bar(
             "plan with verified randomness (contract tests)",
-            snapshots["1 submitCompletePlan"],
+            snapshots["Own 10 tasks: 1 submitCompletePlan"],
             "gas",
             at_most=250_000,
-            beside={"of which verifying the randomness": snapshots["verifyRandomness"]},
+            beside={"of which verifying the randomness": snapshots["Committee: verifyRandomness"]},
             note="stakes of ten executors are locked in it: a plan without is smaller",
         ),
         Bar(
             "snapshot (contract tests)",
-            max(snapshots[name] for name in ("submitSnapshot", "submitSnapshot, the first")),
+            max(snapshots[f"Committee: {name}"] for name in ("submitSnapshot", "submitSnapshot, the first")),
             "gas",
             at_most=80_000,
         ),
