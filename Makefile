@@ -24,8 +24,8 @@ lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy
 
-bench: $(READY)  ## transitions and whole executions, with and without distribution
-	$(BIN)/python -m splitup.bench
+bench: $(READY)  ## every bar, measured; one object on stdout
+	$(BIN)/python -m tests.bench
 
 contracts: $(READY)  ## compile the contracts into the package again
 	$(BIN)/python contracts/compile.py

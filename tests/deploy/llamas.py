@@ -28,7 +28,9 @@ TINY: dict[str, Any] = {
 }
 
 
-def make_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+def make_weights(
+    config: dict[str, Any], seed: int = 0, scale: float = 0.3
+) -> dict[str, np.ndarray]:
     """Return random float32 weights under their Hugging Face names."""
     random = np.random.default_rng(seed)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
@@ -37,7 +39,7 @@ def make_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]
     size = config.get("head_dim", hidden // heads)
 
     def draw(*shape: int) -> np.ndarray:
-        return random.normal(0, 0.3, shape).astype(np.float32)
+        return random.normal(0, scale, shape).astype(np.float32)
 
     weights = {
         "model.embed_tokens.weight": draw(config["vocab_size"], hidden),
@@ -59,11 +61,15 @@ def make_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]
 
 
 def save_llama(
-    directory: Path, config: dict[str, Any] | None = None, *, shards: int = 1
+    directory: Path,
+    config: dict[str, Any] | None = None,
+    *,
+    shards: int = 1,
+    scale: float = 0.3,
 ) -> dict[str, np.ndarray]:
     """Write a model directory and return its weights."""
     config = {**TINY, **(config or {})}
-    weights = make_weights(config)
+    weights = make_weights(config, scale=scale)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer.json").write_text('{"version":"1.0"}')

@@ -1,0 +1,91 @@
+"""What the benchmarks compute from what they measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from splitup.client.outcome import Transition
+from tests.bench.money import BYTES_BAR, measure_bytes
+from tests.bench.report import (
+    Bar,
+    Report,
+    describe_bars,
+    fit_line,
+    median_ratio,
+    spread,
+    summarise_ms,
+)
+from tests.bench.slowlink import CODE, DECODERS, PROSE, make_report
+from tests.bench.transition import Measured
+
+
+def test_a_bar_is_met_up_to_its_bound() -> None:
+    assert Bar("b", 1.0, "ms", at_most=1.0).is_met
+    assert not Bar("b", 1.01, "ms", at_most=1.0).is_met
+    assert Bar("b", 1.5, "×", at_least=1.5).is_met
+    assert not Bar("b", 1.49, "×", at_least=1.5).is_met
+    assert not Bar("b", None, "×", at_least=1.5).is_met
+
+
+def test_a_missed_bar_says_so_with_what_stands_beside_it() -> None:
+    bars = [
+        Bar("transition", 2.5, "ms", at_most=1.0, beside={"floor": 0.07}),
+        Bar("peer", None, "×", at_least=0.6, note="set $LLAMA_PYTHON"),
+    ]
+    text = describe_bars(Report(bars).to_dict()["bars"])
+    assert "MISSED  transition: 2.5 ms (bar ≤ 1)\n          floor: 0.07" in text
+    assert "MISSED  peer: not measured × (bar ≥ 0.6)\n          set $LLAMA_PYTHON" in text
+
+
+def test_a_line_through_points() -> None:
+    assert fit_line([20, 80], [25, 85]) == pytest.approx((5, 1))
+    assert fit_line([0, 1, 2], [0, 2, 1]) == pytest.approx((0.5, 0.5))
+    with pytest.raises(ValueError, match="two different places"):
+        fit_line([1, 1], [2, 3])
+
+
+def test_ratios_are_taken_within_rounds() -> None:
+    assert median_ratio([1, 20, 3], [2, 40, 4]) == 0.5
+    assert spread([3.0, 1.0, 2.0004]) == {"median": 2.0, "min": 1.0, "max": 3.0}
+
+
+def make_transitions(times_ns: list[int]) -> list[Transition]:
+    return [Transition(0, 1, step, False, ns) for step, ns in enumerate(times_ns)]
+
+
+def test_transitions_are_summed_up_in_milliseconds() -> None:
+    times = [(n + 1) * 1_000_000 for n in range(100)]
+    assert summarise_ms(make_transitions(times)) == {"p50": 50.0, "p99": 99.0, "count": 100}
+
+
+def test_what_verification_adds_is_a_median_of_rounds() -> None:
+    found = Measured(8)
+    found.plain = [make_transitions([n]) for n in (100, 1_000, 200)]  # a busy round in the middle
+    found.verified = [make_transitions([n]) for n in (101, 1_100, 202)]
+    assert found.compute_change_percent() == 1.0
+
+
+def test_a_model_of_round_trips_is_fitted_at_two_and_tested_at_two() -> None:
+    rows = [
+        {
+            "round_trip_ms": round_trip_ms,
+            "code": prompt in CODE,
+            "prompt": prompt,
+            "decoder": decoder,
+            "seconds": steps * (5 + round_trip_ms + (12 if round_trip_ms == 120 else 0)) / 1000,
+            "steps": steps,
+            "tokens": list(range(64)),
+        }
+        for round_trip_ms in (20, 40, 80, 120)
+        for prompt in (*CODE, *PROSE)
+        for decoder, steps in zip(DECODERS, (64, 32), strict=True)
+    ]
+    gain, error = make_report(rows).bars
+    assert gain.measured == 2.0 and gain.beside["tokens equal"]
+    assert error.measured == pytest.approx(100 * 12 / 137, abs=0.1)
+    assert error.beside["ms per step"] == "5.0 + 1.000 × round trip"
+
+
+def test_commitments_are_measured_on_the_messages_themselves() -> None:
+    pledge, revealed = measure_bytes()
+    assert 32 < pledge < 2 * BYTES_BAR and revealed > 32
