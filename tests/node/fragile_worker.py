@@ -14,6 +14,7 @@ CRASH, HANG, RAISE, CORRUPT = -1.0, -2.0, -3.0, -4.0
 
 
 class FragileWorker(Worker):
+    runs_together = False  # it breaks single runs
     _corrupts = False
 
     def compute(
