@@ -1,0 +1,121 @@
+"""Steps that run together give the bytes that they give alone, and what may be shared is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from splitup import limits
+from splitup.errors import InvalidInput
+from splitup.graph.devices import select_device
+from splitup.graph.ir import Graph
+from splitup.graph.runtime import TaskProgram
+from splitup.graph.schedule import compile_graph
+from tests.graph.graphs import Builder, make_running_sum
+
+MOST = 8
+pytestmark = pytest.mark.skipif(
+    select_device().renderer != "X86", reason="other devices run one step at a time"
+)
+
+
+def find_shared(build: Callable[[Builder, int], int]) -> list[bool]:
+    """Return which kernels of y = f(x), x float32 [T, 4], are shared."""
+    b = Builder()
+    graph = b.graph({"y": b.store("float32", build(b, b.rows("x", "float32", "T", MOST, 4)))})
+    return [launch.is_shared for launch in compile_graph(graph, "CPU").launches]
+
+
+def scale(b: Builder, x: int) -> int:
+    return b.add("MUL", "float32", x, b.weight("w", np.arange(4, dtype=np.float32)))
+
+
+def add_row_numbers(b: Builder, x: int) -> int:
+    numbers = b.add("CAST", "float32", b.add("IOTA", "int32", arg=MOST))
+    numbers = b.add("SHRINK", "float32", numbers, arg=((0, "T"),))
+    return b.add("ADD", "float32", x, b.add("RESHAPE", "float32", numbers, arg=("T", 1)))
+
+
+def add_first_row(b: Builder, x: int) -> int:
+    first = b.add("SHRINK", "float32", x, arg=((0, 1), (0, 4)))
+    return b.add("ADD", "float32", x, first)
+
+
+def add_column_sums(b: Builder, x: int) -> int:
+    return b.add("ADD", "float32", x, b.add("REDUCE", "float32", x, arg=("ADD", 1)))
+
+
+def add_a_weight_per_row(b: Builder, x: int) -> int:
+    table = b.weight("w", np.ones((MOST, 4), np.float32))
+    return b.add("ADD", "float32", x, b.add("SHRINK", "float32", table, arg=((0, "T"), (0, 4))))
+
+
+def add_rows_backwards(b: Builder, x: int) -> int:
+    numbers = b.add("IOTA", "int32", arg=MOST)
+    numbers = b.add("SHRINK", "int32", numbers, arg=((0, "T"),))
+    minus = b.add("MUL", "int32", numbers, b.const("int32", "-1"))
+    index = b.add("ADD", "int32", minus, b.const("int32", "3"))
+    return b.add("ADD", "float32", x, b.add("LOOKUP", "float32", x, index))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [add_row_numbers, add_first_row, add_column_sums, add_a_weight_per_row, add_rows_backwards],
+)
+def test_what_knows_of_other_rows_or_their_numbers_is_not_shared(
+    build: Callable[[Builder, int], int],
+) -> None:
+    assert find_shared(scale) == [True]
+    assert find_shared(build)[-1] is False
+
+
+def load(graph: Graph) -> TaskProgram:
+    return TaskProgram.from_graph(graph, lambda name: memoryview(b""))
+
+
+def draw(rows: int, seed: int) -> list[bytes]:
+    return [np.random.default_rng(seed).random((rows, 4), np.float32).tobytes()]
+
+
+def test_states_of_a_batch_are_their_own_in_any_order_and_between_single_steps() -> None:
+    program = load(make_running_sum(MOST))
+    assert program.width > 4
+    count = 4
+    alone, together = ([program.new_state() for _ in range(count)] for _ in range(2))
+    order = np.random.default_rng(0)
+    for step in range(8):
+        rows = [1] * count if step % 3 == 0 else [3, 1, 2, 1]
+        inputs = [draw(rows[k], 10 * step + k) for k in range(count)]
+        expected = [program.run(alone[k], inputs[k]) for k in range(count)]
+        chosen = [int(k) for k in order.permutation(count)]
+        single = chosen.pop()
+        given = program.run_together([(together[k], inputs[k]) for k in chosen])
+        assert given == [expected[k] for k in chosen]
+        assert program.run(together[single], inputs[single]) == expected[single]
+        digests = [[program.compute_state_digest(s) for s in both] for both in (alone, together)]
+        assert digests[0] == digests[1]
+
+
+def test_a_batch_that_does_not_fit_or_has_a_bad_step_changes_no_state() -> None:
+    program = load(make_running_sum(MOST))
+    states = [program.new_state() for _ in range(3)]
+    before = [program.compute_state_digest(state) for state in states]
+    good = draw(3, 1)
+    for steps, problem in (
+        ([(state, good) for state in states], "cannot run together"),  # nine rows
+        ([(states[0], good), (states[0], good)], "cannot run together"),
+        ([(states[0], good), (states[1], [b"short"])], "5 bytes"),
+    ):
+        with pytest.raises(InvalidInput, match=problem):
+            program.run_together(steps)
+        assert [program.compute_state_digest(state) for state in states] == before
+    assert not program.fits([{"T": 1}] * (limits.BATCH_RUNS + 1))
+
+
+def test_a_task_whose_ports_have_no_rows_runs_alone() -> None:
+    b = Builder()
+    x = b.input("x", "float32", 4)
+    program = load(b.graph({"y": b.store("float32", b.add("MUL", "float32", x, x))}))
+    assert program.width == 1
