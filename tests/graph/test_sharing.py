@@ -10,7 +10,8 @@ import pytest
 from splitup import limits
 from splitup.errors import InvalidInput
 from splitup.graph.devices import select_device
-from splitup.graph.ir import Graph
+from splitup.graph.ir import Graph, encode_float
+from splitup.graph.products import is_supported
 from splitup.graph.runtime import TaskProgram
 from splitup.graph.schedule import compile_graph
 from tests.graph.graphs import Builder, make_running_sum
@@ -96,6 +97,36 @@ def test_states_of_a_batch_are_their_own_in_any_order_and_between_single_steps()
         assert program.run(together[single], inputs[single]) == expected[single]
         digests = [[program.compute_state_digest(s) for s in both] for both in (alone, together)]
         assert digests[0] == digests[1]
+
+
+def make_product_with_state(n: int, k: int) -> Graph:
+    """y = x x times the transpose of s, and s' = s + 1: x float32 [T, k], s float32 [n, k]."""
+    b = Builder()
+    x, s = b.rows("x", "float32", "T", MOST, k), b.state("s", "float32", n, k)
+    x = b.store("float32", b.add("MUL", "float32", x, x))
+    many = b.add("EXPAND", "float32", s, arg=("T",))
+    many = b.add("PERMUTE", "float32", many, arg=(1, 0, 2))
+    product = b.add("MUL", "float32", b.add("EXPAND", "float32", x, arg=(n,)), many)
+    product = b.add("PERMUTE", "float32", product, arg=(2, 1, 0))
+    y = b.store("float32", b.add("REDUCE", "float32", product, arg=("ADD", 1)))
+    one = b.const("float32", encode_float(1.0))
+    return b.graph({"y": y}, [b.store("float32", b.add("ADD", "float32", s, one))])
+
+
+@pytest.mark.skipif(not is_supported(), reason="needs x86-64 with AVX2, FMA and F16C")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_products_with_states_work_on_views_of_rows(threads: int) -> None:
+    n, k = 512, 512
+    graph = make_product_with_state(n, k)
+    launches = compile_graph(graph, "CPU").launches
+    assert ("product", False) in [(launch.kind, launch.is_shared) for launch in launches]
+    program = TaskProgram.from_graph(graph, lambda name: memoryview(b""), threads=threads)
+    alone, together = ([program.new_state() for _ in range(3)] for _ in range(2))
+    random = np.random.default_rng(1)
+    for rows in ((1, 1, 1), (3, 1, 4), (1, 1, 1)):
+        inputs = [[random.random((count, k), np.float32).tobytes()] for count in rows]
+        expected = [program.run(state, data) for state, data in zip(alone, inputs, strict=True)]
+        assert program.run_together(list(zip(together, inputs, strict=True))) == expected
 
 
 def test_a_batch_that_does_not_fit_or_has_a_bad_step_changes_no_state() -> None:
