@@ -24,6 +24,7 @@ from splitup.graph.runtime import State, TaskProgram
 from splitup.tensors import TensorSpec
 from tests.deploy.checkpoints import CASES, save_checkpoint
 from tests.deploy.execution import CutModel
+from tests.deploy.ggufs import save_gguf
 from tests.deploy.llamas import EXAMPLE, compute_logits, load_example, relative_error
 from tests.deploy.moes import QWEN3_MOE, save_moe
 from tests.deploy.steps import feed, run_step, step_inputs
@@ -253,8 +254,8 @@ def test_any_integers_are_safe(program: TaskProgram) -> None:
     assert continue_one_by_one(program, state, tokens, 0) == wanted.tobytes()
 
 
-def test_steps_of_several_sequences_together_equal_each_alone(program: TaskProgram) -> None:
-    """Chunks, trees with kept rows and single rows, in batches of changing company."""
+def check_batches(program: TaskProgram) -> None:
+    """Run chunks, trees with kept rows and single rows in batches of changing company."""
     tokens = draw_tokens(program)
     plans = [
         [make_causal_step(tokens[:4], 0, (3, 0)), make_tree_step(tokens[4:7], [-1, 0, 0], 4)],
@@ -274,3 +275,18 @@ def test_steps_of_several_sequences_together_equal_each_alone(program: TaskProgr
         assert given == wanted
     digests = [[program.compute_state_digest(s) for s in group] for group in states.values()]
     assert digests[0] == digests[1]
+
+
+def test_steps_of_several_sequences_together_equal_each_alone(program: TaskProgram) -> None:
+    check_batches(program)
+
+
+def test_quantised_steps_together_equal_each_alone(tmp_path: Path) -> None:
+    forms = {"": "Q8_0", "attn_v": "Q4_0", "token_embd": "Q4_0", "ffn_down": "F16"}
+    save_gguf(tmp_path / "m.gguf", {"intermediate_size": 64, "num_hidden_layers": 1}, forms=forms)
+    check_batches(load_reference(str(tmp_path / "m.gguf")))
+
+
+def test_qwen3_steps_together_equal_each_alone(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, CASES["qwen3"])
+    check_batches(load_reference(str(tmp_path)))
