@@ -72,7 +72,7 @@ async def measure_gas(executions: int) -> int:
 
 def measure_bytes() -> tuple[int, int]:
     """Return the bytes of a node's pledge, and of what it reveals of one task."""
-    digest, prefixed = "ab" * 32, "0x" + "ab" * 32
+    prefixed = "0x" + "ab" * 32
     node = "0x" + "cd" * 20
     pledge = Pledge(execution_id=prefixed, node=node, steps=32, root=prefixed)
     task = TaskCommitment(

@@ -498,7 +498,7 @@ async def test_a_node_that_nobody_reaches_serves_behind_another_nodes_relay(
         await market.members.wait_for(lambda: hidden.endpoint == endpoint)
         await market.take_snapshot([*nodes, hidden])
         executors = [nodes[0], hidden, nodes[1], hidden]  # from node to node, and to the client
-        certificate = await market.order(executors, steps=5, nonce=8)
+        certificate = await market.order(executors, steps=5, nonce=18)
         assert certificate.plan.node_of(address).endpoint == endpoint
         await market.notify(certificate)
         xs, results = await execute(market, certificate, STEPS)
