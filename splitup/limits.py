@@ -246,6 +246,8 @@ MAX_PARCEL_BYTES: Final = 128 * MIB  # a proposal of 5 observations (n = 7) of 1
 MAX_PARCELS: Final = 4  # offered at once: an observation, a proposal, and those before
 MAX_MANIFESTS: Final = 256  # models known at once to a committee member
 MAX_NODES: Final = 16_384  # registered nodes a member follows, ≈ 2 KB each
+MAX_NODES_DEPTH: Final = 14  # of the tree over so many
+OPENED_ENTRIES: Final = 2  # of a snapshot, in an order to verify: executor and validator
 MAX_DEMAND_TASKS: Final = 4_096  # rows in a heartbeat's reply, ≈ 300 bytes each
 MAX_SETTLEMENT_ROUNDS: Final = 16  # different proposals per proposer; evidence converges in a few
 MAX_PLAN_WAIT_S: Final = 30.0  # longest long-poll for a plan

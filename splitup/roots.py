@@ -25,9 +25,10 @@ from eth_hash.auto import keccak
 from splitup import limits
 from splitup.codec import encode_canonical
 from splitup.crypto import merkle
+from splitup.errors import PeerFault
 
 if TYPE_CHECKING:
-    from splitup.wire import Plan, Request, Snapshot, SnapshotEntry
+    from splitup.wire import OpenedSnapshot, Plan, Request, Snapshot, SnapshotEntry
 
 UNRULED: Final = "?"  # before the name of a class that more than f members cannot recompute in
 _SNAPSHOT: Final = keccak(b"splitup/snapshot/v2")
@@ -36,6 +37,9 @@ _HELD: Final = keccak(b"splitup/snapshot-task/v2")
 _PLAN: Final = keccak(b"splitup/plan/v2")
 _TASK: Final = keccak(b"splitup/plan-task/v2")
 _PAD: Final = bytes(12)  # before an address
+HEADER_WORDS: Final = 11  # of a snapshot, as ``make_snapshot_header`` lays them out
+_ENTRY_COUNT: Final = 7
+_ENTRIES_ROOT: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,18 @@ def compute_classes(entries: Sequence[SnapshotEntry]) -> dict[str, tuple[str, ..
 
 def compute_snapshot_root(snapshot: Snapshot) -> bytes:
     """Return the root of a snapshot, 32 bytes."""
-    return _hash(_SNAPSHOT, *make_snapshot_header(snapshot))
+    return _hash(_SNAPSHOT, *snapshot.once(make_snapshot_header))
+
+
+def check_opened(opened: OpenedSnapshot, root: str) -> None:
+    """Raise PeerFault unless a header and its entries are those of the snapshot with this root."""
+    header = [bytes.fromhex(word[2:]) for word in opened.header]
+    if _hash(_SNAPSHOT, *header).hex() != root[2:]:
+        raise PeerFault(f"a snapshot's header is not that of {root}")
+    count, entries_root = int.from_bytes(header[_ENTRY_COUNT]), header[_ENTRIES_ROOT]
+    for shown in opened.entries:
+        proof = [bytes.fromhex(word[2:]) for word in shown.proof]
+        merkle.check_proof(entries_root, count, shown.row, _hash_entry(shown.entry, {}), proof)
 
 
 def make_entry_leaves(snapshot: Snapshot) -> list[bytes]:
@@ -136,7 +151,7 @@ def make_snapshot_header(snapshot: Snapshot) -> tuple[bytes, ...]:
     )
     return (
         *(number.to_bytes(32) for number in numbers),
-        merkle.compute_root(make_entry_leaves(snapshot)),
+        merkle.compute_root(snapshot.once(make_entry_leaves)),
         merkle.compute_root(make_held_leaves(classes)),
     )
 

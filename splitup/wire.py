@@ -188,6 +188,27 @@ class Snapshot(Message):
         return "0x" + self.once(roots.compute_snapshot_root).hex()
 
 
+class OpenedEntry(Message):
+    """One entry of a snapshot, its place in it, and the proof that it is there."""
+
+    entry: SnapshotEntry
+    row: Annotated[int, Field(ge=0, lt=limits.MAX_NODES)]
+    proof: tuple[Bytes32Field, ...] = Field(max_length=limits.MAX_NODES_DEPTH)
+
+
+class OpenedSnapshot(Message):
+    """A snapshot's header and a few entries, which its root binds (``roots.check_opened``)."""
+
+    header: tuple[Bytes32Field, ...] = Field(
+        min_length=roots.HEADER_WORDS, max_length=roots.HEADER_WORDS
+    )
+    entries: tuple[OpenedEntry, ...] = Field(max_length=limits.OPENED_ENTRIES)
+
+    def find(self, node: str) -> SnapshotEntry | None:
+        """Return the entry of a node, None when it is not shown."""
+        return next((e.entry for e in self.entries if e.entry.node == node), None)
+
+
 # ---- executions and plans ----------------------------------------------------------------------
 
 
@@ -420,11 +441,15 @@ class Draw(Message):
 
 
 class VerificationOrder(Message):
-    """Tells a node that it was drawn to recompute a task; checkable from draw and plan alone."""
+    """Tells a node that it was drawn to recompute a task; checkable from draw and plan alone.
+
+    Of the snapshot it shows the executor and the validator, however many nodes there are; a member
+    that recomputes the task shows the executor only.
+    """
 
     certificate: PlanCertificate
     draw: Draw
-    snapshot: Snapshot
+    snapshot: OpenedSnapshot
     task: TaskField
     steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
 

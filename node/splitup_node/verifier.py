@@ -21,7 +21,7 @@ from splitup.graph.manifest import Manifest
 from splitup.net.cache import Cache
 from splitup.net.logs import LogStore
 from splitup.protocol.certificates import check_draw
-from splitup.protocol.selection import rank_validators
+from splitup.protocol.validators import check_validators
 from splitup.protocol.verification import is_sampled
 from splitup.wire import VerificationCommitment, VerificationOrder, VerificationResult
 from splitup_node.digests import Digests
@@ -176,14 +176,10 @@ def check_order(order: VerificationOrder, manifest: Manifest, sampling_bps: int,
         raise PeerFault(f"{where}: the model has no such task")
     if order.steps > request.steps:
         raise PeerFault(f"{where}: {order.steps} steps are more than were paid for")
-    if order.snapshot.root() != request.snapshot_root:
-        raise PeerFault(f"{where}: the snapshot is not the one on chain")
     if not plan.has_candidates(draw.executors):
         raise PeerFault(f"{where}: the draw does not name a candidate for every task")
     if not is_sampled(draw.seed, order.task, sampling_bps):
         raise PeerFault(f"{where}: the draw does not pick this task")
-    ranking = rank_validators(
-        draw.seed, order.task, plan, order.snapshot, manifest, order.executors
-    )
-    if node not in ranking:
+    task_id, executor = manifest.tasks[order.task].task_id, order.executors[order.task]
+    if node not in check_validators(order.snapshot, plan, executor, task_id):
         raise PeerFault(f"{where}: {node} is not among its validators")

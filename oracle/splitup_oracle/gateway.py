@@ -297,20 +297,17 @@ class Gateway:
         request = order.certificate.plan.request
         committee = await self._chain.fetch_committee(request.execution_id)
         is_member = committee.member_with_key(claims.issuer) is not None
-        known = {entry.signing_key for entry in order.snapshot.entries}
-        if not is_member and claims.issuer not in known:
+        entries = [shown.entry for shown in order.snapshot.entries]
+        nodes = [entry.node for entry in entries if entry.signing_key == claims.issuer]
+        if not is_member and not nodes:
             raise Refused(
-                f"the key {claims.issuer} is not in the snapshot of execution "
-                f"{request.execution_id}",
+                f"the key {claims.issuer} is not that of a node that the order shows",
                 status=403,
             )
         expiry_s = self._compute_expiry_s(request.deadline)
         committee = await self._check_certificate(order.certificate)
         await self._check_open(request.execution_id)
-        entries = order.snapshot.entries
-        await self._check_standing(
-            claims.issuer, [e.node for e in entries if e.signing_key == claims.issuer]
-        )
+        await self._check_standing(claims.issuer, nodes)
         try:
             check_draw(order.draw, committee)
         except PeerFault as error:

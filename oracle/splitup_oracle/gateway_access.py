@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from splitup import limits
-from splitup.errors import Refused
+from splitup.errors import PeerFault, Refused
 from splitup.graph.manifest import (
     ClientTask,
     Manifest,
@@ -26,10 +26,10 @@ from splitup.graph.manifest import (
 from splitup.net.gateway import LogRead, LogRequest, LogWrite, UploadObject, VerificationRequest
 from splitup.protocol.keys import LogName
 from splitup.protocol.routes import get_sources
-from splitup.protocol.selection import rank_validators
 from splitup.protocol.takeovers import Roster
+from splitup.protocol.validators import check_validators
 from splitup.protocol.verification import is_sampled
-from splitup.wire import CLIENT, Plan
+from splitup.wire import CLIENT, Plan, VerificationOrder
 
 _UPLOAD_KEY: Final = re.compile(
     r"(?:models/0x(?P<model>[0-9a-f]{64})/manifest\.json"
@@ -229,19 +229,13 @@ def compute_verification_rights(
     execution = plan.request.execution_id
     if order.draw.execution_id != execution:
         raise _refuse(f"the draw is of execution {order.draw.execution_id}, not of {execution}")
-    if order.snapshot.root() != plan.request.snapshot_root:
-        raise _refuse(f"the snapshot is not the one that execution {execution} was planned with")
     if order.task >= len(manifest.tasks) or order.steps > plan.request.steps:
         raise _refuse(f"execution {execution} has no task {order.task} with {order.steps} steps")
     if not is_sampled(order.draw.seed, order.task, sampling_bps):
         raise _refuse(f"task {order.task} of execution {execution} was not drawn")
     if not plan.has_candidates(order.draw.executors):
         raise _refuse(f"the draw does not name a candidate for every task of {execution}")
-    ranking = rank_validators(
-        order.draw.seed, order.task, plan, order.snapshot, manifest, order.draw.executors
-    )
-    nodes = {entry.node for entry in order.snapshot.entries if entry.signing_key == requester}
-    if not is_member and nodes.isdisjoint(ranking):
+    if not is_member and requester not in _find_validator_keys(order, manifest):
         raise _refuse(
             f"the key {requester} is not a validator of task {order.task} of execution {execution}"
         )
@@ -253,6 +247,16 @@ def compute_verification_rights(
             raise _refuse(f"port {read.port} of task {read.task} is no input of task {order.task}")
     reads = [_read_right(plan, read) for read in request.reads]
     return _unique([*_task_rights(manifest.tasks[order.task]), *reads])
+
+
+def _find_validator_keys(order: VerificationOrder, manifest: Manifest) -> set[str]:
+    task_id, executor = manifest.tasks[order.task].task_id, order.executors[order.task]
+    try:
+        nodes = check_validators(order.snapshot, order.certificate.plan, executor, task_id)
+    except PeerFault as error:
+        raise _refuse(f"it does not show who may verify: {error}") from None
+    entries = (order.snapshot.find(node) for node in nodes)
+    return {entry.signing_key for entry in entries if entry is not None}
 
 
 def _check_plan_fits(plan: Plan, manifest: Manifest) -> None:

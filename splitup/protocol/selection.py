@@ -29,7 +29,7 @@ from splitup.protocol.clocks import (
     derive_draw_key,
 )
 from splitup.roots import Reference, compute_classes, compute_reference, get_operator
-from splitup.wire import Plan, PlanNode, Request, Snapshot, TaskTerms
+from splitup.wire import Plan, PlanNode, Request, Snapshot, SnapshotEntry, TaskTerms
 
 Rows = npt.NDArray[np.int64]  # places of nodes in a snapshot
 _Numbers = npt.NDArray[np.int64]
@@ -186,12 +186,10 @@ def rank_validators(
         if task in (source, target) and other != task and executors[other] in index.place
     }
     terms = plan.terms or compute_terms(manifest, index.reference)
-    own = index.operators[executor]
     judges = [
         row
         for row in index.holders.get(manifest.tasks[task].task_id, ())
-        if index.operators[row] != own
-        and index.entries[row].determinism == index.entries[executor].determinism
+        if may_check(index.entries[row], index.entries[executor])
     ]
     contests = [
         Contest(task, terms[task], np.array(rows, np.int64))
@@ -205,6 +203,14 @@ def rank_validators(
         for row in order:
             first.setdefault(index.operators[row], index.entries[row].node)
     return list(first.values())
+
+
+def may_check(validator: SnapshotEntry, executor: SnapshotEntry) -> bool:
+    """Return whether a node may recompute what another one computed, if it holds the task."""
+    return (
+        get_operator(validator) != get_operator(executor)
+        and validator.determinism == executor.determinism
+    )
 
 
 # ---- many clocks at once -----------------------------------------------------------------------

@@ -8,6 +8,8 @@ mismatch what the member got when it recomputed the task itself.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from splitup import limits
 from splitup.graph.manifest import Manifest
 from splitup.protocol.attestations import sign_attestation
@@ -17,6 +19,7 @@ from splitup.protocol.events import Command, Gossip, Log, PushVerification, Reco
 from splitup.protocol.messages import Attested
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.shared import Seat
+from splitup.protocol.validators import open_snapshot
 from splitup.protocol.verification import (
     Economics,
     Outcome,
@@ -37,6 +40,26 @@ from splitup.wire import (
     TaskCommitment,
     VerificationOrder,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Orders:
+    """What the orders of one execution are made of, when one is needed: proofs cost hashing."""
+
+    certificate: PlanCertificate
+    draw: Draw
+    snapshot: Snapshot
+
+    def make(self, check: Check, *validators: str) -> VerificationOrder:
+        """Return the order of a drawn task; without a validator it is for a member."""
+        executors = self.draw.executors or self.certificate.plan.executors()
+        return VerificationOrder(
+            certificate=self.certificate,
+            draw=self.draw,
+            snapshot=open_snapshot(self.snapshot, (executors[check.task], *validators)),
+            task=check.task,
+            steps=check.steps,
+        )
 
 
 class Trials:
@@ -66,19 +89,14 @@ class Trials:
             for task, check in checks.items():
                 check.advance(case.attestations, case.find_commitment(task), case.due_at, now)
             commands += self._attest(case, checks, now)
+        orders = _Orders(certificate, draw, snapshot)
         for task, check in checks.items():
-            order = VerificationOrder(
-                certificate=certificate,
-                draw=draw,
-                snapshot=snapshot,
-                task=task,
-                steps=check.steps,
-            )
-            commands += self._judge(case, check, order, manifest, now)
+            commands += self._judge(case, check, orders, manifest, now)
             if task not in case.verdicts:
                 entries = {entry.node: entry for entry in snapshot.entries}
                 for validator in check.find_orders(case.attestations, now, case.place):
                     entry = entries[validator]
+                    order = orders.make(check, validator)
                     commands.append(PushVerification(entry.node, entry.endpoint, order))
         return commands
 
@@ -155,7 +173,7 @@ class Trials:
     # ---- what follows -----------------------------------------------------------------------
 
     def _judge(
-        self, case: Case, check: Check, order: VerificationOrder, manifest: Manifest, now: float
+        self, case: Case, check: Check, orders: _Orders, manifest: Manifest, now: float
     ) -> list[Command]:
         """Set the verdict on one task, if there is one; late answers may still change it."""
         executor = case.get_executors()[check.task]
@@ -175,7 +193,7 @@ class Trials:
             ruling = None
             is_judged = check.validators or manifest.tasks[check.task].crosses_classes
             if is_disputed(commitment, usable) or (is_judged and not usable):
-                commands += self._ask_for_ruling(case, check, order, commitment, now)
+                commands += self._ask_for_ruling(case, check, orders, commitment, now)
                 ruling = case.attestations.find_ruling(check.task)
                 if ruling is None and not self._is_undecidable(case, check, now):
                     return commands
@@ -190,7 +208,7 @@ class Trials:
         return commands
 
     def _ask_for_ruling(
-        self, case: Case, check: Check, order: VerificationOrder, claim: TaskCommitment, now: float
+        self, case: Case, check: Check, orders: _Orders, claim: TaskCommitment, now: float
     ) -> list[Command]:
         """Recompute the task here; again after a while when its inputs were not in the store.
 
@@ -207,11 +225,14 @@ class Trials:
             check.disputed_at = now
         check.is_recomputing = True
         check.recompute_at = now + limits.RULING_RETRY_S
-        classes = {entry.node: entry.determinism for entry in order.snapshot.entries}
-        executor, execution_id = case.get_executors()[check.task], case.request.execution_id
+        order = orders.make(check)
+        entry = order.snapshot.find(order.executors[check.task])
+        determinism = entry.determinism.removeprefix(UNRULED) if entry else ""
         return [
-            Log(f"task {check.task} of {execution_id} is disputed: recomputing it here"),
-            RecomputeTask(order, classes.get(executor, "").removeprefix(UNRULED), claim),
+            Log(
+                f"task {check.task} of {case.request.execution_id} is disputed: recomputing it here"
+            ),
+            RecomputeTask(order, determinism, claim),
         ]
 
     def _is_undecidable(self, case: Case, check: Check, now: float) -> bool:

@@ -30,6 +30,7 @@ from splitup.net.logs import LogWriter, open_logs
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.takeovers import Roster
+from splitup.protocol.validators import open_snapshot
 from splitup.protocol.verification import check_completion, is_sampled
 from splitup.wire import CLIENT, Completion, PlanCertificate, VerificationOrder, VerificationResult
 from tests.builders import HANG_S
@@ -148,10 +149,11 @@ async def verify(
         if is_sampled(draw.seed, task, 800):
             break
         nonce += 1
-    order = VerificationOrder(
-        certificate=certificate, draw=draw, snapshot=market.snapshot, task=task, steps=steps
-    )
     first = rank_validators(draw.seed, task, plan, market.snapshot, market.manifest)[0]
+    shown = open_snapshot(market.snapshot, (plan.executors()[task], first))
+    order = VerificationOrder(
+        certificate=certificate, draw=draw, snapshot=shown, task=task, steps=steps
+    )
     endpoint = next(node.endpoint for node in nodes if node.identity.address == first)
     async with SignedClient() as http:
         await http.post_json(f"{endpoint}/v1/verify", order)
@@ -477,8 +479,9 @@ async def test_orders_that_the_draw_does_not_back_are_refused(
     nonce = 0
     while is_sampled((draw := market.network.committee.draw(certificate.plan, nonce)).seed, 1, 800):
         nonce += 1
+    shown = open_snapshot(market.snapshot, [nodes[n].identity.address for n in (0, 1)])
     order = VerificationOrder(
-        certificate=certificate, draw=draw, snapshot=market.snapshot, task=1, steps=STEPS
+        certificate=certificate, draw=draw, snapshot=shown, task=1, steps=STEPS
     )
     async with SignedClient() as http:
         with pytest.raises(Refused, match="does not pick this task"):

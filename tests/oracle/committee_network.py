@@ -25,7 +25,7 @@ from splitup.chain.deployment import Deployment, MarketParameters, deploy
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.crypto.quorum import compute_execution_id
-from splitup.errors import PeerFault, Unavailable
+from splitup.errors import PeerFault, Refused, Unavailable
 from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
 from splitup.protocol.certificates import check_draw
 from splitup.wire import (
@@ -39,7 +39,7 @@ from splitup.wire import (
     VerificationOrder,
     VerificationResult,
 )
-from tests.builders import make_chain_manifest
+from tests.builders import HANG_S, make_chain_manifest
 from tests.oracle.exchange import Exchange
 
 MNEMONIC = "test test test test test test test test test test test junk"
@@ -317,22 +317,27 @@ class Network:
         return str(receipt.events[-1].args["executionId"]), seen
 
     async def fetch_plan(self, execution_id: str) -> PlanCertificate:
-        """Ask all members; the first valid certificate wins."""
+        """Ask all members, again while they have none; the first valid certificate wins."""
 
         async def ask(endpoint: str) -> PlanCertificate:
             url = f"{endpoint}/v1/plan/{execution_id}?wait_s=20"
-            return PlanCertificate.from_value(await self.http.get_json(url, timeout_s=25))
+            while True:
+                try:
+                    return PlanCertificate.from_value(await self.http.get_json(url, timeout_s=25))
+                except Unavailable:
+                    await asyncio.sleep(0.3)
+                except Refused as refusal:
+                    if refusal.status != 404:
+                        raise
 
         asking = {asyncio.ensure_future(ask(endpoint)) for endpoint in self.endpoints}
         try:
-            for answer in asyncio.as_completed(asking):
-                with contextlib.suppress(Unavailable):
-                    return await answer
+            async with asyncio.timeout(8 * HANG_S):
+                return await next(asyncio.as_completed(asking))
         finally:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
-        raise AssertionError("no member has a plan")
 
     async def find_settlement(self, execution_id: str) -> list[Any]:
         events = await self.client.fetch_events("market")

@@ -34,6 +34,7 @@ from splitup.net.objects import get_object
 from splitup.protocol.keys import LogName
 from splitup.protocol.selection import rank_validators
 from splitup.protocol.takeovers import Roster
+from splitup.protocol.validators import open_snapshot
 from splitup.protocol.verification import get_sampled_tasks
 from splitup.wire import CLIENT, Grants, PlanCertificate, VerificationOrder
 from tests.builders import make_chain_manifest
@@ -329,10 +330,11 @@ async def make_order(network: Network, manifest: Manifest) -> tuple[Verification
         sampled = [t for t in get_sampled_tasks(draw, TASKS, 800) if t in (1, 2)]
         if sampled:
             break
+    ranking = rank_validators(draw.seed, sampled[0], certificate.plan, snapshot, manifest)
+    shown = open_snapshot(snapshot, (certificate.plan.executors()[sampled[0]], ranking[0]))
     order = VerificationOrder(
-        certificate=certificate, draw=draw, snapshot=snapshot, task=sampled[0], steps=STEPS
+        certificate=certificate, draw=draw, snapshot=shown, task=sampled[0], steps=STEPS
     )
-    ranking = rank_validators(draw.seed, order.task, certificate.plan, snapshot, manifest)
     return order, ranking
 
 
@@ -371,10 +373,12 @@ async def test_wrong_validators_and_forged_draws_are_refused(
     other = next(
         task for task in range(TASKS) if task not in get_sampled_tasks(order.draw, TASKS, 800)
     )
+    snapshot = network.make_snapshot(manifest)
+    later = snapshot.model_copy(update={"epoch": 2})
     stolen = (await make_order(network, manifest))[0].draw
     cases = [
         (executor, order, "not a validator of task"),
-        (network.client, order, "not in the snapshot"),
+        (network.client, order, "not that of a node that the order shows"),
         (validator, order.model_copy(update={"task": other}), "was not drawn"),
         (validator, order.model_copy(update={"draw": stolen}), "draw is of execution"),
         (
@@ -386,8 +390,15 @@ async def test_wrong_validators_and_forged_draws_are_refused(
         ),
         (
             validator,
-            order.model_copy(update={"snapshot": order.snapshot.model_copy(update={"epoch": 2})}),
-            "snapshot is not the one",
+            order.model_copy(
+                update={"snapshot": open_snapshot(later, (executor.address, ranking[0]))}
+            ),
+            "header is not that of",
+        ),
+        (
+            validator,
+            order.model_copy(update={"snapshot": open_snapshot(snapshot, ranking[:1])}),
+            "the executor .* is not shown",
         ),
     ]
     for who, bad, reason in cases:

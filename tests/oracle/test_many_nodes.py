@@ -135,6 +135,7 @@ async def start(
         board,  # type: ignore[arg-type]
         stack.enter_context(Journal.open(directory)),
         http,
+        http,
         None,  # type: ignore[arg-type]  # nobody asks for a manifest
         data_dir=directory,
         grace_s=GRACE_S,

@@ -36,7 +36,7 @@ async def finish(network: Network, execution_id: str) -> None:
     """Wait for plan and settlement, and check the certificate."""
     certificate = await network.fetch_plan(execution_id)
     await Committees(network.client).check_certificate(certificate)
-    events = await network.wait_until(lambda: network.find_settlement(execution_id), 60)
+    events = await network.wait_until(lambda: network.find_settlement(execution_id), 8 * HANG_S)
     names = [event.name for event in events]
     assert names.count("PlanAccepted") == names.count("Settled") == 1
 
@@ -82,7 +82,6 @@ async def test_f06_f07_members_killed_and_stopped_at_any_moment(network: Network
     assert "Traceback" not in network.read_logs()
 
 
-@pytest.mark.skip(reason="not yet proved on a machine under load; it passes on a quiet one")
 async def test_f08_a_member_that_is_cut_off_catches_up(network: Network) -> None:
     execution_id, _ = await network.request()  # under way when the member goes
     network.cut_member(2)

@@ -22,6 +22,7 @@ from splitup.net.logs import LogWriter, open_logs
 from splitup.protocol.events import RecomputeTask
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.takeovers import Roster
+from splitup.protocol.validators import open_snapshot
 from splitup.protocol.verification import get_sampled_tasks
 from splitup.wire import EMPTY_DIGEST, PlanCertificate, Ruling, TaskCommitment, VerificationOrder
 from tests.node.network import make_manifest
@@ -65,8 +66,9 @@ class Court:
         certificate = network.committee.certify(request, snapshot, manifest, restrict=chosen)
         draws = (network.committee.draw(certificate.plan, nonce) for nonce in range(1000))
         draw = next(d for d in draws if TASK in get_sampled_tasks(d, 3, 800))
+        shown = open_snapshot(snapshot, [chosen[TASK]])
         return VerificationOrder(
-            certificate=certificate, draw=draw, snapshot=snapshot, task=TASK, steps=STEPS
+            certificate=certificate, draw=draw, snapshot=shown, task=TASK, steps=STEPS
         )
 
     async def write(self, certificate: PlanCertificate, task: int, tensors: np.ndarray) -> None:
