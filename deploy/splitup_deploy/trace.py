@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tinygrad.helpers import Context
 from tinygrad.tensor import Tensor
-from tinygrad.uop.ops import UOp
+from tinygrad.uop.ops import Ops, UOp
 
 from splitup.graph.bridge import (
     Placeholder,
@@ -140,7 +140,11 @@ class Tracer:
 
         Equal values that are marked twice are written twice.
         """
-        result = Tensor(tensor.contiguous().uop.replace(tag=len(self._labels)))
+        uop = tensor.contiguous().uop
+        known = self._placeholders.get(uop.base)
+        if known is not None and known.op == "LOOKUP":  # tinygrad holds it for a buffer of its own
+            uop = uop.alu(Ops.CONTIGUOUS)
+        result = Tensor(uop.replace(tag=len(self._labels)))
         self._labels[result.uop] = label
         return result
 

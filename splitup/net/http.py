@@ -85,6 +85,7 @@ async def serve_app(app: web.Application, host: str, port: int) -> Server:
         handle_signals=False,
         shutdown_timeout=limits.HTTP_SHUTDOWN_S,
         keepalive_timeout=limits.HTTP_IDLE_S,  # counts from the connection's start
+        auto_decompress=False,  # a small body must not become a large one past the gate of these
     )
     await runner.setup()
     try:

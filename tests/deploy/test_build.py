@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load
+from safetensors.numpy import load, save_file
 from splitup_deploy.build import build, parse_size
 from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.weights import watch_hashing
@@ -17,7 +18,7 @@ from splitup_deploy.weights import watch_hashing
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import load_manifest
 from splitup.graph.rules import load_graph
-from tests.deploy.llamas import EXAMPLE, load_example
+from tests.deploy.llamas import EXAMPLE, load_example, save_llama
 
 TARGET = parse_size("1.3MB")
 CHUNK = Sizes(chunk=8)
@@ -39,9 +40,10 @@ print(compiled.model_id, *(blob.digest for blob in compiled.blobs))
         {"PYTHONHASHSEED": "2", "DEV": "CUDA", "DEFAULT_FLOAT": "float16", "LC_ALL": "C"},
     ],
 )
-def test_the_same_bytes_in_every_process(environment: dict[str, str]) -> None:
+def test_the_same_bytes_in_every_process(environment: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(EXAMPLE), str(TARGET)],
+        cwd=tmp_path,
         env={**os.environ, "PATH": "/nonexistent", **environment},
         capture_output=True,
         text=True,
@@ -50,6 +52,31 @@ def test_the_same_bytes_in_every_process(environment: dict[str, str]) -> None:
     assert done.returncode == 0, done.stderr
     compiled = build(str(EXAMPLE), TARGET, sizes=CHUNK)
     assert done.stdout.split() == [compiled.model_id, *(blob.digest for blob in compiled.blobs)]
+
+
+def test_the_same_ids_wherever_the_same_tensors_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one file or several, in another order of tensors or shards, from another directory."""
+    weights = save_llama(tmp_path / "one")
+    given = [build(str(tmp_path / "one"), 30_000)]
+    names = sorted(weights)
+    for count, order in ((1, reversed(names)), (3, names), (5, sorted(names, key=len))):
+        directory = tmp_path / f"{count} shards"
+        save_llama(directory)
+        (directory / "model.safetensors").unlink()
+        table = {name: f"{number % count}.safetensors" for number, name in enumerate(order)}
+        for file in set(table.values()):
+            save_file({n: weights[n] for n in table if table[n] == file}, directory / file)
+        index = directory / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": table}))
+        monkeypatch.chdir(directory)
+        given.append(build(".", 30_000))
+    monkeypatch.chdir(tmp_path)
+    given.append(build("one", 30_000))
+    assert len(given[0].manifest.tasks) > 2
+    ids = [(compiled.model_id, *(blob.digest for blob in compiled.blobs)) for compiled in given]
+    assert ids == ids[:1] * len(ids)
 
 
 def test_objects_are_what_the_manifest_says() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from splitup_deploy.frontends.huggingface import load_huggingface
 from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.frontends.rope import compute_rope_table, make_rope
 from splitup_deploy.reference import load_reference
@@ -43,6 +44,21 @@ def test_several_rows_in_one_step_give_the_same(tmp_path: Path) -> None:
     assert relative_error(feed(program, TOKENS, rows=4), wanted) <= 1e-4
     with pytest.raises(InvalidModel, match="--chunk 1 to 16"):
         load_reference(str(tmp_path), Sizes(chunk=17))
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_the_head_multiplies_rows_in_memory(chunk: int, tmp_path: Path) -> None:
+    """Looking them up on the way would keep the largest product from its kernel."""
+    save_llama(tmp_path)
+    graph = load_huggingface(str(tmp_path), Sizes(chunk=chunk)).traced.graph
+    (output,) = graph.outputs
+    found, pending = [], list(graph.nodes[output.node].srcs)
+    while pending:
+        node = graph.nodes[pending.pop()]
+        found.append(node.op)
+        pending.extend(() if node.op == "CONTIGUOUS" else node.srcs)
+    assert "CONTIGUOUS" in found
+    assert "LOOKUP" not in found
 
 
 def test_shards_give_the_same_model(tmp_path: Path) -> None:

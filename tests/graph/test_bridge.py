@@ -144,7 +144,7 @@ def test_sources_and_conversions() -> None:
     np.testing.assert_array_equal(results["big"], np.arange(5) - 2**62)
 
 
-def test_a_lookup_outside_its_table_gives_zero() -> None:
+def test_a03_a_lookup_outside_its_table_gives_zero() -> None:
     """The one-hot sum, which tinygrad turns into a load, is guarded for every index."""
     table = np.arange(12, dtype=np.float32).reshape(4, 3) + 1
     b = Builder()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import zlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -142,6 +143,19 @@ async def test_a09_a_body_over_the_limit_is_refused(server: Server, client: Sign
     with pytest.raises(Refused) as refused:
         await client.post_json(f"{server.url}/parse", {"x": "y" * BODY_LIMIT})
     assert refused.value.status == 413
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a07_a_compressed_body_is_not_unpacked(
+    server: Server, client: SignedClient, encoding: str
+) -> None:
+    pack = gzip.compress if encoding == "gzip" else zlib.compress
+    for body in (b"{}", b"{}" + b" " * (BODY_LIMIT - 2)):
+        async with client.session.post(
+            f"{server.url}/parse", data=pack(body), headers={"Content-Encoding": encoding}
+        ) as response:
+            assert response.status == 400
+            assert "not JSON" in (await response.json())["error"]
 
 
 async def send_head(server: Server, head: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
