@@ -248,7 +248,10 @@ def _arrange_lookup(
     digits: list[Digit],
     summed: list[Digit],
 ) -> Product:
-    """Give each loop its role: n or k looks up, rows have numbers of their own, t is of a only."""
+    """Give each loop its role: n or k looks up, rows have numbers of their own, t is of a only.
+
+    Small ones count too: in tinygrad's kernel every single multiplication looks its row up.
+    """
     out_slot, out = target
     if a.kind != "float32":
         raise Unfit
@@ -262,7 +265,7 @@ def _arrange_lookup(
         may_be_n = [axis for axis in axes if axis.b == axis.out == 1 and axis.size % LANES == 0]
         may_be_n = [axis for axis in may_be_n if not axis.a and not axis.number]
     may_be_n = [axis for axis in may_be_n if not axis.symbol]
-    if not fits or not may_be_n or may_be_n[0].size * k.size < MIN_WORK:
+    if not fits or not may_be_n:
         raise Unfit
     n = max(may_be_n, key=lambda axis: axis.size)
     rest = [axis for axis in axes if axis is not n]
