@@ -21,13 +21,13 @@ import struct
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, Final
 
 from splitup import limits
 from splitup.codec import encode_canonical, parse_json
-from splitup.graph.productcode import ProductShape
+from splitup.graph.productcode import LookupShape, ProductShape
 from splitup.graph.products import Product
 from splitup.graph.schedule import Executable, Launch, Place, Schedule
 
@@ -194,12 +194,13 @@ def _read_executable(code: bytes, values: Sequence[Any]) -> Executable:
 def _list_product(product: Product) -> list[Any]:
     shape = product.shape
     sizes = [shape.length, shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k]
+    lookup = None if shape.lookup is None else astuple(shape.lookup)
     head = [shape.style, shape.kind, *sizes]
-    return [head, product.slots, product.n, product.t, product.symbol, product.table]
+    sizes = [product.n, product.t, product.rows]
+    return [head, lookup, product.slots, sizes, product.symbol, product.table]
 
 
 def _read_product(values: Sequence[Any]) -> Product:
-    head, slots, n, t, symbol, table = values
-    return Product(
-        ProductShape(*head), tuple(slots), n, t, symbol, tuple(tuple(row) for row in table)
-    )
+    head, lookup, slots, (n, t, rows), symbol, table = values
+    shape = replace(ProductShape(*head), lookup=None if lookup is None else LookupShape(*lookup))
+    return Product(shape, tuple(slots), n, t, symbol, tuple(tuple(row) for row in table), rows)

@@ -3,6 +3,8 @@
 A product is ``out[t, n] = sum over k of a[t, k] * b[n, k]`` for every entry of a table of offsets
 (heads, for example); ``a`` and ``out`` are float32, ``b`` is float32, float16, bfloat16, Q8_0
 or Q4_0.
+The rows of a float32 ``b`` may be **looked up**: n ("dot") or k ("outer") counts int32 numbers of
+rows, and every row of a second count has numbers of its own.
 There are two styles:
 
 - **dot**: k is contiguous in both. A sum has eight lanes; lane i adds the products of k = i, i + 8,
@@ -10,10 +12,11 @@ There are two styles:
   added as ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
 - **outer**: n is contiguous in ``b`` and ``out``. Each sum is one lane, k ascends.
 
-So the bits of an output depend on its row of ``a``, its row of ``b`` and nothing else: not on the
-number of rows, not on its place in a tile, not on threads. What is fast about it: a tile of 4 rows
-of ``b`` by 3 of ``a`` keeps 12 sums in registers, enough to hide the latency of the additions, and
-reads a row of ``b`` once for three; a single row of ``a`` meets 8 rows of ``b``.
+So the bits of an output depend on its row of ``a``, its row of ``b`` and nothing else: not on where
+that lies or how it is found, not on the number of rows, not on its place in a tile, not on threads.
+What is fast about it: a tile of 4 rows of ``b`` by 3 of ``a`` keeps 12 sums in registers, enough to
+hide the latency of the additions, and reads a row of ``b`` once for three; a single row of ``a``
+meets 8 rows of ``b``.
 """
 
 from __future__ import annotations
@@ -32,8 +35,10 @@ from splitup.graph.x86 import (
     R12,
     R13,
     R14,
+    R15,
     RAX,
     RBP,
+    RBX,
     RCX,
     RDI,
     RDX,
@@ -47,11 +52,16 @@ FLOAT_BYTES: Final = 4
 BLOCK: Final = 32  # elements that have one scale
 N_TILES: Final = (8, 4, 1)  # rows of b; in the style "outer", vectors of n
 T_TILES: Final = (3, 1)
-ARGUMENTS: Final = ("out", "a", "b", "table", "entries", "n", "address of t")  # 64 bits each
+ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
+    *("out", "a", "b", "numbers", "table", "entries", "n", "address of t"),
+    *("address of rows", "zero", "largest"),
+)
+_OFFSETS: Final = {name: 8 * place for place, name in enumerate(ARGUMENTS)}
 TABLE_ENTRY: Final = 3  # bytes to add to out, a and b
 LINE_BYTES: Final = 64  # of a cache
 AHEAD: Final = 8  # rows of b; the processor itself does not follow so many short streams
 
+Bound = Literal["mask", "clamp"]
 Kind = Literal["float32", "float16", "bfloat16", "q8_0", "q4_0"]
 ITEM_BYTES: Final[dict[Kind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 # a float16 scale, then 32 int8; or 32 times 4 bits plus 8, element i and i + 16 in one byte
@@ -60,6 +70,20 @@ BLOCK_BYTES: Final[dict[Kind, int]] = {"q8_0": 34, "q4_0": 18}
 _X, _SCALE, _W = 12, 14, 15  # vector registers; sums are in those below
 _BLOCK_X = 8  # where blocks keep rows of a
 _FIFTEENS = 12
+_POINTERS = (RAX, RCX, RDX, RSI)  # rows of b that are looked up
+
+
+@dataclass(frozen=True, slots=True)
+class LookupShape:
+    """How rows of b are looked up. Strides are in bytes."""
+
+    bound: Bound
+    largest: int  # row of b
+    b_row: int
+    step: int  # from one number to the next
+    out_row: int
+    a_row: int
+    number_row: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +99,7 @@ class ProductShape:
     a_k: int  # "outer" only
     b_n: int  # "dot" only
     b_k: int  # "outer" only
+    lookup: LookupShape | None = None  # b_n and b_k are then 0
 
     @property
     def n_unit(self) -> int:
@@ -87,16 +112,17 @@ def assemble(shape: ProductShape) -> bytes:
     asm = Assembler()
     for register in CALLEE_SAVED:
         asm.push(register)
-    asm.load(RSI, Mem(RDI, 24))
-    asm.load(RBP, Mem(RDI, 32))
+    asm.load(RSI, _get_argument("table"))
+    asm.load(RBP, _get_argument("entries"))
     asm.label("entry")
     for place, register in enumerate((R8, R9, R10)):
         asm.load(register, Mem(RDI, 8 * place))
         asm.add(register, Mem(RSI, 8 * place))
-    asm.load(R11, Mem(RDI, 40))
     names = (f"loop{number}" for number in itertools.count())
-    for tile in N_TILES:
-        _emit_n_loop(asm, shape, tile, names)
+    if shape.lookup is None:
+        _emit_n_loops(asm, shape, names)
+    else:
+        _emit_rows(asm, shape, shape.lookup, names)
     asm.add_const(RSI, 8 * TABLE_ENTRY)
     asm.add_const(RBP, -1)
     asm.jump("jnz", "entry")
@@ -105,6 +131,45 @@ def assemble(shape: ProductShape) -> bytes:
         asm.pop(register)
     asm.ret()
     return asm.finish()
+
+
+def _get_argument(name: str) -> Mem:
+    return Mem(RDI, _OFFSETS[name])
+
+
+def _emit_n_loops(asm: Assembler, shape: ProductShape, names: Iterator[str]) -> None:
+    asm.load(R11, _get_argument("n"))
+    for tile in N_TILES:
+        _emit_n_loop(asm, shape, tile, names)
+
+
+def _emit_rows(
+    asm: Assembler, shape: ProductShape, lookup: LookupShape, names: Iterator[str]
+) -> None:
+    """Emit the loop over rows with numbers of their own; rbx is where a row's are."""
+    start, end = next(names), next(names)
+    for register in (RSI, RBP):
+        asm.push(register)
+    asm.load(RBX, _get_argument("numbers"))
+    asm.load(R15, _get_argument("address of rows"))
+    asm.load(R15, Mem(R15))
+    asm.label(start)
+    asm.compare_const(R15, 1)
+    asm.jump("jl", end)
+    kept = (R8, R10, RBX, R15)
+    for register in kept:
+        asm.push(register)
+    _emit_n_loops(asm, shape, names)
+    for register in reversed(kept):
+        asm.pop(register)
+    asm.add_const(R8, lookup.out_row)
+    asm.add_const(R9, lookup.a_row)
+    asm.add_const(RBX, lookup.number_row)
+    asm.add_const(R15, -1)
+    asm.jump("jmp", start)
+    asm.label(end)
+    for register in (RBP, RSI):
+        asm.pop(register)
 
 
 def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator[str]) -> None:
@@ -116,7 +181,7 @@ def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator
     asm.label(start)
     asm.compare_const(R11, width)
     asm.jump("jl", end)
-    asm.load(R13, Mem(RDI, 48))
+    asm.load(R13, _get_argument("address of t"))
     asm.load(R12, Mem(R13))
     asm.load(R13, R9)
     asm.load(R14, R8)
@@ -125,11 +190,15 @@ def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator
         asm.label(t_start)
         asm.compare_const(R12, t_tile)
         asm.jump("jl", t_end)
-        group = min(tile, _get_group(shape.kind, t_tile))
+        group = min(tile, _get_group(shape, t_tile))
         for first in range(0, tile, group):
             rows = range(first, first + group)
-            emit = _emit_outer if shape.style == "outer" else _emit_dot
-            emit(asm, shape, rows, t_tile, next(names))
+            if shape.style == "outer":
+                _emit_outer(asm, shape, rows, t_tile, next(names))
+            elif shape.lookup is None:
+                _emit_dot(asm, shape, rows, t_tile, next(names))
+            else:
+                _emit_lookup_dot(asm, shape, shape.lookup, rows, t_tile)
         asm.add_const(R13, t_tile * shape.a_t)
         asm.add_const(R14, t_tile * shape.out_t)
         asm.add_const(R12, -t_tile)
@@ -137,16 +206,56 @@ def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator
         asm.label(t_end)
     asm.add_const(R8, width * n_bytes)
     asm.add_const(R10, width * b_bytes)
+    if shape.lookup is not None and shape.style == "dot":
+        asm.add_const(RBX, width * shape.lookup.step)
     asm.add_const(R11, -width)
     asm.jump("jmp", start)
     asm.label(end)
 
 
-def _get_group(kind: Kind, ts: int) -> int:
+def _get_group(shape: ProductShape, ts: int) -> int:
     """Return how many rows of b are summed at once: what the 16 registers hold beside the rest."""
+    if shape.lookup is not None and shape.style == "dot":
+        return len(_POINTERS)
     if ts == 1:
         return 8
-    return 2 if kind in BLOCK_BYTES else 4
+    return 2 if shape.kind in BLOCK_BYTES else 4
+
+
+def _emit_row_address(asm: Assembler, lookup: LookupShape, register: int, number: Mem) -> None:
+    """Emit the address of the row of b with a number, brought into bounds."""
+    asm.load_int32(register, number)
+    if lookup.bound == "mask":
+        asm.and_const(register, lookup.largest)
+    else:
+        asm.compare_const(register, 0)
+        asm.load_if("l", register, _get_argument("zero"))
+        asm.compare_const(register, lookup.largest)
+        asm.load_if("g", register, _get_argument("largest"))
+    asm.multiply_const(register, lookup.b_row)
+    asm.add(register, R10)
+
+
+def _emit_lookup_dot(
+    asm: Assembler, shape: ProductShape, lookup: LookupShape, rows: range, ts: int
+) -> None:
+    """Emit len(rows) * ts sums over all k, without a loop: rows are those of heads, and short."""
+    for register in range(len(rows) * ts):
+        asm.zero(register)
+    for pointer, row in zip(_POINTERS, rows, strict=False):
+        _emit_row_address(asm, lookup, pointer, Mem(RBX, row * lookup.step))
+    for k in range(0, shape.length, LANES):
+        for t in range(ts):
+            asm.load_vector(_X + t, Mem(R13, t * shape.a_t + k * FLOAT_BYTES))
+        for place in range(len(rows)):
+            source = Mem(_POINTERS[place], k * FLOAT_BYTES)
+            if ts == 1:
+                asm.multiply_add(place, _X, source)
+                continue
+            asm.load_vector(_W, source)
+            for t in range(ts):
+                asm.multiply_add(place * ts + t, _X + t, _W)
+    _emit_sums(asm, shape, rows, ts)
 
 
 def _emit_dot(asm: Assembler, shape: ProductShape, rows: range, ts: int, name: str) -> None:
@@ -285,17 +394,21 @@ def _emit_outer(asm: Assembler, shape: ProductShape, vectors: range, ts: int, na
     """Emit len(vectors) * 8 * ts sums over k, one per lane, and their storing."""
     for register in range(len(vectors) * ts):
         asm.zero(register)
-    asm.load(RCX, R10)
+    asm.load(RCX, R10 if shape.lookup is None else RBX)
     asm.load(RDX, R13)
     asm.set_const(RAX, shape.length)
     asm.label(name)
+    base = RCX
+    if shape.lookup is not None:
+        base = RSI
+        _emit_row_address(asm, shape.lookup, base, Mem(RCX))
     for t in range(ts):
         asm.broadcast(_X + t, Mem(RDX, t * shape.a_t))
     for place, vector in enumerate(vectors):
-        _emit_widening(asm, shape.kind, _W, Mem(RCX, vector * LANES * ITEM_BYTES[shape.kind]))
+        _emit_widening(asm, shape.kind, _W, Mem(base, vector * LANES * ITEM_BYTES[shape.kind]))
         for t in range(ts):
             asm.multiply_add(place * ts + t, _X + t, _W)
-    asm.add_const(RCX, shape.b_k)
+    asm.add_const(RCX, shape.b_k if shape.lookup is None else shape.lookup.step)
     asm.add_const(RDX, shape.a_k)
     asm.add_const(RAX, -1)
     asm.jump("jnz", name)

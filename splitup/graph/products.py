@@ -3,8 +3,9 @@
 tinygrad's assembler adds scalars; nearly all the time of a language model on a CPU is matrix
 products, which ``productcode`` computes with vectors. A kernel is taken over when it sums products
 of two operands whose addresses are linear in the loops, one float32 and the other float32, float16,
-bfloat16, Q8_0 or Q4_0. ``split_product`` first cuts a kernel that does more with the sum (adds a
-residual, masks scores) in two: tinygrad keeps the rest, and works on the sums in place.
+bfloat16, Q8_0 or Q4_0; or float32 rows that a LOOKUP chooses, as attention does from the KV cache.
+``split_product`` first cuts a kernel that does more with the sum (adds a residual, masks scores)
+in two: tinygrad keeps the rest, and works on the sums in place.
 
 Whether and how a kernel is taken over must not depend on the number of rows: the same row is to
 give the same bits in a step of one row and of many. So only b's sizes count in the decision.
@@ -23,11 +24,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from tinygrad.dtype import AddrSpace, dtypes
 from tinygrad.uop.ops import KernelInfo, Ops, UOp
 
+from splitup.graph.indices import (
+    Digit,
+    IndexReader,
+    Linear,
+    Lookup,
+    Operand,
+    Unfit,
+    is_buffer,
+)
 from splitup.graph.productcode import (
     ARGUMENTS,
     BLOCK,
@@ -36,21 +46,21 @@ from splitup.graph.productcode import (
     ITEM_BYTES,
     LANES,
     Kind,
+    LookupShape,
     ProductShape,
     assemble,
 )
 from splitup.graph.threads import KernelThreads
 
 PRODUCTS_VERSION: Final = (
-    1  # part of the determinism class: another order of additions, another one
+    2  # part of the determinism class: another order of additions, another one
 )
 MIN_WORK: Final = 1_024  # elements of b; a smaller product is not worth the second kernel
 MAX_ENTRIES: Final = 65_536  # of the table of offsets: 1.5 MB
+MAX_UNROLLED: Final = 512  # elements of a looked-up row, of which there is code for each eight
 MAX_STRIDE_BYTES: Final = 2**31 // 16  # displacements of a tile's rows are 32 bits
 THREAD_WORK: Final = 2**20  # multiplications below which handing work to threads costs more
 _FEATURES: Final = frozenset({"avx2", "fma", "f16c"})
-_DIVISIONS: Final = (Ops.FLOORDIV, Ops.CDIV)
-_REMAINDERS: Final = (Ops.FLOORMOD, Ops.CMOD)
 
 
 @functools.cache
@@ -65,27 +75,6 @@ def is_supported() -> bool:
     return False
 
 
-class Digit(NamedTuple):
-    """A part of a loop counter: counter // weight % size. A symbolic loop's size is its bound."""
-
-    loop: UOp
-    weight: int
-    size: int
-    is_symbolic: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """An index: const + sum of factor * digit."""
-
-    const: int
-    factors: dict[Digit, int]
-
-    def get(self, digit: Digit) -> int:
-        """Return the factor of a digit, 0 when the index does not depend on it."""
-        return self.factors.get(digit, 0)
-
-
 @dataclass(frozen=True, slots=True)
 class Axis:
     """Digits that all indices run through as if they were one: its size, and the factors."""
@@ -94,17 +83,13 @@ class Axis:
     out: int
     a: int
     b: int
+    number: int = 0  # of a row that is looked up
     symbol: str = ""  # the variable that is the size, when it is known only at launch
 
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """What a product reads; the index is in elements, of blocks as if these were contiguous."""
-
-    kind: Kind
-    slot: int
-    index: Linear
-    offset_bytes: int
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """Return the factors in all indices."""
+        return self.out, self.a, self.b, self.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +97,17 @@ class Product:
     """A kernel that is a matrix product. Slots are the kernel's arguments."""
 
     shape: ProductShape
-    slots: tuple[int, int, int]  # out, a, b
+    slots: tuple[int, ...]  # out, a, b, and the numbers of rows that are looked up
     n: int
     t: int  # or its bound
-    symbol: str  # the variable that t is, "" for a fixed t
+    symbol: str  # the variable that t is, or rows where b is looked up; "" if that is fixed
     table: tuple[tuple[int, int, int], ...]  # bytes to add to out, a, b
+    rows: int = 1  # with numbers of their own, or its bound
 
     @property
     def work(self) -> int:
-        """Return the number of multiplications for one t."""
-        return self.n * self.shape.length * len(self.table)
-
-
-class _Unfit(Exception):
-    """The kernel is no product that we can compute."""
+        """Return the largest number of multiplications."""
+        return self.n * self.shape.length * len(self.table) * self.t * self.rows
 
 
 # ---- splitting -----------------------------------------------------------------------------------
@@ -141,7 +123,7 @@ def split_product(call: UOp) -> tuple[UOp, ...]:
     sink = call.src[0]
     try:
         store, loops, reduce = _get_parts(sink)
-    except _Unfit:
+    except Unfit:
         return (call,)
     target, value = store.src
     # a target of another type cannot hold the sums; one that is also read is still needed
@@ -158,7 +140,7 @@ def _replace_kernel(call: UOp, sink: UOp) -> UOp:
     arguments = [item for item in call.src[1:] if not item.is_bound_var]
     bound = [item for item in call.src[1:] if item.is_bound_var]
     # its slots are dense, since tinygrad counts them to number the variables
-    kept = sorted(filter(_is_buffer, sink.toposort()), key=lambda uop: int(uop.arg.slot))
+    kept = sorted(filter(is_buffer, sink.toposort()), key=lambda uop: int(uop.arg.slot))
     new = {
         param: param.replace(arg=replace(param.arg, slot=slot)) for slot, param in enumerate(kept)
     }
@@ -167,21 +149,19 @@ def _replace_kernel(call: UOp, sink: UOp) -> UOp:
     return call.replace(src=(sink.substitute(new, walk=True), *used, *bound))
 
 
-def _is_buffer(uop: UOp) -> bool:
-    return uop.op is Ops.PARAM and uop.addrspace is not AddrSpace.ALU
-
-
 def _get_parts(sink: UOp) -> tuple[UOp, list[UOp], UOp]:
-    """Return the store, its loops and the one sum of a kernel."""
+    """Return the store, its loops and the sum of a kernel: one, or one of what is looked up."""
     if sink.op is not Ops.SINK or len(sink.src) != 1 or sink.src[0].op is not Ops.END:
-        raise _Unfit
+        raise Unfit
     store, *loops = sink.src[0].src
     reduces = [uop for uop in sink.toposort() if uop.op is Ops.REDUCE]
-    if store.op is not Ops.STORE or len(reduces) != 1 or reduces[0].arg != (Ops.ADD, 0):
-        raise _Unfit
-    if store.src[0].op is not Ops.INDEX or not _is_buffer(store.src[0].src[0]):
-        raise _Unfit
-    return store, list(loops), reduces[0]
+    if store.op is not Ops.STORE or not reduces or reduces[-1].arg != (Ops.ADD, 0):
+        raise Unfit
+    if len(reduces) > 2 or reduces[0] not in reduces[-1].toposort():
+        raise Unfit
+    if store.src[0].op is not Ops.INDEX or not is_buffer(store.src[0].src[0]):
+        raise Unfit
+    return store, list(loops), reduces[-1]
 
 
 # ---- finding -------------------------------------------------------------------------------------
@@ -193,18 +173,23 @@ def find_product(sink: UOp) -> Product | None:
         store, loops, reduce = _get_parts(sink)
         if store.src[1] is not reduce or reduce.src[0].op is not Ops.MUL:
             return None
-        reader = _IndexReader(sink)
+        reader = IndexReader(sink)
         out_slot, out = reader.read_load(store.src[0], dtypes.float32)
-        found = [reader.read_operand(src) for src in reduce.src[0].src]
+        sources = reduce.src[0].src
+        chosen = [src for src in sources if src.op is Ops.REDUCE]
+        found = [reader.read_operand(src) for src in sources if src not in chosen]
+        lookups = [reader.read_lookup(src) for src in chosen]
         digits = [digit for loop in loops for digit in reader.digits(loop)]
         summed = [digit for loop in reduce.src[1:] for digit in reader.digits(loop)]
-    except _Unfit:
+        if lookups:
+            return _arrange_lookup((out_slot, out), found[0], *lookups[0], digits, summed)
+    except Unfit:
         return None
     # the larger operand is b: of a matrix and a few rows, the matrix
     sizes = [_count(operand.index) for operand in found]
     order = (0, 1) if sizes[1] >= sizes[0] else (1, 0)
     for first, second in (order, order[::-1]):
-        with suppress(_Unfit):
+        with suppress(Unfit):
             return _arrange(out_slot, out, found[first], found[second], digits, summed)
     return None
 
@@ -218,32 +203,24 @@ def _arrange(
 ) -> Product:
     """Give each loop its role: n (b only), t (a only), or a column of the table."""
     if a.kind != "float32":
-        raise _Unfit
+        raise Unfit
 
-    def join(some: list[Digit]) -> list[Axis]:
-        return _join([_make_axis(digit, out, a.index, b.index) for digit in some if digit.size > 1])
-
-    sums = join(summed)
-    if len(sums) != 1 or sums[0].symbol:
-        raise _Unfit
-    k, axes = sums[0], join(digits)
+    k, axes = _make_axes(digits, summed, [out, a.index, b.index])
     units = BLOCK if b.kind in BLOCK_BYTES else LANES
     is_dot = k.a == k.b == 1 and k.size % units == 0
     only_b = [axis for axis in axes if axis.b and not axis.a and not axis.symbol]
     if not is_dot:
         only_b = [axis for axis in only_b if axis.b == axis.out == 1 and axis.size % LANES == 0]
         if b.kind in BLOCK_BYTES or not only_b:
-            raise _Unfit
+            raise Unfit
     n = max(only_b, key=lambda axis: axis.size, default=Axis(1, 1, 0, 0))
     only_a = [axis for axis in axes if axis.a and not axis.b]
     t = max(only_a, key=lambda axis: (bool(axis.symbol), axis.size), default=Axis(1, 0, 0, 0))
     rest = [axis for axis in axes if axis is not n and axis is not t]
     if any(axis.symbol for axis in rest):
-        raise _Unfit
+        raise Unfit
     if math.prod(axis.size for axis in axes if axis.b) * k.size < MIN_WORK:
-        raise _Unfit
-    if math.prod(axis.size for axis in rest) > MAX_ENTRIES:
-        raise _Unfit
+        raise Unfit
     shape = ProductShape(
         style="dot" if is_dot else "outer",
         kind=b.kind,
@@ -255,9 +232,103 @@ def _arrange(
         b_n=_get_bytes(b.kind, n.b),
         b_k=_get_bytes(b.kind, k.b) if not is_dot else 0,
     )
-    strides = (shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k)
+    _check_strides(shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k)
+    slots = (out_slot, a.slot, b.slot)
+    return Product(shape, slots, n.size, t.size, t.symbol, _make_table(out, a, b, rest))
+
+
+def _arrange_lookup(
+    target: tuple[int, Linear],
+    a: Operand,
+    b: Operand,
+    lookup: Lookup,
+    digits: list[Digit],
+    summed: list[Digit],
+) -> Product:
+    """Give each loop its role: n or k looks up, rows have numbers of their own, t is of a only.
+
+    Small ones count too: in tinygrad's kernel every single multiplication looks its row up.
+    """
+    out_slot, out = target
+    if a.kind != "float32":
+        raise Unfit
+    k, axes = _make_axes(digits, summed, [out, a.index, b.index, lookup.index])
+    is_dot = not k.number
+    if is_dot:
+        fits = k.a == k.b == 1 and k.size % LANES == 0 and k.size <= MAX_UNROLLED
+        may_be_n = [axis for axis in axes if axis.number and not axis.a and not axis.b]
+    else:
+        fits = not k.b
+        may_be_n = [axis for axis in axes if axis.b == axis.out == 1 and axis.size % LANES == 0]
+        may_be_n = [axis for axis in may_be_n if not axis.a and not axis.number]
+    may_be_n = [axis for axis in may_be_n if not axis.symbol]
+    if not fits or not may_be_n:
+        raise Unfit
+    n = max(may_be_n, key=lambda axis: axis.size)
+    rest = [axis for axis in axes if axis is not n]
+    own = [axis for axis in rest if axis.number]
+    row = own[0] if own else Axis(1, 0, 0, 0)
+    rest = [axis for axis in rest if axis is not row]
+    only_a = [axis for axis in rest if axis.a and not axis.b]
+    t = max(only_a, key=lambda axis: axis.size, default=Axis(1, 0, 0, 0))
+    rest = [axis for axis in rest if axis is not t]
+    if len(own) > 1 or row.b or any(axis.symbol for axis in (t, *rest)):
+        raise Unfit
+    found = LookupShape(
+        bound=lookup.bound,
+        largest=lookup.largest,
+        b_row=lookup.step * FLOAT_BYTES,
+        step=(n if is_dot else k).number * FLOAT_BYTES,
+        out_row=row.out * FLOAT_BYTES,
+        a_row=row.a * FLOAT_BYTES,
+        number_row=row.number * FLOAT_BYTES,
+    )
+    shape = ProductShape(
+        style="dot" if is_dot else "outer",
+        kind="float32",
+        length=k.size,
+        out_n=n.out * FLOAT_BYTES,
+        out_t=t.out * FLOAT_BYTES,
+        a_t=t.a * FLOAT_BYTES,
+        a_k=k.a * FLOAT_BYTES,
+        b_n=0,
+        b_k=0,
+        lookup=found,
+    )
+    _check_strides(shape.out_n, shape.out_t, shape.a_t, shape.a_k)
+    _check_strides(found.b_row, found.step, found.out_row, found.a_row, found.number_row)
+    if lookup.index.const:
+        raise Unfit
+    slots = (out_slot, a.slot, b.slot, lookup.slot)
+    table = _make_table(out, a, b, rest)
+    return Product(shape, slots, n.size, t.size, row.symbol, table, row.size)
+
+
+def _make_axes(
+    digits: list[Digit], summed: list[Digit], indices: list[Linear]
+) -> tuple[Axis, list[Axis]]:
+    """Return the axis of the sum, which has a fixed size, and the others."""
+
+    def join(some: list[Digit]) -> list[Axis]:
+        return _join([_make_axis(digit, indices) for digit in some if digit.size > 1])
+
+    sums = join(summed)
+    if len(sums) != 1 or sums[0].symbol:
+        raise Unfit
+    return sums[0], join(digits)
+
+
+def _check_strides(*strides: int) -> None:
     if any(not 0 <= stride <= MAX_STRIDE_BYTES for stride in strides):
-        raise _Unfit
+        raise Unfit
+
+
+def _make_table(
+    out: Linear, a: Operand, b: Operand, rest: list[Axis]
+) -> tuple[tuple[int, int, int], ...]:
+    """Return the offsets in bytes for every combination of the axes without another role."""
+    if math.prod(axis.size for axis in rest) > MAX_ENTRIES:
+        raise Unfit
     table = []
     for counts in itertools.product(*(range(axis.size) for axis in rest)):
         pairs = list(zip(counts, rest, strict=True))
@@ -272,194 +343,43 @@ def _arrange(
                 + sum(count * _get_bytes(b.kind, axis.b) for count, axis in pairs),
             )
         )
-    return Product(shape, (out_slot, a.slot, b.slot), n.size, t.size, t.symbol, tuple(table))
+    return tuple(table)
 
 
 def _get_bytes(kind: Kind, elements: int) -> int:
     if kind in ITEM_BYTES:
         return elements * ITEM_BYTES[kind]
     if elements % BLOCK:
-        raise _Unfit
+        raise Unfit
     return elements // BLOCK * BLOCK_BYTES[kind]
 
 
-def _make_axis(digit: Digit, out: Linear, a: Linear, b: Linear) -> Axis:
+def _make_axis(digit: Digit, indices: list[Linear]) -> Axis:
+    """Return a digit with its factors in the indices of out, a, b and numbers."""
     symbol = ""
     if digit.is_symbolic:
         size = digit.loop.src[0]
         if size.op is not Ops.PARAM or size.addrspace is not AddrSpace.ALU:
-            raise _Unfit
+            raise Unfit
         symbol = str(size.expr)
-    return Axis(digit.size, out.get(digit), a.get(digit), b.get(digit), symbol)
+    out, a, b, *number = (index.get(digit) for index in indices)
+    return Axis(digit.size, out, a, b, sum(number), symbol)
 
 
 def _join(axes: list[Axis]) -> list[Axis]:
     """Join axes that continue each other in every index."""
     done: list[Axis] = []
     # the fastest first; of a loop's digits the lower one has the smaller factors
-    for axis in sorted(axes, key=lambda axis: axis.out + axis.a + axis.b):
+    for axis in sorted(axes, key=lambda axis: sum(axis.factors)):
         for place, low in enumerate(done):
-            steps = (low.out * low.size, low.a * low.size, low.b * low.size)
+            steps = tuple(factor * low.size for factor in low.factors)
             fixed = not low.symbol and not axis.symbol
-            if fixed and (axis.out, axis.a, axis.b) == steps:
+            if fixed and axis.factors == steps:
                 done[place] = replace(low, size=low.size * axis.size)
                 break
         else:
             done.append(axis)
     return done
-
-
-class _IndexReader:
-    """Reads the indices of one kernel."""
-
-    def __init__(self, sink: UOp) -> None:
-        self._divisors: dict[UOp, set[int]] = {}
-        for uop in sink.toposort():
-            if uop.op in (*_DIVISIONS, *_REMAINDERS) and uop.src[0].op is Ops.RANGE:
-                self._divisors.setdefault(uop.src[0], set()).add(_get_const(uop.src[1]))
-
-    def digits(self, loop: UOp) -> list[Digit]:
-        """Return a loop's digits, cut where some index divides it."""
-        size = loop.src[0]
-        if size.op is not Ops.CONST:
-            if self._divisors.get(loop):
-                raise _Unfit
-            return [Digit(loop, 1, int(loop.vmax) + 1, is_symbolic=True)]
-        result, weight = [], 1
-        for cut in sorted({*self._divisors.get(loop, ()), int(size.val)}):
-            if cut % weight:
-                raise _Unfit
-            result.append(Digit(loop, weight, cut // weight))
-            weight = cut
-        if weight != size.val:
-            raise _Unfit
-        return result
-
-    def read_load(self, uop: UOp, dtype: object) -> tuple[int, Linear]:
-        """Return slot and index of an element of a buffer."""
-        if uop.op is not Ops.INDEX or len(uop.src) != 2 or not _is_buffer(uop.src[0]):
-            raise _Unfit
-        if uop.src[0].dtype != dtype:
-            raise _Unfit
-        return int(uop.src[0].arg.slot), self.read(uop.src[1])
-
-    def read_operand(self, uop: UOp) -> Operand:
-        """Return how an operand is stored."""
-        if uop.op is Ops.INDEX:
-            return Operand("float32", *self.read_load(uop, dtypes.float32), 0)
-        if uop.op is Ops.CAST and uop.dtype == dtypes.float32 and uop.src[0].op is Ops.INDEX:
-            return Operand("float16", *self.read_load(uop.src[0], dtypes.float16), 0)
-        if uop.op is Ops.BITCAST and uop.dtype == dtypes.float32:
-            shifted = _expect(uop.src[0], Ops.SHL, dtypes.uint32)
-            if _get_const(shifted.src[1]) != 16:
-                raise _Unfit
-            wide = _expect(shifted.src[0], Ops.CAST, dtypes.uint32)
-            return Operand("bfloat16", *self.read_load(wide.src[0], dtypes.uint16), 0)
-        return self._read_blocks(uop)
-
-    def _read_blocks(self, uop: UOp) -> Operand:
-        """Read small numbers times a float16 of two bytes, as frontends.quantised writes them."""
-        number, scale = _expect(uop, Ops.MUL, dtypes.float32).src
-        half = _expect(_expect(scale, Ops.CAST, dtypes.float32).src[0], Ops.BITCAST, dtypes.float16)
-        both = _expect(half.src[0], Ops.OR, dtypes.uint16)
-        high = _expect(both.src[1], Ops.SHL, dtypes.uint16)
-        if _get_const(high.src[1]) != 8:
-            raise _Unfit
-        read = self._read_q8 if number.op is Ops.CAST else self._read_q4
-        kind, slot, index, within = read(number)
-        block_bytes, inside = BLOCK_BYTES[kind], set(within)
-        blocks = {digit: f for digit, f in index.factors.items() if digit not in inside}
-        start = index.const - 2
-        places = [
-            self.read_load(_expect(byte, Ops.CAST, dtypes.uint16).src[0], dtypes.uint8)
-            for byte in (both.src[0], high.src[0])
-        ]
-        if places != [(slot, Linear(start + at, blocks)) for at in (0, 1)]:
-            raise _Unfit
-        if any(factor % block_bytes for factor in blocks.values()):
-            raise _Unfit
-        factors = {digit: f // block_bytes * BLOCK for digit, f in blocks.items()}
-        return Operand(kind, slot, Linear(0, {**factors, **within}), start)
-
-    def _read_q8(self, number: UOp) -> tuple[Kind, int, Linear, dict[Digit, int]]:
-        """Return what an int8 of a block is read from, and how its place counts within."""
-        small = _expect(_expect(number, Ops.CAST, dtypes.float32).src[0], Ops.BITCAST, dtypes.int8)
-        slot, index = self.read_load(small.src[0], dtypes.uint8)
-        within = {d: f for d, f in index.factors.items() if f % BLOCK_BYTES["q8_0"]}
-        if sum(factor * (digit.size - 1) for digit, factor in within.items()) >= BLOCK:
-            raise _Unfit
-        return "q8_0", slot, index, within
-
-    def _read_q4(self, number: UOp) -> tuple[Kind, int, Linear, dict[Digit, int]]:
-        """Return the same of the lower or upper half of a byte, less 8."""
-        wide, eight = _expect(number, Ops.ADD, dtypes.float32).src
-        if eight.op is not Ops.CONST or eight.val != -8.0:
-            raise _Unfit
-        choice = _expect(_expect(wide, Ops.CAST, dtypes.float32).src[0], Ops.WHERE, dtypes.uint8)
-        is_upper = _expect(choice.src[0], Ops.CMPNE, dtypes.bool)
-        upper = _expect(choice.src[1], Ops.SHR, dtypes.uint8)
-        lower = _expect(choice.src[2], Ops.AND, dtypes.uint8)
-        numbers = [_get_const(uop.src[1]) for uop in (is_upper, upper, lower)]
-        if numbers != [0, 4, 15] or upper.src[0] is not lower.src[0]:
-            raise _Unfit
-        slot, index = self.read_load(lower.src[0], dtypes.uint8)
-        half = self.read(is_upper.src[0])
-        within = {d: f for d, f in index.factors.items() if f % BLOCK_BYTES["q4_0"]}
-        places = [(digit.loop, digit.weight, digit.size, f) for digit, f in within.items()]
-        halves = [(digit.loop, digit.weight, digit.size, f) for digit, f in half.factors.items()]
-        if len(places) != 1 or half.const or places[0][1:] != (1, 16, 1):
-            raise _Unfit
-        if halves != [(places[0][0], 16, 2, 1)]:
-            raise _Unfit
-        return "q4_0", slot, index, {**within, next(iter(half.factors)): 16}
-
-    def read(self, uop: UOp) -> Linear:
-        """Return an index as a linear function of digits."""
-        if uop.op is Ops.CONST:
-            return Linear(int(uop.val), {})
-        if uop.op is Ops.RANGE:
-            return Linear(0, {digit: digit.weight for digit in self.digits(uop) if digit.size > 1})
-        if uop.op is Ops.ADD:
-            one, two = map(self.read, uop.src)
-            factors = dict(one.factors)
-            for digit, factor in two.factors.items():
-                factors[digit] = factors.get(digit, 0) + factor
-            return Linear(one.const + two.const, factors)
-        if uop.op is Ops.MUL:
-            times = _get_const(uop.src[1])
-            one = self.read(uop.src[0])
-            return Linear(
-                one.const * times, {digit: factor * times for digit, factor in one.factors.items()}
-            )
-        if uop.op in (*_DIVISIONS, *_REMAINDERS):
-            return self._divide(self.read(uop.src[0]), _get_const(uop.src[1]), uop.op)
-        raise _Unfit
-
-    @staticmethod
-    def _divide(index: Linear, by: int, operation: Ops) -> Linear:
-        """Divide what is a multiple of ``by`` plus something that stays below it."""
-        if by <= 0 or index.const < 0 or any(factor < 0 for factor in index.factors.values()):
-            raise _Unfit
-        whole = {digit: factor for digit, factor in index.factors.items() if factor % by == 0}
-        rest = {digit: factor for digit, factor in index.factors.items() if factor % by}
-        left = index.const % by
-        if left + sum(factor * (digit.size - 1) for digit, factor in rest.items()) >= by:
-            raise _Unfit
-        if operation in _REMAINDERS:
-            return Linear(left, rest)
-        return Linear(index.const // by, {digit: factor // by for digit, factor in whole.items()})
-
-
-def _get_const(uop: UOp) -> int:
-    if uop.op is not Ops.CONST:
-        raise _Unfit
-    return int(uop.val)
-
-
-def _expect(uop: UOp, op: Ops, dtype: object) -> UOp:
-    if uop.op is not op or uop.dtype != dtype:
-        raise _Unfit
-    return uop
 
 
 # ---- running -------------------------------------------------------------------------------------
@@ -487,33 +407,42 @@ class BoundProduct:
         pool: KernelThreads,
         rows: Mapping[str, ctypes.c_uint64],
     ) -> None:
-        """``addresses`` are those of out, a and b; ``rows`` holds the value of each symbol."""
+        """``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol."""
         self._pool = pool
-        t = rows[product.symbol] if product.symbol else ctypes.c_uint64(product.t)
+        lookup = product.shape.lookup
+        bound = rows[product.symbol] if product.symbol else None
+        t = ctypes.c_uint64(product.t) if bound is None or lookup is not None else bound
+        row = ctypes.c_uint64(product.rows) if bound is None or lookup is None else bound
         self._function, memory = _make_function(product.shape)
         table = array("q", itertools.chain(*product.table))
         entry_bytes = 3 * table.itemsize
         start = table.buffer_info()[0]
-        out, a, b = addresses
+        out, a, b, *others = addresses
+        numbers = others[0] if others else 0
+        number_step = lookup.step if lookup is not None and product.shape.style == "dot" else 0
         blocks = []
         for first, count, entry, entries in _divide_work(product, pool.threads):
             values = (
                 out + first * product.shape.out_n,
                 a,
                 b + first * _get_b_step(product.shape),
+                numbers + first * number_step,
                 start + entry * entry_bytes,
                 entries,
                 count,
                 ctypes.addressof(t),
+                ctypes.addressof(row),
+                0,
+                0 if lookup is None else lookup.largest,
             )
             blocks.append((ctypes.c_int64 * len(ARGUMENTS))(*values))
         self._blocks = [ctypes.c_uint64(ctypes.addressof(block)) for block in blocks]
-        # of out, a and b in every block: what stands there may be changed between calls
+        # of out, a, b and numbers in every block: what stands there may be changed between calls
         self.addresses = [
             [ctypes.c_uint64.from_buffer(block, 8 * place) for block in blocks]
             for place in range(len(addresses))
         ]
-        self._keep = (table, memory, t)
+        self._keep = (table, memory, t, row)
 
     def __call__(self) -> None:
         """Compute."""
@@ -530,7 +459,7 @@ def _get_b_step(shape: ProductShape) -> int:
 def _divide_work(product: Product, threads: int) -> list[tuple[int, int, int, int]]:
     """Return parts of a product: first n, number of n, first entry of the table, number."""
     entries = len(product.table)
-    if threads < 2 or product.work * product.t < THREAD_WORK:
+    if threads < 2 or product.work < THREAD_WORK:
         return [(0, product.n, 0, entries)]
     unit = 8 * product.shape.n_unit  # whole tiles
     if product.n >= 2 * unit * threads or entries == 1:

@@ -16,6 +16,7 @@ R8, R9, R10, R11, R12, R13, R14, R15 = range(8, 16)
 CALLEE_SAVED: Final = (RBX, RBP, R12, R13, R14, R15)  # System V ABI
 
 _JUMPS: Final = {"jmp": b"\xe9", "jl": b"\x0f\x8c", "jnz": b"\x0f\x85"}
+_MOVES: Final = {"l": 0x4C, "g": 0x4F}
 _MAP_0F, _MAP_0F38, _MAP_0F3A = 1, 2, 3
 _NONE, _66, _F3 = 0, 1, 2
 
@@ -89,6 +90,25 @@ class Assembler:
         """Set a register to a number of 31 bits."""
         self._plain(0xC7, 0, reg)
         self.code += struct.pack("<i", value)
+
+    def load_int32(self, reg: int, source: Mem) -> None:
+        """Load an int32 as 64 bits, with its sign."""
+        self._plain(0x63, reg, source)
+
+    def and_const(self, reg: int, value: int) -> None:
+        """Keep the bits of a number of 31 bits."""
+        self._plain(0x81, 4, reg)
+        self.code += struct.pack("<i", value)
+
+    def multiply_const(self, reg: int, value: int) -> None:
+        """Multiply by a number of 32 bits."""
+        self._plain(0x69, reg, reg)
+        self.code += struct.pack("<i", value)
+
+    def load_if(self, condition: str, reg: int, source: Mem) -> None:
+        """Load 64 bits if the last comparison gave less ("l") or greater ("g"), signed."""
+        self.code += bytes([0x48 | (reg > 7) << 2 | (source.base > 7), 0x0F, _MOVES[condition]])
+        self._operand(reg, source)
 
     def prefetch(self, source: Mem) -> None:
         """Ask for a line of memory to be brought into all caches."""

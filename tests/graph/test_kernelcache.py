@@ -11,7 +11,7 @@ from splitup.graph.devices import select_device
 from splitup.graph.kernelcache import KernelCache, decode_schedule, encode_schedule
 from splitup.graph.runtime import TaskProgram
 from splitup.graph.schedule import Schedule, compile_graph
-from tests.graph.test_products import make_layer
+from tests.graph.test_products import make_attention, make_layer
 
 X = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
 
@@ -38,9 +38,9 @@ def test_a_second_start_compiles_nothing_and_computes_the_same(tmp_path: Path) -
 
 
 def test_a_schedule_survives_its_encoding() -> None:
-    schedule = make_schedule()
-    data = encode_schedule(schedule)
-    assert data is not None and decode_schedule(data) == schedule
+    for schedule in (make_schedule(), compile_graph(make_attention(16), "CPU")):
+        data = encode_schedule(schedule)
+        assert data is not None and decode_schedule(data) == schedule
 
 
 def test_f23_a_damaged_file_is_compiled_again(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from splitup.graph.ir import Graph
 from splitup.graph.memory import BUFFER_ALIGNMENT
-from splitup.graph.productcode import Kind, ProductShape
+from splitup.graph.productcode import Bound, Kind, LookupShape, ProductShape
 from splitup.graph.products import BoundProduct, Product, is_supported
 from splitup.graph.runtime import TaskProgram
 from splitup.graph.schedule import compile_graph
@@ -134,6 +135,64 @@ def test_rows_may_be_known_only_at_launch() -> None:
         np.testing.assert_allclose(out[:count], (a @ values.T)[:count], atol=1e-5)
 
 
+def look_up(
+    style: str, a: np.ndarray, b: np.ndarray, numbers: np.ndarray, bound: Bound, threads: int = 1
+) -> np.ndarray:
+    """Return products of a [rows, t, k] and the rows of b [places, n or k] that numbers choose.
+
+    Numbers are int32 [rows, n] for "dot", [rows, k] for "outer"; the result is [rows, t, n].
+    """
+    rows, t, k = a.shape
+    n = numbers.shape[1] if style == "dot" else b.shape[1]
+    out = np.full((rows, t, n), np.nan, np.float32)
+    strides = (b.strides[0], 4, 4 * t * n, 4 * t * k, numbers.strides[0])
+    lookup = LookupShape(bound, len(b) - 1, *strides)
+    shape = ProductShape(style, "float32", k, 4, 4 * n, 4 * k, 4, 0, 0, lookup)  # type: ignore[arg-type]
+    product = Product(shape, (0, 1, 2, 3), n, t, "", ((0, 0, 0),), rows)
+    addresses = [array.ctypes.data for array in (out, a, b, numbers)]
+    BoundProduct(product, addresses, KernelThreads(threads), {})()
+    return out
+
+
+@pytest.mark.parametrize("bound", ["mask", "clamp"])
+@pytest.mark.parametrize(("t", "n", "rows"), [(1, 1, 2), (2, 13, 1), (3, 24, 5), (7, 40, 2)])
+def test_rows_looked_up_give_the_bits_of_rows_side_by_side(
+    bound: Bound, t: int, n: int, rows: int
+) -> None:
+    places, k = 64, 24
+    random = np.random.default_rng(n)
+    a = random.standard_normal((rows, t, k), dtype=np.float32)
+    b = random.standard_normal((places, k), dtype=np.float32)
+    numbers = random.integers(-100, 200, (rows, n), dtype=np.int32)
+    numbers[0, 0] = np.iinfo(np.int32).min
+    chosen = numbers & (places - 1) if bound == "mask" else np.clip(numbers, 0, places - 1)
+    given = look_up("dot", a, b, numbers, bound)
+    for row in range(rows):
+        side_by_side = np.ascontiguousarray(b[chosen[row]])
+        assert given[row].tobytes() == multiply("float32", a[row], side_by_side, n).tobytes()
+    # the same numbers count k in the other style
+    a = random.standard_normal((rows, t, n), dtype=np.float32)
+    given = look_up("outer", a, b, numbers, bound)
+    expected = np.zeros((rows, t, k), np.float32)
+    for step in range(n):  # exact in double
+        exact = a[:, :, step, None].astype(np.float64) * b[chosen[:, step]][:, None]
+        expected = (exact + expected).astype(np.float32)
+    np.testing.assert_array_equal(given, expected)
+
+
+@pytest.mark.parametrize("style", ["dot", "outer"])
+def test_threads_divide_rows_that_are_looked_up(style: str) -> None:
+    rows, t, k, n = 8, 3, 128, 512
+    random = np.random.default_rng(4)
+    a = random.standard_normal((rows, t, k), dtype=np.float32)
+    b = random.standard_normal((96, k if style == "dot" else n), dtype=np.float32)
+    numbers = random.integers(0, 96, (rows, n if style == "dot" else k), dtype=np.int32)
+    assert rows * t * k * n >= 2**20
+    whole = look_up(style, a, b, numbers, "clamp")
+    for threads in (2, 3):
+        assert look_up(style, a, b, numbers, "clamp", threads).tobytes() == whole.tobytes()
+
+
 # ---- finding them in graphs ----------------------------------------------------------------------
 
 
@@ -252,3 +311,78 @@ def test_operands_of_one_size_are_not_mixed_up() -> None:
     (result,) = program.run(program.new_state(), [z.tobytes(), x.tobytes()])
     given = np.frombuffer(result, np.float32).reshape(rows, n)
     np.testing.assert_allclose(given, z + x @ values.T, atol=1e-4)
+
+
+def make_attention(context: int, rows: int = 5) -> Graph:
+    """y = scores x keys', z = scores x values, of rows of a cache that numbers choose.
+
+    x float32 [T, heads 2, groups 3, 16], w [T, 2, 3, context], numbers int32 [T, context];
+    cache [context, 2, heads, 16].
+    """
+    b, heads, groups, width = Builder(), 2, 3, 16
+    x = b.rows("x", "float32", "T", rows, heads, groups, width)
+    w = b.rows("w", "float32", "T", rows, heads, groups, context)
+    numbers = b.rows("numbers", "int32", "T", rows, context)
+    cache = b.input("cache", "float32", context, 2, heads, width)
+    if context & (context - 1) == 0:
+        number = b.add("AND", "int32", numbers, b.const("int32", str(context - 1)))
+    else:
+        inverse, zero = b.const("int32", "-1"), b.const("int32", "0")
+        number = b.add("MAX", "int32", numbers, zero)
+        number = b.add("XOR", "int32", number, inverse)
+        number = b.add("MAX", "int32", number, b.const("int32", str(-context)))
+        number = b.add("XOR", "int32", number, inverse)
+    number = b.add("RESHAPE", "int32", number, arg=("T", 1, context))
+    number = b.add("RESHAPE", "int32", number, arg=("T", context))
+    number = b.add("EXPAND", "int32", number, arg=(groups,))  # [groups, T, context]
+    number = b.add("PERMUTE", "int32", number, arg=(1, 0, 2))
+    found = []
+    for part in range(2):
+        bounds = ((0, context), (part, 1), (0, heads), (0, width))
+        table = b.add("SHRINK", "float32", cache, arg=bounds)
+        table = b.add("RESHAPE", "float32", table, arg=(context, heads, width))
+        chosen = b.add("LOOKUP", "float32", table, number)  # [T, groups, context, heads, width]
+        found.append(b.add("PERMUTE", "float32", chosen, arg=(0, 3, 1, 2, 4)))
+    wide = b.add("RESHAPE", "float32", x, arg=("T", heads, groups, 1, width))
+    product = b.add("MUL", "float32", wide, found[0])
+    product = b.add("PERMUTE", "float32", product, arg=(4, 0, 1, 2, 3))
+    y = b.add("REDUCE", "float32", product, arg=("ADD", 1))
+    y = b.store("float32", b.add("ADD", "float32", y, w))
+    wide = b.add("RESHAPE", "float32", w, arg=("T", heads, groups, context, 1))
+    product = b.add("MUL", "float32", wide, found[1])
+    product = b.add("PERMUTE", "float32", product, arg=(3, 0, 1, 2, 4))
+    z = b.add("REDUCE", "float32", product, arg=("ADD", 1))
+    return b.graph({"y": y, "z": b.store("float32", z)})
+
+
+@pytest.mark.parametrize("context", [16, 12])
+def test_products_of_rows_that_are_looked_up_are_found_and_are_those_of_tinygrad(
+    context: int,
+) -> None:
+    graph = make_attention(context)
+    products = [launch.kind for launch in compile_graph(graph, "CPU").launches].count("product")
+    assert products == 2
+    random = np.random.default_rng(context)
+    programs = [
+        TaskProgram.from_graph(graph, lambda name: memoryview(b""), takes_products=takes)
+        for takes in (True, False)
+    ]
+    cache = random.integers(-9, 9, (context, 2, 2, 16)).astype(np.float32)  # sums are exact
+    for rows in (5, 1):
+        x = random.integers(-9, 9, (rows, 2, 3, 16)).astype(np.float32)
+        w = random.integers(-9, 9, (rows, 2, 3, context)).astype(np.float32)
+        numbers = random.integers(-2 * context, 2 * context, (rows, context), dtype=np.int32)
+        inputs = [array.tobytes() for array in (x, w, numbers, cache)]
+        one, other = (program.run(program.new_state(), inputs) for program in programs)
+        assert one == other
+        assert any(one[0]) and any(one[1])
+
+
+def test_a_lookup_that_may_be_outside_stays_with_tinygrad() -> None:
+    graph = make_attention(16)
+    nodes = list(graph.nodes)
+    place = next(i for i, node in enumerate(nodes) if node.op == "AND")
+    const = nodes[place].srcs[1]
+    nodes[const] = replace(nodes[const], arg="31")
+    launches = compile_graph(replace(graph, nodes=tuple(nodes)), "CPU").launches
+    assert all(launch.kind == "executable" for launch in launches)
