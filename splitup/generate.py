@@ -107,7 +107,9 @@ def describe_receipt(receipt: Receipt) -> str:
 
 
 async def run_generate(options: GenerateOptions, write: Write, say: Write) -> Generated:
-    """Generate, handing every piece of text to ``write``; ``say`` is for the user alone.
+    """Generate, handing the prompt and what follows to ``write``; ``say`` is for the user alone.
+
+    The prompt is written once the execution is open: what fails before leaves no text behind.
 
     Raises what ``SplitUp.generate`` raises, KeyboardInterrupt for a second Ctrl-C.
     """
@@ -117,6 +119,7 @@ async def run_generate(options: GenerateOptions, write: Write, say: Write) -> Ge
     def on_session(session: Session) -> None:
         done.execution_id = session.execution_id
         done.opened_s = time.monotonic()
+        write(options.prompt)
 
     with _catch_interrupts(interrupted):
         async with SplitUp.connect(options.config) as net:

@@ -68,6 +68,7 @@ def show_registration(output: Output, profile: Profile, done: Registration) -> N
         f"{format_usdc(profile.manifest.price_micro_usdc(1))} per step; "
         f"{done.uploaded_objects} objects were stored",
         markup=False,
+        soft_wrap=True,
     )
 
 

@@ -49,7 +49,7 @@ from splitup.client.generation import (
     load_tokenizer,
     make_decoder,
 )
-from splitup.client.inputs import format_usdc, parse_usdc, split_steps
+from splitup.client.inputs import check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.client.money import ensure_balance, fetch_price
 from splitup.client.opening import fetch_signed_plan, is_frozen, make_request, wait_until_open
 from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
@@ -394,7 +394,11 @@ class SplitUp:
     # ---- what became of it ---------------------------------------------------------------------
 
     async def receipt(self, execution_id: str, *, timeout_s: float = RECEIPT_TIMEOUT_S) -> Receipt:
-        """Wait until the chain has settled or refunded an execution; raise Unavailable."""
+        """Wait until the chain has settled or refunded an execution.
+
+        Raises InvalidInput, when the id is none, and Unavailable.
+        """
+        check_execution_id(execution_id)
         return await wait_for_receipt(
             self.chain,
             execution_id,
@@ -409,6 +413,7 @@ class SplitUp:
 
     async def check_plan(self, execution_id: str) -> CheckedPlan:
         """Compute every choice of an execution's plan anew; anybody's execution will do."""
+        check_execution_id(execution_id)
         committee = await self._committees.fetch_of(execution_id)
         certificate = await fetch_plan(self._http, committee, execution_id)
         request = certificate.plan.request
