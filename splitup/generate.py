@@ -141,6 +141,7 @@ async def run_generate(options: GenerateOptions, write: Write, say: Write) -> Ge
                 done.note(token, time.monotonic())
                 write(token.text)
             done.is_interrupted = interrupted.is_set()
+            interrupted.set()  # what is left is waiting: the next Ctrl-C leaves
             await tokens.aclose()
             if done.is_interrupted and done.execution_id:
                 say("\ninterrupted; the nodes are paid for what they did (Ctrl-C: do not wait)")

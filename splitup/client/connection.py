@@ -163,8 +163,13 @@ class SplitUp:
 
     async def drain(self) -> None:
         """Wait until nodes and store have all that ended executions still owe them."""
-        if self._background:
-            await asyncio.gather(*self._background, return_exceptions=True)
+        if not self._background:
+            return
+        _, waiting = await asyncio.wait(self._background, timeout=limits.STORE_QUIET_S)
+        if waiting:
+            ids = ", ".join(task.get_name() for task in waiting)
+            _log.warning("waiting for the store to take the inputs of %s; Ctrl-C leaves", ids)
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def close(self) -> None:
         """Finish storing what executions left behind, then close every connection."""
@@ -288,7 +293,7 @@ class SplitUp:
         self._close_later(session)
 
     def _close_later(self, session: Session) -> None:
-        task = asyncio.create_task(_store_and_close(session))
+        task = asyncio.create_task(_store_and_close(session), name=session.execution_id)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
