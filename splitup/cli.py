@@ -7,17 +7,15 @@ Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the networ
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from splitup.client.choices import CheckedPlan, PassedOver, fetch_unexplained, report_choice
@@ -26,6 +24,7 @@ from splitup.client.generation import DecoderName
 from splitup.client.inputs import format_usdc, parse_usdc
 from splitup.client.outcome import Array, Receipt, Result
 from splitup.config import DEFAULT_HOME, HOME_VARIABLE
+from splitup.console import Output, run_command
 from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_detached
 from splitup.devnet.network import DevnetOptions
 from splitup.errors import InvalidInput, SplitUpError
@@ -65,30 +64,11 @@ DeadlineFlag = Annotated[
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Where a command writes: data on stdout, talk on stderr."""
-
-    as_json: bool
-    out: Console
-    log: Console
-
-    @classmethod
-    def open(cls, as_json: bool = False) -> Output:
-        return cls(as_json, Console(), Console(stderr=True))
-
-    def say(self, text: str) -> None:
-        self.log.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def print_json(self, value: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
-
-
 # ---- using a network ---------------------------------------------------------------------------
 
 
 @app.command("run")
-def run_command(
+def run_model_command(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Name or id of a registered model.")
     ],
@@ -515,18 +495,7 @@ def _parse_size(text: str) -> int:
         raise InvalidInput(f"--vram {text} is no size; write for example 1GB or 900MB") from None
 
 
-def _run(output: Output, run: Callable[[], None]) -> None:
-    try:
-        run()
-    except SplitUpError as error:
-        if output.as_json:
-            output.print_json({"error": str(error)})
-        else:
-            output.say(f"error: {error}")
-        raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
-    except KeyboardInterrupt:
-        output.say("interrupted")
-        raise typer.Exit(130) from None
+_run = partial(run_command, interrupted="interrupted")
 
 
 def main() -> None:

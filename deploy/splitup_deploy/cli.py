@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -19,6 +20,7 @@ import typer
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.config import NetworkConfig
+from splitup.console import Output, run_command
 from splitup.crypto.keys import Identity
 from splitup.errors import InvalidInput
 from splitup.graph.manifest import Manifest, load_manifest
@@ -27,10 +29,8 @@ from splitup_deploy.build import CompiledModel, build, parse_dims, parse_sizes
 from splitup_deploy.calibrate import calibrate_model, encode_prompt, render_report
 from splitup_deploy.console import (
     HashBar,
-    Output,
     Picture,
     UploadBar,
-    run_command,
     show_model,
     show_registration,
     write_file,
@@ -61,6 +61,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _T = TypeVar("_T")
+_run = partial(
+    run_command, interrupted="interrupted; run the command again to go on where it stopped"
+)
 
 ConfigFlag = Annotated[
     Path | None,
@@ -222,7 +225,7 @@ def register_command(
         done = asyncio.run(_with_network(network, identity, publish))
         show_registration(output, _profile(compiled, cutting), done)
 
-    run_command(output, run)
+    _run(output, run)
 
 
 @app.command("inspect", short_help="Show how a model is cut, and what each task needs.")
@@ -296,7 +299,7 @@ def inspect_command(
         targets = () if target_vram is None else parse_sizes(target_vram)
         show(compute_profile(manifest, targets_bytes=targets), found_name)
 
-    run_command(output, run)
+    _run(output, run)
 
 
 @app.command("calibrate", short_help="Measure how far honest machines are apart.")
@@ -354,7 +357,7 @@ def calibrate_command(
             how = f"not used: {variant.problem}" if variant.problem else variant.determinism
             output.log.print(f"{variant.name}: {how}", markup=False, soft_wrap=True)
 
-    run_command(output, run)
+    _run(output, run)
 
 
 @app.command("list")
@@ -384,7 +387,7 @@ def list_command(
         else:
             output.log.print("no model is registered; register one with: splitup-deploy register")
 
-    run_command(output, run)
+    _run(output, run)
 
 
 async def _with_network(

@@ -168,7 +168,7 @@ class SplitUp:
         _, waiting = await asyncio.wait(self._background, timeout=limits.STORE_QUIET_S)
         if waiting:
             ids = ", ".join(task.get_name() for task in waiting)
-            _log.warning("waiting for the store to take the inputs of %s; Ctrl-C leaves", ids)
+            _log.warning("waiting until the store has the inputs of %s; Ctrl-C leaves", ids)
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def close(self) -> None:
