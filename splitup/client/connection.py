@@ -17,6 +17,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Mapping,
     Sequence,
 )
@@ -163,13 +164,7 @@ class SplitUp:
 
     async def drain(self) -> None:
         """Wait until nodes and store have all that ended executions still owe them."""
-        if not self._background:
-            return
-        _, waiting = await asyncio.wait(self._background, timeout=limits.STORE_QUIET_S)
-        if waiting:
-            ids = ", ".join(task.get_name() for task in waiting)
-            _log.warning("waiting until the store has the inputs of %s; Ctrl-C leaves", ids)
-            await asyncio.gather(*waiting, return_exceptions=True)
+        await wait_stored(self._background, quiet_s=limits.STORE_QUIET_S)
 
     async def close(self) -> None:
         """Finish storing what executions left behind, then close every connection."""
@@ -177,11 +172,17 @@ class SplitUp:
         for opening in openings:
             opening.cancel()
         await asyncio.gather(*openings, return_exceptions=True)
-        await self.drain()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        await self._http.close()
-        if self._chain is not None:
-            await self._chain.close()
+        try:
+            await self.drain()
+        finally:  # also when nobody wants to wait any longer
+            left = tuple(self._background)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            await self._http.close()
+            if self._chain is not None:
+                await self._chain.close()
 
     @property
     def address(self) -> str:
@@ -662,6 +663,18 @@ class SplitUp:
             node=error.node,
             refunded_micro_usdc=back,
         )
+
+
+async def wait_stored(storing: Collection[asyncio.Task[None]], *, quiet_s: float) -> None:
+    """Wait for tasks that store; say after ``quiet_s`` which executions, the tasks' names, wait."""
+    storing = tuple(storing)  # a set loses its tasks as they end
+    if not storing:
+        return
+    _, waiting = await asyncio.wait(storing, timeout=quiet_s)
+    if waiting:
+        ids = ", ".join(task.get_name() for task in waiting)
+        _log.warning("waiting until the store has the inputs of %s; Ctrl-C leaves", ids)
+    await asyncio.gather(*storing, return_exceptions=True)
 
 
 async def _store_and_close(session: Session) -> None:
