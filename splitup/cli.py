@@ -7,17 +7,15 @@ Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the networ
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from splitup.client.choices import CheckedPlan, PassedOver, fetch_unexplained, report_choice
@@ -26,6 +24,7 @@ from splitup.client.generation import DecoderName
 from splitup.client.inputs import format_usdc, parse_usdc
 from splitup.client.outcome import Array, Receipt, Result
 from splitup.config import DEFAULT_HOME, HOME_VARIABLE
+from splitup.console import Output, run_command
 from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_detached
 from splitup.devnet.network import DevnetOptions
 from splitup.errors import InvalidInput, SplitUpError
@@ -41,50 +40,47 @@ app = typer.Typer(
 )
 
 DirFlag = Annotated[
-    Path, typer.Option("--dir", envvar=HOME_VARIABLE, help="Directory of the network.")
+    Path,
+    typer.Option("--dir", metavar="DIR", envvar=HOME_VARIABLE, help="Directory of the network."),
 ]
 ConfigFlag = Annotated[
     Path | None,
-    typer.Option("--config", help="Network file or directory (default: $SPLITUP_HOME, .splitup)."),
+    typer.Option(
+        "--config",
+        metavar="PATH",
+        help="Network file or directory (default: $SPLITUP_HOME, .splitup).",
+    ),
 ]
 PriceFlag = Annotated[
-    str | None, typer.Option("--max-price", help="Most USDC to pay (default: what it costs).")
+    str | None,
+    typer.Option("--max-price", metavar="USDC", help="Most USDC to pay (default: what it costs)."),
 ]
 DeadlineFlag = Annotated[
-    float, typer.Option("--deadline", min=5.0, help="Seconds until the money comes back.")
+    float,
+    typer.Option(
+        "--deadline", metavar="SECONDS", min=5.0, help="Seconds until the money comes back."
+    ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Where a command writes: data on stdout, talk on stderr."""
-
-    as_json: bool
-    out: Console
-    log: Console
-
-    @classmethod
-    def open(cls, as_json: bool = False) -> Output:
-        return cls(as_json, Console(), Console(stderr=True))
-
-    def say(self, text: str) -> None:
-        self.log.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def print_json(self, value: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
 # ---- using a network ---------------------------------------------------------------------------
 
 
 @app.command("run")
-def run_command(
-    model: Annotated[str, typer.Argument(help="Name or id of a registered model.")],
-    inputs: Annotated[
-        list[str], typer.Option("--input", help="NAME=FILE.npy; once per input of the model.")
+def run_model_command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Name or id of a registered model.")
     ],
-    directory: Annotated[Path, typer.Option("--output", help="Directory for the outputs.")],
+    inputs: Annotated[
+        list[str],
+        typer.Option(
+            "--input", metavar="NAME=FILE", help="NAME=FILE.npy; once per input of the model."
+        ),
+    ],
+    directory: Annotated[
+        Path, typer.Option("--output", metavar="DIR", help="Directory for the outputs.")
+    ],
     max_price: PriceFlag = None,
     deadline: DeadlineFlag = DEFAULT_DEADLINE_S,
     config: ConfigFlag = None,
@@ -124,23 +120,35 @@ def run_command(
 
 @app.command("generate")
 def generate_command(
-    model: Annotated[str, typer.Argument(help="Name or id of a registered text model.")],
-    prompt: Annotated[str, typer.Option("--prompt", help="Text to continue.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Name or id of a registered text model.")
+    ],
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Text to continue.")],
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Most tokens to generate.")
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens to generate.")
     ] = 64,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")
+        float,
+        typer.Option("--temperature", metavar="T", min=0.0, help="0 takes the likeliest token."),
     ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Equal seeds give equal text.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, help="Equal seeds give equal text.")
+    ] = 0,
     top_k: Annotated[
-        int, typer.Option("--top-k", min=0, help="Draw from the likeliest K tokens; 0: from all.")
+        int,
+        typer.Option(
+            "--top-k", metavar="K", min=0, help="Draw from the likeliest K tokens; 0: from all."
+        ),
     ] = 0,
     top_p: Annotated[
-        float, typer.Option("--top-p", help="Draw from the fewest tokens of this probability.")
+        float,
+        typer.Option(
+            "--top-p", metavar="P", help="Draw from the fewest tokens of this probability."
+        ),
     ] = 1.0,
     stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="End before this text. Repeatable.")
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable."),
     ] = None,
     decoder: Annotated[
         DecoderName,
@@ -175,7 +183,6 @@ def generate_command(
             sys.stdout.flush()
 
     def run() -> None:
-        write(prompt)
         try:
             done = asyncio.run(run_generate(options, write, output.say))
         except SplitUpError:
@@ -194,10 +201,14 @@ def generate_command(
 
 @app.command("deposit")
 def deposit_command(
-    amount: Annotated[str, typer.Argument(help="USDC to move from your wallet into the market.")],
+    amount: Annotated[
+        str, typer.Argument(metavar="AMOUNT", help="USDC to move from your wallet into the market.")
+    ],
     freeze: Annotated[
         float | None,
-        typer.Option("--freeze", help="Keep the balance for signed requests, for SECONDS."),
+        typer.Option(
+            "--freeze", metavar="SECONDS", help="Keep the balance for signed requests, for SECONDS."
+        ),
     ] = None,
     config: ConfigFlag = None,
     as_json: JsonFlag = False,
@@ -219,15 +230,17 @@ def deposit_command(
         if output.as_json:
             output.print_json({"deposited_usdc": amount, "frozen_until": until})
         else:
-            kept = "" if freeze is None else f", kept for signed requests for {freeze:g} s"
-            output.out.print(f"{amount} USDC are in the market{kept}")
+            kept = "" if freeze is None else f"; the balance is kept for {freeze:g} s"
+            output.out.print(f"{amount} USDC went into the market{kept}")
 
     _run(output, run)
 
 
 @app.command("receipt")
 def receipt_command(
-    execution_id: Annotated[str, typer.Argument(help="Id of an execution, 0x and 64 digits.")],
+    execution_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of an execution, 0x and 64 digits.")
+    ],
     config: ConfigFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -256,7 +269,9 @@ def receipt_command(
 
 @app.command("check", short_help="Was an execution planned as it must be?")
 def check_command(
-    execution_id: Annotated[str, typer.Argument(help="Id of an execution, 0x and 64 digits.")],
+    execution_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of an execution, 0x and 64 digits.")
+    ],
     report: Annotated[
         bool, typer.Option("--report", help="Show a wrong choice to the chain.")
     ] = False,
@@ -355,11 +370,13 @@ def _describe_result(result: Result, files: dict[str, Path]) -> dict[str, Any]:
 @app.command("up", short_help="Start, or resume, a network on this machine.")
 def up_command(
     nodes: Annotated[
-        int | None, typer.Option("--nodes", help="Number of nodes (default: 6, or as before).")
+        int | None,
+        typer.Option("--nodes", metavar="N", help="Number of nodes (default: 6, or as before)."),
     ] = None,
     directory: DirFlag = DEFAULT_HOME,
     vram: Annotated[
-        str | None, typer.Option("--vram", help="Memory per node: 1GB, 900MB (default: 1GB).")
+        str | None,
+        typer.Option("--vram", metavar="SIZE", help="Memory per node: 1GB, 900MB (default: 1GB)."),
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when it is ready; it keeps running.")
@@ -404,7 +421,7 @@ def _show_status(output: Output, status: NetworkStatus) -> None:
     running = f"process {status.supervisor}" if status.supervisor is not None else "not running"
     output.out.print(f"network in {status.directory}: {running}", highlight=False)
     if status.processes:
-        table = Table("party", "process", "state", box=None)
+        table = Table("party", "process", "state", box=None, pad_edge=False)
         for name, pid, alive in status.processes:
             table.add_row(name, str(pid), "running" if alive else "ended")
         output.out.print(table)
@@ -412,11 +429,13 @@ def _show_status(output: Output, status: NetworkStatus) -> None:
         output.out.print(status.problem, markup=False, highlight=False, soft_wrap=True)
         return
     output.out.print(status.health.describe(), highlight=False)
-    table = Table("node", "endpoint", "stake", "tasks", "in snapshot", box=None)
+    table = Table("node", "endpoint", "stake", "tasks", "live", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True  # 42 digits to be copied; all in 80 columns
     for node in status.health.nodes:
-        stake = format_usdc(node.stake_micro_usdc)
+        stake = format_usdc(node.stake_micro_usdc).removesuffix(" USDC")
         listed = "yes" if node.in_snapshot else "no"
-        table.add_row(node.address, node.endpoint, stake, str(len(node.tasks)), listed)
+        endpoint = node.endpoint.removeprefix("http://")
+        table.add_row(node.address, endpoint, stake, str(len(node.tasks)), listed)
     output.out.print(table)
 
 
@@ -476,18 +495,7 @@ def _parse_size(text: str) -> int:
         raise InvalidInput(f"--vram {text} is no size; write for example 1GB or 900MB") from None
 
 
-def _run(output: Output, run: Callable[[], None]) -> None:
-    try:
-        run()
-    except SplitUpError as error:
-        if output.as_json:
-            output.print_json({"error": str(error)})
-        else:
-            output.say(f"error: {error}")
-        raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
-    except KeyboardInterrupt:
-        output.say("interrupted")
-        raise typer.Exit(130) from None
+_run = partial(run_command, interrupted="interrupted")
 
 
 def main() -> None:

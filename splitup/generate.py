@@ -107,7 +107,9 @@ def describe_receipt(receipt: Receipt) -> str:
 
 
 async def run_generate(options: GenerateOptions, write: Write, say: Write) -> Generated:
-    """Generate, handing every piece of text to ``write``; ``say`` is for the user alone.
+    """Generate, handing the prompt and what follows to ``write``; ``say`` is for the user alone.
+
+    The prompt is written once the execution is open: what fails before leaves no text behind.
 
     Raises what ``SplitUp.generate`` raises, KeyboardInterrupt for a second Ctrl-C.
     """
@@ -117,6 +119,7 @@ async def run_generate(options: GenerateOptions, write: Write, say: Write) -> Ge
     def on_session(session: Session) -> None:
         done.execution_id = session.execution_id
         done.opened_s = time.monotonic()
+        write(options.prompt)
 
     with _catch_interrupts(interrupted):
         async with SplitUp.connect(options.config) as net:
@@ -138,6 +141,7 @@ async def run_generate(options: GenerateOptions, write: Write, say: Write) -> Ge
                 done.note(token, time.monotonic())
                 write(token.text)
             done.is_interrupted = interrupted.is_set()
+            interrupted.set()  # what is left is waiting: the next Ctrl-C leaves
             await tokens.aclose()
             if done.is_interrupted and done.execution_id:
                 say("\ninterrupted; the nodes are paid for what they did (Ctrl-C: do not wait)")

@@ -73,6 +73,7 @@ PRESIGN_EXPIRY_S: Final = 3_600  # longer than any execution; a leaked URL dies 
 OBJECT_KEY_BYTES: Final = 512  # S3 allows 1,024; SeaweedFS keeps a path segment below 255
 OBJECT_FETCHES: Final = 3  # a wrong digest twice over may be a bad copy, thrice is the object
 OBJECT_RETRY_S: Final = 2.0  # longest pause between two tries against a struggling server
+STORE_QUIET_S: Final = 5.0  # a client that waits longer for the store says so
 MAX_JOURNAL_VALUE_BYTES: Final = 16 * MIB  # four messages of the largest size
 
 # ---- graphs, weights, manifests ----------------------------------------------------------------

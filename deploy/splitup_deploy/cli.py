@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -19,6 +20,7 @@ import typer
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.config import NetworkConfig
+from splitup.console import Output, run_command
 from splitup.crypto.keys import Identity
 from splitup.errors import InvalidInput
 from splitup.graph.manifest import Manifest, load_manifest
@@ -27,10 +29,8 @@ from splitup_deploy.build import CompiledModel, build, parse_dims, parse_sizes
 from splitup_deploy.calibrate import calibrate_model, encode_prompt, render_report
 from splitup_deploy.console import (
     HashBar,
-    Output,
     Picture,
     UploadBar,
-    run_command,
     show_model,
     show_registration,
     write_file,
@@ -61,62 +61,86 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _T = TypeVar("_T")
+_run = partial(
+    run_command, interrupted="interrupted; run the command again to go on where it stopped"
+)
 
 ConfigFlag = Annotated[
     Path | None,
-    typer.Option("--config", help="Network file or directory (default: $SPLITUP_HOME, .splitup)."),
+    typer.Option(
+        "--config",
+        metavar="PATH",
+        help="Network file or directory (default: $SPLITUP_HOME, .splitup).",
+    ),
 ]
-RpcFlag = Annotated[str | None, typer.Option("--rpc-url", help="The chain's RPC endpoint.")]
+RpcFlag = Annotated[
+    str | None, typer.Option("--rpc-url", metavar="URL", help="The chain's RPC endpoint.")
+]
 DeploymentFlag = Annotated[
-    Path | None, typer.Option("--deployment", help="File with the contracts' addresses.")
+    Path | None,
+    typer.Option("--deployment", metavar="FILE", help="File with the contracts' addresses."),
 ]
 GatewayFlag = Annotated[
-    str | None, typer.Option("--gateway", help="Storage gateways' URLs, with commas.")
+    str | None,
+    typer.Option("--gateway", metavar="URLS", help="Storage gateways' URLs, with commas."),
 ]
-KeystoreFlag = Annotated[Path | None, typer.Option("--keystore", help="Your key file.")]
+KeystoreFlag = Annotated[
+    Path | None, typer.Option("--keystore", metavar="FILE", help="Your key file.")
+]
 PassphraseFlag = Annotated[
-    Path | None, typer.Option("--passphrase-file", help="File that holds its passphrase.")
+    Path | None,
+    typer.Option("--passphrase-file", metavar="FILE", help="File that holds its passphrase."),
 ]
 _TARGET_HELP = "Memory a task may need: 12GB, 900MB, 6GiB; or of a fleet's cards: 8GB,12GB,24GB."
-TargetFlag = Annotated[str | None, typer.Option("--target-vram", help=_TARGET_HELP)]
+TargetFlag = Annotated[str | None, typer.Option("--target-vram", metavar="SIZE", help=_TARGET_HELP)]
 BalanceFlag = Annotated[
     Balance,
     typer.Option("--balance", help="Shortest step of one user, or most steps a second of many."),
 ]
 MaxTasksFlag = Annotated[
-    int | None, typer.Option("--max-tasks", min=1, help="The most tasks to cut into.")
+    int | None, typer.Option("--max-tasks", metavar="N", min=1, help="The most tasks to cut into.")
 ]
 PrivateFlag = Annotated[
     int | None,
     typer.Option(
         "--private",
+        metavar="K",
         min=0,
         help="Blocks at each end that users run themselves, with embedding and head.",
     ),
 ]
 ContextFlag = Annotated[
-    int | None, typer.Option("--context", min=1, help="Tokens a sequence may have.")
+    int | None, typer.Option("--context", metavar="N", min=1, help="Tokens a sequence may have.")
 ]
 ChunkFlag = Annotated[
-    int | None, typer.Option("--chunk", min=1, help="The most tokens of one step (default: 64).")
+    int | None,
+    typer.Option("--chunk", metavar="N", min=1, help="The most tokens of one step (default: 64)."),
 ]
 DimsFlag = Annotated[
     list[str] | None,
-    typer.Option("--dim", help="Size of an ONNX file's symbolic dimension, NAME=SIZE; repeatable."),
+    typer.Option(
+        "--dim",
+        metavar="NAME=SIZE",
+        help="Size of an ONNX file's symbolic dimension, NAME=SIZE; repeatable.",
+    ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
-@app.command("register")
+@app.command("register", short_help="Compile a model, store its parts, register it.")
 def register_command(
     model: Annotated[
         str,
         typer.Option(
-            "--model", help="Hugging Face directory, *.onnx, *.gguf, or module:function (tinygrad)."
+            "--model",
+            metavar="MODEL",
+            help="Hugging Face directory, *.onnx, *.gguf, or module:function (tinygrad).",
         ),
     ],
-    name: Annotated[str, typer.Option("--name", help="Name under which users find it.")],
-    target_vram: Annotated[str, typer.Option("--target-vram", help=_TARGET_HELP)],
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Name under which users find it.")
+    ],
+    target_vram: Annotated[str, typer.Option("--target-vram", metavar="SIZE", help=_TARGET_HELP)],
     context: ContextFlag = None,
     chunk: ChunkFlag = None,
     dims: DimsFlag = None,
@@ -125,7 +149,11 @@ def register_command(
     private: PrivateFlag = None,
     tolerance: Annotated[
         Path | None,
-        typer.Option("--tolerance", help="What 'splitup-deploy calibrate' found for this cut."),
+        typer.Option(
+            "--tolerance",
+            metavar="FILE",
+            help="What 'splitup-deploy calibrate' found for this cut.",
+        ),
     ] = None,
     reference: Annotated[
         bool | None,
@@ -197,13 +225,16 @@ def register_command(
         done = asyncio.run(_with_network(network, identity, publish))
         show_registration(output, _profile(compiled, cutting), done)
 
-    run_command(output, run)
+    _run(output, run)
 
 
-@app.command("inspect")
+@app.command("inspect", short_help="Show how a model is cut, and what each task needs.")
 def inspect_command(
     model: Annotated[
-        str, typer.Argument(help="Registered name or id; or, to compile, a directory or callable.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Registered name or id; or, to compile, a directory or callable."
+        ),
     ],
     target_vram: TargetFlag = None,
     context: ContextFlag = None,
@@ -216,7 +247,8 @@ def inspect_command(
         Picture, typer.Option("--format", help="How the task graph is drawn.")
     ] = "text",
     file: Annotated[
-        Path | None, typer.Option("--output", help="Where the drawing goes (default: stdout).")
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Where the drawing goes (default: stdout)."),
     ] = None,
     config: ConfigFlag = None,
     rpc_url: RpcFlag = None,
@@ -267,25 +299,31 @@ def inspect_command(
         targets = () if target_vram is None else parse_sizes(target_vram)
         show(compute_profile(manifest, targets_bytes=targets), found_name)
 
-    run_command(output, run)
+    _run(output, run)
 
 
-@app.command("calibrate")
+@app.command("calibrate", short_help="Measure how far honest machines are apart.")
 def calibrate_command(
-    model: Annotated[str, typer.Argument(help="A model, as for 'register --model'.")],
-    target_vram: Annotated[str, typer.Option("--target-vram", help=_TARGET_HELP)],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model, as for 'register --model'.")
+    ],
+    target_vram: Annotated[str, typer.Option("--target-vram", metavar="SIZE", help=_TARGET_HELP)],
     context: ContextFlag = None,
     chunk: ChunkFlag = None,
     dims: DimsFlag = None,
     balance: BalanceFlag = "latency",
     max_tasks: MaxTasksFlag = None,
     private: PrivateFlag = None,
-    steps: Annotated[int, typer.Option("--steps", min=2, max=4096, help="Steps to compute.")] = 24,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=2, max=4096, help="Steps to compute.")
+    ] = 24,
     prompt: Annotated[
-        str, typer.Option("--prompt", help="Text to compute; random tokens follow it.")
+        str,
+        typer.Option("--prompt", metavar="TEXT", help="Text to compute; random tokens follow it."),
     ] = "",
     file: Annotated[
-        Path | None, typer.Option("--output", help="File for 'register --tolerance'.")
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="File for 'register --tolerance'."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -319,7 +357,7 @@ def calibrate_command(
             how = f"not used: {variant.problem}" if variant.problem else variant.determinism
             output.log.print(f"{variant.name}: {how}", markup=False, soft_wrap=True)
 
-    run_command(output, run)
+    _run(output, run)
 
 
 @app.command("list")
@@ -349,7 +387,7 @@ def list_command(
         else:
             output.log.print("no model is registered; register one with: splitup-deploy register")
 
-    run_command(output, run)
+    _run(output, run)
 
 
 async def _with_network(

@@ -1,15 +1,12 @@
-"""What the commands of splitup-deploy print: progress on stderr, results on stdout, errors."""
+"""What the commands of splitup-deploy print: progress on stderr, results on stdout."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,30 +19,14 @@ from rich.progress import (
 )
 
 from splitup.client.inputs import format_usdc
-from splitup.errors import InvalidInput, SplitUpError
+from splitup.console import Output
+from splitup.errors import InvalidInput
 from splitup_deploy.drawing import draw_mermaid, draw_svg
 from splitup_deploy.inspect import describe_model, render_model
 from splitup_deploy.profile import Profile
 from splitup_deploy.register import Registration
 
 Picture = Literal["text", "mermaid", "svg"]
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Where a command writes: data on stdout, talk on stderr."""
-
-    as_json: bool
-    out: Console
-    log: Console
-
-    @classmethod
-    def open(cls, as_json: bool) -> Output:
-        return cls(as_json, Console(), Console(stderr=True))
-
-    def print_json(self, value: dict[str, Any]) -> None:
-        """Write the one JSON object of a command."""
-        sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
 def show_model(output: Output, profile: Profile, name: str | None, is_complete: bool) -> None:
@@ -68,21 +49,8 @@ def show_registration(output: Output, profile: Profile, done: Registration) -> N
         f"{format_usdc(profile.manifest.price_micro_usdc(1))} per step; "
         f"{done.uploaded_objects} objects were stored",
         markup=False,
+        soft_wrap=True,
     )
-
-
-def run_command(output: Output, run: Callable[[], None]) -> None:
-    try:
-        run()
-    except SplitUpError as error:
-        if output.as_json:
-            output.print_json({"error": str(error)})
-        else:
-            output.log.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
-    except KeyboardInterrupt:
-        output.log.print("interrupted; run the command again to go on where it stopped")
-        raise typer.Exit(130) from None
 
 
 def write_picture(profile: Profile, name: str | None, picture: Picture, file: Path | None) -> None:

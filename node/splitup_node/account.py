@@ -138,3 +138,34 @@ class Account:
         allowed = await self._chain.call("usdc", "allowance", self._identity.address, registry)
         if allowed < amount:
             await self._chain.send("usdc", "approve", registry, amount)
+
+
+async def check_registration(
+    chain: Chain, identity: Identity, config: NodeConfig
+) -> dict[str, Any]:
+    """Return the node's registry entry; ConfigurationError, and the cure, if it may not run."""
+    entry: dict[str, Any] = await chain.call("nodes", "nodeOf", identity.address)
+    if not entry["stake"]:
+        raise ConfigurationError(
+            f"node {identity.address} has no stake; put it down with: splitup-node stake"
+        )
+    if entry["unbondingAt"]:
+        raise ConfigurationError(
+            f"node {identity.address} is leaving; stay with: splitup-node unstake --cancel"
+        )
+    if not entry["active"]:
+        raise ConfigurationError(
+            f"node {identity.address} lost stake and is inactive; "
+            "fill it up with: splitup-node stake"
+        )
+    if entry["signingKey"] != identity.signing_key_hex:
+        raise ConfigurationError(
+            f"the registry lists another signing key for {identity.address} than {config.keystore} "
+            "gives; use the key file that the stake was put down with"
+        )
+    if entry["vramGb"] < config.vram_gb:
+        raise ConfigurationError(
+            f"node {identity.address} staked for {entry['vramGb']} GB and is configured for "
+            f'{config.vram_gb} GB; set vram = "{entry["vramGb"]}GB", or unstake and stake again'
+        )
+    return entry

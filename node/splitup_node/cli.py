@@ -20,10 +20,10 @@ from rich.text import Text
 from splitup.client.inputs import format_usdc
 from splitup.config import NetworkConfig
 from splitup.errors import InvalidInput, SplitUpError
-from splitup_node.account import Account
+from splitup_node.account import Account, check_registration
 from splitup_node.audit import audit_node, check_machine
 from splitup_node.config import NodeConfig
-from splitup_node.daemon import check_registration, run_node
+from splitup_node.daemon import run_node
 from splitup_node.setup import create_node
 from splitup_node.status import NodeStatus, read_status
 
@@ -43,7 +43,13 @@ _app = typer.Typer(
 
 ConfigOption = Annotated[
     Path,
-    typer.Option("--config", "-c", envvar="SPLITUP_NODE_CONFIG", help="The node's configuration."),
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        envvar="SPLITUP_NODE_CONFIG",
+        help="The node's configuration.",
+    ),
 ]
 _Result = TypeVar("_Result")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -52,18 +58,29 @@ _CONFIG: Final = Path("node.toml")
 
 @_app.command()
 def init(
-    data_dir: Annotated[Path, typer.Option(help="Directory for all of the node's files.")],
-    vram: Annotated[str, typer.Option(help='Device memory to serve with, for example "8GB".')],
-    rpc_url: Annotated[str | None, typer.Option(help="The chain's RPC endpoint.")] = None,
+    data_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Directory for all of the node's files.")
+    ],
+    vram: Annotated[
+        str, typer.Option(metavar="SIZE", help='Device memory to serve with, for example "8GB".')
+    ],
+    rpc_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="The chain's RPC endpoint.")
+    ] = None,
     deployment: Annotated[
-        Path | None, typer.Option(help="JSON file with the contracts' addresses.")
+        Path | None, typer.Option(metavar="FILE", help="JSON file with the contracts' addresses.")
     ] = None,
     gateway: Annotated[
-        str | None, typer.Option(help="The storage gateways' URLs, with commas.")
+        str | None, typer.Option(metavar="URLS", help="The storage gateways' URLs, with commas.")
     ] = None,
-    listen: Annotated[str, typer.Option(help="Where to listen, HOST:PORT.")] = "127.0.0.1:7700",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen.")
+    ] = "127.0.0.1:7700",
     endpoint: Annotated[
-        str, typer.Option(help="How others reach the node, if it is not what it listens on.")
+        str,
+        typer.Option(
+            metavar="URL", help="How others reach the node, if it is not what it listens on."
+        ),
     ] = "",
     allow_loopback: Annotated[
         bool, typer.Option(help="Accept peers on loopback and private addresses.")
@@ -188,7 +205,8 @@ def status(config: ConfigOption = _CONFIG, as_json: JsonOption = False) -> None:
 def audit(
     config: ConfigOption = _CONFIG,
     models: Annotated[
-        list[str] | None, typer.Option("--model", help="Name or id; repeatable (default: all).")
+        list[str] | None,
+        typer.Option("--model", metavar="MODEL", help="Name or id; repeatable (default: all)."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Before there is a stake: do not look for one.")

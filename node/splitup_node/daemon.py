@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
@@ -24,7 +24,6 @@ from splitup.chain.market import fetch_economics
 from splitup.crypto.keys import Identity
 from splitup.errors import (
     ConfigurationError,
-    InvalidModel,
     PeerFault,
     Refused,
     SplitUpError,
@@ -47,24 +46,23 @@ from splitup.net.tunnel import Tunnel
 from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.takeovers import Roster
 from splitup.protocol.verification import Economics, compute_exposure
-from splitup.wire import Heartbeat, PlanCertificate, VerificationOrder
+from splitup.wire import PlanCertificate, VerificationOrder
+from splitup_node.account import check_registration
 from splitup_node.config import NodeConfig
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
 from splitup_node.health import Health
 from splitup_node.heralds import Herald
+from splitup_node.presence import Presence
 from splitup_node.reach import Reach
 from splitup_node.recovery import Recovery, Unreported, make_end_value, read_unreported
 from splitup_node.reports import Reporter
 from splitup_node.residents import Residents
 from splitup_node.sessions import compute_state_bytes
-from splitup_node.specialise import DemandEntry, choose_task, merge_demand, parse_demand
 from splitup_node.status import write_status
-from splitup_node.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
+from splitup_node.supervisor import WORKER_ARGV, Supervisor, WorkerLost
 from splitup_node.verifier import Tools, Verifier
 from splitup_node.workers import Workers
-
-HEARTBEAT_TYP: Final = "splitup-heartbeat"
 
 _log = logging.getLogger("splitup.node")
 
@@ -99,13 +97,6 @@ class Node:
         self._economics = economics
         self.device = device
         self.reach: Reach | None = None  # known once the server listens
-        self._boot_id = secrets.token_hex(32)
-        self._sequence = 0
-        self._block_number = 0
-        self._demand: tuple[DemandEntry, ...] = ()
-        self._demand_changed = asyncio.Event()
-        self._news = asyncio.Event()
-        self._unloadable: dict[str, float] = {}  # task_id -> when to try again
         self._accepting: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
@@ -122,6 +113,16 @@ class Node:
             now_s=self._chain.clock.now_s,
         )
         self._health = Health(self._journal, self._config.data_dir, self._chain.clock)
+        self._presence = Presence(
+            self._identity,
+            self._http,
+            self.engine,
+            self._residents,
+            self._cache,
+            self._health,
+            get_committee=lambda: self._committee,
+            get_determinism=lambda: self.device["determinism_class"],
+        )
         herald = Herald(self._http, self._committees.fetch_of, self._chain.clock.now_s)
         self._reporter = Reporter(self._journal, self._chain, herald)
         self._recovery = Recovery(
@@ -167,12 +168,12 @@ class Node:
         loops = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
-                ("heartbeats", self._beat()),
+                ("heartbeats", self._presence.beat()),
                 ("logs", self._every(limits.FLUSH_PERIOD_S, self._flush_logs)),
                 ("housekeeping", self._every(limits.HEARTBEAT_PERIOD_S, self._keep_house)),
                 ("clock", self._every(limits.CLOCK_PERIOD_S, self._chain.fetch_head)),
                 ("committee", self._every(limits.COMMITTEE_CACHE_S, self._refresh_committee)),
-                ("specialising", self._specialise()),
+                ("specialising", self._presence.specialise()),
                 ("worker", self._watch_worker()),
                 ("reports", self._reporter.run()),
                 ("stake", self._every(limits.DISTRIBUTE_PERIOD_S, self._reporter.release_stake)),
@@ -354,70 +355,6 @@ class Node:
 
     # ---- loops ---------------------------------------------------------------------------------
 
-    async def _beat(self) -> None:
-        """Send a heartbeat per period, and one at once when a task was loaded."""
-        while True:
-            self._news.clear()
-            try:
-                await self._send_heartbeat()
-            except SplitUpError as error:
-                _log.warning("%s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limits.HEARTBEAT_PERIOD_S):
-                    await self._news.wait()
-
-    async def _send_heartbeat(self) -> None:
-        self._sequence += 1
-        beat = Heartbeat(
-            node=self._identity.address,
-            boot_id=self._boot_id,
-            sequence=self._sequence,
-            sent_at_ms=int(time.time() * 1000),
-            block_number=self._block_number,
-            queue_ms=self.engine.runs.queue_ms,
-            resident=self._get_offers(),
-            vram_free_bytes=max(0, self._residents.free_bytes),
-            determinism=self.device["determinism_class"][:200],
-            speed_mflops=self.engine.runs.speed_mflops,
-            bandwidth_kbps=self._cache.bandwidth_kbps,
-        )
-        token = self._http.sign(HEARTBEAT_TYP, self._committee.domain.committee, beat)
-        answers = await asyncio.gather(
-            *(
-                self._http.post_token(
-                    f"{member.endpoint}/v1/heartbeat", token, timeout_s=limits.HEARTBEAT_TIMEOUT_S
-                )
-                for member in self._committee.members
-            ),
-            return_exceptions=True,
-        )
-        refusals = {str(answer) for answer in answers if isinstance(answer, Refused)}
-        refused = all(isinstance(answer, Refused) for answer in answers)
-        self._health.note_refusals(refusals if refused else set(), len(answers))
-        demands = []
-        for answer in answers:
-            if isinstance(answer, SplitUpError):
-                _log.debug("heartbeat: %s", answer)
-                continue
-            if isinstance(answer, BaseException):
-                raise answer
-            try:
-                demands.append(parse_demand(answer.get("tasks")))
-            except PeerFault as fault:  # of one member; the others' answers count
-                _log.warning("heartbeat: %s", fault)
-                continue
-            block = answer.get("block")
-            if isinstance(block, int) and 0 <= block < 2**53:
-                self._block_number = max(self._block_number, block)
-        self._demand = merge_demand(demands)
-        self._demand_changed.set()
-
-    def _get_offers(self) -> tuple[str, ...]:
-        """Return what this node takes work for."""
-        if self._health.trouble:
-            return ()
-        return tuple(sorted(task.task_id for task in self._residents.tasks))
-
     async def _flush_logs(self) -> None:
         self.engine.flush()
 
@@ -428,30 +365,6 @@ class Node:
 
     async def _refresh_committee(self) -> None:
         self._committee = await self._committees.fetch_current()
-
-    async def _specialise(self) -> None:
-        """Load one task after the other, by demand, for as long as there is memory."""
-        while True:
-            self._demand_changed.clear()
-            await self._demand_changed.wait()
-            now_s = time.monotonic()
-            choice = choose_task(
-                self._identity.address,
-                self._demand,
-                self._residents.programs,
-                {task for task, retry_s in self._unloadable.items() if now_s < retry_s},
-                self._residents.free_bytes,
-            )
-            if choice is None:
-                continue
-            try:
-                await self._residents.ensure(choice.model_id, choice.task)
-                self._news.set()
-            except (InvalidModel, TaskFailed, WorkerLost) as error:  # it may be what kills workers
-                _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
-                self._unloadable[choice.task_id] = time.monotonic() + limits.LOAD_RETRY_S
-            except SplitUpError as error:  # the store, the gateway, the worker: soon again
-                _log.warning("task %s waits: %s", choice.task_id[:12], error)
 
     async def _watch_worker(self) -> None:
         """Replace a worker that is lost, load its tasks again, and go on."""
@@ -492,7 +405,7 @@ class Node:
             "endpoint": self.endpoint,
             "relay": self.reach.relay if self.reach is not None else "",
             "reach_problem": self.reach.problem if self.reach is not None else "",
-            "boot_id": self._boot_id,
+            "boot_id": self._presence.boot_id,
             "device": self.device,
             "resident": [
                 {"task_id": t.task_id, "label": t.label, "vram_bytes": t.vram_bytes}
@@ -581,34 +494,3 @@ async def run_node(
         await node.settle(server, entry["endpoint"])
         _log.info("node %s serves on %s; %s", identity.address, server.url, node.device["reason"])
         await node.run(stop)
-
-
-async def check_registration(
-    chain: Chain, identity: Identity, config: NodeConfig
-) -> dict[str, Any]:
-    """Return the node's registry entry; ConfigurationError, and the cure, if it may not run."""
-    entry: dict[str, Any] = await chain.call("nodes", "nodeOf", identity.address)
-    if not entry["stake"]:
-        raise ConfigurationError(
-            f"node {identity.address} has no stake; put it down with: splitup-node stake"
-        )
-    if entry["unbondingAt"]:
-        raise ConfigurationError(
-            f"node {identity.address} is leaving; stay with: splitup-node unstake --cancel"
-        )
-    if not entry["active"]:
-        raise ConfigurationError(
-            f"node {identity.address} lost stake and is inactive; "
-            "fill it up with: splitup-node stake"
-        )
-    if entry["signingKey"] != identity.signing_key_hex:
-        raise ConfigurationError(
-            f"the registry lists another signing key for {identity.address} than {config.keystore} "
-            "gives; use the key file that the stake was put down with"
-        )
-    if entry["vramGb"] < config.vram_gb:
-        raise ConfigurationError(
-            f"node {identity.address} staked for {entry['vramGb']} GB and is configured for "
-            f'{config.vram_gb} GB; set vram = "{entry["vramGb"]}GB", or unstake and stake again'
-        )
-    return entry

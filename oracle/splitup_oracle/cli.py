@@ -1,7 +1,8 @@
 """``splitup-oracle``: a committee member, or the storage gateway.
 
-Exit codes: 0 after a clean stop (SIGTERM, SIGINT), 1 when something is wrong (one sentence on
-stderr says what, and the way out), 2 for a wrong command line. Logs go to stderr, one line each.
+Exit codes: 0 after a clean stop (SIGTERM, SIGINT), 1 when the chain, the store or a peer failed,
+2 when a flag, a file or a key is wrong; one sentence on stderr says what, and the way out. Logs go
+to stderr, one line each.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.client.inputs import format_usdc, parse_usdc
 from splitup.crypto.keystore import load_identity
-from splitup.errors import SplitUpError
+from splitup.errors import InvalidInput, SplitUpError
 from splitup_oracle.config import GatewayConfig, OracleConfig
 from splitup_oracle.gateway import run_gateway
 from splitup_oracle.run import run_member
@@ -35,7 +36,9 @@ app = typer.Typer(
     help="A committee member, or the storage gateway, of a SplitUp network.",
 )
 
-ConfigOption = Annotated[Path, typer.Option("--config", help="TOML file; see docs.")]
+ConfigOption = Annotated[
+    Path, typer.Option("--config", metavar="FILE", help="TOML file; see docs.")
+]
 
 
 @app.command()
@@ -50,11 +53,12 @@ def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
     _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
 
 
-@app.command()
+@app.command(short_help="Show this member's bond, add to it, or take it back.")
 def bond(
     config: ConfigOption = Path("oracle.toml"),
     amount: Annotated[
-        str, typer.Option("--amount", help="USDC to add out of the member's wallet.")
+        str,
+        typer.Option("--amount", metavar="USDC", help="USDC to add out of the member's wallet."),
     ] = "0",
     release: Annotated[
         bool,
@@ -65,9 +69,9 @@ def bond(
 
     A former member asks first and takes it after the wait; a member's bond stays.
     """
-    added = parse_usdc(amount, name="--amount")
 
     async def act(_stop: asyncio.Event) -> None:
+        added = parse_usdc(amount, name="--amount")
         settings = OracleConfig.load(config)
         identity = load_identity(settings.keystore, settings.passphrase_file)
         deployment = Deployment.load(settings.deployment)
@@ -125,4 +129,4 @@ def _execute(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
             runner.run(run_until_signal())
     except SplitUpError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None

@@ -66,10 +66,12 @@ class Rpc:
                 async with asyncio.timeout(limits.RPC_TIMEOUT_S):
                     response = await self._provider.make_request(RPCEndpoint(method), params)
                 break
+            except TimeoutError:
+                failure = f"nothing within {limits.RPC_TIMEOUT_S:g} s"
             except Exception as error:  # each HTTP library has its own; all mean: no answer
                 failure = f"{type(error).__name__}: {error}".rstrip(": ")
-                if attempt + 1 < tries:
-                    await asyncio.sleep(limits.RPC_BACKOFF_S * 2**attempt * random.uniform(0.5, 1))
+            if attempt + 1 < tries:
+                await asyncio.sleep(limits.RPC_BACKOFF_S * 2**attempt * random.uniform(0.5, 1))
         else:
             raise ChainUnavailable(
                 f"the chain at {self.url} does not answer ({failure}); "

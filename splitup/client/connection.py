@@ -17,6 +17,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Mapping,
     Sequence,
 )
@@ -49,7 +50,7 @@ from splitup.client.generation import (
     load_tokenizer,
     make_decoder,
 )
-from splitup.client.inputs import format_usdc, parse_usdc, split_steps
+from splitup.client.inputs import check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.client.money import ensure_balance, fetch_price
 from splitup.client.opening import fetch_signed_plan, is_frozen, make_request, wait_until_open
 from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
@@ -163,8 +164,7 @@ class SplitUp:
 
     async def drain(self) -> None:
         """Wait until nodes and store have all that ended executions still owe them."""
-        if self._background:
-            await asyncio.gather(*self._background, return_exceptions=True)
+        await wait_stored(self._background, quiet_s=limits.STORE_QUIET_S)
 
     async def close(self) -> None:
         """Finish storing what executions left behind, then close every connection."""
@@ -172,11 +172,17 @@ class SplitUp:
         for opening in openings:
             opening.cancel()
         await asyncio.gather(*openings, return_exceptions=True)
-        await self.drain()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        await self._http.close()
-        if self._chain is not None:
-            await self._chain.close()
+        try:
+            await self.drain()
+        finally:  # also when nobody wants to wait any longer
+            left = tuple(self._background)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            await self._http.close()
+            if self._chain is not None:
+                await self._chain.close()
 
     @property
     def address(self) -> str:
@@ -288,7 +294,7 @@ class SplitUp:
         self._close_later(session)
 
     def _close_later(self, session: Session) -> None:
-        task = asyncio.create_task(_store_and_close(session))
+        task = asyncio.create_task(_store_and_close(session), name=session.execution_id)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -394,7 +400,11 @@ class SplitUp:
     # ---- what became of it ---------------------------------------------------------------------
 
     async def receipt(self, execution_id: str, *, timeout_s: float = RECEIPT_TIMEOUT_S) -> Receipt:
-        """Wait until the chain has settled or refunded an execution; raise Unavailable."""
+        """Wait until the chain has settled or refunded an execution.
+
+        Raises InvalidInput, when the id is none, and Unavailable.
+        """
+        check_execution_id(execution_id)
         return await wait_for_receipt(
             self.chain,
             execution_id,
@@ -409,6 +419,7 @@ class SplitUp:
 
     async def check_plan(self, execution_id: str) -> CheckedPlan:
         """Compute every choice of an execution's plan anew; anybody's execution will do."""
+        check_execution_id(execution_id)
         committee = await self._committees.fetch_of(execution_id)
         certificate = await fetch_plan(self._http, committee, execution_id)
         request = certificate.plan.request
@@ -652,6 +663,18 @@ class SplitUp:
             node=error.node,
             refunded_micro_usdc=back,
         )
+
+
+async def wait_stored(storing: Collection[asyncio.Task[None]], *, quiet_s: float) -> None:
+    """Wait for tasks that store; say after ``quiet_s`` which executions, the tasks' names, wait."""
+    storing = tuple(storing)  # a set loses its tasks as they end
+    if not storing:
+        return
+    _, waiting = await asyncio.wait(storing, timeout=quiet_s)
+    if waiting:
+        ids = ", ".join(task.get_name() for task in waiting)
+        _log.warning("waiting until the store has the inputs of %s; Ctrl-C leaves", ids)
+    await asyncio.gather(*storing, return_exceptions=True)
 
 
 async def _store_and_close(session: Session) -> None:

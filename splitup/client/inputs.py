@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -65,6 +66,14 @@ def split_steps(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> Ste
     rows = tuple({n: a[i] if n in known else a for n, a in arrays.items()} for i in range(count))
     check_inputs(specs, rows[0])
     return Steps(rows, stacked=True)
+
+
+def check_execution_id(text: str) -> None:
+    """Raise InvalidInput unless ``text`` is 0x and 64 digits: else one would wait in vain."""
+    if not re.fullmatch("0x[0-9a-f]{64}", text):
+        raise InvalidInput(
+            f"{text} is no id of an execution: 0x and 64 digits, as 'splitup generate' prints it"
+        )
 
 
 def parse_usdc(amount: float | int | str | Decimal, *, name: str) -> int:

@@ -57,8 +57,8 @@ async def wait_for_receipt(
     if failure is not None:
         raise failure
     raise Unavailable(
-        f"execution {execution_id} was not settled within {timeout_s:g} s; "
-        "the money stays locked until then: ask for the receipt again later"
+        f"execution {execution_id} is unknown to the chain, or was not settled within "
+        f"{timeout_s:g} s; its money stays locked until then: ask for the receipt again later"
     )
 
 

@@ -203,7 +203,7 @@ def audit(
     """
     known = next((c for c in vectors.classes if c.determinism == determinism), None)
     entry = known or vectors.classes[0]
-    worst = Audit(AuditVerdict.EQUAL, "every byte is as it should be")
+    worst = Audit(AuditVerdict.EQUAL, "all bytes as they must be")
     for step, (wanted, got) in enumerate(zip(entry.steps, outputs, strict=True)):
         for port, vector, data in zip(ports, wanted, got, strict=True):
             if compute_digest(data) == vector.digest:

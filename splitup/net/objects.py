@@ -143,7 +143,7 @@ class Pauses:
         pause_s = random.uniform(0, self._pause_s)
         if time.monotonic() + pause_s >= self._end:
             raise StorageUnavailable(
-                f"object {grant.key} could not be moved in time ({reason}); try again later"
+                f"the store did not move {grant.key} in time ({reason}); try again later"
             ) from None
         await asyncio.sleep(pause_s)
         self._pause_s = min(2 * self._pause_s, limits.OBJECT_RETRY_S)

@@ -85,9 +85,6 @@ class Openings:
         live = self._live.values()
         return next((s for s in live if s.request.execution_id == execution_id), None)
 
-    def list_live(self) -> list[SignedRequest]:
-        return list(self._live.values())
-
     def process_signed(self, event: RequestSigned, timestamp_s: int) -> list[Command]:
         """Support a request, or find that we do; return what to persist first.
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from splitup.client.inputs import format_usdc, parse_usdc, split_steps
+from splitup.client.inputs import check_execution_id, format_usdc, parse_usdc, split_steps
 from splitup.errors import InvalidInput
 from splitup.tensors import TensorSpec
 
@@ -63,3 +63,12 @@ def test_senseless_amounts_are_refused(given: float | str) -> None:
 def test_amounts_are_written_as_people_do() -> None:
     written = [format_usdc(micro) for micro in (0, 1, 250_000, 1_000_000_000)]
     assert written == ["0 USDC", "0.000001 USDC", "0.25 USDC", "1,000 USDC"]
+
+
+@pytest.mark.parametrize(
+    "text", ["0x7d9e", "", "7d" * 32, "0x" + "7D" * 32, "0x" + "7d" * 32 + "\n"]
+)
+def test_what_is_no_execution_id_is_refused_at_once(text: str) -> None:
+    with pytest.raises(InvalidInput, match="no id of an execution"):
+        check_execution_id(text)
+    check_execution_id("0x" + "7d" * 32)

@@ -99,9 +99,6 @@ class OnnxPort:
     shape: tuple[int | str | None, ...] | None
 
 
-Attribute = "int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]"
-
-
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
     """One operation. Graphs among the attributes are those of If, Loop and Scan."""
