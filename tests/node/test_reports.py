@@ -382,7 +382,7 @@ async def test_what_is_done_leaves_the_journal_after_its_time(
 ) -> None:
     monkeypatch.setattr(limits, "GRANT_GRACE_S", 0)
     async with run(tmp_path, chain, http) as reporter:
-        await submit(reporter, 1, left_s=1)
+        await submit(reporter, 1, left_s=60)
         await hear(http, 4)
         await finish(reporter)
     chain.clock.observe(chain.block, 4_000_000_000)
