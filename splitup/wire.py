@@ -379,20 +379,22 @@ class Completion(Message):
     @model_validator(mode="before")
     @classmethod
     def _unpack(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or value.keys() != {"execution_id", "node", "packed", "end"}:
+        if not isinstance(value, dict):
+            return value
+        if value.keys() - {"end"} != {"execution_id", "node", "packed"}:
             return value
         execution_id, node, packed = value["execution_id"], value["node"], value["packed"]
         if not isinstance(packed, str):
             raise ValueError("a packed completion is a string")
         fields = packing.unpack_completion(execution_id, base64.b64decode(packed, validate=True))
-        end = None if value["end"] is None else SignedEnd.from_value(value["end"])
+        end = SignedEnd.from_value(value["end"]) if "end" in value else None
         return {"execution_id": execution_id, "node": node, "end": end, **fields}
 
     @model_serializer
     def _pack(self) -> dict[str, Any]:
         packed = base64.b64encode(packing.pack_completion(self)).decode()
-        end = None if self.end is None else self.end.model_dump(mode="json")
-        return {"execution_id": self.execution_id, "node": self.node, "packed": packed, "end": end}
+        value = {"execution_id": self.execution_id, "node": self.node, "packed": packed}
+        return value if self.end is None else {**value, "end": self.end.model_dump(mode="json")}
 
     def root(self) -> str:
         owner = bytes.fromhex(self.execution_id[2:] + self.node[2:])

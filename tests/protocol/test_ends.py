@@ -155,7 +155,7 @@ def test_a_completion_is_bound_to_the_end_it_shows() -> None:
         assert Completion.parse(completion.canonical_bytes()) == completion
         check_completion(completion, plan, manifest, completion.root())
     value = json.loads(shown.canonical_bytes())
-    for malformed in ({}, "", {"end": {}, "signature": "0x"}):
+    for malformed in (None, {}, "", {"end": {}, "signature": "0x"}):
         with pytest.raises(PeerFault):
             Completion.from_value(value | {"end": malformed})
     fewer = sign_end(CLIENT, end.model_copy(update={"steps": 1}))
