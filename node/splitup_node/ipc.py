@@ -7,6 +7,8 @@ the path of every token.
     message   u64 body bytes | u8 kind | u64 request id | body
     RUN       u64 session | u16 program | u16 inputs | per input: u64 bytes | the inputs
     answer    u64 started ns | u64 ended ns | u16 outputs | per output: u64 bytes | the outputs
+    RUNS      u16 runs | per run: u64 bytes | the runs
+    answer    u16 runs | per run: u64 bytes | per run: u8 RUN or FAILED, and what answers it
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from splitup.errors import SplitUpError
+
 HEADER: Final = struct.Struct("<QBQ")
 _RUN: Final = struct.Struct("<QHH")
 _ANSWER: Final = struct.Struct("<QQH")
+_KIND: Final = struct.Struct("<B")
 
 
 class Kind(IntEnum):
@@ -31,6 +36,7 @@ class Kind(IntEnum):
     DROP = 4  # u64 sessions to forget -> nothing
     FAILED = 5  # UTF-8 sentence
     STATE = 6  # u64 session -> SHA-256 of its state, 32 bytes
+    RUNS = 7  # of one program in several sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,55 @@ def decode_answer(body: memoryview) -> RunAnswer:
     return RunAnswer(
         started_ns, ended_ns, [bytes(view) for view in _split(body, _ANSWER.size, count)]
     )
+
+
+def encode_runs(requests: Sequence[RunRequest]) -> list[bytes | memoryview]:
+    """Return the body of a RUNS request."""
+    return _encode_items([encode_run(request) for request in requests])
+
+
+def decode_runs(body: memoryview) -> list[RunRequest]:
+    """Parse a RUNS request; the inputs are views of ``body``."""
+    return [decode_run(item) for item in _decode_items(body)]
+
+
+def encode_answers(answers: Sequence[RunAnswer | Exception]) -> list[bytes | memoryview]:
+    """Return the body of the answer to several runs."""
+    items: list[list[bytes | memoryview]] = []
+    for answer in answers:
+        if isinstance(answer, RunAnswer):
+            items.append([_KIND.pack(Kind.RUN), *encode_answer(answer)])
+        else:
+            items.append([_KIND.pack(Kind.FAILED), describe_failure(answer).encode()])
+    return _encode_items(items)
+
+
+def decode_answers(body: memoryview) -> list[RunAnswer | str]:
+    """Parse the answer to several runs; a text says why a run failed."""
+    answers: list[RunAnswer | str] = []
+    for item in _decode_items(body):
+        rest = item[_KIND.size :]
+        is_failed = _KIND.unpack_from(item)[0] == Kind.FAILED
+        answers.append(bytes(rest).decode(errors="replace") if is_failed else decode_answer(rest))
+    return answers
+
+
+def describe_failure(error: Exception) -> str:
+    """Return what a worker says of an error; of one that is not ours, what kind it is."""
+    return (
+        str(error) if isinstance(error, SplitUpError) else f"{type(error).__name__}: {error}"[:400]
+    )
+
+
+def _encode_items(items: Sequence[Sequence[bytes | memoryview]]) -> list[bytes | memoryview]:
+    lengths = [sum(map(len, item)) for item in items]
+    head = struct.pack(f"<H{len(items)}Q", len(items), *lengths)
+    return [head, *(part for item in items for part in item)]
+
+
+def _decode_items(body: memoryview) -> list[memoryview]:
+    (count,) = struct.unpack_from("<H", body)
+    return _split(body, 2, count)
 
 
 def _encode_lengths(tensors: Sequence[bytes | memoryview]) -> bytes:

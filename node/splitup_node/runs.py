@@ -1,10 +1,13 @@
-"""One run after the other on the worker: the queue says which; what can wait runs in between."""
+"""One batch of runs after the other on the worker; what can wait runs in between.
+
+The queue says which run is next; what other executions have ready of the same task goes with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,10 +35,10 @@ class Tally:
     runs: int = 0
     compute_ns: int = 0
 
-    def add(self, answer: RunAnswer) -> None:
+    def add(self, duration_ns: int) -> None:
         """Count one run."""
         self.runs += 1
-        self.compute_ns += answer.ended_ns - answer.started_ns
+        self.compute_ns += duration_ns
 
     def to_dict(self) -> dict[str, int]:
         """Return the fields for a JSON report, in whole microseconds."""
@@ -108,14 +111,74 @@ class Runs:
             if run.gate is not None:
                 self._on_answer(execution, *_answer_shut(task, run, run.gate))
                 continue
-            request = RunRequest(
-                execution.parts[run.task].session,
-                self._programs[task.task_id],
-                [tensor.data for tensor in run.inputs],
-            )
+            batch = [(execution, run), *self._take_others(task, run)]
+            batch = [(one, its) for one, its in batch if not one.is_over]
+            if not batch:
+                continue  # dropped to make room for another's state
             self._begin()
             crash_point("run")
-            self._supervisor.run(request, partial(self._on_run, execution, run))
+            self._send(batch)
+
+    def _take_others(self, task: Task, first: Run) -> list[tuple[Execution, Run]]:
+        """Return what other executions have ready of a task, as much as one pass over it takes.
+
+        Nobody waits for a batch to fill.
+        """
+        width = self._supervisor.get_width(self._programs[task.task_id])
+        taken = {first.execution_id}
+        rows = _count_rows(task, first)
+
+        def is_wanted(run: Run) -> bool:
+            other = self._executions[run.execution_id].manifest.tasks[run.task]
+            if len(taken) >= width or run.execution_id in taken or other.task_id != task.task_id:
+                return False
+            total = _count_rows(task, run)
+            total.update(rows)
+            if any(total[port.spec.rows] > port.spec.shape[0] for port in task.inputs):
+                return False
+            taken.add(run.execution_id)
+            rows.update(_count_rows(task, run))
+            return True
+
+        others = []
+        for run in self._queue.take_with(is_wanted) if width > 1 else ():
+            execution = self._executions[run.execution_id]
+            self._on_start(execution, run)
+            others.append((execution, run))
+        return others
+
+    def _send(self, batch: Sequence[tuple[Execution, Run]]) -> None:
+        requests = [
+            RunRequest(
+                execution.parts[run.task].session,
+                self._programs[execution.manifest.tasks[run.task].task_id],
+                [tensor.data for tensor in run.inputs],
+            )
+            for execution, run in batch
+        ]
+        left = len(batch)
+
+        def on_run(execution: Execution, run: Run, answer: RunAnswer | SplitUpError) -> None:
+            nonlocal left
+            left -= 1
+            if isinstance(answer, RunAnswer):
+                duration_ns = (answer.ended_ns - answer.started_ns) // len(batch)
+                self.live.add(duration_ns)
+                self.run_ns = (7 * self.run_ns + duration_ns) // 8 if self.run_ns else duration_ns
+                task = execution.manifest.tasks[run.task]
+                if is_full(task, [tensor.data for tensor in run.inputs]):
+                    self.speed.add(task.flops, duration_ns)
+            if not left:
+                self._end()
+            self._on_answer(execution, run, answer)
+            if not left:
+                self.pump()
+
+        handlers = [partial(on_run, execution, run) for execution, run in batch]
+        if len(batch) == 1:
+            self._supervisor.run(requests[0], handlers[0])
+        else:
+            self._supervisor.run_together(requests, handlers)
 
     async def run_background(
         self, session: int, program: int, inputs: Sequence[bytes | memoryview]
@@ -143,18 +206,6 @@ class Runs:
         self._busy = False
         self._idle.set()
 
-    def _on_run(self, execution: Execution, run: Run, answer: RunAnswer | SplitUpError) -> None:
-        self._end()
-        if isinstance(answer, RunAnswer):
-            self.live.add(answer)
-            duration_ns = answer.ended_ns - answer.started_ns
-            self.run_ns = (7 * self.run_ns + duration_ns) // 8 if self.run_ns else duration_ns
-            task = execution.manifest.tasks[run.task]
-            if is_full(task, [tensor.data for tensor in run.inputs]):
-                self.speed.add(task.flops, duration_ns)
-        self._on_answer(execution, run, answer)
-        self.pump()
-
     def _pump_background(self) -> None:
         while self._background:
             request, future = self._background.popleft()
@@ -172,7 +223,7 @@ class Runs:
             if isinstance(answer, SplitUpError):
                 future.set_exception(answer)
             else:
-                self.background.add(answer)
+                self.background.add(answer.ended_ns - answer.started_ns)
                 future.set_result(answer)
         self.pump()
 
@@ -180,6 +231,15 @@ class Runs:
 def is_full(task: Task, inputs: Sequence[bytes | memoryview]) -> bool:
     """Return whether a step has all the rows that the task's declared operations are for."""
     return sum(len(data) for data in inputs) == sum(port.nbytes for port in task.inputs)
+
+
+def _count_rows(task: Task, run: Run) -> Counter[str]:
+    """Return how many rows a run has by symbol, by the first port of each; a check comes later."""
+    rows: Counter[str] = Counter()
+    for port, tensor in zip(task.inputs, run.inputs, strict=True):
+        if port.spec.rows and port.spec.rows not in rows:
+            rows[port.spec.rows] = len(tensor.data) // port.spec.row_bytes
+    return rows
 
 
 def _answer_shut(task: Task, run: Run, gate: Tensor) -> tuple[Run, RunAnswer]:

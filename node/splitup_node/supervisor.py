@@ -30,8 +30,10 @@ from splitup_node.ipc import (
     RunAnswer,
     RunRequest,
     decode_answer,
+    decode_answers,
     encode_message,
     encode_run,
+    encode_runs,
 )
 
 WORKER_ARGV: Final = (sys.executable, "-m", "splitup_node.worker")
@@ -107,6 +109,7 @@ class Supervisor:
         self._pending: dict[int, _Pending] = {}  # in the order of the answers
         self._timer: asyncio.TimerHandle | None = None  # of the oldest: the others wait for it
         self._next_id = 0
+        self._widths: dict[int, int] = {}  # program -> how many of its runs go together
         self._lost: asyncio.Event = asyncio.Event()
         self._closing = False
         self.restarts = 0
@@ -150,11 +153,16 @@ class Supervisor:
             raise WorkerLost(str(error)) from None
 
     async def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
-        """Load a task; returns program, task_id, vram_bytes and state_bytes."""
+        """Load a task; returns program, task_id, vram_bytes, state_bytes and width."""
         body = json.dumps({"task": str(task), "weights": "" if weights is None else str(weights)})
         answer = await self._ask(Kind.LOAD, [body.encode()], limits.LOAD_TIMEOUT_S)
         loaded: dict[str, Any] = parse_json(bytes(answer))
+        self._widths[loaded["program"]] = loaded["width"]
         return loaded
+
+    def get_width(self, program: int) -> int:
+        """Return how many runs of a program, in different sessions, can go together."""
+        return self._widths[program]
 
     def run(self, request: RunRequest, handler: RunHandler) -> None:
         """Send one run; ``handler`` gets its answer, TaskFailed or WorkerLost, never right here."""
@@ -163,6 +171,23 @@ class Supervisor:
             handler(answer if isinstance(answer, SplitUpError) else decode_answer(answer))
 
         self._send(Kind.RUN, encode_run(request), self._run_timeout_s, on_answer)
+
+    def run_together(self, requests: Sequence[RunRequest], handlers: Sequence[RunHandler]) -> None:
+        """Send runs of one program in several sessions; each handler is called as in ``run``."""
+
+        def on_answer(answer: memoryview | SplitUpError) -> None:
+            if isinstance(answer, SplitUpError):
+                answers: Sequence[RunAnswer | SplitUpError] = [answer] * len(handlers)
+            else:
+                answers = [
+                    TaskFailed(one) if isinstance(one, str) else one
+                    for one in decode_answers(answer)
+                ]
+            for handler, one in zip(handlers, answers, strict=True):
+                handler(one)
+
+        timeout_s = self._run_timeout_s * len(requests)  # they may run one after the other
+        self._send(Kind.RUNS, encode_runs(requests), timeout_s, on_answer)
 
     async def digest_state(self, session: int) -> str:
         """Return the SHA-256 of a session's state, in hex. Raises TaskFailed or WorkerLost."""

@@ -14,7 +14,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,18 @@ from splitup_node.ipc import (
     RunAnswer,
     RunRequest,
     decode_run,
+    decode_runs,
+    describe_failure,
     encode_answer,
+    encode_answers,
     encode_message,
 )
 
 
 class Worker:
     """Programs and states on one device, within ``memory_bytes``."""
+
+    runs_together = True
 
     def __init__(
         self,
@@ -73,10 +79,61 @@ class Worker:
             "vram_bytes": program.vram_bytes,
             "state_bytes": program.state_bytes,
             "is_from_cache": program.is_from_cache,
+            "width": program.width if self.runs_together else 1,
         }
 
     def run(self, request: RunRequest) -> RunAnswer:
         """Run one step in a session, whose state is zero at its first step."""
+        program, state = self._get_state(request)
+        started_ns = time.time_ns()
+        outputs = self.compute(program, state, request.inputs)
+        return RunAnswer(started_ns, time.time_ns(), outputs)
+
+    def run_all(self, requests: Sequence[RunRequest]) -> list[RunAnswer | Exception]:
+        """Run one step of one program in each session, as many of them at once as fit.
+
+        One that fails does so alone.
+        """
+        answers: dict[int, RunAnswer | Exception] = {}
+        group: dict[int, tuple[Any, dict[str, int]]] = {}  # by request: state, rows
+        for index, request in enumerate(requests):
+            try:
+                program, state = self._get_state(request)
+                rows = program.check(state, request.inputs)
+            except SplitUpError as error:
+                answers[index] = error
+                continue
+            if group and not program.fits([*(count for _, count in group.values()), rows]):
+                answers |= self._run_group(requests, group)
+                group = {}
+            group[index] = (state, rows)
+        answers |= self._run_group(requests, group)
+        return [answers[index] for index in range(len(requests))]
+
+    def _run_group(
+        self, requests: Sequence[RunRequest], group: Mapping[int, tuple[Any, dict[str, int]]]
+    ) -> dict[int, RunAnswer | Exception]:
+        if len(group) > 1:
+            program = self._programs[requests[next(iter(group))].program]
+            steps = [(state, requests[index].inputs) for index, (state, _) in group.items()]
+            started_ns = time.time_ns()
+            with suppress(Exception):  # no state was advanced: each may try alone
+                outputs = program.run_together(steps)
+                ended_ns = time.time_ns()
+                return {
+                    index: RunAnswer(started_ns, ended_ns, own)
+                    for index, own in zip(group, outputs, strict=True)
+                }
+        return {index: self._try_run(requests[index]) for index in group}
+
+    def _try_run(self, request: RunRequest) -> RunAnswer | Exception:
+        try:
+            return self.run(request)
+        except Exception as error:  # tinygrad raises anything; the daemon decides what it means
+            return error
+
+    def _get_state(self, request: RunRequest) -> tuple[Any, Any]:
+        """Return a session's program and state, which is made at its first step."""
         program = self._programs[request.program]
         known = self._states.get(request.session)
         if known is None:
@@ -84,9 +141,7 @@ class Worker:
             known = self._states[request.session] = (request.program, program.new_state())
         elif known[0] != request.program:
             raise InvalidInput(f"session {request.session} belongs to another program")
-        started_ns = time.time_ns()
-        outputs = self.compute(program, known[1], request.inputs)
-        return RunAnswer(started_ns, time.time_ns(), outputs)
+        return program, known[1]
 
     def compute(
         self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]
@@ -138,13 +193,15 @@ def serve(worker: Worker, stream: socket.socket) -> None:
             kind, parts = Kind.FAILED, [str(error).encode()]
         except Exception as error:  # tinygrad raises anything; the daemon decides what it means
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            kind, parts = Kind.FAILED, [f"{type(error).__name__}: {error}"[:400].encode()]
+            kind, parts = Kind.FAILED, [describe_failure(error).encode()]
         _send(stream, encode_message(Kind(kind), request_id, parts))
 
 
 def _answer(worker: Worker, kind: Kind, body: memoryview) -> Sequence[bytes | memoryview]:
     if kind is Kind.RUN:
         return encode_answer(worker.run(decode_run(body)))
+    if kind is Kind.RUNS:
+        return encode_answers(worker.run_all(decode_runs(body)))
     if kind is Kind.DROP:
         worker.drop(struct.unpack(f"<{len(body) // 8}Q", body))
         return []

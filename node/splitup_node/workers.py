@@ -101,6 +101,11 @@ class Workers:
         """Return which worker has a program: programs of different ones can run at once."""
         return self._programs[program][0]
 
+    def get_width(self, program: int) -> int:
+        """Return how many runs of a program, in different sessions, can go together."""
+        worker, own = self._programs[program]
+        return self._supervisors[worker].get_width(own)
+
     async def load(self, worker: int, task: Path, weights: Path | None) -> dict[str, Any]:
         """Load a task into a worker; returns program, task_id, vram_bytes and state_bytes."""
         loaded = await self._supervisors[worker].load(task, weights)
@@ -113,6 +118,13 @@ class Workers:
         worker, program = self._programs[request.program]
         self._sessions[request.session] = worker
         self._supervisors[worker].run(replace(request, program=program), handler)
+
+    def run_together(self, requests: Sequence[RunRequest], handlers: Sequence[RunHandler]) -> None:
+        """Send runs of one program; ``handlers`` as in Supervisor.run_together."""
+        worker, program = self._programs[requests[0].program]
+        self._sessions |= dict.fromkeys((request.session for request in requests), worker)
+        own = [replace(request, program=program) for request in requests]
+        self._supervisors[worker].run_together(own, handlers)
 
     async def digest_state(self, session: int) -> str:
         """Return the SHA-256 of a session's state, in hex. Raises TaskFailed or WorkerLost."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from tinygrad.device import Buffer
@@ -34,13 +33,16 @@ def make_reader(buffer: Buffer) -> Callable[[], bytes]:
     return lambda: bytes(buffer.as_memoryview())
 
 
-def make_port_writer(buffer: Buffer, spec: TensorSpec) -> Callable[[bytes | memoryview], None]:
-    """Return a function that fills an input's buffer, up to the rows that it is given."""
+def make_port_writer(buffer: Buffer, spec: TensorSpec) -> Callable[[bytes | memoryview, int], None]:
+    """Return a function that fills an input's buffer with the rows it is given, from a row on.
+
+    Only the CPU's can begin behind the first row.
+    """
     stride = _get_row_stride(spec)
     if buffer.device != "CPU":
         write = make_writer(buffer)
 
-        def write_padded(data: bytes | memoryview) -> None:
+        def write_padded(data: bytes | memoryview, first: int = 0) -> None:
             write(_spread_rows(data, spec.row_bytes, stride))
 
         return write_padded
@@ -49,31 +51,39 @@ def make_port_writer(buffer: Buffer, spec: TensorSpec) -> Callable[[bytes | memo
     if spec.rows:
         table = table.reshape(spec.shape[0], stride)[:, : spec.row_bytes]
 
-    def fill(data: bytes | memoryview) -> None:
+    def fill(data: bytes | memoryview, first: int = 0) -> None:
         if stride == spec.row_bytes or len(data) == spec.row_bytes:
-            view[: len(data)] = data
+            view[first * stride : first * stride + len(data)] = data
         else:
             rows = np.frombuffer(data, np.uint8).reshape(-1, spec.row_bytes)
-            table[: len(rows)] = rows
+            table[first : first + len(rows)] = rows
 
     return fill
 
 
-def make_port_reader(
-    buffer: Buffer, spec: TensorSpec, bound: Mapping[str, ctypes.c_uint64]
-) -> Callable[[], bytes]:
-    """Return a function that waits for the device and copies an output's rows out."""
+def make_port_reader(buffer: Buffer, spec: TensorSpec) -> Callable[[int, int], bytes]:
+    """Return a function that waits for the device and copies rows of an output out.
+
+    It takes the first row and their number; without rows, it copies all whatever it gets.
+    """
     read = make_reader(buffer)
     if not spec.rows:
-        return read
-    stride, length, rows = _get_row_stride(spec), spec.row_bytes, bound[spec.rows]
+        return lambda first, count: read()
+    stride, length = _get_row_stride(spec), spec.row_bytes
     if buffer.device == "CPU":
         view = buffer.as_memoryview(force_zero_copy=True).cast("B")
         table = np.frombuffer(view, np.uint8).reshape(-1, stride)[:, :length]
-        return lambda: bytes(view[:length]) if rows.value == 1 else table[: rows.value].tobytes()
-    return lambda: (
-        np.frombuffer(read(), np.uint8).reshape(-1, stride)[: rows.value, :length].tobytes()
-    )
+        return lambda first, count: (
+            bytes(view[first * stride : first * stride + length])
+            if count == 1
+            else table[first : first + count].tobytes()
+        )
+
+    def read_rows(first: int, count: int) -> bytes:
+        table = np.frombuffer(read(), np.uint8).reshape(-1, stride)
+        return table[first : first + count, :length].tobytes()
+
+    return read_rows
 
 
 def _get_row_stride(spec: TensorSpec) -> int:

@@ -21,6 +21,7 @@ import struct
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Final
 
@@ -122,7 +123,7 @@ def encode_schedule(schedule: Schedule) -> bytes | None:
         [_list_executable(item) for item in schedule.executables],
         [_list_product(product) for product in schedule.products],
         [
-            [launch.kind, launch.index, *map(_list_place, launch.places)]
+            [launch.kind, launch.index, launch.is_shared, *map(_list_place, launch.places)]
             for launch in schedule.launches
         ],
     ]
@@ -143,8 +144,8 @@ def decode_schedule(data: bytes) -> Schedule:
     header = parse_json(data[_HEAD.size : end])
     inputs, weights, states, values, outputs, executables, products, launches = header
     read = []
-    for code_bytes, *fields in executables:
-        read.append(_read_executable(data[end : end + code_bytes], fields))
+    for code_bytes, *numbers in executables:
+        read.append(_read_executable(data[end : end + code_bytes], numbers))
         end += code_bytes
     return Schedule(
         inputs=tuple(inputs),
@@ -155,14 +156,14 @@ def decode_schedule(data: bytes) -> Schedule:
         executables=tuple(read),
         products=tuple(_read_product(fields) for fields in products),
         launches=tuple(
-            Launch(kind, index, tuple(Place(*place) for place in places))
-            for kind, index, *places in launches
+            Launch(kind, index, tuple(Place(*place) for place in places), is_shared)
+            for kind, index, is_shared, *places in launches
         ),
     )
 
 
 def _list_place(place: Place) -> list[Any]:
-    return [place.role, place.index, place.offset, place.nbytes]
+    return list(astuple(place))
 
 
 def _list_executable(item: Executable) -> list[Any]:
@@ -177,8 +178,8 @@ def _list_executable(item: Executable) -> list[Any]:
     ]
 
 
-def _read_executable(code: bytes, fields: Sequence[Any]) -> Executable:
-    name, target, signature, variables, global_size, local_size = fields
+def _read_executable(code: bytes, values: Sequence[Any]) -> Executable:
+    name, target, signature, variables, global_size, local_size = values
     return Executable(
         code=code,
         name=name,
@@ -197,8 +198,8 @@ def _list_product(product: Product) -> list[Any]:
     return [head, product.slots, product.n, product.t, product.symbol, product.table]
 
 
-def _read_product(fields: Sequence[Any]) -> Product:
-    head, slots, n, t, symbol, table = fields
+def _read_product(values: Sequence[Any]) -> Product:
+    head, slots, n, t, symbol, table = values
     return Product(
         ProductShape(*head), tuple(slots), n, t, symbol, tuple(tuple(row) for row in table)
     )

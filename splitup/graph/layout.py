@@ -7,6 +7,7 @@ predicted, by the same rules (``splitup.graph.memory``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import Ops, UOp
@@ -15,11 +16,17 @@ from splitup.graph.bridge import Lowered
 from splitup.graph.memory import Tenant, place_tenants, round_up
 
 
-def plan_memory(linear: UOp, lowered: Lowered) -> tuple[UOp, tuple[UOp, ...]]:
-    """Return the schedule with every value in its place, and the places of the outputs.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A schedule with every value in its place."""
 
-    Inputs, weights and states stay buffers of their own.
-    """
+    calls: tuple[UOp, ...]
+    buffers: tuple[dict[UOp, UOp], ...]  # of every call: its arguments, and what stood for them
+    outputs: tuple[UOp, ...]
+
+
+def plan_memory(linear: UOp, lowered: Lowered) -> Plan:
+    """Give every value its place. Inputs, weights and states stay buffers of their own."""
     writers: dict[UOp, int] = {}
     held = {*lowered.inputs, *lowered.weights, *lowered.states}
     operands = [tuple(_list_buffers(call.src[1:])) for call in linear.src]
@@ -51,7 +58,9 @@ def plan_memory(linear: UOp, lowered: Lowered) -> tuple[UOp, tuple[UOp, ...]]:
             moved[buffer] = view.bitcast(buffer.dtype)
     linear = linear.replace(src=tuple(linear.src[index] for index in order))
     placed = tuple(moved.get(buffer, buffer) for buffer in lowered.outputs)
-    return linear.substitute(moved, name="memory plan", walk=True), placed
+    # within one call no two buffers lie in one place
+    buffers = tuple({moved.get(b, b): b for b in operands[index]} for index in order)
+    return Plan(linear.substitute(moved, name="memory plan", walk=True).src, buffers, placed)
 
 
 def _list_buffers(sources: Iterable[UOp]) -> Iterable[UOp]:

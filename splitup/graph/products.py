@@ -3,7 +3,7 @@
 tinygrad's assembler adds scalars; nearly all the time of a language model on a CPU is matrix
 products, which ``productcode`` computes with vectors. A kernel is taken over when it sums products
 of two operands whose addresses are linear in the loops, one float32 and the other float32, float16,
-bfloat16, Q8_0 or Q4_0. ``split_products`` first cuts a kernel that does more with the sum (adds a
+bfloat16, Q8_0 or Q4_0. ``split_product`` first cuts a kernel that does more with the sum (adds a
 residual, masks scores) in two: tinygrad keeps the rest, and works on the sums in place.
 
 Whether and how a kernel is taken over must not depend on the number of rows: the same row is to
@@ -131,13 +131,10 @@ class _Unfit(Exception):
 # ---- splitting -----------------------------------------------------------------------------------
 
 
-def split_products(linear: UOp) -> UOp:
-    """Return the schedule with every product in a kernel of its own."""
-    return linear.replace(src=tuple(itertools.chain(*map(_split, linear.src))))
+def split_product(call: UOp) -> tuple[UOp, ...]:
+    """Return a kernel's call, or two of them if that gives its product a kernel of its own.
 
-
-def _split(call: UOp) -> tuple[UOp, ...]:
-    """Let the product write its sums to where the results go, and the rest work there in place.
+    The product writes its sums to where the results go, and the rest works there in place.
 
     So a cut product takes no memory of its own, and what is predicted holds on every device.
     """
@@ -481,7 +478,7 @@ def _make_function(shape: ProductShape) -> tuple[Callable[..., None], mmap.mmap]
 class BoundProduct:
     """A product on certain buffers; call it."""
 
-    __slots__ = ("_addresses", "_function", "_keep", "_pool")
+    __slots__ = ("_blocks", "_function", "_keep", "_pool", "addresses")
 
     def __init__(
         self,
@@ -510,15 +507,20 @@ class BoundProduct:
                 ctypes.addressof(t),
             )
             blocks.append((ctypes.c_int64 * len(ARGUMENTS))(*values))
-        self._addresses = [ctypes.c_uint64(ctypes.addressof(block)) for block in blocks]
-        self._keep = (table, memory, blocks, t)
+        self._blocks = [ctypes.c_uint64(ctypes.addressof(block)) for block in blocks]
+        # of out, a and b in every block: what stands there may be changed between calls
+        self.addresses = [
+            [ctypes.c_uint64.from_buffer(block, 8 * place) for block in blocks]
+            for place in range(len(addresses))
+        ]
+        self._keep = (table, memory, t)
 
     def __call__(self) -> None:
         """Compute."""
-        if len(self._addresses) == 1:
-            self._function(self._addresses[0])
+        if len(self._blocks) == 1:
+            self._function(self._blocks[0])
         else:
-            self._pool.run(self._function, self._addresses)
+            self._pool.run(self._function, self._blocks)
 
 
 def _get_b_step(shape: ProductShape) -> int:

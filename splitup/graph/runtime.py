@@ -15,14 +15,11 @@ import itertools
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from tinygrad.device import Buffer, Device, TinyELF
+from tinygrad.device import Buffer
 from tinygrad.dtype import dtypes
-from tinygrad.helpers import Target
-from tinygrad.runtime.ops_cpu import CPUProgram
-from tinygrad.uop.ops import sym_infer
 
+from splitup import limits
 from splitup.codec import compute_digest
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.buffers import (
@@ -35,13 +32,21 @@ from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.devices import DeviceReport, select_device
 from splitup.graph.ir import Graph, count_rows
 from splitup.graph.kernelcache import KernelCache
-from splitup.graph.products import BoundProduct, Product
+from splitup.graph.launching import (
+    Argument,
+    Call,
+    ExecutableCall,
+    LaunchFunction,
+    ProductCall,
+    RowViews,
+    load_executable,
+)
 from splitup.graph.rules import check_graph, load_graph
-from splitup.graph.schedule import Executable, Place, Role, Schedule, compile_graph
-from splitup.graph.threads import KernelThreads, get_kernel_threads
+from splitup.graph.schedule import Place, Role, Schedule, compile_graph
+from splitup.graph.threads import get_kernel_threads
 from splitup.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
 
-LaunchFunction = Callable[[], Any]
+Rows = dict[str, int]  # how many rows a step binds each symbol to
 
 
 def describe_device(index: int = 0) -> DeviceReport:
@@ -52,16 +57,15 @@ def describe_device(index: int = 0) -> DeviceReport:
 class State:
     """The state tensors of one execution on one program, zero at first."""
 
-    __slots__ = ("_buffers", "_launches", "_parity", "_program")
+    __slots__ = ("_buffers", "_launches", "_parity", "_program", "_views")
 
     def __init__(self, program: TaskProgram, buffers: tuple[list[Buffer], list[Buffer]]) -> None:
         self._program = program
         self._buffers = buffers
         self._parity = 0
-        self._launches = (
-            program._bind(buffers[0], buffers[1]),
-            program._bind(buffers[1], buffers[0]),
-        )
+        bound = program._bind(buffers[0], buffers[1]), program._bind(buffers[1], buffers[0])
+        self._launches = tuple(launches for launches, _ in bound)
+        self._views = tuple(views for _, views in bound)
 
 
 class TaskProgram:
@@ -140,14 +144,19 @@ class TaskProgram:
             for buffer, spec in zip(self._buffers["input"], graph.inputs, strict=True)
         ]
         self._calls = self._prepare(schedule)
-        self._outputs: list[int | Callable[[], bytes]] = []
+        self._shared = [
+            call.bind(([], []))[0] if launch.is_shared else None
+            for call, launch in zip(self._calls, schedule.launches, strict=True)
+        ]
+        self._own: dict[tuple[int, Place], Buffer] = {}
+        self._most_rows = {symbol.name: symbol.maximum for symbol in graph.symbols}
+        self._outputs: list[int | Callable[[int, int], bytes]] = []
         for place, spec in zip(schedule.outputs, self.outputs, strict=True):
             argument = self._get_argument(place)
             self._outputs.append(
-                argument[1]
-                if isinstance(argument, tuple)
-                else make_port_reader(argument, spec, self._rows)
+                argument[1] if isinstance(argument, tuple) else make_port_reader(argument, spec)
             )
+        self.width = self._compute_width(schedule)
         self.run(self.new_state(), [bytes(spec.row_bytes) for spec in self.inputs])
 
     @property
@@ -172,6 +181,10 @@ class TaskProgram:
         length is wrong, or when those of one symbol disagree on their rows; the state is then, as
         after any error, what it was.
         """
+        return self._run([(state, inputs)], [self.check(state, inputs)])[0]
+
+    def check(self, state: State, inputs: Sequence[bytes | memoryview]) -> Rows:
+        """Return how many rows a step has by symbol; raises InvalidInput as ``run`` does."""
         if state._program is not self:
             raise InvalidInput("the state belongs to another program; use this one's new_state()")
         if len(inputs) != len(self.inputs):
@@ -180,19 +193,79 @@ class TaskProgram:
         for spec, data in zip(self.inputs, inputs, strict=True):
             if spec.dtype == "bool" and max(bytes(data)) > 1:
                 raise InvalidInput(f"input '{spec.name}' is bool and holds a byte other than 0, 1")
+        return rows
+
+    def fits(self, steps: Sequence[Rows]) -> bool:
+        """Say whether steps of so many rows, each of another state, can run together."""
+        return len(steps) <= self.width and all(
+            sum(rows.get(symbol, 0) for rows in steps) <= most
+            for symbol, most in self._most_rows.items()
+        )
+
+    def run_together(
+        self, steps: Sequence[tuple[State, Sequence[bytes | memoryview]]]
+    ) -> list[list[bytes]]:
+        """Compute one step of each of several states; weights are read once for all of them.
+
+        Every step gives the bytes that it gives alone. Raises InvalidInput, with all states as
+        they were, when one of them would alone, when they do not fit, or a state is there twice.
+        """
+        rows = [self.check(*step) for step in steps]
+        if not self.fits(rows) or len({id(state) for state, _ in steps}) < len(steps):
+            raise InvalidInput(f"these {len(steps)} steps cannot run together; run them singly")
+        return self._run(steps, rows)
+
+    def _run(
+        self, steps: Sequence[tuple[State, Sequence[bytes | memoryview]]], rows: Sequence[Rows]
+    ) -> list[list[bytes]]:
+        firsts, total = _stack_rows(rows)
+        for slot, ((state, inputs), first) in enumerate(zip(steps, firsts, strict=True)):
+            state._views[state._parity].move(slot, first, self._find_own)
+            for write, spec, data in zip(self._writers, self.inputs, inputs, strict=True):
+                write(data, first.get(spec.rows, 0))
+        launches = [state._launches[state._parity] for state, _ in steps]
+        if len(steps) == 1:
+            self._set_rows(total)
+            for launch in launches[0]:
+                launch()
+        else:
+            self._launch_together(launches, rows, total)
+        results = [
+            self._read(state, first, count)
+            for (state, _), first, count in zip(steps, firsts, rows, strict=True)
+        ]
+        for state, _ in steps:
+            state._parity = 1 - state._parity
+        return results
+
+    def _launch_together(
+        self, launches: Sequence[list[LaunchFunction]], rows: Sequence[Rows], total: Rows
+    ) -> None:
+        """Run each kernel for all before the next: what is done with may be overwritten."""
+        is_even = all(one == rows[0] for one in rows)  # the usual case: one row each
+        for position, shared in enumerate(self._shared):
+            if shared is not None:
+                self._set_rows(total)
+                shared()
+                continue
+            self._set_rows(rows[0])
+            for one, count in zip(launches, rows, strict=True):
+                if not is_even:
+                    self._set_rows(count)
+                one[position]()
+
+    def _set_rows(self, rows: Rows) -> None:
         for name, count in rows.items():
             self._rows[name].value = count
-        for write, data in zip(self._writers, inputs, strict=True):
-            write(data)
-        for launch in state._launches[state._parity]:
-            launch()
+
+    def _read(self, state: State, first: Mapping[str, int], rows: Rows) -> list[bytes]:
         new_values = state._buffers[1 - state._parity]
-        results = [
-            make_reader(new_values[output])() if isinstance(output, int) else output()
-            for output in self._outputs
+        return [
+            make_reader(new_values[output])()
+            if isinstance(output, int)
+            else output(first.get(spec.rows, 0), rows.get(spec.rows, 0))
+            for output, spec in zip(self._outputs, self.outputs, strict=True)
         ]
-        state._parity = 1 - state._parity
-        return results
 
     def compute_state_digest(self, state: State) -> str:
         """Return the SHA-256 of all state tensors as they are now, concatenated in order."""
@@ -230,22 +303,51 @@ class TaskProgram:
     def _allocate(self, sizes: Sequence[int]) -> list[Buffer]:
         return [Buffer(self.device, size, dtypes.uint8).ensure_allocated() for size in sizes]
 
-    def _prepare(self, schedule: Schedule) -> list[_Call | _ProductCall]:
+    def _prepare(self, schedule: Schedule) -> list[Call]:
         """Load the machine code; returns the kernels in order with the buffers they take."""
-        runtimes = [_load_executable(self.device, item) for item in schedule.executables]
-        calls: list[_Call | _ProductCall] = []
+        runtimes = [load_executable(self.device, item) for item in schedule.executables]
+        calls: list[Call] = []
         for launch in schedule.launches:
             arguments = [self._get_argument(place) for place in launch.places]
             if launch.kind == "product":
                 product = schedule.products[launch.index]
-                calls.append(_ProductCall(self.device, product, arguments, self._pool, self._rows))
+                call: Call = ProductCall(
+                    self.device, product, arguments, launch.places, self._pool, self._rows
+                )
             else:
                 executable = schedule.executables[launch.index]
                 runtime = runtimes[launch.index]
-                calls.append(_Call(self.device, executable, runtime, arguments, self._rows))
+                call = ExecutableCall(
+                    self.device, executable, runtime, arguments, launch.places, self._rows
+                )
+            calls.append(call)
         return calls
 
-    def _get_argument(self, place: Place) -> Buffer | tuple[int, int]:
+    def _compute_width(self, schedule: Schedule) -> int:
+        """Return how many steps may run together: 1 when nothing is shared or not all can move."""
+        pairs = list(zip(self._calls, schedule.launches, strict=True))
+        ports = [*self.inputs, *self.outputs]
+        if (
+            not any(launch.is_shared for launch in schedule.launches)
+            or not all(call.is_movable for call, launch in pairs if not launch.is_shared)
+            or not all(spec.rows for spec in ports)
+            or any(isinstance(output, int) for output in self._outputs)
+        ):
+            return 1
+        own = {place for launch in schedule.launches for place in launch.places if place.is_own}
+        if any(place.role != "value" for place in own):
+            return 1
+        own_bytes = max(1, sum(place.nbytes for place in own))
+        return min(limits.BATCH_RUNS, 1 + limits.BATCH_OWN_BYTES // own_bytes)
+
+    def _find_own(self, slot: int, place: Place) -> int:
+        """Return the address of what a slot of a batch has of its own."""
+        if (slot, place) not in self._own:
+            (self._own[slot, place],) = self._allocate([place.nbytes])
+        address: int = self._own[slot, place].get_buf(self.device).va_addr
+        return address
+
+    def _get_argument(self, place: Place) -> Argument:
         if place.role == "old":
             return 0, place.index
         if place.role == "new":
@@ -255,102 +357,24 @@ class TaskProgram:
             return buffer
         return buffer.view(place.nbytes, dtypes.uint8, place.offset).ensure_allocated()
 
-    def _bind(self, old: list[Buffer], new: list[Buffer]) -> list[LaunchFunction]:
-        return [call.bind((old, new)) for call in self._calls]
+    def _bind(self, old: list[Buffer], new: list[Buffer]) -> tuple[list[LaunchFunction], RowViews]:
+        launches, cells = [], []
+        for call, shared in zip(self._calls, self._shared, strict=True):
+            launch, moved = (shared, []) if shared is not None else call.bind((old, new))
+            launches.append(launch)
+            cells += moved
+        return launches, RowViews(cells)
 
 
-class _Call:
-    """One compiled kernel and its buffers; a pair stands for (old or new, state).
-
-    ``rows`` holds what its variables are bound to when it is launched.
-    """
-
-    __slots__ = ("arguments", "device", "executable", "rows", "runtime")
-
-    def __init__(
-        self,
-        device: str,
-        executable: Executable,
-        runtime: Any,
-        arguments: list[Buffer | tuple[int, int]],
-        rows: Mapping[str, ctypes.c_uint64],
-    ) -> None:
-        self.device, self.executable, self.arguments = device, executable, arguments
-        self.runtime, self.rows = runtime, rows
-
-    def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> LaunchFunction:
-        """Return a function of no arguments that launches the kernel on these state tensors."""
-        raw = _resolve(self.device, self.arguments, states)
-        executable = self.executable
-        bound = [self.rows[name] for name in executable.variables]
-        if isinstance(self.runtime, CPUProgram) and executable.global_size[0] == 1:
-            # tinygrad's own call builds these arguments anew each time: 5 µs instead of 1
-            addresses = [ctypes.c_uint64(buffer.va_addr) for buffer in raw]
-            return functools.partial(self.runtime.fxn, *addresses, *bound)
-        if not bound:
-            return functools.partial(
-                self.runtime,
-                *raw,
-                global_size=executable.global_size,
-                local_size=executable.local_size,
-            )
-
-        def launch() -> None:
-            values = {name: self.rows[name].value for name in executable.variables}
-            self.runtime(
-                *raw,
-                global_size=_infer_sizes(executable.global_size, values),
-                local_size=_infer_sizes(executable.local_size, values),
-                vals=tuple(values.values()),
-            )
-
-        return launch
-
-
-class _ProductCall:
-    """One matrix product, computed by code of our own, and its buffers."""
-
-    __slots__ = ("arguments", "device", "pool", "product", "rows")
-
-    def __init__(
-        self,
-        device: str,
-        product: Product,
-        arguments: list[Buffer | tuple[int, int]],
-        pool: KernelThreads,
-        rows: Mapping[str, ctypes.c_uint64],
-    ) -> None:
-        self.device, self.product, self.arguments = device, product, arguments
-        self.pool, self.rows = pool, rows
-
-    def bind(self, states: tuple[list[Buffer], list[Buffer]]) -> LaunchFunction:
-        """Return a function of no arguments that computes the product on these state tensors."""
-        raw = _resolve(self.device, self.arguments, states)
-        return BoundProduct(self.product, [buffer.va_addr for buffer in raw], self.pool, self.rows)
-
-
-def _load_executable(device: str, executable: Executable) -> Any:
-    """Return tinygrad's runtime object of a kernel."""
-    signature = tuple(
-        (name, slot, getattr(dtypes, dtype), shape)
-        for name, slot, dtype, shape in executable.signature
-    )
-    target = Target.parse(executable.target)
-    return Device[device].runtime(TinyELF(executable.code, executable.name, target, signature))
-
-
-def _infer_sizes(sizes: Sequence[Any] | None, values: dict[str, int]) -> tuple[Any, ...] | None:
-    return None if sizes is None else tuple(sym_infer(size, values) for size in sizes)
-
-
-def _resolve(
-    device: str,
-    arguments: Sequence[Buffer | tuple[int, int]],
-    states: tuple[list[Buffer], list[Buffer]],
-) -> list[Any]:
-    """Return the device's own handles of a kernel's buffers."""
-    buffers = [states[item[0]][item[1]] if isinstance(item, tuple) else item for item in arguments]
-    return [buffer.get_buf(device) for buffer in buffers]
+def _stack_rows(rows: Sequence[Rows]) -> tuple[list[Mapping[str, int]], Rows]:
+    """Return where each step's rows begin when they stand behind each other, and all their rows."""
+    firsts: list[Mapping[str, int]] = []
+    total: Rows = {}
+    for one in rows:
+        firsts.append(dict(total))
+        for symbol, count in one.items():
+            total[symbol] = total.get(symbol, 0) + count
+    return firsts, total
 
 
 def open_weights(weights: bytes | Path | None) -> Callable[[str], memoryview]:

@@ -7,8 +7,8 @@ one in milliseconds. A schedule holds machine code, so it is a node's own: it is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tinygrad.engine.realize import compile_linear, get_call_arg_uops
@@ -20,20 +20,29 @@ from tinygrad.uop.ops import Ops, UOp
 from splitup.errors import InvalidModel
 from splitup.graph.bridge import Lowered, write_graph
 from splitup.graph.ir import Graph
-from splitup.graph.layout import plan_memory
-from splitup.graph.products import Product, find_product, is_supported, split_products
+from splitup.graph.layout import Plan, plan_memory
+from splitup.graph.products import Product, find_product, is_supported, split_product
+from splitup.graph.rules import check_graph
+from splitup.graph.sharing import Kind, Rows, classify_kernel, find_kinds
 
 Role = Literal["input", "weight", "old", "new", "value"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Bytes of one buffer: input, weight, a state's old or new tensor, or another value."""
+    """Bytes of one buffer: input, weight, a state's old or new tensor, or another value.
+
+    Where several executions share it each has rows of ``row_bytes`` as a symbol, ``rows``, says;
+    or, when it ``is_own``, one such place of its own.
+    """
 
     role: Role
     index: int
     offset: int
     nbytes: int
+    rows: str = ""
+    row_bytes: int = 0
+    is_own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +60,15 @@ class Executable:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel run: an executable or a product, by its position, on these places."""
+    """One kernel run: an executable or a product, by its position, on these places.
+
+    One that ``is_shared`` computes the rows of several executions at once.
+    """
 
     kind: Literal["executable", "product"]
     index: int
     places: tuple[Place, ...]
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +92,38 @@ def compile_graph(graph: Graph, device: str, *, takes_products: bool = True) -> 
     with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
         call, _ = transform_to_call(UOp.sink(*lowered.roots))
         linear, variables = create_linear_with_vars(call)
-        linear, outputs = plan_memory(linear, lowered)
-        linear = split_products(linear) if takes_over else linear
-        products = [find_product(item.src[0]) if takes_over else None for item in linear.src]
-        pairs = list(zip(linear.src, products, strict=True))
-        rest = tuple(item for item, product in pairs if product is None)
+        plan = plan_memory(linear, lowered)
+        kernels = list(
+            _iter_kernels(plan, find_kinds(graph, check_graph(graph), lowered), takes_over)
+        )
+        rest = tuple(kernel.call for kernel in kernels if kernel.product is None)
         compiled = iter(compile_linear(linear.replace(src=rest), beam=0).src)
     if variables:
         raise InvalidModel("the graph bound variables while it was scheduled")
     writer = _Writer(lowered)
-    for item, product in pairs:
-        writer.add(next(compiled) if product is None else item, product)
-    return writer.finish(outputs)
+    for kernel in kernels:
+        writer.add(kernel, next(compiled) if kernel.product is None else kernel.call)
+    return writer.finish(plan.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """One call of the schedule, and of what kind each of its arguments is."""
+
+    call: UOp
+    product: Product | None
+    kinds: dict[UOp, Kind]
+    is_shared: bool
+
+
+def _iter_kernels(plan: Plan, kinds: dict[UOp, Kind], takes_over: bool) -> Iterator[_Kernel]:
+    for whole, buffers in zip(plan.calls, plan.buffers, strict=True):
+        for call in split_product(whole) if takes_over else (whole,):
+            operands = get_call_arg_uops(call)
+            is_shared = classify_kernel(call.src[0], [buffers[item] for item in operands], kinds)
+            product = find_product(call.src[0]) if takes_over else None
+            given = {item: kinds[buffers[item]] for item in operands}
+            yield _Kernel(call, product, given, is_shared)
 
 
 class _Writer:
@@ -113,13 +146,14 @@ class _Writer:
         self._products: dict[Product, int] = {}
         self._launches: list[Launch] = []
 
-    def add(self, call: UOp, product: Product | None) -> None:
-        """Add one call of the schedule."""
+    def add(self, kernel: _Kernel, call: UOp) -> None:
+        """Add one kernel; ``call`` is its call, compiled unless it is a product."""
         operands = get_call_arg_uops(call)
+        product = kernel.product
         if product is not None:
             index = self._products.setdefault(product, len(self._products))
-            places = tuple(self._place(operands[slot]) for slot in product.slots)
-            self._launches.append(Launch("product", index, places))
+            places = tuple(self._place(operands[slot], kernel) for slot in product.slots)
+            self._launches.append(Launch("product", index, places, kernel.is_shared))
             return
         program = call.src[0]
         if program.op is not Ops.PROGRAM:
@@ -128,8 +162,9 @@ class _Writer:
             executable = _read_executable(program)
             index = self._executables.setdefault(executable, len(self._executables))
             self._programs[program] = index
-        places = tuple(self._place(operands[slot]) for slot in program.arg.globals)
-        self._launches.append(Launch("executable", self._programs[program], places))
+        places = tuple(self._place(operands[slot], kernel) for slot in program.arg.globals)
+        index = self._programs[program]
+        self._launches.append(Launch("executable", index, places, kernel.is_shared))
 
     def finish(self, outputs: Sequence[UOp]) -> Schedule:
         """Return all that was added."""
@@ -146,7 +181,7 @@ class _Writer:
             launches=tuple(self._launches),
         )
 
-    def _place(self, uop: UOp) -> Place:
+    def _place(self, uop: UOp, kernel: _Kernel | None = None) -> Place:
         """Return where an operand is: a buffer, or a view into the arena of the memory planner."""
         base, offset = uop, 0
         if uop.op is not Ops.BUFFER:
@@ -157,7 +192,11 @@ class _Writer:
         if base not in self._places:
             self._places[base] = ("value", len(self._values))
             self._values.append(_count_bytes(base))
-        return Place(*self._places[base], offset, _count_bytes(uop))
+        place = Place(*self._places[base], offset, _count_bytes(uop))
+        kind = None if kernel is None else kernel.kinds[uop]
+        if isinstance(kind, Rows):
+            return replace(place, rows=kind.symbol, row_bytes=kind.stride * uop.dtype.itemsize)
+        return replace(place, is_own=kind == "own")
 
 
 def _count_bytes(uop: UOp) -> int:

@@ -6,14 +6,15 @@ is a fault of the sender while the first waits, and ignored once that was used.
 
 Executions share the node fairly, step by step (start-time fair queueing, Goyal et al. 1996): a run
 is due at the later of now and the end of its execution's last one, on a clock that a whole step
-of any execution moves equally far. Among runs due together long critical paths go first.
+of any execution moves equally far. Among runs due together long critical paths go first. Runs of
+other executions may go with the one that is due first (``take_with``), which costs it nothing.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -185,6 +186,27 @@ class TaskQueue:
             inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
             return Run(execution_id, task, step, inputs)
         return None
+
+    def take_with(self, is_wanted: Callable[[Run], bool]) -> list[Run]:
+        """Return runs that are ready, may go with the last one that ``next`` gave, and are wanted.
+
+        They are asked for in the order in which ``next`` would give them, and stand no further
+        back for it: the run that is due first is always what ``next`` gives.
+        """
+        taken = []
+        for entry in sorted(self._ready):
+            execution_id, task, step = entry[3:]
+            lane = self._find(execution_id, task)
+            if lane is None or lane.next_step != step or lane.find_shut(step) is not None:
+                continue
+            inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
+            run = Run(execution_id, task, step, inputs)
+            if is_wanted(run):
+                taken.append(run)
+                self._ready.remove(entry)
+        if taken:
+            heapq.heapify(self._ready)
+        return taken
 
     def finish(self, run: Run, outputs: Sequence[Tensor]) -> bool:
         """Let go of a run's inputs and take its outputs to their local readers.

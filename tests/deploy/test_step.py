@@ -24,6 +24,7 @@ from splitup.graph.runtime import State, TaskProgram
 from splitup.tensors import TensorSpec
 from tests.deploy.checkpoints import CASES, save_checkpoint
 from tests.deploy.execution import CutModel
+from tests.deploy.ggufs import save_gguf
 from tests.deploy.llamas import EXAMPLE, compute_logits, load_example, relative_error
 from tests.deploy.moes import QWEN3_MOE, save_moe
 from tests.deploy.steps import feed, run_step, step_inputs
@@ -251,3 +252,41 @@ def test_any_integers_are_safe(program: TaskProgram) -> None:
         (data,) = program.run(state, step)
         assert np.isfinite(np.frombuffer(data, np.float32)).all()
     assert continue_one_by_one(program, state, tokens, 0) == wanted.tobytes()
+
+
+def check_batches(program: TaskProgram) -> None:
+    """Run chunks, trees with kept rows and single rows in batches of changing company."""
+    tokens = draw_tokens(program)
+    plans = [
+        [make_causal_step(tokens[:4], 0, (3, 0)), make_tree_step(tokens[4:7], [-1, 0, 0], 4)],
+        [make_causal_step(tokens[2:3], 0), make_causal_step(tokens[3:4], 1)],
+        [make_tree_step(tokens[5:9], [-1, 0, -1, 2], 0), make_causal_step(tokens[:2], 2)],
+        [make_block_step(tokens[6:9], 0), make_causal_step(tokens[3:5], 3, (1,))],
+    ]
+    plans[0].append(make_tree_step(tokens[9:10], [-1], 6, kept=(0, 2)))
+    plans[2].append(make_tree_step(tokens[7:8], [-1], 4, kept=(0, 1)))
+    states = {name: [program.new_state() for _ in plans] for name in ("alone", "together")}
+    for step in range(3):
+        who = [k for k, plan in enumerate(plans) if step < len(plan)]
+        named = {k: step_inputs(program.inputs, plans[k][step]) for k in who}
+        inputs = {k: [named[k][spec.name] for spec in program.inputs] for k in who}
+        wanted = [program.run(states["alone"][k], inputs[k]) for k in who]
+        given = program.run_together([(states["together"][k], inputs[k]) for k in who])
+        assert given == wanted
+    digests = [[program.compute_state_digest(s) for s in group] for group in states.values()]
+    assert digests[0] == digests[1]
+
+
+def test_steps_of_several_sequences_together_equal_each_alone(program: TaskProgram) -> None:
+    check_batches(program)
+
+
+def test_quantised_steps_together_equal_each_alone(tmp_path: Path) -> None:
+    forms = {"": "Q8_0", "attn_v": "Q4_0", "token_embd": "Q4_0", "ffn_down": "F16"}
+    save_gguf(tmp_path / "m.gguf", {"intermediate_size": 64, "num_hidden_layers": 1}, forms=forms)
+    check_batches(load_reference(str(tmp_path / "m.gguf")))
+
+
+def test_qwen3_steps_together_equal_each_alone(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, CASES["qwen3"])
+    check_batches(load_reference(str(tmp_path)))

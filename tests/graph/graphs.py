@@ -83,3 +83,14 @@ def make_legal() -> Graph:
     """One small legal graph with an input, a weight, a state and a few operations."""
     b = make_counter()
     return b.graph({"y": len(b.nodes) - 1}, [len(b.nodes) - 1])
+
+
+def make_running_sum(most: int = 8, size: int = 4) -> Graph:
+    """y = x x + s for the rows x of a step, and s' = s + the sum of all x x: float32 [T, size]."""
+    b = Builder()
+    x = b.rows("x", "float32", "T", most, size)
+    s = b.state("s", "float32", size)
+    squares = b.store("float32", b.add("MUL", "float32", x, x))
+    total = b.add("REDUCE", "float32", squares, arg=("ADD", 1))
+    y = b.store("float32", b.add("ADD", "float32", squares, s))
+    return b.graph({"y": y}, [b.store("float32", b.add("ADD", "float32", s, total))])

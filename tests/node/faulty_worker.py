@@ -9,6 +9,8 @@ from splitup_node.worker import Worker, main
 
 
 class FaultyWorker(Worker):
+    runs_together = False  # it breaks single runs
+
     def compute(
         self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]
     ) -> Sequence[bytes]:

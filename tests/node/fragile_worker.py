@@ -17,6 +17,7 @@ CRASHING_FILE = "crashing.json"  # a task that ends the compiler, and with it th
 
 
 class FragileWorker(Worker):
+    runs_together = False  # it breaks single runs
     _corrupts = False
 
     def load(self, task: Path, weights: Path | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from splitup_node.supervisor import Supervisor, TaskFailed, WorkerLost
 from splitup.errors import SplitUpError
 from splitup.graph.ir import Graph
 from tests.builders import HANG_S
+from tests.graph.graphs import make_running_sum
 from tests.node.fragile_worker import CORRUPT, CRASH, CRASHING_FILE, HANG, OVERFLOW, RAISE
 from tests.node.graphs import make_accumulator, make_sum
 
@@ -239,3 +240,34 @@ async def test_answer_survives_its_encoding() -> None:
     parts = encode_answer(RunAnswer(1, 2, [b"", b"abc"]))
     body = memoryview(b"".join(parts))
     assert decode_answer(body) == RunAnswer(1, 2, [b"", b"abc"])
+
+
+async def test_runs_of_several_sessions_go_together_and_fail_alone(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, memory_bytes=10**8, device="CPU:X86")
+    try:
+        await supervisor.start()
+        loaded = await load(supervisor, tmp_path, make_running_sum(8))
+        program = loaded["program"]
+        assert supervisor.get_width(program) == loaded["width"] > 4
+
+        async def run_all(rows: dict[int, int], bad: int = -1) -> list[RunAnswer | SplitUpError]:
+            loop = asyncio.get_running_loop()
+            answers = [loop.create_future() for _ in rows]
+            requests = [
+                RunRequest(session, program, [b"?" if session == bad else bytes(16 * count)])
+                for session, count in rows.items()
+            ]
+            supervisor.run_together(requests, [answer.set_result for answer in answers])
+            async with asyncio.timeout(HANG_S):
+                return list(await asyncio.gather(*answers))
+
+        answers = await run_all({session: 1 for session in range(1, 6)}, bad=3)
+        assert sum(isinstance(answer, RunAnswer) for answer in answers) == 4
+        assert isinstance(answers[2], TaskFailed) and "1 bytes" in str(answers[2])
+        times = {answer.started_ns for answer in answers if isinstance(answer, RunAnswer)}
+        assert len(times) == 1  # one pass for all
+        answers = await run_all({1: 5, 2: 5, 4: 3})  # 13 rows: two passes
+        times = [answer.started_ns for answer in answers if isinstance(answer, RunAnswer)]
+        assert len(times) == 3 and times[0] < times[1] == times[2]
+    finally:
+        await supervisor.close()

@@ -35,7 +35,10 @@ def local_tasks(draw: st.DrawFn) -> list[LocalTask]:
 def run_everything(
     tasks: list[LocalTask], steps: int, order: random.Random
 ) -> list[tuple[str, int, int]]:
-    """Feed two executions in a random order with duplicates; return the runs as they came."""
+    """Feed two executions in a random order with duplicates; return the runs as they came.
+
+    Some runs take others with them.
+    """
     mine = {task.index for task in tasks}
     outside = sorted({s for task in tasks for s in task.inputs if s[0] not in mine})
     queue = TaskQueue()
@@ -55,12 +58,13 @@ def run_everything(
     while True:
         run = queue.next() if order.random() < 0.7 or not events else None
         if run is not None:
-            runs.append((run.execution_id, run.task, run.step))
-            sources = next(t for t in tasks if t.index == run.task).inputs
-            assert [t.data for t in run.inputs] == [
-                make_tensor(source, run.step, run.execution_id).data for source in sources
-            ]
-            queue.finish(run, [make_tensor((run.task, 0), run.step, run.execution_id)])
+            for one in (run, *queue.take_with(lambda other: order.random() < 0.3)):
+                runs.append((one.execution_id, one.task, one.step))
+                sources = next(t for t in tasks if t.index == one.task).inputs
+                assert [t.data for t in one.inputs] == [
+                    make_tensor(source, one.step, one.execution_id).data for source in sources
+                ]
+                queue.finish(one, [make_tensor((one.task, 0), one.step, one.execution_id)])
         elif events:
             execution, port, step = events.pop()
             queue.offer(execution, port, step, make_tensor(port, step, execution))
@@ -247,6 +251,31 @@ def test_32_sessions_share_a_node_and_none_falls_behind() -> None:
             spread = max(spread, max(done.values()) - min(done.values()))
     assert min(done.values()) > 300 and spread <= 2
     assert queue.buffered_bytes < 32 * 200
+
+
+def test_runs_that_go_with_others_keep_nobody_waiting() -> None:
+    """One session always goes with another's run; the others take their turns as if it did not."""
+    sessions = [f"0x{number:064x}" for number in range(5)]
+    rider, others = sessions[0], sessions[1:]
+    queue = TaskQueue()
+    for session in sessions:
+        queue.assign(session, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 1_000)
+        queue.offer(session, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0, session))
+    turns = dict.fromkeys(sessions, 0)
+    for _ in range(400):
+        run = queue.next()
+        assert run is not None
+        taken = queue.take_with(lambda other: other.execution_id == rider)
+        assert len(taken) == (run.execution_id != rider)
+        for one in (run, *taken):
+            turns[one.execution_id] += 1
+            step = turns[one.execution_id]
+            assert queue.finish(one, [])
+            tensor = make_tensor((CLIENT, 0), step, one.execution_id)
+            queue.offer(one.execution_id, (CLIENT, 0), step, tensor)
+        waiting = [turns[session] for session in others]
+        assert max(waiting) - min(waiting) <= 1
+    assert turns[rider] >= 320 and min(turns[session] for session in others) >= 80
 
 
 def test_dropped_execution_runs_no_more_and_frees_its_buffers() -> None:
