@@ -362,11 +362,31 @@ class SignedTakeover(Message):
     signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
 
 
+class End(Message):
+    """The client's word that no step follows, and what it sent.
+
+    ``inputs`` are SHA-256 of every graph input's tensors of all steps, concatenated in step order,
+    as in a TaskCommitment; () when the client does not vouch for what it sent.
+    """
+
+    execution_id: Bytes32Field
+    steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+    inputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
+
+
+class SignedEnd(Message):
+    """An end with the client's Ed25519 signature: executors show it with their completions."""
+
+    end: End
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
+
+
 class Completion(Message):
     """A node's work in one execution; its salted root goes on chain before any draw.
 
-    ``takeovers`` made this node the executor of tasks that the plan gives to another. It travels
-    and is kept packed (``splitup.packing``), in base64.
+    ``takeovers`` made this node the executor of tasks that the plan gives to another; ``end`` is
+    what the client told it. Except for ``end`` it travels and is kept packed (``splitup.packing``),
+    in base64.
     """
 
     execution_id: Bytes32Field
@@ -375,26 +395,33 @@ class Completion(Message):
     tasks: tuple[TaskCommitment, ...] = Field(max_length=limits.MAX_TASKS)
     takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
     salt: Bytes32Field
+    end: SignedEnd | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _unpack(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or value.keys() != {"execution_id", "node", "packed"}:
+        if not isinstance(value, dict):
+            return value
+        if value.keys() - {"end"} != {"execution_id", "node", "packed"}:
             return value
         execution_id, node, packed = value["execution_id"], value["node"], value["packed"]
         if not isinstance(packed, str):
             raise ValueError("a packed completion is a string")
         fields = packing.unpack_completion(execution_id, base64.b64decode(packed, validate=True))
-        return {"execution_id": execution_id, "node": node, **fields}
+        end = SignedEnd.from_value(value["end"]) if "end" in value else None
+        return {"execution_id": execution_id, "node": node, "end": end, **fields}
 
     @model_serializer
-    def _pack(self) -> dict[str, str]:
+    def _pack(self) -> dict[str, Any]:
         packed = base64.b64encode(packing.pack_completion(self)).decode()
-        return {"execution_id": self.execution_id, "node": self.node, "packed": packed}
+        value = {"execution_id": self.execution_id, "node": self.node, "packed": packed}
+        return value if self.end is None else {**value, "end": self.end.model_dump(mode="json")}
 
     def root(self) -> str:
         owner = bytes.fromhex(self.execution_id[2:] + self.node[2:])
-        data = b"splitup/completion/v2\0" + owner + packing.pack_completion(self)
+        end = b"" if self.end is None else self.end.canonical_bytes()
+        owner += hashlib.sha256(end).digest()  # all members must see the same
+        data = b"splitup/completion/v3\0" + owner + packing.pack_completion(self)
         return "0x" + hashlib.sha256(data).hexdigest()
 
 
@@ -663,7 +690,7 @@ class Grants(Message):
 
 class FrameKind(IntEnum):
     TENSOR = 1  # payload: the tensor's bytes, or nothing when it is stored under its key
-    END = 2  # from the client: ``step`` is the number of steps there were
+    END = 2  # from the client: ``step`` is the number of steps there were; payload is a SignedEnd
     ERROR = 3  # from a node: payload is a TaskFailure
     TRACE = 4  # from a node, after END: payload is a Trace
     TAKEOVER = 5  # from the client, passed on by nodes: payload is a SignedTakeover

@@ -222,7 +222,7 @@ class Node:
             execution_id = lost.certificate.plan.request.execution_id
             _log.warning("execution %s was cut off by the end of the last run", execution_id)
             self.engine.refuse(lost.certificate, "the node was restarted and lost its state")
-            if lost.steps:
+            if lost.end is not None and lost.end.end.steps:
                 self._spawn(self._recover(lost))
             else:
                 self._journal.delete("assignment", execution_id)

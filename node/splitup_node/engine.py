@@ -22,6 +22,7 @@ from splitup.graph.manifest import Manifest
 from splitup.net.frames import make_message_frame, seal_frame, verify_frame
 from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup.net.logs import read_tensor
+from splitup.protocol.ends import check_end
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.queue import EarlyFrames, PortId, Run, TaskQueue, Tensor
@@ -33,6 +34,7 @@ from splitup.wire import (
     FrameKind,
     PlanCertificate,
     Progress,
+    SignedEnd,
     SignedTakeover,
     TaskProgress,
     decode_frame,
@@ -273,7 +275,7 @@ class Engine:
             raise PeerFault(f"a {frame.kind.name} frame of {execution.id} does not belong here")
         verify_frame(frame, signature, execution.client_key)
         if frame.kind is FrameKind.END:
-            self._end(execution, frame.step)
+            self._end(execution, SignedEnd.parse(bytes(frame.payload)))
         elif frame.kind is FrameKind.TAKEOVER:
             signed = SignedTakeover.parse(bytes(frame.payload))
             self._take_over(execution, signed, sealed)
@@ -322,12 +324,13 @@ class Engine:
                 self.fail(execution.id, task, frame.step, reason)
         self.runs.pump()
 
-    def _end(self, execution: Execution, steps: int) -> None:
+    def _end(self, execution: Execution, signed: SignedEnd) -> None:
         if not execution.parts:
             return  # replaced meanwhile
-        self._queue.end(execution.id, steps)
-        if execution.steps is None:
-            execution.steps = steps
+        check_end(signed, execution.certificate.plan, execution.manifest)
+        self._queue.end(execution.id, signed.end.steps)
+        if execution.end is None:
+            execution.end = signed
             self._listener.on_ended(execution)
         asyncio.get_running_loop().call_soon(self._check_complete, execution)
 

@@ -15,7 +15,7 @@ from splitup.net.logs import LogStore, LogWriter
 from splitup.protocol.queue import PortId
 from splitup.protocol.routes import Routes, compute_routes
 from splitup.protocol.takeovers import Roster
-from splitup.wire import CLIENT, Completion, PlanCertificate, Span, TaskCommitment, Trace
+from splitup.wire import CLIENT, Completion, PlanCertificate, SignedEnd, Span, TaskCommitment, Trace
 from splitup_node.digests import Digests, Recorder
 
 # task, step, and four times in nanoseconds: tuples of integers take six times as much
@@ -51,7 +51,7 @@ class Execution:
     # readers that took a task over and may lack steps that everybody else has
     new_readers: dict[PortId, tuple[str, ...]] = field(default_factory=dict)
     takeovers: dict[int, bytes] = field(default_factory=dict)  # the client's frames, by task
-    steps: int | None = None  # as the client's END says
+    end: SignedEnd | None = None  # the client's
     publishing: int = 0  # large tensors on their way to the store
     spans: bytearray = field(default_factory=bytearray)
     outbox: deque[bytes] = field(default_factory=deque)  # what the client may have to get again
@@ -65,6 +65,11 @@ class Execution:
     def client_key(self) -> str:
         """Return the Ed25519 key of the client."""
         return self.certificate.plan.request.client_key
+
+    @property
+    def steps(self) -> int | None:
+        """Return how many steps there are, None before the client said."""
+        return None if self.end is None else self.end.end.steps
 
     @property
     def deadline_s(self) -> int:
@@ -173,6 +178,7 @@ class Execution:
             ),
             takeovers=tuple(takeovers[task] for task in sorted(self.parts) if task in takeovers),
             salt="0x" + salt.hex(),
+            end=self.end,
         )
 
     def make_traces(self) -> Iterator[tuple[int, Trace]]:

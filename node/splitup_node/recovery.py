@@ -21,7 +21,7 @@ from splitup.net.cache import Cache
 from splitup.net.logs import LogObject
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry
-from splitup.wire import PlanCertificate, SignedTakeover
+from splitup.wire import PlanCertificate, SignedEnd, SignedTakeover
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution, OpenStore, make_execution
 from splitup_node.recompute import recompute
@@ -33,17 +33,18 @@ _log = logging.getLogger("splitup.node.recovery")
 
 @dataclass(frozen=True, slots=True)
 class Unreported:
-    """An execution of the last run of the node; ``steps`` is None when it was under way."""
+    """An execution of the last run of the node; ``end`` is None when it was under way."""
 
     certificate: PlanCertificate
-    steps: int | None
+    end: SignedEnd | None
     takeovers: tuple[SignedTakeover, ...]
 
 
 def make_end_value(execution: Execution) -> dict[str, Any]:
     """Return what the journal keeps of an execution's end."""
     takeovers = [signed.model_dump(mode="json") for signed in execution.roster.takeovers.values()]
-    return {"steps": execution.steps, "takeovers": takeovers}
+    end = None if execution.end is None else execution.end.model_dump(mode="json")
+    return {"end": end, "takeovers": takeovers}
 
 
 def read_unreported(journal: Journal, now_s: float) -> list[Unreported]:
@@ -57,9 +58,10 @@ def read_unreported(journal: Journal, now_s: float) -> list[Unreported]:
             for kind in ("assignment", "ended"):
                 journal.delete(kind, execution_id)
             continue
-        end = ended.get(execution_id, {"steps": None, "takeovers": []})
-        takeovers = tuple(SignedTakeover.from_value(entry) for entry in end["takeovers"])
-        found.append(Unreported(certificate, end["steps"], takeovers))
+        known = ended.get(execution_id, {"end": None, "takeovers": []})
+        takeovers = tuple(SignedTakeover.from_value(entry) for entry in known["takeovers"])
+        end = None if known["end"] is None else SignedEnd.from_value(known["end"])
+        found.append(Unreported(certificate, end, takeovers))
     return found
 
 
@@ -97,7 +99,7 @@ class Recovery:
         for signed in lost.takeovers:
             execution.roster.apply(signed)
         execution.reroute()
-        execution.steps = lost.steps
+        execution.end = lost.end
         for local in execution.routes.tasks:
             task = local.index
             program = await self.residents.ensure(request.model_id, task)
@@ -125,7 +127,7 @@ class Recovery:
                 execution.roster.executors,
                 task,
                 program,
-                lost.steps or 0,
+                execution.steps or 0,
                 log,
             )
             await execution.store.write(large)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.links import Link, LinkPool
 from splitup.net.logs import LogObject, LogWriter, has_large_tensors, open_logs, read_tensor
-from splitup.net.objects import compute_sha256
+from splitup.net.objects import add_to_sha256, compute_sha256
+from splitup.protocol.ends import sign_end
 from splitup.protocol.failover import Command, Failover, GiveUp, Probe, Replace
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry
@@ -41,6 +43,7 @@ from splitup.protocol.takeovers import Roster, sign_takeover
 from splitup.tensors import bytes_to_array, check_inputs
 from splitup.wire import (
     CLIENT,
+    End,
     FrameKind,
     PlanCertificate,
     Progress,
@@ -95,6 +98,8 @@ class Session:
         self._collector = OutputCollector(manifest, self.plan, verify_frame, self._roster)
         self._failover = Failover(self.plan, manifest, self._loop.time())
         self._specs = tuple(port.spec for port in manifest.inputs)
+        self._input_digests = [hashlib.sha256() for _ in manifest.inputs]
+        self._inputs_sent = 0  # tensors in the digests
         self._output_specs = tuple(port.spec for port in manifest.outputs)
         self._store = open_logs(
             gateway,
@@ -206,7 +211,12 @@ class Session:
         self._timer.cancel()
         self._failover.process_end()
         self._schedule()
-        frame = make_message_frame(FrameKind.END, self.execution_id, CLIENT, self._steps, None)
+        # what is still on its way is not vouched for: half a digest would accuse the honest
+        is_sent = self._inputs_sent == self._steps * len(self._input_digests)
+        inputs = tuple(digest.hexdigest() for digest in self._input_digests) if is_sent else ()
+        end = End(execution_id=self.execution_id, steps=self._steps, inputs=inputs)
+        signed = sign_end(self._identity, end)
+        frame = make_message_frame(FrameKind.END, self.execution_id, CLIENT, self._steps, signed)
         self._send_all(seal_frame(self._identity, frame), set(self.executors))
 
     async def leave(self) -> None:
@@ -278,6 +288,8 @@ class Session:
             await self._store.write([LogObject(name, data, digest)])
         entry = LogEntry(step, digest, len(data), None if is_large else data)
         self._writer.append(CLIENT, port, entry)
+        await add_to_sha256(self._input_digests[port], data)
+        self._inputs_sent += 1
         sealed = self._seal_entry(port, entry)
         for node in get_input_consumers(self.manifest, self.executors)[port]:
             link = self._links[node]

@@ -14,7 +14,7 @@ from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.protocol.attestations import Attestations
 from splitup.protocol.checks import Answer, Check
-from splitup.protocol.edges import find_misled
+from splitup.protocol.edges import find_misled, find_misread
 from splitup.protocol.events import CompletionCommitted, ExecutionCommitted
 from splitup.protocol.messages import CommitmentsVote, SettlementProposal
 from splitup.protocol.shared import Beacon
@@ -204,7 +204,11 @@ class Case:
         replaced = {task for task, node in enumerate(executors) if node != planned[task]}
         claims = {task: self.find_commitment(task) for task in range(len(executors))}
         rulings = {task: self.attestations.find_ruling(task) for task in self.checks or ()}
-        for task, outcome in find_misled(self.manifest, claims, rulings, replaced).items():
+        shown = {n: c.end.end for n, c in self.completions.items() if c.end is not None}
+        ends = {task: shown.get(node) for task, node in enumerate(executors)}
+        misled = dict.fromkeys(find_misread(self.manifest, claims, ends), Outcome.CONTRADICTED)
+        misled |= find_misled(self.manifest, claims, rulings, replaced)
+        for task, outcome in misled.items():
             known = verdicts.get(task, Verdict(task, outcome, (), ()))
             if known.outcome is not Outcome.LIED:
                 verdicts[task] = replace(known, outcome=outcome)

@@ -1,4 +1,4 @@
-"""Between two tasks: who did not store, or did not commit to, what the next one was given.
+"""Between two tasks, and client and task: who did not store, or commit to, what was given.
 
 Every executor reveals its commitments, drawn or not, so both ends of every edge are known. What is
 in the store, members know where they recomputed a task. Pure functions.
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from splitup.graph.manifest import Manifest
 from splitup.protocol.routes import get_sources
 from splitup.protocol.verification import Outcome
-from splitup.wire import CLIENT, Ruling, TaskCommitment
+from splitup.wire import CLIENT, End, Ruling, TaskCommitment
 
 
 def find_misled(
@@ -55,4 +55,32 @@ def find_misled(
             elif said != read and not {source, task} & set(replaced):
                 found.setdefault(source, Outcome.CONTRADICTED)
                 found.setdefault(task, Outcome.CONTRADICTED)
+    return found
+
+
+def find_misread(
+    manifest: Manifest,
+    claims: Mapping[int, TaskCommitment | None],
+    ends: Mapping[int, End | None],
+) -> set[int]:
+    """Return the tasks whose executors commit to other inputs than the client says it sent.
+
+    ``ends`` are what the executors show of the client's, by task; who reads the client's inputs and
+    shows none hides it, since without one nobody knows how many steps there were. Two different
+    ones are the client's doing, who signed both, and one without digests vouches for nothing: then
+    nobody is to blame. As in ``find_misled`` a gated task is compared at its gate only. Takeovers
+    change nothing: whoever runs a task in the end has read its inputs from the first step on.
+    """
+    if len({end for end in ends.values() if end is not None}) > 1:
+        return set()
+    found = set()
+    for task, claim in claims.items():
+        if claim is None:
+            continue
+        end, gate = ends.get(task), manifest.tasks[task].gate
+        for place, (source, port) in enumerate(get_sources(manifest, task)):
+            if source != CLIENT or (gate is not None and place != gate):
+                continue
+            if end is None or (end.inputs and end.inputs[port] != claim.inputs[place]):
+                found.add(task)
     return found

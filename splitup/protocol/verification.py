@@ -18,6 +18,7 @@ from typing import Final
 
 from splitup.errors import InvalidInput, PeerFault
 from splitup.graph.manifest import Manifest
+from splitup.protocol.ends import check_end
 from splitup.protocol.takeovers import get_candidate
 from splitup.wire import (
     Completion,
@@ -63,7 +64,7 @@ class Outcome(Enum):
     HONEST = "honest"
     LIED = "lied"
     WITHHELD = "withheld"  # the executor committed and never revealed, or did not store its outputs
-    CONTRADICTED = "contradicted"  # it and a neighbour commit to different tensors between them
+    CONTRADICTED = "contradicted"  # a neighbour or the client says other tensors were between
     OUTVOTED = "outvoted"  # more nodes contradict it than confirm it, and no ruling: unpaid
     UNRESOLVED = "unresolved"  # nobody could tell: paid, and nobody is punished
 
@@ -195,6 +196,10 @@ def check_completion(
         raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
     if completion.steps > plan.request.steps:
         raise PeerFault(f"completion of {node} claims more steps than were paid for", peer=node)
+    if completion.end is not None:
+        check_end(completion.end, plan, manifest)
+        if completion.end.end.steps != completion.steps:
+            raise PeerFault(f"completion of {node} has not the client's steps", peer=node)
     covered = [entry.task for entry in completion.tasks]
     if not covered or covered != sorted(set(covered)) or covered[-1] >= len(plan.tasks):
         raise PeerFault(f"completion of {node} does not list tasks in order", peer=node)

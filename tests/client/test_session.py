@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,11 +17,14 @@ from splitup.net.frames import make_message_frame, make_tensor_frame, seal_frame
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.links import DATA_PATH, Link, LinkAcceptor
+from splitup.protocol.ends import check_end
 from splitup.wire import (
+    End,
     Frame,
     FrameKind,
     Grants,
     PlanCertificate,
+    SignedEnd,
     TaskFailure,
     Trace,
     decode_frame,
@@ -37,12 +41,14 @@ class FakeNode:
         self.answer = answer
         self.parties: Parties
         self.acceptor: LinkAcceptor
-        self.ended_with: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.ended_with: asyncio.Future[End] = asyncio.get_running_loop().create_future()
 
     def on_frame(self, link: Link, data: bytes) -> None:
         frame, _ = decode_frame(data)
         if frame.kind is FrameKind.END:
-            self.ended_with.set_result(frame.step)
+            signed = SignedEnd.parse(bytes(frame.payload))
+            check_end(signed, self.parties.plan, self.parties.manifest)
+            self.ended_with.set_result(signed.end)
             node = self.parties.nodes[0]
             trace = Trace(execution_id=frame.execution_id, node=node.address, spans=())
             self.send(link, make_message_frame(FrameKind.TRACE, frame.execution_id, 0, 0, trace))
@@ -120,7 +126,18 @@ async def test_steps_in_flight_come_back_each_to_its_own_future() -> None:
         outputs = [(await future)["y"].tolist() for future in futures]
         assert outputs == [[2.0], [4.0], [6.0]]
         await session.finish()
-        assert await node.ended_with == 3
+        end = await node.ended_with
+    sent = hashlib.sha256(struct.pack("<3f", 1, 2, 3)).hexdigest()
+    assert (end.steps, end.inputs) == (3, (sent,)), "what every reader's digest has to be"
+
+
+async def test_who_ends_before_all_is_sent_vouches_for_nothing() -> None:
+    async with open_session(FakeNode.double) as (session, node):
+        await session.step(x(1))
+        session.submit(x(2))
+        session.end()  # nothing of the second step has left
+        end = await node.ended_with
+    assert (end.steps, end.inputs) == (2, ())
 
 
 async def test_a_failed_task_fails_every_step_with_its_reason() -> None:

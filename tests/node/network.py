@@ -36,11 +36,13 @@ from splitup.net.http import Server, make_app, serve_app
 from splitup.net.links import DATA_PATH, Link, LinkPool
 from splitup.net.logs import LogObject, iter_log, read_tensor
 from splitup.net.objects import NotStored
+from splitup.protocol.ends import sign_end
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogReader
 from splitup.protocol.takeovers import Roster, sign_takeover
 from splitup.wire import (
     CLIENT,
+    End,
     Frame,
     FrameKind,
     Plan,
@@ -366,7 +368,8 @@ class TestClient:
     def end(self, certificate: PlanCertificate, steps: int) -> None:
         """Say how many steps there were."""
         execution_id = certificate.plan.request.execution_id
-        self.tell(make_message_frame(FrameKind.END, execution_id, CLIENT, steps, None))
+        signed = sign_end(self.identity, End(execution_id=execution_id, steps=steps, inputs=()))
+        self.tell(make_message_frame(FrameKind.END, execution_id, CLIENT, steps, signed))
 
 
 def _digest(graph: Graph) -> str:

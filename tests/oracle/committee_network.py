@@ -28,9 +28,11 @@ from splitup.crypto.quorum import compute_execution_id
 from splitup.errors import PeerFault, Refused, Unavailable
 from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
 from splitup.protocol.certificates import check_draw
+from splitup.protocol.ends import sign_end
 from splitup.wire import (
     EMPTY_DIGEST,
     Completion,
+    End,
     Heartbeat,
     PlanCertificate,
     Pledge,
@@ -47,6 +49,7 @@ STAKE_MICRO_USDC = 2_200_000_000
 TASKS = 3
 STEPS = 4
 MANIFEST = make_chain_manifest(TASKS)
+CLIENT = Identity.from_private_key((999).to_bytes(32, "big"))  # signs frames; pays nothing
 
 
 def digest(*parts: object) -> str:
@@ -175,6 +178,7 @@ class Node:
             steps=certificate.plan.request.steps,
             tasks=entries,
             salt="0x" + digest("salt"),
+            end=sign_end(CLIENT, End(execution_id=execution_id, steps=STEPS, inputs=())),
         )
         if execution_id in self.gates:
             await self.gates[execution_id].wait()
@@ -308,7 +312,7 @@ class Network:
             MANIFEST.model_id,
             STEPS,
             "0x" + "aa" * 32,
-            "0x" + "bb" * 32,
+            CLIENT.signing_key_hex,
             10_000,
             head.timestamp + 300,
             self.nonce,

@@ -31,6 +31,7 @@ from splitup.protocol.certificates import (
     compute_plan_hash,
 )
 from splitup.protocol.committee import CommitteeMember
+from splitup.protocol.ends import sign_end
 from splitup.protocol.keygen import make_ceremony
 from splitup.protocol.messages import DrawPartial, Equivocation
 from splitup.protocol.openings import OPENING, sign_request
@@ -42,6 +43,7 @@ from splitup.wire import (
     EMPTY_DIGEST,
     ZERO_BYTES32,
     Completion,
+    End,
     Heartbeat,
     Message,
     Plan,
@@ -49,6 +51,7 @@ from splitup.wire import (
     Pledge,
     Request,
     Ruling,
+    SignedEnd,
     SignedRequest,
     SignedTakeover,
     Snapshot,
@@ -156,6 +159,7 @@ class Node:
     hides_outputs: bool = False  # commits to them, and stores nothing
     stores_others: bool = False  # than those it commits to
     misstates_inputs: bool = False  # commits to some that nobody has
+    hides_end: bool = False  # shows none of the client's
     corrupts_state: bool = False  # right outputs, another state
     withholds_completion: bool = False
     forgets_takeovers: bool = False  # its completion lacks them
@@ -232,6 +236,7 @@ class Simulation:
         self.ordered: list[tuple[str, str]] = []  # execution, validator
         self.lies_at: set[tuple[str, int]] | None = None  # where liars lie: everywhere
         self.broken: Callable[[Plan], Collection[str]] = lambda plan: ()  # whom the client replaces
+        self.client = "honest"  # or its end is false, two-faced, or hasty: without digests
         self.held = held
         self.told = size  # how many members hear of takeovers from nodes
         self.paused: dict[str, float] = {}  # node -> until when it says nothing
@@ -629,6 +634,7 @@ class Simulation:
             tasks=entries,
             takeovers=() if node.forgets_takeovers else takeovers,
             salt="0x" + digest("salt", execution_id, 0),
+            end=None if node.hides_end else self._sign_end(certificate.plan, entries[0].task),
         )
         if takeovers:
             told = Takeovers(execution_id=execution_id, node=node.address, takeovers=takeovers)
@@ -699,6 +705,19 @@ class Simulation:
         return tuple(
             next(node for node in candidates if node not in broken) for candidates in plan.tasks
         )
+
+    def _sign_end(self, plan: Plan, task: int) -> SignedEnd:
+        """Return what the client tells the node that runs a task."""
+        execution_id = plan.request.execution_id
+        sent = digest("in", execution_id)
+        said = {"two-faced": digest("in", task), "false": digest("in", "other")}
+        inputs = () if self.client == "hasty" else (said.get(self.client, sent),)
+        end = End(
+            execution_id=execution_id,
+            steps=plan.request.steps,
+            inputs=inputs * len(self.manifest.inputs),
+        )
+        return sign_end(CLIENT_IDENTITY, end)
 
     def _sign_takeovers(self, plan: Plan, tasks: Sequence[int]) -> tuple[SignedTakeover, ...]:
         executors, execution_id = self.find_executors(plan), plan.request.execution_id
