@@ -170,9 +170,9 @@ def write(path: Path, **changes: str | None) -> Path:
     return path
 
 
-async def test_a_missing_keystore_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
+async def test_a_missing_keystore_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     code, output = await start_alone(write(tmp_path / "oracle.toml"))
-    assert code == 1
+    assert code == 2
     assert output.startswith("error: ") and output.count("\n") == 1, output
     assert "keystore" in output
 
