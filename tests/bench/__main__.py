@@ -36,7 +36,7 @@ from splitup.errors import SplitUpError
 from tests.bench.report import Report, describe_bars, describe_machine, say
 
 LIMITS_S: Final = {
-    "transition": 150,
+    "transition": 260,
     "split": 180,
     "slowlink": 180,
     "sessions": 300,

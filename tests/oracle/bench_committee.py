@@ -42,6 +42,7 @@ class Absorber:
     """The part of a member that heartbeats touch."""
 
     audience = COMMITTEE
+    chain = None  # heartbeats need none
 
     def __init__(self) -> None:
         identities, view = make_committee()
