@@ -61,12 +61,13 @@ class Measured:
     @property
     def floors(self) -> dict[str, float]:
         """Return what else such a tensor costs, in milliseconds."""
-        stored = {"floor, PUT + GET of one object, ms": _median(self.object_ms)}
-        return (stored if self.object_ms else {}) | {
-            "floor, bare WebSocket exchange (there and back), ms": _median(self.exchange_ms),
-            "floor, Ed25519 sign + verify, ms": _median(self.signature_ms),
-            "floor, SHA-256, ms": _median(self.digest_ms),
+        floors = {
+            "floor, PUT + GET of one object, ms": self.object_ms,
+            "floor, bare WebSocket exchange (there and back), ms": self.exchange_ms,
+            "floor, Ed25519 sign + verify, ms": self.signature_ms,
+            "floor, SHA-256, ms": self.digest_ms,
         }
+        return {name: _median(values) for name, values in floors.items() if values}
 
     def compute_change_percent(self) -> float:
         """Return by how much verification moves the median, from round to round."""
