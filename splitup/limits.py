@@ -60,6 +60,7 @@ MAX_BANDWIDTH_KBPS: Final = 10**9  # a terabyte a second
 MEASURED_BYTES: Final = 64 * KIB  # a smaller download measures the round trip
 MAX_RESIDENT_TASKS: Final = 1_024  # task ids a heartbeat may list
 HEARTBEAT_PERIOD_S: Final = 1.0
+DEMAND_AGE_S: Final = 0.25  # a heartbeat's answer may be this old: it takes a look at all nodes
 HEARTBEAT_TIMEOUT_S: Final = 5.0  # five missed beats: a restart takes longer, a hiccup does not
 CLOCK_SKEW_S: Final = 30  # tolerated between hosts in signed times; deadlines use block time
 

@@ -331,6 +331,7 @@ class Engine:
         self._queue.end(execution.id, signed.end.steps)
         if execution.end is None:
             execution.end = signed
+            execution.forget_outputs()
             self._listener.on_ended(execution)
         asyncio.get_running_loop().call_soon(self._check_complete, execution)
 

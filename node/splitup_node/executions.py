@@ -160,6 +160,11 @@ class Execution:
         while self.outbox_bytes > limits.OUTBOX_BYTES and len(self.outbox) > 1:
             self.outbox_bytes -= len(self.outbox.popleft())
 
+    def forget_outputs(self) -> None:
+        """Drop what was kept for the client: it ends when it has the outputs, or wants none."""
+        self.outbox.clear()
+        self.outbox_bytes = 0
+
     def make_completion(self, salt: bytes) -> Completion:
         """Return what this node commits to; ``salt`` are 32 random bytes."""
         takeovers = self.roster.takeovers

@@ -125,7 +125,11 @@ class Presence:
         return tuple(sorted(task.task_id for task in self._residents.tasks))
 
     async def specialise(self) -> None:
-        """Load one task after the other, by demand, for as long as there is memory."""
+        """Load one task after the other, by demand, for as long as there is memory.
+
+        The next choice waits for answers that can know of the last one, and of what others loaded
+        meanwhile: nodes that fill up by an old list leave tasks that nobody has room for.
+        """
         while True:
             self._demand_changed.clear()
             await self._demand_changed.wait()
@@ -141,6 +145,8 @@ class Presence:
                 continue
             try:
                 await self._residents.ensure(choice.model_id, choice.task)
+                self._news.set()
+                await asyncio.sleep(limits.DEMAND_AGE_S)
                 self._news.set()
             except (InvalidModel, TaskFailed, WorkerLost) as error:  # it may be what kills workers
                 _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)

@@ -117,7 +117,6 @@ _MAX_OUTSTANDING: Final = 256  # per peer: a hung one must not collect our memor
 _VOTE_PERIOD_S: Final = 5.0  # a vote, or the others', may have been lost
 _SECRET: Final = "secret"  # journal kind: what the secrets of our dealings are derived from
 _OPENINGS: Final = 16  # signed requests for which the chain is asked at once
-_DEMAND_AGE_S: Final = 0.25  # the reply to a heartbeat may be this old
 
 log = logging.getLogger("splitup.oracle")
 
@@ -310,9 +309,9 @@ class Member:
         return {**status, "peers_down": down}
 
     def get_demand(self) -> bytes:
-        """Return the reply to a heartbeat, as JSON; computed at most four times a second."""
+        """Return the reply to a heartbeat, as JSON; at most ``limits.DEMAND_AGE_S`` old."""
         now = time.monotonic()
-        if now - self._demand[0] > _DEMAND_AGE_S:
+        if now - self._demand[0] > limits.DEMAND_AGE_S:
             status = self.machine.get_status(now)
             reply = {"block": status["block"], "tasks": self.machine.compute_demand(now)}
             self._demand = (now, encode_canonical(reply))

@@ -94,6 +94,7 @@ def build_command(
     command += ["--chain-id", str(CHAIN_ID), "--hardfork", HARDFORK]
     command += ["--mnemonic", mnemonic, "--accounts", str(accounts), "--balance", "10000"]
     command += ["--enable-tx-gas-limit", "--no-cors"]
+    command += ["--prune-history", str(KEPT_STATES)]  # else each older one stays, in the home folder
     if state_file is not None:  # an interval, because a SIGKILL leaves no time to save
         command += ["--state", str(state_file), "--state-interval", "1"]
     if block_time_s is not None:

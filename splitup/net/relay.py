@@ -1,4 +1,4 @@
-"""The relay: how nodes are reached that nobody can connect to (``docs/adr/0017-…``).
+"""The relay: how nodes are reached that nobody can connect to (``docs/adr/0019-…``).
 
 A node behind NAT keeps one WebSocket to a relay open, its *control connection*. Whoever wants the
 node talks to the relay instead, below ``/v1/relay/<the node's address>``: requests travel over the
