@@ -15,14 +15,21 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
 )
+from splitup.net.ports import find_free_ports
 from splitup.protocol.selection import Contest, Index, rank
 from splitup.wire import Request, Snapshot, SnapshotEntry, TaskTerms
 
 PRICE_MICRO_USDC = 10
 
-# Refusals take milliseconds. The bound is loose, so that a busy machine passes, and still catches
-# work that is quadratic or never ends.
-HANG_S = 15.0
+# What is waited for takes milliseconds, and with processes seconds. The bound is loose, so that a
+# machine with other work passes, and still catches work that is quadratic or never ends.
+HANG_S = 60.0
+
+
+def find_free_port() -> int:
+    """Return a port to bind later, which no outgoing connection is given in the meantime."""
+    [port] = find_free_ports(1)
+    return port
 
 
 def address(number: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,18 +29,13 @@ from splitup.crypto.quorum import (
 )
 from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
 from splitup.wire import Request
+from tests.builders import find_free_port
 
 MNEMONIC = "test test test test test test test test test test test junk"
 MODEL = "0x" + "4d" * 32
 PRICE_MICRO_USDC = 2_020_000
 ROOT = "0x" + "11" * 32
 GROUP_SECRET = bytes(31) + b"\x07"  # whole; sharing it is tested elsewhere
-
-
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from splitup.chain.client import Chain
 from splitup.chain.deployment import deploy
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.errors import ConfigurationError
-from tests.chain.conftest import MNEMONIC, find_free_port
+from tests.builders import find_free_port
+from tests.chain.conftest import MNEMONIC
 
 
 async def test_chain_with_a_state_file_is_the_same_one_the_next_time(

@@ -8,7 +8,8 @@ import pytest
 from splitup.chain.anvil import derive_key
 from splitup.chain.client import Chain
 from splitup.errors import ChainRejected, ChainUnavailable, ConfigurationError, InvalidInput
-from tests.chain.conftest import MNEMONIC, MODEL, Network, find_free_port
+from tests.builders import HANG_S, find_free_port
+from tests.chain.conftest import MNEMONIC, MODEL, Network
 from tests.chain.proxy import Proxy
 
 # ---- connecting --------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ async def test_f12_send_outlives_an_endpoint_that_is_down_while_it_waits(network
             done, _ = await asyncio.wait([sending], timeout=0.2)
             assert not done
             proxy = await Proxy.open(port, target)
-            receipt = await asyncio.wait_for(sending, 20)
+            receipt = await asyncio.wait_for(sending, HANG_S)
         finally:
             await network.rpc.request("evm_setAutomine", True)
     await proxy.close()
@@ -197,7 +198,7 @@ async def test_f12_send_outlives_an_endpoint_that_is_down_while_it_waits(network
 
 
 async def _wait_for_pending(network: Network) -> str:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while True:
             pool = (await network.rpc.request("txpool_content"))["pending"]
             for account, by_nonce in pool.items():

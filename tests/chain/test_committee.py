@@ -17,8 +17,8 @@ from splitup.crypto.quorum import sign_quorum
 from splitup.errors import BadSignature, ChainRejected, ChainUnavailable, PeerFault
 from splitup.protocol.certificates import RANDOMNESS_DOMAIN, compute_plan_hash, plan_alpha
 from splitup.wire import MemberSignature, Plan, PlanCertificate, PlanNode, Request
-from tests.builders import make_request
-from tests.chain.conftest import MNEMONIC, Network, find_free_port
+from tests.builders import find_free_port, make_request
+from tests.chain.conftest import MNEMONIC, Network
 from tests.chain.proxy import Proxy
 
 SECRET = (12345).to_bytes(32)

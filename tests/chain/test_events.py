@@ -12,8 +12,8 @@ from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.events import BlockId, ChainEvent, Trail
 from splitup.errors import ChainUnavailable
-from tests.builders import HANG_S
-from tests.chain.conftest import MODEL, PRICE_MICRO_USDC, Network, find_free_port
+from tests.builders import HANG_S, find_free_port
+from tests.chain.conftest import MODEL, PRICE_MICRO_USDC, Network
 from tests.chain.proxy import Proxy
 
 # ---- the trail, without a chain ----------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_trail_is_bounded_and_always_reaches_back_far_enough(has_event: list[boo
 
 async def take(events: AsyncIterator[ChainEvent], until: str) -> list[ChainEvent]:
     found = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         async for event in events:
             found.append(event)
             if event.name == until and not event.removed:
@@ -101,7 +101,7 @@ async def test_confirmations_hold_events_back(network: Network) -> None:
         done, _ = await asyncio.wait([waiting], timeout=0.3)
         assert not done
         await network.rpc.request("anvil_mine", "0x1")
-        assert (await asyncio.wait_for(waiting, 5)).name == "RequestNodeSelections"
+        assert (await asyncio.wait_for(waiting, HANG_S)).name == "RequestNodeSelections"
 
 
 async def test_f14_reorganised_events_are_taken_back_and_told_anew(network: Network) -> None:
@@ -137,6 +137,6 @@ async def test_f12_events_go_on_from_the_cursor_after_the_endpoint_was_down(
             done, _ = await asyncio.wait([waiting], timeout=0.3)
             assert not done
             proxy = await Proxy.open(port, target)
-            assert (await asyncio.wait_for(waiting, 10)).args["amount"] == 2
+            assert (await asyncio.wait_for(waiting, HANG_S)).args["amount"] == 2
             assert (await anext(events)).args["modelId"] == MODEL
     await proxy.close()

@@ -13,6 +13,7 @@ from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.committee import fetch_committee
 from splitup.errors import ChainUnavailable
+from tests.builders import HANG_S
 from tests.chain.conftest import MODEL, Network
 from tests.chain.lagging import LaggingRpc
 
@@ -83,7 +84,7 @@ async def test_f13_events_neither_go_back_nor_come_twice(
         seen = []
         for nonce in range(4):
             request = await network.request(nonce)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 event = await anext(events)
             assert event.args["executionId"] == request.execution_id
             seen.append(event)

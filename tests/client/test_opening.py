@@ -16,6 +16,7 @@ from splitup.net.http import SignedClient, error_reply, make_app, read_json, ser
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
 from splitup.protocol.openings import sign_request
 from splitup.wire import ZERO_BYTES32, PlanCertificate, SignedRequest
+from tests.builders import HANG_S
 from tests.client.parties import always, make_parties
 
 PLAN = make_parties().plan
@@ -87,7 +88,7 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_member_that_is_behind_is_told_again() -> None:
     answers = [[503, 503, 200], [400], [503], [503]]
     async with serve_members(answers, CERTIFICATE) as committee, SignedClient() as http:
-        plan = await fetch_signed_plan(http, always(committee), WANTED, SIGNED, timeout_s=30)
+        plan = await fetch_signed_plan(http, always(committee), WANTED, SIGNED, timeout_s=HANG_S)
     assert plan == CERTIFICATE
 
 
@@ -95,7 +96,7 @@ async def test_what_two_members_refuse_is_refused() -> None:
     answers = [[400], [503], [400], [503]]
     async with serve_members(answers, CERTIFICATE) as committee, SignedClient() as http:
         with pytest.raises(InvalidInput, match="freeze it for longer"):
-            await fetch_signed_plan(http, always(committee), WANTED, SIGNED, timeout_s=30)
+            await fetch_signed_plan(http, always(committee), WANTED, SIGNED, timeout_s=HANG_S)
 
 
 async def test_a_plan_for_other_words_than_ours_is_refused() -> None:
@@ -103,7 +104,7 @@ async def test_a_plan_for_other_words_than_ours_is_refused() -> None:
     forged = CERTIFICATE.model_copy(update={"plan": PLAN.model_copy(update={"request": other})})
     async with serve_members([[200]], forged) as committee, SignedClient() as http:
         with pytest.raises(PeerFault, match="another request than ours"):
-            await fetch_signed_plan(http, always(committee), WANTED, SIGNED, timeout_s=30)
+            await fetch_signed_plan(http, always(committee), WANTED, SIGNED, timeout_s=HANG_S)
 
 
 @pytest.mark.parametrize(("until", "frozen"), [(0, False), (100, False), (161, True)])

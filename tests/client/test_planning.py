@@ -14,6 +14,7 @@ from splitup.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 from splitup.net.http import SignedClient, error_reply, make_app, serve_app
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
 from splitup.wire import PlanCertificate
+from tests.builders import HANG_S
 from tests.client.parties import always, make_parties
 
 PLAN = make_parties().plan
@@ -97,7 +98,7 @@ async def test_the_first_valid_certificate_wins(monkeypatch: pytest.MonkeyPatch)
     good = CERTIFICATE.model_copy(update={"seed_signature": "0x01"})
     replies = [web.Response(status=409), CERTIFICATE, web.Response(status=404), good]
     async with serve_members(replies) as committee, SignedClient() as http:
-        assert await fetch_certificate(http, always(committee), WANTED, timeout_s=10) == good
+        assert await fetch_certificate(http, always(committee), WANTED, timeout_s=HANG_S) == good
 
 
 async def test_one_member_cannot_talk_a_client_out_of_its_plan() -> None:
@@ -111,7 +112,7 @@ async def test_two_members_can() -> None:
     replies = [web.Response(status=s) for s in (409, 404, 409, 404)]
     async with serve_members(replies) as committee, SignedClient() as http:
         with pytest.raises(InvalidInput, match="no live node serves task 1"):
-            await fetch_certificate(http, always(committee), WANTED, timeout_s=10)
+            await fetch_certificate(http, always(committee), WANTED, timeout_s=HANG_S)
 
 
 async def test_a_client_follows_a_committee_that_changes_meanwhile(
@@ -127,4 +128,4 @@ async def test_a_client_follows_a_committee_that_changes_meanwhile(
             return next(views, after)
 
         async with SignedClient() as http:
-            assert await fetch_certificate(http, fetch, WANTED, timeout_s=10) == CERTIFICATE
+            assert await fetch_certificate(http, fetch, WANTED, timeout_s=HANG_S) == CERTIFICATE

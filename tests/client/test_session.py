@@ -29,6 +29,7 @@ from splitup.wire import (
     Trace,
     decode_frame,
 )
+from tests.builders import HANG_S
 from tests.client.parties import Parties, make_parties
 
 Answer = Callable[["FakeNode", Link, Frame], None]
@@ -72,7 +73,7 @@ class NoGrants(GatewayClient):
 
 @asynccontextmanager
 async def open_session(
-    answer: Answer, *, deadline_s: float = 10.0, steps: int = 4
+    answer: Answer, *, steps: int = 4
 ) -> AsyncIterator[tuple[Session, FakeNode]]:
     node = FakeNode(answer)
     app = make_app()
@@ -96,7 +97,7 @@ async def open_session(
             node.parties.client,
             http,
             NoGrants("http://127.0.0.1:1", None, http=http),
-            deadline=asyncio.get_running_loop().time() + deadline_s,
+            deadline=asyncio.get_running_loop().time() + HANG_S,
             allow_loopback=True,
         )
         session.open()
@@ -163,9 +164,10 @@ async def test_an_incomplete_result_is_never_a_success() -> None:
         if frame.step == 0:
             node.double(link, frame)
 
-    async with open_session(answer, deadline_s=0.5) as (session, _):
+    async with open_session(answer) as (session, _):
         first, second = session.submit(x(1)), session.submit(x(2))
         assert (await first)["y"].tolist() == [2.0]
+        session._on_deadline()  # now, however long the first took
         with pytest.raises(ExecutionFailed, match="1 of 2 submitted steps undelivered"):
             await session.finish()
         assert second.exception() is not None

@@ -21,8 +21,9 @@ from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.errors import StorageUnavailable
 from splitup.net.gateway import GatewayClient
+from tests.builders import find_free_port
 from tests.deploy.llamas import EXAMPLE
-from tests.oracle.gateway_network import MNEMONIC, Network, find_free_port, run_network
+from tests.oracle.gateway_network import MNEMONIC, Network, run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -62,7 +62,7 @@ def main(steps: int) -> None:
             network.wait_for_holders(NODES)
             judged, tasks = asyncio.run(execute(network, steps))
             wanted = EXECUTIONS * tasks * steps
-            wait_for(lambda: read_work(network)["work_again runs"] >= wanted, 60, network.describe)
+            wait_for(lambda: read_work(network)["work_again runs"] >= wanted, network.describe)
             work = read_work(network)
         finally:
             network.stop()

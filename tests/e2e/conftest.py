@@ -22,6 +22,7 @@ from splitup.devnet.processes import find_program, read_tail
 from splitup.devnet.state import DevnetState, read_runtime, read_supervisor
 from splitup.devnet.status import Health, fetch_health
 from splitup.net.http import SignedClient
+from tests.builders import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "packages-4m"
@@ -30,6 +31,7 @@ TARGET_VRAM = "1.9MB"
 CHUNK = 8
 NODES = 5
 NODE_VRAM_BYTES = 100_000_000
+PATIENCE_S = 3 * HANG_S  # a node that starts compiles every kernel
 SERVE = Path(__file__).with_name("serve_network.py")
 
 
@@ -59,7 +61,7 @@ class Network:
                 stderr=log,
                 start_new_session=True,
             )
-        wait_for(self.is_ready, 150, self.describe)
+        wait_for(self.is_ready, self.describe)
 
     def is_ready(self) -> bool:
         assert self.process is not None
@@ -73,18 +75,18 @@ class Network:
         for replacement in self.replacements.values():
             replacement.terminate()
         for replacement in self.replacements.values():
-            replacement.wait(60)
+            replacement.wait(HANG_S)
         self.replacements.clear()
         self.killed.clear()
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(HANG_S)
 
     def replace(self, name: str, *command: str | Path) -> None:
         """Run another program with a party's key and directory, in place of what runs there."""
         [config] = (self.directory / name).glob("*.toml")
         if name in self.replacements:
             self.replacements[name].terminate()
-            self.replacements[name].wait(60)
+            self.replacements[name].wait(HANG_S)
         elif name not in self.killed:
             self.kill(name)
         with (self.directory / "logs" / f"{name}.log").open("ab") as log:
@@ -99,7 +101,7 @@ class Network:
 
     def wait_for_all(self) -> None:
         """Wait until every node is live and holds every task of the model."""
-        wait_for(lambda: self.fetch_health().live_nodes == NODES, 90, self.describe)
+        wait_for(lambda: self.fetch_health().live_nodes == NODES, self.describe)
         self.wait_for_holders(NODES)
 
     def pid_of(self, name: str) -> int:
@@ -119,7 +121,7 @@ class Network:
         self.killed.add(name)
         os.kill(self.pid_of(name), signal.SIGKILL)
         if name in self.replacements:
-            self.replacements[name].wait(30)
+            self.replacements[name].wait(HANG_S)
 
     def start_again(self, *names: str) -> None:
         """Start nodes that were killed, and wait until they hold everything again."""
@@ -157,17 +159,17 @@ class Network:
             holders = self.fetch_health().count_holders()
             return all(holders[task] >= count for task in tasks)
 
-        wait_for(is_held, 120, self.describe)
+        wait_for(is_held, self.describe)
 
     def describe(self) -> str:
         return read_tail(self.log, 30)
 
 
-def wait_for(condition: Any, timeout_s: float, describe: Any = lambda: "") -> None:
+def wait_for(condition: Any, describe: Any = lambda: "") -> None:
     """Poll processes of other programs, which no event of ours can announce."""
-    ends = time.monotonic() + timeout_s
+    ends = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < ends, f"not so after {timeout_s} s: {describe()}"
+        assert time.monotonic() < ends, f"not so after {PATIENCE_S:.0f} s: {describe()}"
         time.sleep(0.2)
 
 

@@ -41,7 +41,7 @@ async def generate(network: Network, disturb: Disturb = lambda session, count: N
             MODEL, PROMPT, max_tokens=TOKENS, sampler=Sampler(0.8, 7)
         )
         tokens, gap_s, at = [], 0.0, None
-        async with net.session(MODEL, steps=decoder.max_steps, deadline_s=60) as session:
+        async with net.session(MODEL, steps=decoder.max_steps, deadline_s=240) as session:
             async for token in generate_tokens(session, decoder, tokenizer):
                 now = time.monotonic()
                 gap_s, at = max(gap_s, now - (at or now)), now

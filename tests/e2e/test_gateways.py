@@ -37,7 +37,7 @@ def test_a_gateway_killed_in_mid_execution_costs_nothing(network: Network) -> No
         done = asyncio.run(generate(network, disturb))
     finally:
         network.replace(name, find_program("splitup-oracle"), "gateway")
-        wait_for(lambda: len(network.fetch_health().gateways) == 2, 60, network.describe)
+        wait_for(lambda: len(network.fetch_health().gateways) == 2, network.describe)
     assert done.tokens == expected and done.session.takeovers == 0
 
 
@@ -60,7 +60,7 @@ def test_nothing_is_granted_after_the_settlement(network: Network, session: Sess
 
     assert len(config.gateway_urls) == 2
     for url in config.gateway_urls:  # a gateway's view of the chain is some seconds old
-        wait_for(partial(is_refused, url), 30, lambda: last[0])
+        wait_for(partial(is_refused, url), lambda: last[0])
 
 
 def test_a12_no_url_and_no_secret_in_any_log_or_argument(

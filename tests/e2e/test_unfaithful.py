@@ -16,6 +16,7 @@ from splitup.client.outcome import Receipt, Result
 from splitup.devnet.processes import find_program
 from splitup.errors import ExecutionFailed
 from splitup.wire import Evidence
+from tests.builders import HANG_S
 from tests.e2e.conftest import MODEL, Network, wait_for
 from tests.e2e.test_network import compute_reference, make_inputs
 
@@ -32,14 +33,14 @@ def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str
     for name, how in names.items():
         network.replace(name, sys.executable, LYING_NODE, *how.split())
     try:
-        wait_for(lambda: all(map(network.is_replaced, names)), 120, network.describe)
+        wait_for(lambda: all(map(network.is_replaced, names)), network.describe)
         network.wait_for_all()
         health = network.fetch_health()
         yield {node.address: network.name_of(node.address) for node in health.nodes}
     finally:
         for name in names:
             network.replacements[name].terminate()
-            network.replacements[name].wait(60)
+            network.replacements[name].wait(HANG_S)
         asyncio.run(fill_up(network, names))
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from splitup import limits
 from splitup.errors import ConfigurationError, InvalidInput, Unavailable
 from splitup.journal.journal import Journal
+from tests.builders import HANG_S
 
 _WAL_HEADER_BYTES, _WAL_FRAME_BYTES = (
     32,
@@ -295,7 +296,7 @@ def test_f23_a_full_disk_is_unavailable_and_loses_nothing(tmp_path: Path) -> Non
         """,
         str(tmp_path),
     )
-    output = writer.communicate(timeout=30)[0].decode()
+    output = writer.communicate(timeout=HANG_S)[0].decode()
     assert writer.returncode == 0
     count, seen, message = output.split(" ", 2)
     assert 10 < int(count) < 1000 and seen == count and "journal.sqlite" in message

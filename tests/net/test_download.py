@@ -20,6 +20,7 @@ from splitup.net import download
 from splitup.net.download import download_object, write_file
 from splitup.net.objects import NotStored
 from splitup.wire import Grant
+from tests.builders import HANG_S
 
 DATA = bytes(range(256)) * 512
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -97,7 +98,7 @@ async def fetch(store: Store, path: Path, *, life_s: int = 60, length: int = len
             path,
             length_bytes=length,
             digest=DIGEST,
-            deadline_s=30,
+            deadline_s=HANG_S,
         )
 
 

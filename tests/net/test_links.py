@@ -17,6 +17,7 @@ from splitup.net.frames import make_message_frame, make_tensor_frame, seal_frame
 from splitup.net.http import Server, make_app, serve_app
 from splitup.net.links import DATA_PATH, DATA_TYP, Link, LinkAcceptor, LinkPool
 from splitup.wire import CLIENT, FrameKind, decode_frame
+from tests.builders import HANG_S
 
 EXECUTION = "0x" + "ab" * 32
 
@@ -58,7 +59,7 @@ class Peer:
         return f"http://127.0.0.1:{self.port}"
 
     async def take(self) -> bytes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             return (await self.received.get())[1]
 
 
@@ -95,10 +96,10 @@ async def test_accepted_link_knows_the_key_and_sends_back(peer: Peer) -> None:
     link, _ = await peer.received.get()
     assert (link.peer, link.execution_id) == (identity.signing_key_hex, EXECUTION)
     link.send(b"answer")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         assert await answers.get() == b"answer"
     await pool.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         assert await peer.closed.get() is link
     with pytest.raises(Unavailable, match="closed"):
         link.send(b"too late")
@@ -142,7 +143,7 @@ async def test_fault_closes_the_link_for_good(peer: Peer) -> None:
     peer.fault = True
     link = pool.open(peer.identity.address, peer.url)
     link.send(b"nonsense")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         assert await closed.get() is link
     with pytest.raises(PeerFault, match="found a fault"):
         link.send(b"more")
@@ -153,7 +154,7 @@ async def test_fault_closes_the_link_for_good(peer: Peer) -> None:
 async def test_node_that_refuses_is_not_asked_again(peer: Peer, pool: LinkPool) -> None:
     link = pool.open("0x" + "11" * 20, peer.url)  # the token names another audience
     with pytest.raises(PeerFault, match="refused the connection"):
-        await pool.wait_open(link, 5)
+        await pool.wait_open(link, HANG_S)
 
 
 @pytest.mark.parametrize("change", ["audience", "typ", "body", "none", "replay"])
@@ -190,7 +191,7 @@ async def test_text_and_oversized_messages_close_the_connection(peer: Peer) -> N
                 await socket.send_str("hello")
             else:
                 await socket.send_bytes(bytes(limits.MAX_FRAME_BYTES + 2))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_S):
                 message = await socket.receive()
             assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
             await socket.close()

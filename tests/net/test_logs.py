@@ -19,6 +19,7 @@ from splitup.net.objects import NotStored
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry, LogReader
 from splitup.wire import Grant, Grants
+from tests.builders import HANG_S
 
 EXECUTION, NODE = "0x" + "01" * 32, "0x" + "ab" * 20
 
@@ -90,7 +91,7 @@ async def store() -> AsyncIterator[FlakyStore]:
 @pytest.fixture
 async def logs(store: FlakyStore) -> AsyncIterator[GrantedLogs]:
     async with aiohttp.ClientSession() as session:
-        yield GrantedLogs(EXECUTION, lambda: session, store.ask, deadline_s=time.time() + 10)
+        yield GrantedLogs(EXECUTION, lambda: session, store.ask, deadline_s=time.time() + HANG_S)
 
 
 def make_entries(count: int) -> list[LogEntry]:
@@ -187,7 +188,7 @@ async def test_missing_segment_is_the_end_or_waited_for(
             writer.flush()
         return reader.next_step == 0
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         read = [entry async for part in iter_log(logs, reader, wait=wait) for entry in part]
     assert read == entries[:1] and looks[-1] == 1
 

@@ -120,7 +120,7 @@ async def garble(request: web.Request) -> web.StreamResponse:
 
 
 async def get(script: Script, session: aiohttp.ClientSession, **changes: float) -> bytes:
-    deadline_s = changes.get("deadline_s", 5.0)
+    deadline_s = changes.get("deadline_s", HANG_S)
     return await get_object(
         session, script.grant("GET"), max_bytes=100, expected_digest=DIGEST, deadline_s=deadline_s
     )
@@ -134,7 +134,7 @@ async def test_f20_trouble_is_tried_again(
     assert await get(script, session) == DATA
     assert len(script.requests) == 3
     script.answers = [trouble, 200]
-    await put_object(session, script.grant("PUT"), DATA, deadline_s=5)
+    await put_object(session, script.grant("PUT"), DATA, deadline_s=HANG_S)
     assert script.requests[-1] == ("PUT", DATA)
 
 

@@ -46,6 +46,7 @@ from splitup.wire import (
     VerificationCommitment,
     VerificationResult,
 )
+from tests.builders import HANG_S
 from tests.node.graphs import make_reference
 from tests.oracle.gateway_network import MNEMONIC, Network, confirm_group_key
 
@@ -126,7 +127,7 @@ class Members:
             self.results.put_nowait(result)
         return web.json_response({})
 
-    async def wait_for(self, condition: Any, timeout_s: float = 30.0) -> None:
+    async def wait_for(self, condition: Any, timeout_s: float = HANG_S) -> None:
         """Wait until ``condition()`` holds, looking again whenever a node said something."""
         async with asyncio.timeout(timeout_s), self.changed:
             await self.changed.wait_for(condition)

@@ -55,6 +55,7 @@ from splitup.wire import (
     Trace,
     decode_frame,
 )
+from tests.builders import HANG_S
 from tests.node.graphs import make_accumulator, make_reference, make_sum
 
 
@@ -136,7 +137,7 @@ def make_certificate(
             client_key=client_key,
             steps=steps,
             max_price_micro_usdc=10**6,
-            deadline=int(time.time()) + 120,
+            deadline=int(time.time()) + 600,
             snapshot_sequence=1,
             snapshot_root="0x" + "44" * 32,
             block_hash="0x" + "55" * 32,
@@ -318,7 +319,7 @@ class TestClient:
             for node in certificate.plan.nodes
         ]
         for link in self.links:
-            await self.pool.wait_open(link, 5)
+            await self.pool.wait_open(link, HANG_S)
 
     def send(self, certificate: PlanCertificate, step: int, x: np.ndarray, nodes: set[str]) -> None:
         """Send one step's input to the nodes that read it."""

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from splitup.chain.deployment import Deployment
 from splitup.errors import ConfigurationError
 from splitup.net.http import SignedClient, make_app, serve_app
+from tests.builders import HANG_S
 from tests.node.market import NodeMarket, open_market
 from tests.node.network import make_manifest
 from tests.oracle.gateway_network import run_network
@@ -166,7 +167,7 @@ async def test_run_serves_until_it_is_told_to_stop_and_names_a_busy_port(
     async with SignedClient() as http:
         assert await http.get_json(f"{status['node']['endpoint']}/v1/ping") == {"node": address}
     node.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         log = (await node.communicate())[1].decode()
     assert node.returncode == 0, log
     assert "Traceback" not in log
@@ -176,7 +177,7 @@ async def test_run_serves_until_it_is_told_to_stop_and_names_a_busy_port(
 async def fail_to_run(path: Path) -> str:
     """Run a node that must refuse to start; return what it says."""
     process = await run_command(path)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         output = (await process.communicate())[1].decode()
     assert process.returncode == 2 and "Traceback" not in output
     return output

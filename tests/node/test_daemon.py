@@ -87,13 +87,13 @@ async def execute(
     results = []
     for step, x in enumerate(xs):
         client.send(certificate, step, x, {executors[0], executors[-1]})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             frame = await client.outputs.get()
         assert frame.step == step
         results.append(np.frombuffer(frame.payload, np.float32))
     client.end(certificate, steps)
     for _ in set(executors):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             await client.traces.get()
     await client.pool.close()
     await store_inputs(market, certificate, xs)
@@ -157,7 +157,7 @@ async def verify(
     endpoint = next(node.endpoint for node in nodes if node.identity.address == first)
     async with SignedClient() as http:
         await http.post_json(f"{endpoint}/v1/verify", order)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         result = await market.members.results.get()
     assert result.validator == first
     return result
@@ -260,7 +260,7 @@ async def run_process(
         return beat is not None and set(beat.resident) == wanted
 
     try:
-        await market.members.wait_for(is_ready, 60)
+        await market.members.wait_for(is_ready)
         yield process
     finally:
         if process.returncode is None:
@@ -288,7 +288,7 @@ async def crashing(market: NodeMarket, nodes: list[RunningNode]) -> Crashing:
 
 
 async def wait_for_death(process: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         assert await process.wait() == -signal.SIGKILL
 
 
@@ -309,8 +309,8 @@ async def test_f01_node_killed_in_a_task_says_so_after_its_restart(
     async with run_process(market, crashing.config):
         client = TestClient(market.client_identity)
         link = client.pool.open(crashing.identity.address, crashing.endpoint)
-        await client.pool.wait_open(link, 5)
-        async with asyncio.timeout(5):
+        await client.pool.wait_open(link, HANG_S)
+        async with asyncio.timeout(HANG_S):
             failure = await client.failures.get()
         assert "restarted" in failure.reason and failure.node == crashing.identity.address
         await client.pool.close()

@@ -19,6 +19,7 @@ from splitup.errors import PeerFault, Unavailable
 from splitup.net.frames import make_tensor_frame, seal_frame
 from splitup.protocol.keys import LogName
 from splitup.wire import CLIENT, PlanCertificate
+from tests.builders import HANG_S
 from tests.node.fragile_worker import CRASH, RAISE
 from tests.node.network import (
     Store,
@@ -55,7 +56,7 @@ class Pair:
         for step, x in enumerate(xs):
             self.client.send(certificate, step, x, {executors[0], executors[-1]})
         results = {}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             while len(results) < len(xs):
                 frame = await self.client.outputs.get()
                 results[frame.step] = np.frombuffer(frame.payload, np.float32)
@@ -119,7 +120,7 @@ async def test_execution_over_two_nodes_equals_the_reference_and_is_logged(pair:
     for result, expected in zip(results, compute_reference(xs, TASKS), strict=True):
         assert np.array_equal(result, expected)
     pair.client.end(certificate, 5)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         finished = [await node.finished.get() for node in pair.nodes]
     completions = [execution.make_completion(bytes(32)) for execution in finished]
     entries = {entry.task: entry for completion in completions for entry in completion.tasks}
@@ -202,7 +203,7 @@ async def test_client_that_connects_again_gets_its_outputs_again(pair: Pair) -> 
     first = await pair.run(certificate, xs)
     again = TestClient(pair.client.identity)
     await again.connect(certificate)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         frames = [await again.outputs.get() for _ in xs]
     await again.pool.close()
     for frame in frames:
@@ -216,7 +217,7 @@ async def test_failed_step_is_reported_to_the_client_by_task_and_node(pair: Pair
     await pair.client.connect(certificate)
     x = np.array([RAISE, 0, 0, 0], np.float32)
     pair.client.send(certificate, 0, x, {pair.nodes[0].identity.address})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         failure = await pair.client.failures.get()
     assert (failure.task, failure.step) == (0, 0)
     assert failure.node == pair.nodes[0].identity.address
@@ -235,7 +236,7 @@ async def test_f25_crash_fails_what_had_state_and_spares_what_had_not_begun(own_
             await own_pair.run(begun, make_inputs(1))
     address = {node.identity.address}
     own_pair.client.send(crashing, 0, np.array([CRASH, 0, 0, 0], np.float32), address)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         await node.supervisor.wait_lost()
         node.programs.clear()
         node.engine.on_worker_lost("the worker process ended")
@@ -259,7 +260,7 @@ async def test_forged_frames_close_the_link_and_change_nothing(pair: Pair) -> No
     execution_id = certificate.plan.request.execution_id
     x = np.ones(SIZE, np.float32).tobytes()
     link.send(seal_frame(mallory.identity, make_tensor_frame(execution_id, CLIENT, 0, 0, x)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         assert await mallory.closed.get() is link
     assert isinstance(link.error, PeerFault)
     await mallory.pool.close()
@@ -281,7 +282,7 @@ async def test_tensors_that_nobody_here_reads_are_faults(
     frame = make_tensor_frame(execution_id, task, port, 0, bytes(4 * size))
     (link,) = pair.client.links
     link.send(seal_frame(pair.client.identity, frame))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         assert await pair.client.closed.get() is link
     assert isinstance(link.error, PeerFault)
 
@@ -295,7 +296,7 @@ async def test_store_that_is_down_fails_the_execution_before_anything_is_committ
     await pair.run(certificate, make_inputs(1))
     pair.store.down = True
     pair.client.end(certificate, 1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         failure = await pair.client.failures.get()
     assert "log cannot be stored" in failure.reason
     assert pair.nodes[0].finished.empty()
@@ -317,7 +318,7 @@ async def test_refused_execution_is_explained_to_the_client_when_it_comes(pair: 
     certificate = pair.plan(0, 0, 0, 0)
     pair.nodes[0].engine.refuse(certificate, "the node was restarted and lost its state")
     await pair.client.connect(certificate)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         failure = await pair.client.failures.get()
     assert "restarted" in failure.reason
     other = TestClient(pair.client.identity)  # of the same client, for another execution
@@ -325,7 +326,7 @@ async def test_refused_execution_is_explained_to_the_client_when_it_comes(pair: 
     pair.nodes[0].engine.start(another, MANIFEST)
     await other.connect(another)
     other.probe(another)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         await other.progress.get()
     assert other.failures.empty()
     await other.pool.close()
@@ -365,11 +366,11 @@ async def test_tensors_too_large_for_a_frame_go_through_the_store(tmp_path: Path
             name = LogName(CLIENT, 0, request.client, step, apart=True)
             store.objects[name.get_key(request.execution_id)] = x.tobytes()
             client.send_stored(certificate, step, x, {nodes[0].identity.address})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             frames = sorted([await client.outputs.get() for _ in xs], key=lambda f: f.step)
         client.end(certificate, 2)
         expected = compute_reference(xs, 3)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             for node in nodes:
                 await node.finished.get()
         author = certificate.plan.executors()[2]
@@ -389,12 +390,12 @@ async def test_transition_between_nodes_takes_milliseconds(pair: Pair) -> None:
     for step, x in enumerate(make_inputs(steps)):
         readers = {node.identity.address for node in pair.nodes}
         pair.client.send(certificate, step, x, readers)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             await pair.client.outputs.get()
     pair.client.end(certificate, steps)
     spans = {}
     for _ in pair.nodes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             trace = await pair.client.traces.get()
         spans.update({(span.task, span.step): span for span in trace.spans})
     transitions_ms = [

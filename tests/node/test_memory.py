@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from splitup.wire import PlanNode
+from tests.builders import HANG_S
 from tests.node.network import TestClient, make_certificate, make_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ async def test_ten_thousand_steps_take_at_most_24_mb_of_the_daemon(tmp_path: Pat
             if step < WARM + STEPS:
                 client.send(certificate, step, x, {entry.node})
             if step >= AHEAD:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(HANG_S):
                     frame = await client.outputs.get()
                 assert frame.step == step - AHEAD
             if step == WARM:

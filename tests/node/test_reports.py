@@ -196,12 +196,12 @@ async def submit(reporter: Reporter, *numbers: int, left_s: int = 60) -> None:
 
 async def finish(reporter: Reporter) -> None:
     """Wait until what was revealed is noted as such."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         await asyncio.gather(*reporter._tasks)
 
 
 async def hear(http: FakeHttp, count: int) -> set[tuple[str, int]]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         told = [await http.told.get() for _ in range(count)]
     return {(url, int(token, 16)) for url, token in told}
 
@@ -221,7 +221,7 @@ async def test_what_the_members_commit_costs_the_node_nothing(
 ) -> None:
     monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 10**9)
     await submit(reporter, 1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         pledges = [await http.pledges.get() for _ in range(4)]
     completion = make_completion(1)
     assert {member for member, _ in pledges} == {f"http://m{n}" for n in range(1, 5)}
@@ -297,7 +297,7 @@ async def test_f24_clock_that_is_set_does_not_end_a_report(
         await submit(reporter, 1)
         monkeypatch.setattr(time, "time", lambda: real() + step_s)
         http.asked.clear()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             await http.asked.wait()
         http.deaf.clear()
         assert len(await hear(http, 4)) == 4
@@ -311,7 +311,7 @@ async def test_nothing_is_revealed_before_a_quorum_says_so(
     await submit(reporter, 1)
     for _ in range(8):  # two rounds of asking four members
         http.asked.clear()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             await http.asked.wait()
     assert chain.batches and http.told.empty()
     http.due.add("http://m3")
@@ -323,7 +323,7 @@ async def test_what_is_over_is_not_revealed(
 ) -> None:
     http.over = True
     await submit(reporter, 1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         await http.asked.wait()
     await finish(reporter)
     assert http.told.empty()
@@ -403,7 +403,7 @@ async def test_takeovers_are_shown_to_all_members_before_the_commitment_and_unti
     signed = SignedTakeover(takeover=takeover, signature="0x" + "11" * 64)
     completion = make_completion(1).model_copy(update={"takeovers": (signed,)})
     await reporter.submit(completion, int(time.time()) + 60, EXPOSURE)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         assert {await http.shown.get() for _ in range(4)} == {f"http://m{m}" for m in range(1, 5)}
         assert not chain.batches
         chain.status[number] = Status.PLANNED

@@ -20,6 +20,7 @@ from splitup.errors import Unavailable
 from splitup.net.frames import make_tensor_frame, seal_frame
 from splitup.protocol.verification import check_completion
 from splitup.wire import PlanCertificate
+from tests.builders import HANG_S
 from tests.node.fragile_worker import RAISE
 from tests.node.network import (
     Store,
@@ -35,7 +36,6 @@ FRAGILE = (sys.executable, str(Path(__file__).with_name("fragile_worker.py")))
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SIZE, TASKS, STEPS = 4, 4, 12
 MANIFEST, GRAPHS = make_manifest(SIZE, tasks=TASKS)
-HANG_S = 15.0
 
 
 @dataclass

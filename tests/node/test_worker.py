@@ -76,7 +76,7 @@ async def run(
     answer: asyncio.Future[RunAnswer | SplitUpError] = asyncio.get_running_loop().create_future()
     data = [np.array(values, np.float32).tobytes() for values in inputs]
     supervisor.run(RunRequest(session, program, data), answer.set_result)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         return await answer
 
 
@@ -144,7 +144,7 @@ async def test_f25_crash_fails_the_run_and_another_worker_takes_over(
     program = (await load(supervisor, tmp_path, make_accumulator(2)))["program"]
     first_pid = supervisor.pid
     assert isinstance(await run(supervisor, 1, program, [CRASH, 0]), WorkerLost)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         await supervisor.wait_lost()
     assert not supervisor.is_running
     assert isinstance(await run(supervisor, 1, program, [1, 1]), WorkerLost)

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import math
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +26,7 @@ from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_
 from splitup.crypto.quorum import compute_execution_id
 from splitup.errors import PeerFault, Refused, Unavailable
 from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
+from splitup.net.ports import find_free_ports
 from splitup.protocol.certificates import check_draw
 from splitup.protocol.ends import sign_end
 from splitup.wire import (
@@ -54,17 +54,6 @@ CLIENT = Identity.from_private_key((999).to_bytes(32, "big"))  # signs frames; p
 
 def digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def find_free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [int(listener.getsockname()[1]) for listener in sockets]
-    finally:
-        for listener in sockets:
-            listener.close()
 
 
 @dataclass
@@ -268,9 +257,9 @@ class Network:
     async def stop_member(self, place: int, number: int = signal.SIGTERM) -> int:
         process = self.processes.pop(place)
         process.send_signal(number)
-        return await asyncio.wait_for(process.wait(), 10)
+        return await asyncio.wait_for(process.wait(), HANG_S)
 
-    async def wait_until(self, check: Callable[[], Any], timeout_s: float = 30) -> Any:
+    async def wait_until(self, check: Callable[[], Any], timeout_s: float = HANG_S) -> Any:
         async with asyncio.timeout(timeout_s):
             while True:
                 value = check()
@@ -281,7 +270,7 @@ class Network:
 
     async def get_status(self, place: int) -> dict[str, Any]:
         try:
-            return await self.http.get_json(f"{self.endpoints[place]}/v1/status", timeout_s=5)
+            return await self.http.get_json(f"{self.endpoints[place]}/v1/status", timeout_s=HANG_S)
         except Unavailable:
             return {}
 
@@ -327,7 +316,7 @@ class Network:
             url = f"{endpoint}/v1/plan/{execution_id}?wait_s=20"
             while True:
                 try:
-                    return PlanCertificate.from_value(await self.http.get_json(url, timeout_s=25))
+                    return PlanCertificate.from_value(await self.http.get_json(url, timeout_s=HANG_S))
                 except Unavailable:
                     await asyncio.sleep(0.3)
                 except Refused as refusal:
@@ -336,7 +325,7 @@ class Network:
 
         asking = {asyncio.ensure_future(ask(endpoint)) for endpoint in self.endpoints}
         try:
-            async with asyncio.timeout(8 * HANG_S):
+            async with asyncio.timeout(3 * HANG_S):
                 return await next(asyncio.as_completed(asking))
         finally:
             for task in asking:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -41,16 +40,11 @@ from splitup.wire import (
     Snapshot,
     SnapshotEntry,
 )
+from tests.builders import find_free_port
 
 MNEMONIC = "test test test test test test test test test test test junk"
 MEMBERS = 4
 NODE_STAKE = 1_100_000_000
-
-
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ from splitup.protocol.takeovers import Roster
 from splitup.protocol.validators import open_snapshot
 from splitup.protocol.verification import get_sampled_tasks
 from splitup.wire import CLIENT, Grants, PlanCertificate, VerificationOrder
-from tests.builders import make_chain_manifest
-from tests.oracle.gateway_network import NODE_STAKE, Network, find_free_port, run_network
+from tests.builders import find_free_port, make_chain_manifest
+from tests.oracle.gateway_network import NODE_STAKE, Network, run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STEPS = 100

@@ -43,8 +43,8 @@ from splitup.net.gateway import (
 from splitup.net.http import SignedClient
 from splitup.protocol.takeovers import sign_takeover
 from splitup.wire import CLIENT, PlanCertificate, SignedTakeover, Takeover
-from tests.builders import make_chain_manifest
-from tests.oracle.gateway_network import Network, find_free_port, register_node, run_network
+from tests.builders import find_free_port, make_chain_manifest
+from tests.oracle.gateway_network import Network, register_node, run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MANIFEST = make_chain_manifest(4)

@@ -148,7 +148,7 @@ async def start_alone(config: Path) -> tuple[int, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    output, _ = await asyncio.wait_for(process.communicate(), 20)
+    output, _ = await asyncio.wait_for(process.communicate(), HANG_S)
     assert process.returncode is not None
     return process.returncode, output.decode()
 
