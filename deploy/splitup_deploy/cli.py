@@ -91,7 +91,10 @@ PassphraseFlag = Annotated[
     Path | None,
     typer.Option("--passphrase-file", metavar="FILE", help="File that holds its passphrase."),
 ]
-_TARGET_HELP = "Memory a task may need: 12GB, 900MB, 6GiB; or of a fleet's cards: 8GB,12GB,24GB."
+_TARGET_HELP = (
+    "Memory a task may need: 12GB, 900MB, 6GiB; or of a mixed fleet's cards, which take turns: "
+    "8GB,12GB,24GB."
+)
 TargetFlag = Annotated[str | None, typer.Option("--target-vram", metavar="SIZE", help=_TARGET_HELP)]
 BalanceFlag = Annotated[
     Balance,
@@ -407,7 +410,7 @@ async def _with_network(
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How a model is to be cut; the largest of the targets bounds every task."""
+    """How a model is to be cut."""
 
     targets_bytes: tuple[int, ...]
     sizes: Sizes
@@ -420,7 +423,7 @@ def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
     with HashBar(output.log, model) as progress, watch_hashing(progress):
         return build(
             model,
-            max(cutting.targets_bytes),
+            cutting.targets_bytes,
             sizes=cutting.sizes,
             balance=cutting.balance,
             max_tasks=cutting.max_tasks,

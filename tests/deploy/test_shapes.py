@@ -105,6 +105,17 @@ def test_shapes_give_the_cut_that_weights_give(tmp_path: Path) -> None:
     assert known.is_complete
 
 
+def test_every_kind_of_card_of_a_fleet_finds_work(tmp_path: Path) -> None:
+    """The first eight layers of 70 billion parameters: the largest cards alone would take all."""
+    config = json.loads((CONFIGS / "llama-70b.json").read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, "num_hidden_layers": 8}))
+    targets = parse_sizes("4GB,6GB,12GB")
+    tasks = build(str(path), targets, sizes=Sizes(context=4096)).manifest.tasks
+    cards = [next(t for t in targets if task.vram_bytes <= t) for task in tasks]
+    assert cards == [targets[turn % 3] for turn in range(len(tasks))] and len(tasks) >= 3
+
+
 def test_nothing_can_be_read_or_registered(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_text(json.dumps({**TINY, "dtype": "float16"}))
