@@ -22,7 +22,7 @@ from splitup.chain.deployment import Deployment
 from splitup.config import NetworkConfig
 from splitup.console import Output, run_command
 from splitup.crypto.keys import Identity
-from splitup.errors import InvalidInput
+from splitup.errors import ConfigurationError, InvalidInput
 from splitup.graph.manifest import Manifest, load_manifest
 from splitup.net.gateway import GatewayClient
 from splitup_deploy.build import CompiledModel, build, parse_dims, parse_sizes
@@ -282,9 +282,14 @@ def inspect_command(
             compiled = _compile(output, model, cutting)
             show(_profile(compiled, cutting), None, compiled.is_complete)
             return
-        network = NetworkConfig.load(
-            config, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway
-        )
+        try:
+            network = NetworkConfig.load(
+                config, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{model!r:.80} is no file or directory here, and cannot be looked up: {error}"
+            ) from None
 
         async def fetch(chain: Chain, client: GatewayClient) -> tuple[Manifest, str | None]:
             model_id, found_name = model, None

@@ -162,6 +162,20 @@ def test_inspect_draws_and_sorts_into_classes(tmp_path: Path) -> None:
     assert code == 2
 
 
+def test_lines_are_whole_and_nothing_else_is_said() -> None:
+    """Output that goes to a file or a pipe, where there is no width to wrap at."""
+    target = ("--target-vram", "2MB,4MB,100MB", "--chunk", "8", "--private", "1")
+    result = CliRunner().invoke(app, ["inspect", str(EXAMPLE), *target], env={"COLUMNS": "40"})
+    assert result.exit_code == 0 and result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert all(line.endswith(" card") for line in lines if "VRAM ·" in line)
+
+
+def test_what_is_neither_here_nor_registered(tmp_path: Path) -> None:
+    code, text = invoke("inspect", "no-such-model", "--json", "--config", str(tmp_path))
+    assert code == 2 and "'no-such-model' is no file or directory here" in text
+
+
 def test_balance_and_the_number_of_tasks() -> None:
     target = ("--target-vram", "1.3MB", "--chunk", "8", "--json")
     code, text = invoke("inspect", str(EXAMPLE), *target, "--max-tasks", "11")
