@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -129,7 +129,7 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
 
 def build(
     model: str,
-    target_vram_bytes: int,
+    target_vram_bytes: int | Collection[int],
     *,
     sizes: Sizes | None = None,
     balance: Balance = "latency",
@@ -138,13 +138,15 @@ def build(
 ) -> CompiledModel:
     """Compile ``model`` for a target of memory per task; see ``frontends.load_model``.
 
+    Several targets are those of a mixed fleet, whose kinds of card take turns.
     ``balance`` and ``max_tasks`` choose among the possible cuts: ``splitup_deploy.partition``.
     ``private`` keeps so many blocks at each end with the client: ``splitup_deploy.private``.
     Raises InvalidModel when the model is missing, corrupt or not supported, or when an operation
     needs more than the target.
     """
     source = prepare(model, sizes)
-    divided = divide(source.traced, target_vram_bytes)
+    targets = (target_vram_bytes,) if isinstance(target_vram_bytes, int) else target_vram_bytes
+    divided = divide(source.traced, max(targets))
     traced = divided.model
     values = check_graph(traced.graph)
     ends = (
@@ -156,7 +158,7 @@ def build(
         traced.graph,
         values,
         traced.labels,
-        target_vram_bytes,
+        targets,
         balance=balance,
         max_tasks=max_tasks,
         borders=divided.borders | frozenset(ends or ()),

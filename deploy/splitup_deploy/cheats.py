@@ -189,8 +189,8 @@ def iter_skips(graph: Graph, values: tuple[Value, ...]) -> Iterator[Graph]:
         copy = _Copy(graph)
         for place in range(len(graph.nodes)):
             if place == index:
-                shape = values[index].shape
-                flat = copy.add(Node("RESHAPE", node.dtype, (copy.moved[kept],), shape))
+                dims = values[index].dims
+                flat = copy.add(Node("RESHAPE", node.dtype, (copy.moved[kept],), dims))
                 copy.moved[index] = copy.add(Node("CONTIGUOUS", node.dtype, (flat,)))
             else:
                 copy.copy(place)
@@ -202,13 +202,21 @@ def _find_residual(graph: Graph, values: tuple[Value, ...], index: int) -> int |
     place = _skip_reshapes(graph, graph.nodes[index].srcs[0])
     if graph.nodes[place].op != "ADD":
         return None
-    elements = math.prod(values[index].shape)
+    elements, symbols = math.prod(values[index].shape), _list_symbols(values[index])
     for source in graph.nodes[place].srcs:
         found = _skip_reshapes(graph, source)
-        node = graph.nodes[found]
-        if node.op in ("CONTIGUOUS", "INPUT") and math.prod(values[found].shape) == elements > 1:
+        if graph.nodes[found].op not in ("CONTIGUOUS", "INPUT"):
+            continue
+        if (
+            math.prod(values[found].shape) == elements > 1
+            and _list_symbols(values[found]) == symbols
+        ):
             return found
     return None
+
+
+def _list_symbols(value: Value) -> list[str]:
+    return [dim for dim in value.dims if isinstance(dim, str)]
 
 
 def _skip_reshapes(graph: Graph, index: int) -> int:

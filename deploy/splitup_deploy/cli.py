@@ -22,7 +22,7 @@ from splitup.chain.deployment import Deployment
 from splitup.config import NetworkConfig
 from splitup.console import Output, run_command
 from splitup.crypto.keys import Identity
-from splitup.errors import InvalidInput
+from splitup.errors import ConfigurationError, InvalidInput
 from splitup.graph.manifest import Manifest, load_manifest
 from splitup.net.gateway import GatewayClient
 from splitup_deploy.build import CompiledModel, build, parse_dims, parse_sizes
@@ -91,7 +91,10 @@ PassphraseFlag = Annotated[
     Path | None,
     typer.Option("--passphrase-file", metavar="FILE", help="File that holds its passphrase."),
 ]
-_TARGET_HELP = "Memory a task may need: 12GB, 900MB, 6GiB; or of a fleet's cards: 8GB,12GB,24GB."
+_TARGET_HELP = (
+    "Memory a task may need: 12GB, 900MB, 6GiB; or of a mixed fleet's cards, which take turns: "
+    "8GB,12GB,24GB."
+)
 TargetFlag = Annotated[str | None, typer.Option("--target-vram", metavar="SIZE", help=_TARGET_HELP)]
 BalanceFlag = Annotated[
     Balance,
@@ -279,9 +282,14 @@ def inspect_command(
             compiled = _compile(output, model, cutting)
             show(_profile(compiled, cutting), None, compiled.is_complete)
             return
-        network = NetworkConfig.load(
-            config, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway
-        )
+        try:
+            network = NetworkConfig.load(
+                config, rpc_url=rpc_url, deployment=deployment, gateway_urls=gateway
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{model!r:.80} is no file or directory here, and cannot be looked up: {error}"
+            ) from None
 
         async def fetch(chain: Chain, client: GatewayClient) -> tuple[Manifest, str | None]:
             model_id, found_name = model, None
@@ -407,7 +415,7 @@ async def _with_network(
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How a model is to be cut; the largest of the targets bounds every task."""
+    """How a model is to be cut."""
 
     targets_bytes: tuple[int, ...]
     sizes: Sizes
@@ -420,7 +428,7 @@ def _compile(output: Output, model: str, cutting: Cutting) -> CompiledModel:
     with HashBar(output.log, model) as progress, watch_hashing(progress):
         return build(
             model,
-            max(cutting.targets_bytes),
+            cutting.targets_bytes,
             sizes=cutting.sizes,
             balance=cutting.balance,
             max_tasks=cutting.max_tasks,

@@ -33,14 +33,14 @@ def show_model(output: Output, profile: Profile, name: str | None, is_complete: 
     if output.as_json:
         output.print_json(describe_model(profile, name, is_complete=is_complete))
     else:
-        output.out.print(render_model(profile, name, is_complete=is_complete), soft_wrap=False)
+        output.out.print(render_model(profile, name, is_complete=is_complete), soft_wrap=True)
 
 
 def show_registration(output: Output, profile: Profile, done: Registration) -> None:
     if output.as_json:
         output.print_json({**describe_model(profile, done.name), **asdict(done)})
         return
-    output.out.print(render_model(profile, done.name))
+    output.out.print(render_model(profile, done.name), soft_wrap=True)
     if done.already_registered:
         output.out.print(f"already registered as {done.name!r}; nothing was sent", markup=False)
         return
@@ -85,22 +85,30 @@ def _make_bar(console: Console, *, transient: bool = False) -> Progress:
 
 
 class HashBar:
-    """The compiler's progress: a spinner while it thinks, a bar per round while it hashes."""
+    """The compiler's progress: a spinner while it thinks, a bar per round while it hashes.
+
+    Nothing where stderr is no terminal: a bar that vanishes would leave an empty line there.
+    """
 
     def __init__(self, console: Console, model: str) -> None:
         self._status = console.status(f"compiling {model}")
         self._progress = _make_bar(console, transient=True)
         self._task: TaskID | None = None
+        self._is_shown = console.is_terminal
 
     def __enter__(self) -> HashBar:
-        self._status.start()
+        if self._is_shown:
+            self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._status.stop()
-        self._progress.stop()
+        if self._is_shown:
+            self._status.stop()
+            self._progress.stop()
 
     def start(self, what: str, total_bytes: int) -> None:
+        if not self._is_shown:
+            return
         self._status.stop()
         self._progress.start()
         self._task = self._progress.add_task(f"hashing {what}", total=total_bytes)

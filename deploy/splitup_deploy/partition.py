@@ -19,6 +19,10 @@ it computes. A pipeline delivers one result per longest period. ``throughput`` u
 ``max_tasks`` allows, and the fewest that are possible when nobody says; ``latency`` fails when more
 are needed.
 
+For a mixed fleet there are several targets, and cards take turns: the j-th task fits the j-th card
+of the list, smallest first, then again from the beginning. So every kind of card finds work of its
+size. An atom that is larger than the card whose turn it is goes to a larger one, alone.
+
 Every cut of the order of atoms is searched, so the result is optimal among all of them:
 
 *   The legal tasks from atom s are found by growing one: its memory never falls on the way
@@ -55,6 +59,7 @@ from splitup_deploy.timing import Clock, predict_transfer_ps
 
 Balance = Literal["latency", "throughput"]
 _Row = np.ndarray[Any, np.dtype[np.int64]]
+_Mask = np.ndarray[Any, np.dtype[np.bool_]]
 _NEVER: Final = 2**62  # larger than any sum of bytes or picoseconds, and can be added to once
 
 
@@ -103,7 +108,7 @@ def partition(
     graph: Graph,
     values: Sequence[Value],
     labels: Mapping[int, str],
-    target_bytes: int,
+    targets_bytes: int | Collection[int],
     *,
     balance: Balance = "latency",
     max_tasks: int | None = None,
@@ -111,12 +116,14 @@ def partition(
 ) -> list[list[Region]]:
     """Return the tasks, each a list of neighbouring regions.
 
-    ``borders`` are roots of regions that begin a task. Raises InvalidModel when one atom needs
-    more than the target, or more tasks are needed than are allowed.
+    ``targets_bytes`` is the memory of a card, or of every kind of card in a fleet. ``borders`` are
+    roots of regions that begin a task. Raises InvalidModel when one atom needs more than the
+    largest target, or more tasks are needed than are allowed.
     """
+    targets = (targets_bytes,) if isinstance(targets_bytes, int) else sorted(set(targets_bytes))
     regions = find_regions(graph, labels)
     atoms = _form_atoms(graph, values, regions)
-    search = _Search(graph, atoms, values, regions, target_bytes, borders)
+    search = _Search(graph, atoms, values, regions, targets, borders)
     search.check_atoms([regions[atom.start].label for atom in atoms])
     allowed = limits.MAX_TASKS if max_tasks is None else min(max_tasks, limits.MAX_TASKS)
     is_free = balance == "throughput" and max_tasks is not None  # to use more tasks than needed
@@ -126,8 +133,8 @@ def partition(
     fewest = _find_fewest(table)
     if fewest > allowed:
         raise InvalidModel(
-            f"a target of {target_bytes} bytes gives at least {fewest} tasks; {allowed} are "
-            "allowed: raise --target-vram" + (" or --max-tasks" if max_tasks else "")
+            f"a target of {', '.join(map(str, targets))} bytes gives at least {fewest} tasks; "
+            f"{allowed} are allowed: raise --target-vram" + (" or --max-tasks" if max_tasks else "")
         )
     if balance == "latency":
         cuts = _find_quickest(table, fewest)
@@ -199,12 +206,20 @@ class _Windows:
     ends: _Row
     moved: _Row  # bytes read from other tasks
     times: _Row  # picoseconds
+    memory: _Row  # bytes
     first: _Row  # position of the first task that ends at 1, 2, ...
+    cards: tuple[int, ...]  # bytes of memory of the cards that take turns
 
     def fold(self, candidates: _Row) -> _Row:
         """Return the least candidate for every end, _NEVER for end 0."""
         least = np.minimum.reduceat(candidates, self.first)
         return np.concatenate([[_NEVER], np.minimum(least, _NEVER)])
+
+    def admit(self, turn: int) -> _Mask:
+        """Say which tasks may be the one with this number, counted from 0."""
+        card = self.cards[turn % len(self.cards)]
+        result: _Mask = (self.memory <= card) | (self.ends - self.starts == 1)
+        return result
 
     def begin(self) -> _Row:
         """Return the values of no tasks at all: 0 at the beginning."""
@@ -220,10 +235,10 @@ class _Search:
         atoms: Sequence[_Atom],
         values: Sequence[Value],
         regions: Sequence[Region],
-        target_bytes: int,
+        targets_bytes: Sequence[int],
         borders: Collection[int],
     ) -> None:
-        self.atoms, self.target_bytes = atoms, target_bytes
+        self.atoms, self.cards, self.target_bytes = atoms, tuple(targets_bytes), targets_bytes[-1]
         self._nbytes = {region.root: values[region.root].nbytes for region in regions}
         self._spaces = {region.root: measure_buffer(values[region.root]) for region in regions}
         self._tenants = find_tenants(graph, values)
@@ -271,7 +286,7 @@ class _Search:
     def is_whole_legal(self) -> bool:
         """Say whether one task is enough."""
         *_, (end, memory, _, _) = self.grow(0)
-        return end == len(self.atoms) and memory <= self.target_bytes
+        return end == len(self.atoms) and (memory <= self.cards[0] or end == 1)
 
     def check_atoms(self, labels: Sequence[str]) -> None:
         """Raise InvalidModel for an atom that needs more than the target."""
@@ -288,25 +303,26 @@ class _Search:
 
     def list_windows(self) -> _Windows:
         """Return every legal task."""
-        columns = [array("q") for _ in range(4)]
+        columns = [array("q") for _ in range(5)]
         for start in range(len(self.atoms)):
             for end, memory, moved, time_ps in self.grow(start):
                 if memory <= self.target_bytes:
-                    for column, number in zip(columns, (start, end, moved, time_ps), strict=True):
+                    found = (start, end, moved, time_ps, memory)
+                    for column, number in zip(columns, found, strict=True):
                         column.append(number)
-        starts, ends, moves, times = (np.frombuffer(column, np.int64) for column in columns)
-        order = np.argsort(ends, kind="stable")
-        first = np.searchsorted(ends[order], np.arange(1, len(self.atoms) + 1))
-        return _Windows(
-            len(self.atoms), starts[order], ends[order], moves[order], times[order], first
-        )
+        rows = [np.frombuffer(column, np.int64) for column in columns]
+        order = np.argsort(rows[1], kind="stable")
+        starts, ends, moves, times, memories = (row[order] for row in rows)
+        first = np.searchsorted(ends, np.arange(1, len(self.atoms) + 1))
+        return _Windows(len(self.atoms), starts, ends, moves, times, memories, first, self.cards)
 
 
 def _find_fewest(table: _Windows) -> int:
     """Return the number of tasks that are needed; every atom alone is a legal one."""
     row, tasks = table.begin(), 0
     while row[-1] == _NEVER:
-        row, tasks = table.fold(row[table.starts]), tasks + 1
+        row = table.fold(np.where(table.admit(tasks), row[table.starts], _NEVER))
+        tasks += 1
     return tasks
 
 
@@ -322,8 +338,9 @@ def _find_steadiest(table: _Windows, most: int) -> list[int]:
     """Return cuts into up to this many tasks: shortest period, fewest, least moved, most even."""
     periods = np.maximum(table.times, table.moved * predict_transfer_ps(1))
     row, ends = table.begin(), []
-    for _ in range(min(most, table.count)):
-        row = table.fold(np.maximum(row[table.starts], periods))
+    for turn in range(min(most, table.count)):
+        larger = np.maximum(row[table.starts], periods)
+        row = table.fold(np.where(table.admit(turn), larger, _NEVER))
         ends.append(int(row[-1]))
     choice = _Choice(table, 1 + ends.index(min(ends)))
     choice.minimise_maximum(periods)
@@ -336,7 +353,7 @@ class _Choice:
 
     def __init__(self, table: _Windows, tasks: int) -> None:
         self._table = table
-        self._admitted = [np.full(len(table.starts), True) for _ in range(tasks)]
+        self._admitted = [table.admit(turn) for turn in range(tasks)]
 
     def minimise_maximum(self, costs: _Row) -> None:
         """Keep the tasks of cuts whose largest cost is least."""

@@ -89,12 +89,13 @@ class Graph:
     outputs: Sequence[Port]
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
     nodes: list[bytes] = field(default_factory=list)
+    node_name: str = "the {}"  # of the operation
 
     def add(self, op: str, inputs: str, outputs: str, domain: str = "", **options: Any) -> Graph:
-        """Add a node; names are separated by blanks, "-" is an input left out."""
+        """Add a node; names are separated by blanks, "-" is one left out."""
         data = b"".join(piece(1, "" if name == "-" else name) for name in inputs.split())
-        data += b"".join(piece(2, name) for name in outputs.split())
-        data += piece(3, f"the {op}") + piece(4, op) + piece(7, domain)
+        data += b"".join(piece(2, "" if name == "-" else name) for name in outputs.split())
+        data += piece(3, self.node_name.format(op)) + piece(4, op) + piece(7, domain)
         data += b"".join(piece(5, encode_attribute(*item)) for item in options.items())
         self.nodes.append(data)
         return self

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from splitup_deploy.build import build
+from splitup_deploy.build import build, prepare
 from splitup_deploy.calibrate import VARIANTS, Variant, calibrate_model, make_steps
 from splitup_deploy.cheats import iter_skips, list_cheats, round_activations
 from splitup_deploy.cli import app
@@ -129,6 +129,18 @@ def test_cheats_change_what_they_say() -> None:
     assert len(skips) == 4  # two layers, and each of the other two sums
     for graph in (lowered, *skips):
         check_graph(graph)
+
+
+def test_layers_of_steps_of_many_rows_are_skipped_too(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    graph = prepare(str(tmp_path), Sizes(chunk=8)).traced.graph
+    values = check_graph(graph)
+    skips = list(iter_skips(graph, values))
+    assert len(skips) >= 4  # attention and MLP of two layers
+    for skipped in skips:
+        made = check_graph(skipped)
+        for ours, theirs in zip(skipped.outputs, graph.outputs, strict=True):
+            assert made[ours.node].dims == values[theirs.node].dims
 
 
 def test_quantised_weights_lose_one_level() -> None:

@@ -30,6 +30,14 @@ def test_text_and_context(tmp_path: Path) -> None:
     assert changed.text is not None and changed.text.eos_ids == (7,)
 
 
+@pytest.mark.parametrize("name", ["m.pkl", "m.pt", "m.pth", "m.bin", "model.safetensors"])
+def test_weights_alone_are_no_model(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"never read")
+    with pytest.raises(InvalidModel, match=r"holds weights at most.* directory with config\.json"):
+        load_model(str(path))
+
+
 def test_old_and_new_spellings() -> None:
     old = parse_config(TINY, None)
     new = {k: v for k, v in TINY.items() if k != "rope_theta"}

@@ -232,6 +232,16 @@ def test_a_node_computes_what_the_standard_says(tmp_path: Path, name: str) -> No
     np.testing.assert_allclose(given, wanted, 1e-5, 1e-6)
 
 
+@pytest.mark.parametrize("name", ["", "/", "/Split", ":"])
+def test_nodes_need_no_name_and_no_first_output(tmp_path: Path, name: str) -> None:
+    graph = Graph([FLOAT], [("z", "float32", (1, 3))], node_name=name)
+    graph.add("Split", "x", "- y", axis=0).add("Relu", "y", "z")
+    compiled = build(save_onnx(tmp_path / "m.onnx", graph, 13), LARGE)
+    assert all(task.label for task in compiled.manifest.tasks)
+    x = np.array([[1, 2, 3], [-4, 5, -6]], np.float32)
+    np.testing.assert_array_equal(run(compiled, x)[0], [[0, 5, 0]])
+
+
 def test_division_by_zero_stops_nobody(tmp_path: Path) -> None:
     x, y = np.array([5, -5, 0], np.int32), np.zeros(3, np.int32)
     compiled = build(save_onnx(tmp_path / "m.onnx", make("Div", {"x": x, "y": y}, x)), LARGE)

@@ -70,8 +70,11 @@ class Cut:
         return (self.period, self.tasks, self.moved, self.squares)
 
 
-def measure(graph: Graph, parts: list[list[Region]], target: int) -> Cut | None:
-    """Return the costs of a way to cut; None when it is not legal."""
+def measure(graph: Graph, parts: list[list[Region]], *targets: int) -> Cut | None:
+    """Return the costs of a way to cut; None when it is not legal.
+
+    Several targets take turns; a region that is an atom may go to the largest.
+    """
     values = check_graph(graph)
     clock = Clock(graph, values)
     tasks = cut_graph(graph, values, parts)
@@ -82,8 +85,9 @@ def measure(graph: Graph, parts: list[list[Region]], target: int) -> Cut | None:
         sizes = [compute_vram_bytes(t.graph, check_graph(t.graph)) for t in tasks]
     except InvalidModel:
         return None  # a state's update is in one task, its reading in another
-    if max(sizes) > target:
-        return None
+    for turn, (size, part) in enumerate(zip(sizes, parts, strict=True)):
+        if size > (targets[-1] if len(part) == 1 else targets[turn % len(targets)]):
+            return None
     moved = [
         sum(
             spec.nbytes
@@ -100,14 +104,15 @@ def measure(graph: Graph, parts: list[list[Region]], target: int) -> Cut | None:
     return Cut(len(parts), sum(moved), max(times), max(periods), squares)
 
 
-def list_cuts(graph: Graph, target: int, most: int) -> list[Cut]:
+def list_cuts(graph: Graph, target: int | tuple[int, ...], most: int) -> list[Cut]:
     """Return the costs of every legal way to cut the order of regions."""
     regions = find_regions(graph, {})
+    targets = (target,) if isinstance(target, int) else target
     results = []
     for count in range(min(len(regions), most)):
         for cuts in combinations(range(1, len(regions)), count):
             parts = [regions[a:b] for a, b in pairwise([0, *cuts, len(regions)])]
-            if (cut := measure(graph, parts, target)) is not None:
+            if (cut := measure(graph, parts, *targets)) is not None:
                 results.append(cut)
     return results
 
@@ -173,6 +178,33 @@ def test_every_criterion_decides(graph: Graph, percent: int, balance: Balance) -
     every = [cut for cut in every if cut.tasks == fewest]
     parts = partition(graph, values, {}, target, balance=balance)
     found = measure(graph, parts, target)
+    assert found is not None
+    assert found.rank(balance) == min(cut.rank(balance) for cut in every)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    chains(),
+    st.lists(st.integers(25, 90), min_size=2, max_size=3, unique=True),
+    st.sampled_from(["latency", "throughput"]),
+    st.none() | st.integers(2, 6),
+)
+def test_cards_of_a_mixed_fleet_take_turns(
+    graph: Graph, percents: list[int], balance: Balance, max_tasks: int | None
+) -> None:
+    values = check_graph(graph)
+    whole = compute_vram_bytes(graph, values)
+    targets = tuple(sorted(whole * percent // 100 for percent in percents))
+    every = list_cuts(graph, targets, 8 if max_tasks is None else max_tasks)
+    try:
+        parts = partition(graph, values, {}, targets[::-1], balance=balance, max_tasks=max_tasks)
+    except InvalidModel as error:
+        assert not every and ("needs" in str(error) or "are allowed" in str(error))
+        return
+    if balance == "latency" or max_tasks is None:
+        fewest = min(cut.tasks for cut in every)
+        every = [cut for cut in every if cut.tasks == fewest]
+    found = measure(graph, parts, *targets)
     assert found is not None
     assert found.rank(balance) == min(cut.rank(balance) for cut in every)
 

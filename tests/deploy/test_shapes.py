@@ -105,6 +105,17 @@ def test_shapes_give_the_cut_that_weights_give(tmp_path: Path) -> None:
     assert known.is_complete
 
 
+def test_every_kind_of_card_of_a_fleet_finds_work(tmp_path: Path) -> None:
+    """The first eight layers of 70 billion parameters: the largest cards alone would take all."""
+    config = json.loads((CONFIGS / "llama-70b.json").read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, "num_hidden_layers": 8}))
+    targets = parse_sizes("4GB,6GB,12GB")
+    tasks = build(str(path), targets, sizes=Sizes(context=4096)).manifest.tasks
+    cards = [next(t for t in targets if task.vram_bytes <= t) for task in tasks]
+    assert cards == [targets[turn % 3] for turn in range(len(tasks))] and len(tasks) >= 3
+
+
 def test_nothing_can_be_read_or_registered(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_text(json.dumps({**TINY, "dtype": "float16"}))
@@ -149,6 +160,20 @@ def test_inspect_draws_and_sorts_into_classes(tmp_path: Path) -> None:
     missing = str(tmp_path / "no" / "dag.svg")
     code, _ = invoke("inspect", str(EXAMPLE), *target, "--format", "svg", "--output", missing)
     assert code == 2
+
+
+def test_lines_are_whole_and_nothing_else_is_said() -> None:
+    """Output that goes to a file or a pipe, where there is no width to wrap at."""
+    target = ("--target-vram", "2MB,4MB,100MB", "--chunk", "8", "--private", "1")
+    result = CliRunner().invoke(app, ["inspect", str(EXAMPLE), *target], env={"COLUMNS": "40"})
+    assert result.exit_code == 0 and result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert all(line.endswith(" card") for line in lines if "VRAM ·" in line)
+
+
+def test_what_is_neither_here_nor_registered(tmp_path: Path) -> None:
+    code, text = invoke("inspect", "no-such-model", "--json", "--config", str(tmp_path))
+    assert code == 2 and "'no-such-model' is no file or directory here" in text
 
 
 def test_balance_and_the_number_of_tasks() -> None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from splitup.errors import InvalidModel
 from splitup_deploy.frontends.callable import is_callable_reference, load_callable
+from splitup_deploy.frontends.checkpoint import WEIGHT_SUFFIXES
 from splitup_deploy.frontends.gguf import is_gguf_file, load_gguf
 from splitup_deploy.frontends.huggingface import is_huggingface_directory, load_huggingface
 from splitup_deploy.frontends.model import Sizes, SourceModel
@@ -74,7 +75,13 @@ def load_model(source: str, sizes: Sizes | None = None) -> SourceModel:
     for front_end in FRONT_ENDS.values():
         if front_end.recognises(source):
             return front_end.load(source, sizes or Sizes())
-    what = "is no model" if Path(source).exists() else "does not exist"
+    path = Path(source)
+    if path.is_file() and path.suffix in WEIGHT_SUFFIXES:
+        raise InvalidModel(
+            f"'{source}' holds weights at most, not what is computed with them: put it into a "
+            "directory with config.json and tokenizer.json, and give the directory"
+        )
+    what = "is no model" if path.exists() else "does not exist"
     raise InvalidModel(
         f"'{source}' {what}: give a Hugging Face directory with config.json and safetensors "
         "weights, a file named *.onnx or *.gguf, or a tinygrad function as module:function"

@@ -37,6 +37,7 @@ _FORMATS: Final[tuple[tuple[str, Callable[[Path], dict[str, WeightSource]]], ...
     ("pytorch_model.bin", read_state_file),
 )
 _STATE_FILES: Final = ("*.pt", "*.pth", "*.bin", "*.pkl")
+WEIGHT_SUFFIXES: Final = (".safetensors", *(kind[1:] for kind in _STATE_FILES))
 
 
 class DirectoryWeights:

@@ -140,7 +140,7 @@ class Fields:
         for key in self._table:
             if key not in self._read | IGNORED and key in self:
                 raise InvalidModel(
-                    f"{self._name} has the field '{key:.80}', which means nothing in this "
+                    f"{self._name} has the field {key!r:.80}, which means nothing in this "
                     "architecture here: delete it if it does not change what the model computes"
                 )
 

@@ -447,5 +447,5 @@ def _check_operands(node: OnnxNode, function: Any) -> None:
 
 
 def _make_label(node: OnnxNode) -> str:
-    title = (node.name or node.outputs[0]).strip("/").removesuffix(f"/{node.op}")
+    title = node.title.strip("/").removesuffix(f"/{node.op}") or node.op
     return f"{_NAME.sub('_', title)[:60].replace(':', '.')}: {node.op}"

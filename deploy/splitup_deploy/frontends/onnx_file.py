@@ -110,9 +110,13 @@ class OnnxNode:
     outputs: tuple[str, ...]
     attributes: dict[str, object]
 
+    @property
+    def title(self) -> str:
+        """Return its name, or its first output's: files need not name nodes."""
+        return self.name or next(filter(None, self.outputs), "")
+
     def __str__(self) -> str:
-        title = self.name or (self.outputs[0] if self.outputs else "")
-        return f"node '{title:.80}' ({self.op:.40})"
+        return f"node '{self.title:.80}' ({self.op:.40})"
 
 
 @dataclass(frozen=True, slots=True)

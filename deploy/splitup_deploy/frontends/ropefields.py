@@ -118,6 +118,11 @@ def _read_longrope(parameters: Fields, defaults: RopeDefaults, rope: Rope, origi
     short = parameters.get_numbers("short_factor", rope.pairs)
     divisors = long if defaults.context > original else short
     if parameters.get("attention_factor") is None:
+        if original < 2:  # its logarithm divides
+            raise InvalidModel(
+                f"config.json has original_max_position_embeddings = {original}; longrope wants "
+                "more than 1"
+            )
         return rope.divide(divisors, compute_longrope_scale(factor, original))
     return rope.divide(divisors, parameters.get_number("attention_factor"))
 

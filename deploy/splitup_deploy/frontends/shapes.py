@@ -11,14 +11,14 @@ from typing import Any, Final
 from splitup import limits
 from splitup.errors import InvalidModel
 from splitup.tensors import TensorSpec
-from splitup_deploy.frontends.checkpoint import FLOAT_DTYPES, read_json
+from splitup_deploy.frontends.checkpoint import FLOAT_DTYPES, WEIGHT_SUFFIXES, read_json
 from splitup_deploy.frontends.decoder import trace_decoder
 from splitup_deploy.frontends.huggingface import parse_config
 from splitup_deploy.frontends.model import Sizes, SourceModel
 from splitup_deploy.frontends.moe import choose_feed_forward
 from splitup_deploy.weights import Absent, WeightSource
 
-_SUFFIXES: Final = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".pkl", ".gguf", ".onnx")
+_SUFFIXES: Final = (*WEIGHT_SUFFIXES, ".index.json", ".gguf", ".onnx")
 
 
 def is_without_weights(source: str) -> bool:
