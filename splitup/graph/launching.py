@@ -146,11 +146,12 @@ class ProductCall:
 class RowViews:
     """The kernels that one execution runs apart, bound to its states; they can be moved."""
 
-    __slots__ = ("_cells", "_where")
+    __slots__ = ("_cells", "_where", "is_moved")
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._cells = cells
         self._where: tuple[int, Mapping[str, int]] = (0, {})
+        self.is_moved = False
 
     def move(
         self, slot: int, first: Mapping[str, int], find_own: Callable[[int, Place], int]
@@ -161,6 +162,7 @@ class RowViews:
         """
         if (slot, first) == self._where:
             return
+        self.is_moved = bool(slot or first)
         self._where = (slot, first)
         for value, start, place in self._cells:
             if place.rows:

@@ -23,7 +23,7 @@ from tinygrad.dtype import dtypes
 from splitup import limits
 from splitup.codec import compute_digest
 from splitup.errors import InvalidInput, InvalidModel
-from splitup.graph.buffers import Ports, Rows, make_reader, make_writer
+from splitup.graph.buffers import Ports, PreparedStep, Rows, check_bools, make_reader, make_writer
 from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.devices import DeviceReport, select_device
 from splitup.graph.ir import Graph
@@ -43,7 +43,7 @@ from splitup.graph.sequence import LaunchFunction, join_launches
 from splitup.graph.threads import get_kernel_threads
 from splitup.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
 
-_AT_FIRST: Final[Rows] = {}  # where a step stands that runs alone
+_FOREIGN_STATE: Final = "the state belongs to another program; use this one's new_state()"
 
 
 def describe_device(index: int = 0) -> DeviceReport:
@@ -62,8 +62,7 @@ class State:
         self._parity = 0
         bound = program._bind(buffers[0], buffers[1]), program._bind(buffers[1], buffers[0])
         self._launches = tuple(
-            join_launches([one.launch for one in row], [one.native for one in row])
-            for row in bound
+            join_launches([one.launch for one in row], [one.native for one in row]) for row in bound
         )
         self._apart = tuple([one.launch for one in row] for row in bound)  # in a batch
         self._views = tuple(RowViews([cell for one in row for cell in one.cells]) for row in bound)
@@ -147,6 +146,7 @@ class TaskProgram:
         ]
         self._own: dict[tuple[int, Place], Buffer] = {}
         self._most_rows = {symbol.name: symbol.maximum for symbol in graph.symbols}
+        self._step: PreparedStep | None = None  # the one that ran last, whose rows are set
         self._ports = Ports(
             list(zip(graph.inputs, self._buffers["input"], strict=True)),
             [
@@ -179,13 +179,16 @@ class TaskProgram:
         length is wrong, or when those of one symbol disagree on their rows; the state is then, as
         after any error, what it was.
         """
+        step, parity = self._step, state._parity
+        if step is None or step.lengths != tuple(map(len, inputs)):
+            step = self._ports.prepare(inputs)
+            self._set_rows(step.rows)
+            self._step = step
         if state._program is not self:
-            raise InvalidInput("the state belongs to another program; use this one's new_state()")
-        step = self._ports.prepare(inputs)
-        parity = state._parity
-        state._views[parity].move(0, _AT_FIRST, self._find_own)
+            raise InvalidInput(_FOREIGN_STATE)
         step.write(inputs)
-        self._set_rows(step.rows)
+        if state._views[parity].is_moved:
+            state._views[parity].move(0, {}, self._find_own)
         for launch in state._launches[parity]:
             launch()
         outputs = step.read(state._buffers[1 - parity])
@@ -195,8 +198,11 @@ class TaskProgram:
     def check(self, state: State, inputs: Sequence[bytes | memoryview]) -> Rows:
         """Return how many rows a step has by symbol; raises InvalidInput as ``run`` does."""
         if state._program is not self:
-            raise InvalidInput("the state belongs to another program; use this one's new_state()")
-        return self._ports.prepare(inputs).rows
+            raise InvalidInput(_FOREIGN_STATE)
+        step = self._ports.prepare(inputs)
+        for name, index in step.bools:
+            check_bools(name, inputs[index])
+        return step.rows
 
     def fits(self, steps: Sequence[Rows]) -> bool:
         """Say whether steps of so many rows, each of another state, can run together."""
@@ -224,6 +230,7 @@ class TaskProgram:
         for slot, ((state, inputs), first) in enumerate(zip(steps, firsts, strict=True)):
             state._views[state._parity].move(slot, first, self._find_own)
             prepared[slot].write(inputs)
+        self._step = None  # the next one sets its own rows
         self._launch_together([state._apart[state._parity] for state, _ in steps], rows, total)
         results = [
             step.read(state._buffers[1 - state._parity])
