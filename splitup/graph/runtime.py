@@ -27,6 +27,7 @@ from splitup.graph.buffers import Ports, PreparedStep, Rows, check_bools, make_r
 from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.devices import DeviceReport, select_device
 from splitup.graph.ir import Graph
+from splitup.graph.joins import find_join
 from splitup.graph.kernelcache import KernelCache
 from splitup.graph.launching import (
     Argument,
@@ -146,6 +147,7 @@ class TaskProgram:
         ]
         self._own: dict[tuple[int, Place], Buffer] = {}
         self._most_rows = {symbol.name: symbol.maximum for symbol in graph.symbols}
+        self._join = find_join(graph, values)
         self._step: PreparedStep | None = None  # the one that ran last, whose rows are set
         self._ports = Ports(
             list(zip(graph.inputs, self._buffers["input"], strict=True)),
@@ -182,6 +184,9 @@ class TaskProgram:
         step, parity = self._step, state._parity
         if step is None or step.lengths != tuple(map(len, inputs)):
             step = self._ports.prepare(inputs)
+            if self._join is not None:  # so there never is a step before
+                self.check(state, inputs)
+                return [self._join.run(inputs)]
             self._set_rows(step.rows)
             self._step = step
         if state._program is not self:
