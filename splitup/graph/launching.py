@@ -20,9 +20,9 @@ from tinygrad.uop.ops import sym_infer
 
 from splitup.graph.products import BoundProduct, Product
 from splitup.graph.schedule import Executable, Place
+from splitup.graph.sequence import LaunchFunction, Native
 from splitup.graph.threads import KernelThreads
 
-LaunchFunction = Callable[[], Any]
 Argument: TypeAlias = "Buffer | tuple[int, int]"  # the pair stands for (old or new, state)
 Buffers = tuple[list[Buffer], list[Buffer]]
 # other code generators let the compiler believe that a buffer begins at a multiple of 16 bytes
@@ -37,6 +37,14 @@ class Cell(NamedTuple):
     place: Place
 
 
+class Bound(NamedTuple):
+    """A launch on certain memory: a function, the same as machine code if it is, its cells."""
+
+    launch: LaunchFunction
+    native: Native | None
+    cells: list[Cell]
+
+
 class Call(Protocol):
     """One launch of a task's schedule."""
 
@@ -45,8 +53,8 @@ class Call(Protocol):
         """Say whether its addresses can be changed after it was bound."""
         ...
 
-    def bind(self, states: Buffers) -> tuple[LaunchFunction, list[Cell]]:
-        """Return a function that launches the kernel on these state tensors, and its cells."""
+    def bind(self, states: Buffers) -> Bound:
+        """Return what launches the kernel on these state tensors."""
         ...
 
 
@@ -75,7 +83,7 @@ class ExecutableCall:
     def _is_plain(self) -> bool:
         return isinstance(self._runtime, CPUProgram) and self._executable.global_size[0] == 1
 
-    def bind(self, states: Buffers) -> tuple[LaunchFunction, list[Cell]]:
+    def bind(self, states: Buffers) -> Bound:
         raw = _resolve(self._device, self._arguments, states)
         executable = self._executable
         bound = [self._rows[name] for name in executable.variables]
@@ -83,7 +91,8 @@ class ExecutableCall:
             # tinygrad's own call builds these arguments anew each time: 5 µs instead of 1
             addresses = [ctypes.c_uint64(buffer.va_addr) for buffer in raw]
             cells = _list_cells([[address] for address in addresses], self._places)
-            return functools.partial(self._runtime.fxn, *addresses, *bound), cells
+            native = Native(self._runtime.addr, (*addresses, *bound))
+            return Bound(functools.partial(self._runtime.fxn, *native.arguments), native, cells)
         if not bound:
             launch_fixed = functools.partial(
                 self._runtime,
@@ -91,7 +100,7 @@ class ExecutableCall:
                 global_size=executable.global_size,
                 local_size=executable.local_size,
             )
-            return launch_fixed, []
+            return Bound(launch_fixed, None, [])
 
         def launch() -> None:
             values = {name: self._rows[name].value for name in executable.variables}
@@ -102,7 +111,7 @@ class ExecutableCall:
                 vals=tuple(values.values()),
             )
 
-        return launch, []
+        return Bound(launch, None, [])
 
 
 class ProductCall:
@@ -126,21 +135,23 @@ class ProductCall:
     def is_movable(self) -> bool:
         return True
 
-    def bind(self, states: Buffers) -> tuple[LaunchFunction, list[Cell]]:
+    def bind(self, states: Buffers) -> Bound:
         raw = _resolve(self._device, self._arguments, states)
         addresses = [buffer.va_addr for buffer in raw]
         bound = BoundProduct(self._product, addresses, self._pool, self._rows)
-        return bound, _list_cells(bound.addresses, self._places)
+        native = None if bound.native is None else Native(*bound.native)
+        return Bound(bound, native, _list_cells(bound.addresses, self._places))
 
 
 class RowViews:
     """The kernels that one execution runs apart, bound to its states; they can be moved."""
 
-    __slots__ = ("_cells", "_where")
+    __slots__ = ("_cells", "_where", "is_moved")
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._cells = cells
         self._where: tuple[int, Mapping[str, int]] = (0, {})
+        self.is_moved = False
 
     def move(
         self, slot: int, first: Mapping[str, int], find_own: Callable[[int, Place], int]
@@ -151,6 +162,7 @@ class RowViews:
         """
         if (slot, first) == self._where:
             return
+        self.is_moved = bool(slot or first)
         self._where = (slot, first)
         for value, start, place in self._cells:
             if place.rows:

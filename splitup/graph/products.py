@@ -17,10 +17,9 @@ import ctypes
 import functools
 import itertools
 import math
-import mmap
 import platform
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +50,7 @@ from splitup.graph.productcode import (
     assemble,
 )
 from splitup.graph.threads import KernelThreads
+from splitup.graph.x86 import MachineCode
 
 PRODUCTS_VERSION: Final = (
     2  # part of the determinism class: another order of additions, another one
@@ -386,19 +386,14 @@ def _join(axes: list[Axis]) -> list[Axis]:
 
 
 @functools.lru_cache(maxsize=4_096)
-def _make_function(shape: ProductShape) -> tuple[Callable[..., None], mmap.mmap]:
-    """Return the machine code as a function, and the memory that it is in."""
-    code = assemble(shape)
-    memory = mmap.mmap(-1, len(code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    memory.write(code)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    return ctypes.CFUNCTYPE(None)(address), memory
+def _load_code(shape: ProductShape) -> MachineCode:
+    return MachineCode(assemble(shape))
 
 
 class BoundProduct:
     """A product on certain buffers; call it."""
 
-    __slots__ = ("_blocks", "_function", "_keep", "_pool", "addresses")
+    __slots__ = ("_blocks", "_code", "_keep", "_pool", "addresses")
 
     def __init__(
         self,
@@ -413,7 +408,7 @@ class BoundProduct:
         bound = rows[product.symbol] if product.symbol else None
         t = ctypes.c_uint64(product.t) if bound is None or lookup is not None else bound
         row = ctypes.c_uint64(product.rows) if bound is None or lookup is None else bound
-        self._function, memory = _make_function(product.shape)
+        self._code = _load_code(product.shape)
         table = array("q", itertools.chain(*product.table))
         entry_bytes = 3 * table.itemsize
         start = table.buffer_info()[0]
@@ -442,14 +437,19 @@ class BoundProduct:
             [ctypes.c_uint64.from_buffer(block, 8 * place) for block in blocks]
             for place in range(len(addresses))
         ]
-        self._keep = (table, memory, t, row)
+        self._keep = (table, t, row)
 
     def __call__(self) -> None:
         """Compute."""
         if len(self._blocks) == 1:
-            self._function(self._blocks[0])
+            self._code.function(self._blocks[0])
         else:
-            self._pool.run(self._function, self._blocks)
+            self._pool.run(self._code.function, self._blocks)
+
+    @property
+    def native(self) -> tuple[int, list[ctypes.c_uint64]] | None:
+        """Return the function's address and its argument, None where threads share the work."""
+        return (self._code.address, self._blocks) if len(self._blocks) == 1 else None
 
 
 def _get_b_step(shape: ProductShape) -> int:

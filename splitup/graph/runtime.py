@@ -15,6 +15,7 @@ import itertools
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from tinygrad.device import Buffer
 from tinygrad.dtype import dtypes
@@ -22,31 +23,28 @@ from tinygrad.dtype import dtypes
 from splitup import limits
 from splitup.codec import compute_digest
 from splitup.errors import InvalidInput, InvalidModel
-from splitup.graph.buffers import (
-    make_port_reader,
-    make_port_writer,
-    make_reader,
-    make_writer,
-)
+from splitup.graph.buffers import Ports, PreparedStep, Rows, check_bools, make_reader, make_writer
 from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.devices import DeviceReport, select_device
-from splitup.graph.ir import Graph, count_rows
+from splitup.graph.ir import Graph
+from splitup.graph.joins import find_join
 from splitup.graph.kernelcache import KernelCache
 from splitup.graph.launching import (
     Argument,
+    Bound,
     Call,
     ExecutableCall,
-    LaunchFunction,
     ProductCall,
     RowViews,
     load_executable,
 )
 from splitup.graph.rules import check_graph, load_graph
 from splitup.graph.schedule import Place, Role, Schedule, compile_graph
+from splitup.graph.sequence import LaunchFunction, join_launches
 from splitup.graph.threads import get_kernel_threads
 from splitup.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
 
-Rows = dict[str, int]  # how many rows a step binds each symbol to
+_FOREIGN_STATE: Final = "the state belongs to another program; use this one's new_state()"
 
 
 def describe_device(index: int = 0) -> DeviceReport:
@@ -57,15 +55,18 @@ def describe_device(index: int = 0) -> DeviceReport:
 class State:
     """The state tensors of one execution on one program, zero at first."""
 
-    __slots__ = ("_buffers", "_launches", "_parity", "_program", "_views")
+    __slots__ = ("_apart", "_buffers", "_launches", "_parity", "_program", "_views")
 
     def __init__(self, program: TaskProgram, buffers: tuple[list[Buffer], list[Buffer]]) -> None:
         self._program = program
         self._buffers = buffers
         self._parity = 0
         bound = program._bind(buffers[0], buffers[1]), program._bind(buffers[1], buffers[0])
-        self._launches = tuple(launches for launches, _ in bound)
-        self._views = tuple(views for _, views in bound)
+        self._launches = tuple(
+            join_launches([one.launch for one in row], [one.native for one in row]) for row in bound
+        )
+        self._apart = tuple([one.launch for one in row] for row in bound)  # in a batch
+        self._views = tuple(RowViews([cell for one in row for cell in one.cells]) for row in bound)
 
 
 class TaskProgram:
@@ -139,23 +140,22 @@ class TaskProgram:
         }
         self._state_sizes = schedule.states
         self._load_weights(graph, get_bytes)
-        self._writers = [
-            make_port_writer(buffer, spec)
-            for buffer, spec in zip(self._buffers["input"], graph.inputs, strict=True)
-        ]
         self._calls = self._prepare(schedule)
         self._shared = [
-            call.bind(([], []))[0] if launch.is_shared else None
+            call.bind(([], []))._replace(cells=[]) if launch.is_shared else None  # stays in place
             for call, launch in zip(self._calls, schedule.launches, strict=True)
         ]
         self._own: dict[tuple[int, Place], Buffer] = {}
         self._most_rows = {symbol.name: symbol.maximum for symbol in graph.symbols}
-        self._outputs: list[int | Callable[[int, int], bytes]] = []
-        for place, spec in zip(schedule.outputs, self.outputs, strict=True):
-            argument = self._get_argument(place)
-            self._outputs.append(
-                argument[1] if isinstance(argument, tuple) else make_port_reader(argument, spec)
-            )
+        self._join = find_join(graph, values)
+        self._step: PreparedStep | None = None  # the one that ran last, whose rows are set
+        self._ports = Ports(
+            list(zip(graph.inputs, self._buffers["input"], strict=True)),
+            [
+                (spec, item[1] if isinstance(item := self._get_argument(place), tuple) else item)
+                for place, spec in zip(schedule.outputs, self.outputs, strict=True)
+            ],
+        )
         self.width = self._compute_width(schedule)
         self.run(self.new_state(), [bytes(spec.row_bytes) for spec in self.inputs])
 
@@ -181,19 +181,33 @@ class TaskProgram:
         length is wrong, or when those of one symbol disagree on their rows; the state is then, as
         after any error, what it was.
         """
-        return self._run([(state, inputs)], [self.check(state, inputs)])[0]
+        step, parity = self._step, state._parity
+        if step is None or step.lengths != tuple(map(len, inputs)):
+            step = self._ports.prepare(inputs)
+            if self._join is not None:  # so there never is a step before
+                self.check(state, inputs)
+                return [self._join.run(inputs)]
+            self._set_rows(step.rows)
+            self._step = step
+        if state._program is not self:
+            raise InvalidInput(_FOREIGN_STATE)
+        step.write(inputs)
+        if state._views[parity].is_moved:
+            state._views[parity].move(0, {}, self._find_own)
+        for launch in state._launches[parity]:
+            launch()
+        outputs = step.read(state._buffers[1 - parity])
+        state._parity = 1 - parity
+        return outputs
 
     def check(self, state: State, inputs: Sequence[bytes | memoryview]) -> Rows:
         """Return how many rows a step has by symbol; raises InvalidInput as ``run`` does."""
         if state._program is not self:
-            raise InvalidInput("the state belongs to another program; use this one's new_state()")
-        if len(inputs) != len(self.inputs):
-            raise InvalidInput(f"the task takes {len(self.inputs)} inputs and got {len(inputs)}")
-        rows = count_rows(self.inputs, inputs)
-        for spec, data in zip(self.inputs, inputs, strict=True):
-            if spec.dtype == "bool" and max(bytes(data)) > 1:
-                raise InvalidInput(f"input '{spec.name}' is bool and holds a byte other than 0, 1")
-        return rows
+            raise InvalidInput(_FOREIGN_STATE)
+        step = self._ports.prepare(inputs)
+        for name, index in step.bools:
+            check_bools(name, inputs[index])
+        return step.rows
 
     def fits(self, steps: Sequence[Rows]) -> bool:
         """Say whether steps of so many rows, each of another state, can run together."""
@@ -213,26 +227,19 @@ class TaskProgram:
         rows = [self.check(*step) for step in steps]
         if not self.fits(rows) or len({id(state) for state, _ in steps}) < len(steps):
             raise InvalidInput(f"these {len(steps)} steps cannot run together; run them singly")
-        return self._run(steps, rows)
-
-    def _run(
-        self, steps: Sequence[tuple[State, Sequence[bytes | memoryview]]], rows: Sequence[Rows]
-    ) -> list[list[bytes]]:
         firsts, total = _stack_rows(rows)
+        prepared = [
+            self._ports.prepare(inputs, tuple(first.items()))
+            for (_, inputs), first in zip(steps, firsts, strict=True)
+        ]
         for slot, ((state, inputs), first) in enumerate(zip(steps, firsts, strict=True)):
             state._views[state._parity].move(slot, first, self._find_own)
-            for write, spec, data in zip(self._writers, self.inputs, inputs, strict=True):
-                write(data, first.get(spec.rows, 0))
-        launches = [state._launches[state._parity] for state, _ in steps]
-        if len(steps) == 1:
-            self._set_rows(total)
-            for launch in launches[0]:
-                launch()
-        else:
-            self._launch_together(launches, rows, total)
+            prepared[slot].write(inputs)
+        self._step = None  # the next one sets its own rows
+        self._launch_together([state._apart[state._parity] for state, _ in steps], rows, total)
         results = [
-            self._read(state, first, count)
-            for (state, _), first, count in zip(steps, firsts, rows, strict=True)
+            step.read(state._buffers[1 - state._parity])
+            for (state, _), step in zip(steps, prepared, strict=True)
         ]
         for state, _ in steps:
             state._parity = 1 - state._parity
@@ -246,7 +253,7 @@ class TaskProgram:
         for position, shared in enumerate(self._shared):
             if shared is not None:
                 self._set_rows(total)
-                shared()
+                shared.launch()
                 continue
             self._set_rows(rows[0])
             for one, count in zip(launches, rows, strict=True):
@@ -257,15 +264,6 @@ class TaskProgram:
     def _set_rows(self, rows: Rows) -> None:
         for name, count in rows.items():
             self._rows[name].value = count
-
-    def _read(self, state: State, first: Mapping[str, int], rows: Rows) -> list[bytes]:
-        new_values = state._buffers[1 - state._parity]
-        return [
-            make_reader(new_values[output])()
-            if isinstance(output, int)
-            else output(first.get(spec.rows, 0), rows.get(spec.rows, 0))
-            for output, spec in zip(self._outputs, self.outputs, strict=True)
-        ]
 
     def compute_state_digest(self, state: State) -> str:
         """Return the SHA-256 of all state tensors as they are now, concatenated in order."""
@@ -331,7 +329,7 @@ class TaskProgram:
             not any(launch.is_shared for launch in schedule.launches)
             or not all(call.is_movable for call, launch in pairs if not launch.is_shared)
             or not all(spec.rows for spec in ports)
-            or any(isinstance(output, int) for output in self._outputs)
+            or self._ports.reads_states
         ):
             return 1
         own = {place for launch in schedule.launches for place in launch.places if place.is_own}
@@ -357,13 +355,11 @@ class TaskProgram:
             return buffer
         return buffer.view(place.nbytes, dtypes.uint8, place.offset).ensure_allocated()
 
-    def _bind(self, old: list[Buffer], new: list[Buffer]) -> tuple[list[LaunchFunction], RowViews]:
-        launches, cells = [], []
-        for call, shared in zip(self._calls, self._shared, strict=True):
-            launch, moved = (shared, []) if shared is not None else call.bind((old, new))
-            launches.append(launch)
-            cells += moved
-        return launches, RowViews(cells)
+    def _bind(self, old: list[Buffer], new: list[Buffer]) -> list[Bound]:
+        return [
+            call.bind((old, new)) if shared is None else shared
+            for call, shared in zip(self._calls, self._shared, strict=True)
+        ]
 
 
 def _stack_rows(rows: Sequence[Rows]) -> tuple[list[Mapping[str, int]], Rows]:

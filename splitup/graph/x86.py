@@ -7,7 +7,10 @@ Registers are numbers as in the encoding (rax 0 … r15 15, ymm0 … ymm15). A m
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -66,6 +69,10 @@ class Assembler:
     def ret(self) -> None:
         """Return to the caller."""
         self.code += b"\xc3"
+
+    def call(self, reg: int) -> None:
+        """Call the function at the address in a register."""
+        self.code += (b"\x41" if reg > 7 else b"") + bytes([0xFF, 0xD0 | reg & 7])
 
     def load(self, reg: int, source: Mem | int) -> None:
         """Move 64 bits from memory or a register."""
@@ -246,3 +253,16 @@ class Assembler:
     def forget_upper_halves(self) -> None:
         """VZEROUPPER, which code with vectors of 8 owes its caller."""
         self.code += b"\xc5\xf8\x77"
+
+
+class MachineCode:
+    """Code in memory of its own, callable while this object lives."""
+
+    __slots__ = ("_memory", "address", "function")
+
+    def __init__(self, code: bytes) -> None:
+        rights = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+        self._memory = mmap.mmap(-1, len(code), prot=rights)
+        self._memory.write(code)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.function: Callable[..., None] = ctypes.CFUNCTYPE(None)(self.address)

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from splitup import limits
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.runtime import State, TaskProgram
-from tests.graph.graphs import Builder, make_counter
+from tests.graph.graphs import Builder, make_counter, make_running_sum
 
 
 def compile_counter(size: int = 4) -> TaskProgram:
@@ -143,3 +144,26 @@ def test_an_output_may_be_the_new_state_or_an_input() -> None:
         total_now, copied = (np.frombuffer(result, np.int32) for result in results)
         np.testing.assert_array_equal(total_now, [5 * count, -count])
         np.testing.assert_array_equal(copied, [5, -1])
+
+
+@pytest.mark.parametrize("kept", [1, 256])
+def test_what_is_prepared_for_a_step_is_right_for_the_next(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PREPARED_STEPS", kept)
+    graph, rng = make_running_sum(), np.random.default_rng(5)
+    program, other = (TaskProgram.from_graph(graph, lambda name: memoryview(b"")) for _ in "ab")
+    states = [program.new_state() for _ in range(2)]
+    sums = np.zeros((2, 4), np.float32)
+    for rows in (3, 1, 1, 8, 3):
+        for state, total in zip(states, sums, strict=True):
+            x = rng.integers(0, 9, (rows, 4)).astype(np.float32)
+            with pytest.raises(InvalidInput, match="another program"):
+                program.run(other.new_state(), [x.tobytes()])
+            with pytest.raises(InvalidInput, match="bytes"):
+                program.run(state, [x.tobytes()[1:]])
+            (given,) = program.run(state, [x.tobytes()])
+            np.testing.assert_array_equal(
+                np.frombuffer(given, np.float32).reshape(rows, 4), x * x + total
+            )
+            total += (x * x).sum(0)

@@ -25,6 +25,10 @@ from splitup.graph.x86 import (
 VECTORS: dict[str, tuple[Callable[[Assembler], None], str]] = {
     "push rbx": (lambda a: a.push(RBX), "53"),
     "push r12": (lambda a: a.push(R12), "4154"),
+    "call rax": (lambda a: a.call(RAX), "ffd0"),
+    "call r11": (lambda a: a.call(R11), "41ffd3"),
+    "mov rbp, rsp": (lambda a: a.load(5, 4), "488bec"),
+    "mov rsp, rbp": (lambda a: a.load(4, 5), "488be5"),
     "mov r8, [rdi+0x10]": (lambda a: a.load(R8, Mem(RDI, 16)), "4c8b8710000000"),
     "add r9, [rsi+0x8]": (lambda a: a.add(R9, Mem(RSI, 8)), "4c038e08000000"),
     "add r11, -4": (lambda a: a.add_const(R11, -4), "4981c3fcffffff"),
