@@ -22,6 +22,7 @@ CHAIN_ID: Final = 31_337
 HARDFORK: Final = "prague"  # pinned: Anvil's default changes with its version
 START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 10.0
+KEPT_STATES: Final = 512  # past blocks whose state can be asked; older ones would fill a disk
 _CHECKOUT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -94,7 +95,7 @@ def build_command(
     command += ["--chain-id", str(CHAIN_ID), "--hardfork", HARDFORK]
     command += ["--mnemonic", mnemonic, "--accounts", str(accounts), "--balance", "10000"]
     command += ["--enable-tx-gas-limit", "--no-cors"]
-    command += ["--prune-history", str(KEPT_STATES)]  # else each older one stays, in the home folder
+    command += ["--prune-history", str(KEPT_STATES)]  # else the others stay in ~/.foundry for ever
     if state_file is not None:  # an interval, because a SIGKILL leaves no time to save
         command += ["--state", str(state_file), "--state-interval", "1"]
     if block_time_s is not None:

