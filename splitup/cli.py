@@ -374,6 +374,14 @@ def up_command(
         typer.Option("--nodes", metavar="N", help="Number of nodes (default: 6, or as before)."),
     ] = None,
     directory: DirFlag = DEFAULT_HOME,
+    members: Annotated[
+        int | None,
+        typer.Option(
+            "--members",
+            metavar="N",
+            help="Committee members, 3f + 1 of them to survive f: 4, 7, 10 … 31 (default: 4).",
+        ),
+    ] = None,
     vram: Annotated[
         str | None,
         typer.Option("--vram", metavar="SIZE", help="Memory per node: 1GB, 900MB (default: 1GB)."),
@@ -387,7 +395,7 @@ def up_command(
 
     def run() -> None:
         vram_bytes = None if vram is None else _parse_size(vram)
-        options = DevnetOptions(directory, nodes, vram_bytes)
+        options = DevnetOptions(directory, nodes, vram_bytes, members=members)
         (up_detached if detach else up)(options, output.say)
 
     _run(output, run)

@@ -80,6 +80,7 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-m", "splitup.cli", "up", "--dir", str(directory)]
     command += [] if options.nodes is None else ["--nodes", str(options.nodes)]
+    command += [] if options.members is None else ["--members", str(options.members)]
     command += [] if options.vram_bytes is None else ["--vram", str(options.vram_bytes)]
     with log.open("ab") as output:
         process = subprocess.Popen(

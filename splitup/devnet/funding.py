@@ -1,8 +1,8 @@
 """What a fresh devnet needs from its chain: keys with ether, contracts, members, stakes, USDC.
 
 Each step looks first and sends only what is missing, so that an interrupted start goes on at the
-next. Accounts come from the devnet's own random mnemonic: 0 deploys, 1 is the user, 2 to 5 are
-the committee, then the nodes.
+next. Accounts come from the devnet's own random mnemonic: 0 deploys, 1 is the user, then
+the committee's members, then the nodes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from splitup.crypto.keystore import (
     read_secret_file,
     write_secret_file,
 )
-from splitup.devnet.state import MAX_NODES, MEMBERS, DevnetState
+from splitup.devnet.state import MAX_NODES, DevnetState
 from splitup.errors import ChainUnavailable, ConfigurationError
 
-ACCOUNTS: Final = 2 + MEMBERS + MAX_NODES  # that Anvil's first block gives ether to
 USER_USDC: Final = 10_000_000_000  # 10,000 test USDC, in micro-USDC
 BOND_USDC: Final = 1_000_000_000  # 1,000 test USDC for every member, in micro-USDC
 # Short enough to watch on one machine; a real network gives a settlement an hour.
@@ -71,15 +70,22 @@ def load_mnemonic(directory: Path) -> str:
     return read_secret_file(path, what="mnemonic", max_bytes=limits.KIB).decode().strip()
 
 
-def load_parties(directory: Path, mnemonic: str, nodes: int) -> Parties:
+def count_accounts(state: DevnetState) -> int:
+    """Return to how many accounts Anvil's first block has to give ether, nodes to come included."""
+    return 2 + state.members + MAX_NODES
+
+
+def load_parties(directory: Path, mnemonic: str, state: DevnetState) -> Parties:
     """Open every party's key file, making those that do not exist yet."""
-    members = [_load_party(directory, f"member-{i}", mnemonic, 2 + i) for i in range(MEMBERS)]
+    first_node = 2 + state.members
+    members = [_load_party(directory, f"member-{i}", mnemonic, 2 + i) for i in range(state.members)]
     return Parties(
         deployer=_load_party(directory, "deployer", mnemonic, 0),
         user=_load_party(directory, "user", mnemonic, 1),
         members=tuple(sorted(members, key=lambda party: party.identity.address)),
         nodes=tuple(
-            _load_party(directory, f"node-{i}", mnemonic, 2 + MEMBERS + i) for i in range(nodes)
+            _load_party(directory, f"node-{i}", mnemonic, first_node + i)
+            for i in range(state.nodes)
         ),
     )
 

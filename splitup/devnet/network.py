@@ -19,6 +19,7 @@ from splitup.chain.rpc import Rpc
 from splitup.devnet import files, funding
 from splitup.devnet.processes import Child, die_with_parent, find_program, spawn
 from splitup.devnet.state import (
+    DEFAULT_MEMBERS,
     GATEWAYS,
     DevnetState,
     Lock,
@@ -28,7 +29,7 @@ from splitup.devnet.state import (
     write_runtime,
 )
 from splitup.devnet.status import Health, fetch_health
-from splitup.errors import ChainUnavailable, Unavailable
+from splitup.errors import ChainUnavailable, ConfigurationError, Unavailable
 from splitup.net.http import SignedClient
 from splitup.storage.server import ObjectServer, start_object_server
 
@@ -49,6 +50,7 @@ class DevnetOptions:
     nodes: int | None = None
     vram_bytes: int | None = None
     parameters: MarketParameters = funding.DEVNET_PARAMETERS
+    members: int | None = None
 
 
 DEFAULT_NODES: Final = 6
@@ -94,7 +96,7 @@ class Devnet:
     async def _start(self, state: DevnetState) -> Health:
         directory = self.directory
         mnemonic = funding.load_mnemonic(directory)
-        parties = funding.load_parties(directory, mnemonic, state.nodes)
+        parties = funding.load_parties(directory, mnemonic, state)
         self._report("starting the chain and the object store")
         rpc_url = await self._start_chain(state, mnemonic)
         self._objects = start_object_server(
@@ -162,6 +164,12 @@ class Devnet:
             state = DevnetState.create(
                 nodes=DEFAULT_NODES if options.nodes is None else options.nodes,
                 vram_bytes=options.vram_bytes or DEFAULT_VRAM_BYTES,
+                members=DEFAULT_MEMBERS if options.members is None else options.members,
+            )
+        elif options.members not in (None, state.members):
+            raise ConfigurationError(
+                f"the network in {self.directory} has {state.members} members, and keeps them; "
+                f"start another one with: splitup up --members {options.members} --dir OTHER"
             )
         elif options.nodes is not None and options.nodes != state.nodes:
             state = state.resize(options.nodes)
@@ -174,7 +182,7 @@ class Devnet:
             find_anvil(),
             state.chain_port,
             mnemonic=mnemonic,
-            accounts=funding.ACCOUNTS,
+            accounts=funding.count_accounts(state),
             state_file=self.directory / "chain-state.json",
             block_time_s=1,
             mixed_mining=False,

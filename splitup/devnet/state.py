@@ -1,8 +1,8 @@
 """What a devnet keeps between two starts, and who runs it right now.
 
-``devnet.json`` holds what never changes after the first start: ports, the number of nodes, their
-VRAM. ``mnemonic`` (0600) is the seed of Anvil's test accounts. ``lock`` is held by the running
-supervisor, whose process id stands in it; ``runtime.json`` lists what it started.
+``devnet.json`` holds the ports, one for every member of the committee and every node, the nodes'
+number and their VRAM. ``mnemonic`` (0600) is the seed of Anvil's test accounts. ``lock`` is held by
+the running supervisor, whose process id stands in it; ``runtime.json`` lists what it started.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from splitup import limits
 from splitup.errors import ConfigurationError
 from splitup.net.ports import find_free_ports, is_port_free
 
 GATEWAYS: Final = 2  # either serves when the other is gone
-MEMBERS: Final = 4  # n = 3f+1 with f = 1: the smallest committee that survives a faulty member
+DEFAULT_MEMBERS: Final = 4  # f = 1: the smallest committee that survives a faulty member
 MAX_NODES: Final = 64  # one machine; each node is two processes
 _VERSION: Final = 2
 
@@ -37,24 +38,35 @@ class DevnetState(BaseModel):
     genesis_time_s: int = Field(ge=1)  # of the chain's first block
     chain_port: int = Field(ge=1, le=65_535)
     gateway_ports: tuple[int, ...] = Field(min_length=GATEWAYS, max_length=GATEWAYS)
-    member_ports: tuple[int, ...] = Field(min_length=MEMBERS, max_length=MEMBERS)
+    member_ports: tuple[int, ...] = Field(
+        min_length=DEFAULT_MEMBERS, max_length=limits.MAX_COMMITTEE
+    )
     node_ports: tuple[int, ...] = Field(max_length=MAX_NODES)
 
     @classmethod
-    def create(cls, *, nodes: int, vram_bytes: int) -> Self:
-        """Choose free ports for a network of ``nodes`` nodes."""
+    def create(cls, *, nodes: int, vram_bytes: int, members: int = DEFAULT_MEMBERS) -> Self:
+        """Choose free ports for a network of ``nodes`` nodes under ``members`` = 3f+1 members."""
         if not 1 <= nodes <= MAX_NODES:
             raise ConfigurationError(f"--nodes is {nodes}; give a number from 1 to {MAX_NODES}")
-        ports = find_free_ports(1 + GATEWAYS + MEMBERS + nodes)
+        if not DEFAULT_MEMBERS <= members <= limits.MAX_COMMITTEE or members % 3 != 1:
+            raise ConfigurationError(
+                f"--members is {members}; a committee has 3f + 1 members, of whom f may fail: "
+                f"give 4, 7, 10 … or {limits.MAX_COMMITTEE}"
+            )
+        ports = find_free_ports(1 + GATEWAYS + members + nodes)
         return cls(
             nodes=nodes,
             vram_bytes=vram_bytes,
             genesis_time_s=int(time.time()),
             chain_port=ports[0],
             gateway_ports=tuple(ports[1 : 1 + GATEWAYS]),
-            member_ports=tuple(ports[1 + GATEWAYS : 1 + GATEWAYS + MEMBERS]),
-            node_ports=tuple(ports[1 + GATEWAYS + MEMBERS :]),
+            member_ports=tuple(ports[1 + GATEWAYS : 1 + GATEWAYS + members]),
+            node_ports=tuple(ports[1 + GATEWAYS + members :]),
         )
+
+    @property
+    def members(self) -> int:
+        return len(self.member_ports)
 
     def resize(self, nodes: int) -> Self:
         """Return the same network with ``nodes`` nodes; nodes that exist keep their ports."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from splitup import limits
 from splitup.chain.client import Chain
 from splitup.devnet.funding import make_endpoint
-from splitup.devnet.state import GATEWAYS, MEMBERS, DevnetState
+from splitup.devnet.state import GATEWAYS, DevnetState
 from splitup.errors import PeerFault, SplitUpError
 from splitup.net.http import SignedClient
 from splitup.wire import Snapshot
@@ -42,6 +42,7 @@ class Health:
     members: tuple[str, ...]
     nodes: tuple[NodeHealth, ...]
     wanted_nodes: int
+    wanted_members: int
 
     @property
     def live_nodes(self) -> int:
@@ -52,7 +53,7 @@ class Health:
         return (
             self.has_group_key
             and len(self.gateways) == GATEWAYS
-            and len(self.members) == MEMBERS
+            and len(self.members) == self.wanted_members
             and self.live_nodes >= self.wanted_nodes
         )
 
@@ -65,7 +66,7 @@ class Health:
         return ", ".join(
             (
                 f"{len(self.gateways)}/{GATEWAYS} gateways",
-                f"{len(self.members)}/{MEMBERS} committee members",
+                f"{len(self.members)}/{self.wanted_members} committee members",
                 "group key" if self.has_group_key else "no group key yet",
                 f"{self.live_nodes}/{self.wanted_nodes} nodes",
             )
@@ -125,6 +126,7 @@ async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> 
         members=tuple(url for url in member_urls if url in answering),
         nodes=nodes,
         wanted_nodes=state.nodes,
+        wanted_members=state.members,
     )
 
 
@@ -139,9 +141,9 @@ async def fetch_snapshot(chain: Chain, http: SignedClient, members: list[str]) -
             data = await http.get_bytes(
                 f"{member}/v1/snapshot/{root}",
                 timeout_s=_PROBE_TIMEOUT_S,
-                max_bytes=limits.MAX_MESSAGE_BYTES,
+                max_bytes=limits.MAX_SNAPSHOT_BYTES,
             )
-            snapshot = Snapshot.parse(data)
+            snapshot = Snapshot.parse(data, max_bytes=limits.MAX_SNAPSHOT_BYTES)
             if snapshot.root() != root:
                 raise PeerFault(f"{member} sent another snapshot than {root}", peer=member)
         except SplitUpError:

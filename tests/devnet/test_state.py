@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import read_tail, spawn
 from splitup.devnet.state import (
     DevnetState,
@@ -50,6 +51,28 @@ def test_ports_are_none_that_outgoing_connections_get() -> None:
 def test_impossible_numbers_of_nodes_are_refused(nodes: int) -> None:
     with pytest.raises(ConfigurationError, match="--nodes is"):
         DevnetState.create(nodes=nodes, vram_bytes=1)
+
+
+@pytest.mark.parametrize("members", [4, 7, 10, 31])
+def test_a_committee_may_have_any_3f_plus_1(tmp_path: Path, members: int) -> None:
+    state = DevnetState.create(nodes=2, vram_bytes=1, members=members)
+    assert state.members == len(set(state.member_ports)) == members
+    state.save(tmp_path)
+    assert DevnetState.load(tmp_path) == state == state.resize(2)
+
+
+@pytest.mark.parametrize("members", [1, 3, 5, 6, 9, 34, -2])
+def test_committees_of_other_sizes_are_refused(members: int) -> None:
+    with pytest.raises(ConfigurationError, match="give 4, 7, 10 … or 31"):
+        DevnetState.create(nodes=2, vram_bytes=1, members=members)
+
+
+async def test_a_network_keeps_its_members(tmp_path: Path) -> None:
+    DevnetState.create(nodes=2, vram_bytes=1, members=7).save(tmp_path)
+    net = Devnet(DevnetOptions(tmp_path, members=4), print)
+    with pytest.raises(ConfigurationError, match="has 7 members, and keeps them"):
+        await net.start()
+    assert read_supervisor(tmp_path) is None
 
 
 def test_busy_port_is_one_sentence(tmp_path: Path) -> None:

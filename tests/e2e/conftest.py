@@ -40,6 +40,8 @@ class Network:
     """A devnet directory, and the process that serves it at the moment."""
 
     directory: Path
+    nodes: int = NODES
+    members: int = 4
     process: subprocess.Popen[bytes] | None = None
     killed: set[str] = field(default_factory=set)
     replacements: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # by name
@@ -56,12 +58,30 @@ class Network:
         self.directory.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, SERVE, self.directory, str(NODES), str(NODE_VRAM_BYTES)],
+                [
+                    *(sys.executable, SERVE, self.directory),
+                    *map(str, (self.nodes, NODE_VRAM_BYTES, self.members)),
+                ],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         wait_for(self.is_ready, self.describe)
+
+    def register(self, target_vram: str = TARGET_VRAM) -> None:
+        """Register the example model, and wait until every node holds all of it."""
+        done = subprocess.run(
+            [
+                *(find_program("splitup-deploy"), "register", "--json", "--model", EXAMPLE),
+                *("--name", MODEL, "--target-vram", target_vram, "--config", self.directory),
+                *("--chunk", str(CHUNK)),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        self.wait_for_holders(self.nodes)
 
     def is_ready(self) -> bool:
         assert self.process is not None
@@ -101,8 +121,8 @@ class Network:
 
     def wait_for_all(self) -> None:
         """Wait until every node is live and holds every task of the model."""
-        wait_for(lambda: self.fetch_health().live_nodes == NODES, self.describe)
-        self.wait_for_holders(NODES)
+        wait_for(lambda: self.fetch_health().live_nodes == self.nodes, self.describe)
+        self.wait_for_holders(self.nodes)
 
     def pid_of(self, name: str) -> int:
         if name in self.replacements:
@@ -127,7 +147,7 @@ class Network:
         """Start nodes that were killed, and wait until they hold everything again."""
         for name in names:
             self.replace(name, find_program("splitup-node"), "run")
-        self.wait_for_holders(NODES)
+        self.wait_for_holders(self.nodes)
 
     def name_of(self, address: str) -> str:
         """Return the party's name for an account: the keystore in its directory says it."""
@@ -178,18 +198,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     network = Network(tmp_path_factory.mktemp("e2e") / "net")
     try:
         network.start()
-        done = subprocess.run(
-            [
-                *(find_program("splitup-deploy"), "register", "--json", "--model", EXAMPLE),
-                *("--name", MODEL, "--target-vram", TARGET_VRAM, "--config", network.directory),
-                *("--chunk", str(CHUNK)),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        network.wait_for_holders(NODES)
+        network.register()
         yield network
     finally:
         if network.process is not None and network.process.poll() is None:

@@ -1,4 +1,4 @@
-"""A devnet that verifies every task: ``python serve_network.py DIR NODES VRAM_BYTES``."""
+"""A devnet that verifies every task: ``serve_network.py DIR NODES VRAM_BYTES MEMBERS``."""
 
 from __future__ import annotations
 
@@ -18,5 +18,6 @@ if __name__ == "__main__":
         int(sys.argv[2]),
         int(sys.argv[3]),
         replace(DEVNET_PARAMETERS, sampling_bps=EVERY_TASK_BPS),
+        int(sys.argv[4]),
     )
     asyncio.run(run_devnet(options, print, lambda health: print(health.describe())))

@@ -35,10 +35,15 @@ class Generation:
     session: Session
 
 
-async def generate(network: Network, disturb: Disturb = lambda session, count: None) -> Generation:
+async def generate(
+    network: Network,
+    disturb: Disturb = lambda session, count: None,
+    *,
+    max_tokens: int = TOKENS,
+) -> Generation:
     async with SplitUp.connect(network.config) as net:
         decoder, tokenizer = await net.make_decoder(
-            MODEL, PROMPT, max_tokens=TOKENS, sampler=Sampler(0.8, 7)
+            MODEL, PROMPT, max_tokens=max_tokens, sampler=Sampler(0.8, 7)
         )
         tokens, gap_s, at = [], 0.0, None
         async with net.session(MODEL, steps=decoder.max_steps, deadline_s=240) as session:
