@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import hashlib
 import itertools
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tinygrad.device import Buffer
+from tinygrad.device import Buffer, Device, LRUAllocator
 from tinygrad.dtype import dtypes
 
 from splitup import limits
@@ -52,6 +53,14 @@ Rows = dict[str, int]  # how many rows a step binds each symbol to
 def describe_device(index: int = 0) -> DeviceReport:
     """Return the device, code generator and determinism class of this process."""
     return select_device(index)
+
+
+def free_memory(index: int = 0) -> None:
+    """Give back to the device what dropped programs and states held."""
+    gc.collect()  # programs and the kernels bound for them refer to each other
+    allocator = Device[select_device(index).device].allocator
+    if isinstance(allocator, LRUAllocator):  # it keeps freed buffers for others of their sizes
+        allocator.free_cache()
 
 
 class State:
