@@ -205,17 +205,20 @@ class Presence:
         self._news.set()
         try:
             await asyncio.sleep(limits.TRADE_NOTICE_S)
+            self._demand_changed.clear()
+            await self._demand_changed.wait()  # by a list that knows of it
             if not self._trader.confirms(trade, self._demand):
+                self._trader.note(trade, time.time(), made=False)
                 return False
             if not await self._residents.unload(given.task_id, lambda: self._is_idle(given)):
                 return False
         except SplitUpError as error:
-            _log.warning("task %s stays: %s", label, error)
+            _log.warning("the trade of %s is off: %s", label, error)
             return False
         finally:
             self._withdrawn = ""
             self._news.set()
-        self._trader.note(trade, time.time())
+        self._trader.note(trade, time.time(), made=True)
         _log.info(
             "gave up %s, which %d operators serve, for task %d of %s, which %d do",
             label,

@@ -91,9 +91,10 @@ class Trader:
     """When a node without room gives up a task that many serve for one that too few do.
 
     Nodes decide apart and by equal lists, so each looks at a moment of its own in every period, and
-    goes ahead by lot: of all that hold a task, about as many as the other one lacks. A trade never
-    makes the given task the scarcer of the two, nor one with enough operators one with too few, so
-    that trades end; what was traded stays for ``TRADE_HOLD_S``.
+    goes ahead by lot: of all that could, about as many as are lacking. A trade never makes the
+    given task the scarcer of the two, so that trades end; nor one with enough operators one with
+    too few: else models that nobody asks for would take the verification from those in use. What
+    was traded stays for ``TRADE_HOLD_S``.
     """
 
     def __init__(self, node: str) -> None:
@@ -135,10 +136,13 @@ class Trader:
         wanted.sort(key=lambda entry: (*_count(entry), _tie(self._node, entry)))
         for want in wanted:
             for given in mine:
-                if not _is_gain(given, want, leaving=1):
+                if not _is_gain(*_count_left(given), want):
                     break  # nor are those behind it, which fewer serve
                 if want.vram_bytes <= rooms[given.task_id]:
-                    return Trade(given, want) if self._draws(given, want) else None
+                    equal = sum(_count(entry) == _count(want) for entry in wanted)
+                    lacking = equal * (limits.MIN_OPERATORS - want.operators)
+                    is_drawn = self._draw(f"lot/{self._epoch}") * given.holders < lacking
+                    return Trade(given, want) if is_drawn else None
         return None
 
     def confirms(self, trade: Trade, demand: Iterable[DemandEntry]) -> bool:
@@ -150,18 +154,14 @@ class Trader:
             and wanted is not None
             and _is_scarce(wanted)
             and (_is_scarce(trade.given) or not _is_scarce(given))
-            and _is_gain(given, wanted, leaving=0)
+            and _is_gain(*_count(given), wanted)
         )
 
-    def note(self, trade: Trade, now_s: float) -> None:
-        """Remember a trade that was made."""
+    def note(self, trade: Trade, now_s: float, *, made: bool) -> None:
+        """Remember a trade that was made, or that the given task turned out to be needed for."""
         self._held = {task: until for task, until in self._held.items() if until > now_s}
-        for entry in (trade.given, trade.wanted):
+        for entry in (trade.given, trade.wanted) if made else (trade.given,):
             self._held[entry.task_id] = now_s + limits.TRADE_HOLD_S
-
-    def _draws(self, given: DemandEntry, wanted: DemandEntry) -> bool:
-        lacking = limits.MIN_OPERATORS - wanted.operators
-        return self._draw(f"lot/{self._epoch}") * given.holders < lacking
 
     def _draw(self, what: str) -> float:
         """Return a number in [0, 1) that looks random and is this node's own."""
@@ -177,12 +177,19 @@ def _is_scarce(entry: DemandEntry) -> bool:
     return entry.operators < limits.MIN_OPERATORS
 
 
+def _count_left(entry: DemandEntry) -> tuple[int, int]:
+    """Return the operators and holders that a task may have without one of its holders.
+
+    Where an operator has several nodes, whether it stays shows when the node has left.
+    """
+    return entry.operators - (entry.operators == entry.holders), entry.holders - 1
+
+
 def _is_needed(entry: DemandEntry) -> bool:
-    """Say whether a task would be sold without verification if one more operator left it."""
-    return entry.operators == limits.MIN_OPERATORS
+    """Say whether a task would be sold without verification if one more node left it."""
+    return not _is_scarce(entry) and _count_left(entry)[0] < limits.MIN_OPERATORS
 
 
-def _is_gain(given: DemandEntry, wanted: DemandEntry, *, leaving: int) -> bool:
-    """Say whether the given task, without ``leaving`` nodes, is served better than the wanted."""
-    operators, holders = given.operators - leaving, given.holders - leaving
+def _is_gain(operators: int, holders: int, wanted: DemandEntry) -> bool:
+    """Say whether a task that so many serve is served better than the wanted one."""
     return (operators, holders > wanted.holders) > (wanted.operators, False)

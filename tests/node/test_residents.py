@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from splitup_node.ipc import RunAnswer, RunRequest
+from splitup_node.presence import Presence
 from splitup_node.residents import Residents
+from splitup_node.specialise import DemandEntry
 from splitup_node.supervisor import Supervisor, TaskFailed, WorkerLost
 from splitup_node.workers import Workers
 
+from splitup import limits
 from splitup.codec import compute_digest
+from splitup.crypto.keys import generate_identity
 from splitup.errors import SplitUpError, Unavailable
 from splitup.graph.ir import Graph
 from splitup.net.cache import Cache
@@ -169,6 +173,79 @@ async def test_a_task_in_use_stays_and_one_that_is_not_idle(
     await workers.restart()
     await residents.reload()
     assert residents.tasks == () and residents.used_bytes == 0  # given up, so not loaded again
+
+
+async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is offered no longer first; whoever was planned on it until then keeps it."""
+    monkeypatch.setattr(limits, "TRADE_NOTICE_S", 0.01)
+    monkeypatch.setattr(limits, "DEMAND_AGE_S", 0.01)
+    cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5, 6)])
+    residents = Residents(workers, cast(Cache, cache))
+    for index in range(3):
+        await residents.ensure(MODEL, index)
+    ids = [task.task_id for task in (await cache.fetch_manifest(MODEL)).tasks]
+    used = {ids[0]}  # by an execution
+    planned: list[str] = []  # on the first task that the node withdraws, before it knows
+    offers: list[tuple[str, ...]] = []
+
+    async def beat() -> None:
+        """Answer as a committee that sees four other nodes, with what this one has told it."""
+        offers.append(presence._get_offers())
+        missing = set(ids[:3]) - set(offers[-1])
+        if not planned and missing:
+            planned.append(next(iter(missing)))
+            used.add(planned[0])
+        presence._demand = tuple(
+            make_entry(index, task_id, 4 if index < 3 else 0) for index, task_id in enumerate(ids)
+        )
+        presence._demand_changed.set()
+
+    presence = Presence(
+        generate_identity(),
+        cast(Any, None),
+        cast(Any, SimpleNamespace(list_used=lambda: used)),
+        residents,
+        cast(Any, None),
+        cast(Any, SimpleNamespace(trouble="")),
+        get_committee=lambda: pytest.fail("nobody is asked"),
+        get_determinism=lambda: "",
+    )
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 0.01)
+    monkeypatch.setattr(presence, "_send_heartbeat", beat)
+    monkeypatch.setattr(presence._trader, "is_due", lambda now_s: True)
+    working = [asyncio.create_task(presence.specialise()), asyncio.create_task(presence.beat())]
+    async with asyncio.timeout(HANG_S):
+        while not presence.trades:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.01)
+        while len(residents.programs) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    for task in working:
+        task.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+    (left,) = set(ids[1:3]) - set(planned)
+    trade = presence.trades[0]
+    assert len(presence.trades) == 1 and trade["given"] == left
+    assert set(residents.programs) == {ids[0], *planned, trade["wanted"]}
+    assert trade["wanted"] in ids[3:]
+    before = offers[: next(i for i, offer in enumerate(offers) if left not in offer)]
+    assert any(planned[0] not in offer for offer in before)  # withdrawn, and offered again
+    assert planned[0] in presence._get_offers()
+
+
+def make_entry(index: int, task_id: str, holders: int) -> DemandEntry:
+    return DemandEntry(
+        model_id=MODEL,
+        task=index,
+        task_id=task_id,
+        vram_bytes=TASK_BYTES,
+        weights_bytes=0,
+        price_micro_usdc=1,
+        holders=holders,
+        operators=holders,
+        verifiable=holders >= limits.MIN_OPERATORS,
+    )
 
 
 async def run(workers: Workers, session: int, program: int, size: int) -> list[float]:
