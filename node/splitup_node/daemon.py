@@ -287,11 +287,12 @@ class Node:
         manifest = await self._cache.fetch_manifest(plan.request.model_id)
         try:
             self._health.check()
-            for index, executor in enumerate(plan.executors()):
-                if executor == self._identity.address and index < len(manifest.tasks):
-                    if manifest.tasks[index].task_id not in self._residents.programs:
-                        await self._residents.ensure(plan.request.model_id, index)
-            self.engine.start(certificate, manifest)
+            async with contextlib.AsyncExitStack() as stack:  # none is traded before the start
+                for index, executor in enumerate(plan.executors()):
+                    if executor == self._identity.address and index < len(manifest.tasks):
+                        use = self._residents.use(plan.request.model_id, index)
+                        await stack.enter_async_context(use)
+                self.engine.start(certificate, manifest)
         except SplitUpError as error:
             self.engine.refuse(certificate, str(error))
             raise
@@ -412,6 +413,7 @@ class Node:
                 for t in self._residents.tasks
             ],
             "loading": self._residents.loading,
+            "trades": list(self._presence.trades),
             "vram_bytes": int(self._config.vram),
             "vram_used_bytes": self._residents.used_bytes,
             "queue_ms": self.engine.runs.queue_ms,

@@ -127,6 +127,15 @@ class Engine:
             or self._clients.is_refused(execution_id)
         )
 
+    def list_used(self) -> set[str]:
+        """Return the tasks that executions run here, or may yet ask this node to take over."""
+        node, used = self._identity.address, set()
+        for execution in self._executions.values():
+            if not execution.is_over:
+                pairs = zip(execution.manifest.tasks, execution.certificate.plan.tasks, strict=True)
+                used |= {task.task_id for task, candidates in pairs if node in candidates}
+        return used
+
     def refuse(self, certificate: PlanCertificate, reason: str) -> None:
         """Remember why this node does not run an execution; tell its client when it comes."""
         if self._clients.refuse(certificate, reason):

@@ -37,6 +37,7 @@ class Kind(IntEnum):
     FAILED = 5  # UTF-8 sentence
     STATE = 6  # u64 session -> SHA-256 of its state, 32 bytes
     RUNS = 7  # of one program in several sessions
+    UNLOAD = 8  # u64 program -> nothing; its memory is the device's again
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from typing import Final
 
 from splitup import limits
@@ -20,7 +21,14 @@ from splitup.wire import Heartbeat
 from splitup_node.engine import Engine
 from splitup_node.health import Health
 from splitup_node.residents import Residents
-from splitup_node.specialise import DemandEntry, choose_task, merge_demand, parse_demand
+from splitup_node.specialise import (
+    DemandEntry,
+    Trade,
+    Trader,
+    choose_task,
+    merge_demand,
+    parse_demand,
+)
 from splitup_node.supervisor import TaskFailed, WorkerLost
 
 HEARTBEAT_TYP: Final = "splitup-heartbeat"
@@ -58,6 +66,9 @@ class Presence:
         self._demand_changed = asyncio.Event()
         self._news = asyncio.Event()
         self._unloadable: dict[str, float] = {}  # task_id -> when to try again
+        self._trader = Trader(identity.address)
+        self._withdrawn = ""  # the task that is about to be unloaded
+        self.trades: deque[dict[str, str | int]] = deque(maxlen=limits.SHOWN_TRADES)
 
     async def beat(self) -> None:
         """Send a heartbeat per period, and one at once when a task was loaded."""
@@ -122,10 +133,11 @@ class Presence:
         """Return what this node takes work for."""
         if self._health.trouble:
             return ()
-        return tuple(sorted(task.task_id for task in self._residents.tasks))
+        held = (task.task_id for task in self._residents.tasks)
+        return tuple(sorted(task_id for task_id in held if task_id != self._withdrawn))
 
     async def specialise(self) -> None:
-        """Load one task after the other, by demand, for as long as there is memory.
+        """Load one task after the other, by demand, for as long as there is memory; then trade.
 
         The next choice waits for answers that can know of the last one, and of what others loaded
         meanwhile: nodes that fill up by an old list leave tasks that nobody has room for.
@@ -134,22 +146,98 @@ class Presence:
             self._demand_changed.clear()
             await self._demand_changed.wait()
             now_s = time.monotonic()
+            excluded = {task for task, retry_s in self._unloadable.items() if now_s < retry_s}
             choice = choose_task(
                 self._identity.address,
                 self._demand,
                 self._residents.programs,
-                {task for task, retry_s in self._unloadable.items() if now_s < retry_s},
+                excluded,
                 self._residents.free_bytes,
             )
-            if choice is None:
-                continue
-            try:
-                await self._residents.ensure(choice.model_id, choice.task)
+            if choice is None and self._trader.is_due(time.time()):
+                choice = await self._trade(excluded)
+            if choice is not None and await self._load(choice):
                 self._news.set()
                 await asyncio.sleep(limits.DEMAND_AGE_S)
                 self._news.set()
-            except (InvalidModel, TaskFailed, WorkerLost) as error:  # it may be what kills workers
-                _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
-                self._unloadable[choice.task_id] = time.monotonic() + limits.LOAD_RETRY_S
-            except SplitUpError as error:  # the store, the gateway, the worker: soon again
-                _log.warning("task %s waits: %s", choice.task_id[:12], error)
+
+    async def _load(self, choice: DemandEntry) -> bool:
+        try:
+            await self._residents.ensure(choice.model_id, choice.task)
+        except SplitUpError as error:
+            self._note_failure(choice, error)
+            return False
+        return True
+
+    def _note_failure(self, choice: DemandEntry, error: SplitUpError) -> None:
+        # a worker's death may be the task's doing
+        if isinstance(error, InvalidModel | TaskFailed | WorkerLost):
+            _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
+            self._unloadable[choice.task_id] = time.monotonic() + limits.LOAD_RETRY_S
+        else:  # the store, the gateway, the memory: soon again
+            _log.warning("task %s waits: %s", choice.task_id[:12], error)
+
+    # ---- trades --------------------------------------------------------------------------------
+
+    async def _trade(self, excluded: Collection[str]) -> DemandEntry | None:
+        """Make room for a task that too few serve, if there is one; return it."""
+        residents = self._residents
+        idle = set(residents.programs) - residents.used - self._engine.list_used()
+        rooms = {task_id: residents.get_room(task_id) for task_id in idle}
+        trade = self._trader.choose(self._demand, residents.programs, rooms, excluded, time.time())
+        if trade is None or not await self._give_up(trade):
+            return None
+        return trade.wanted
+
+    async def _give_up(self, trade: Trade) -> bool:
+        """Unload a task for another, after notice; return whether there is room for that now.
+
+        Whoever was planned on the task before the notice was known still finds it.
+        """
+        given, wanted = trade.given, trade.wanted
+        label = next(t.label for t in self._residents.tasks if t.task_id == given.task_id)
+        try:
+            await self._residents.prepare(wanted.model_id, wanted.task)
+        except SplitUpError as error:
+            self._note_failure(wanted, error)
+            return False
+        self._withdrawn = given.task_id
+        self._news.set()
+        try:
+            await asyncio.sleep(limits.TRADE_NOTICE_S)
+            self._demand_changed.clear()
+            await self._demand_changed.wait()  # by a list that knows of it
+            if not self._trader.confirms(trade, self._demand):
+                self._trader.note(trade, time.time(), made=False)
+                return False
+            if not await self._residents.unload(given.task_id, lambda: self._is_idle(given)):
+                return False
+        except SplitUpError as error:
+            _log.warning("the trade of %s is off: %s", label, error)
+            return False
+        finally:
+            self._withdrawn = ""
+            self._news.set()
+        self._trader.note(trade, time.time(), made=True)
+        _log.info(
+            "gave up %s, which %d operators serve, for task %d of %s, which %d do",
+            label,
+            given.operators,
+            wanted.task,
+            wanted.model_id,
+            wanted.operators,
+        )
+        self.trades.append(
+            {
+                "given": given.task_id,
+                "label": label,
+                "operators": given.operators,
+                "wanted": wanted.task_id,
+                "wanted_operators": wanted.operators,
+                "at_s": int(time.time()),
+            }
+        )
+        return True
+
+    def _is_idle(self, entry: DemandEntry) -> bool:
+        return entry.task_id not in self._engine.list_used()

@@ -21,6 +21,7 @@ from splitup.net.cache import Cache
 from splitup.net.logs import LogObject
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry
+from splitup.protocol.queue import LocalTask
 from splitup.wire import PlanCertificate, SignedEnd, SignedTakeover
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution, OpenStore, make_execution
@@ -101,38 +102,35 @@ class Recovery:
         execution.reroute()
         execution.end = lost.end
         for local in execution.routes.tasks:
-            task = local.index
-            program = await self.residents.ensure(request.model_id, task)
-            first = [await execution.writer.resume(task, port) for port in range(local.outputs)]
-            large: list[LogObject] = []
-
-            def log(
-                step: int,
-                outputs: Sequence[bytes | memoryview],
-                task: int = task,
-                first: list[int] = first,
-                large: list[LogObject] = large,
-            ) -> None:
-                for port, data in enumerate(outputs):
-                    if step >= first[port]:
-                        large += _append(execution, task, port, step, data)
-
-            part = execution.add_part(task, self.engine.new_session())
-            part.digests = await recompute(
-                self.engine,
-                self.supervisor,
-                execution.store,
-                request,
-                manifest,
-                execution.roster.executors,
-                task,
-                program,
-                execution.steps or 0,
-                log,
-            )
-            await execution.store.write(large)
+            async with self.residents.use(request.model_id, local.index) as program:
+                await self._run_task(execution, local, program)
         await execution.writer.finish()
         return execution
+
+    async def _run_task(self, execution: Execution, local: LocalTask, program: int) -> None:
+        task = local.index
+        first = [await execution.writer.resume(task, port) for port in range(local.outputs)]
+        large: list[LogObject] = []
+
+        def log(step: int, outputs: Sequence[bytes | memoryview]) -> None:
+            for port, data in enumerate(outputs):
+                if step >= first[port]:
+                    large.extend(_append(execution, task, port, step, data))
+
+        part = execution.add_part(task, self.engine.new_session())
+        part.digests = await recompute(
+            self.engine,
+            self.supervisor,
+            execution.store,
+            execution.certificate.plan.request,
+            execution.manifest,
+            execution.roster.executors,
+            task,
+            program,
+            execution.steps or 0,
+            log,
+        )
+        await execution.store.write(large)
 
 
 def _append(

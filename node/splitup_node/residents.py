@@ -6,8 +6,10 @@ A task is served only after it has given what its reference vectors say (``split
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +51,7 @@ class Residents:
         self._get_speed = get_speed
         self._lock = asyncio.Lock()
         self._tasks: dict[str, Resident] = {}
+        self._users: Counter[str] = Counter()  # task_id -> who needs it to stay
         self._failed: dict[str, str] = {}  # task_id -> why it must not be served from here
         self._places: dict[str, tuple[int, int]] = {}  # task_id -> worker, program; served or not
         self.programs: dict[str, int] = {}  # task_id -> program, of those that are served
@@ -58,6 +61,11 @@ class Residents:
     def tasks(self) -> tuple[Resident, ...]:
         """Return what can run right now."""
         return tuple(self._tasks[task_id] for task_id in self.programs)
+
+    @property
+    def used(self) -> frozenset[str]:
+        """Return the tasks that somebody needs to stay."""
+        return frozenset(self._users)
 
     @property
     def free_bytes(self) -> int:
@@ -86,6 +94,47 @@ class Residents:
             room[worker] -= self._tasks[task_id].vram_bytes - self._tasks[task_id].state_bytes
         used = {worker for worker, _ in self._places.values()}
         return min((room[worker] for worker in used), default=max(room))
+
+    def get_room(self, task_id: str) -> int:
+        """Return the memory that a resident task's device would have for another in its place."""
+        return self._list_free()[self._places[task_id][0]] + self._tasks[task_id].vram_bytes
+
+    @contextlib.asynccontextmanager
+    async def use(self, model_id: str, index: int) -> AsyncIterator[int]:
+        """Give the program of a task, which stays resident meanwhile. Raises as ``ensure``."""
+        task_id = (await self._cache.fetch_manifest(model_id)).tasks[index].task_id
+        self._users[task_id] += 1
+        try:
+            program = self.programs.get(task_id)  # without waiting for what is being loaded
+            yield await self.ensure(model_id, index) if program is None else program
+        finally:
+            self._users[task_id] -= 1
+            self._users += Counter()  # without those at zero
+
+    async def prepare(self, model_id: str, index: int) -> None:
+        """Fetch what loading a task takes, so that its place stays empty for seconds only.
+
+        Raises as ``ensure``, but for lack of memory.
+        """
+        task = (await self._cache.fetch_manifest(model_id)).tasks[index]
+        if task.task_id in self._failed:
+            raise AuditFailed(self._failed[task.task_id])
+        graph, _ = await self._cache.fetch_task(model_id, index)
+        await asyncio.to_thread(_check_gate, graph, task)
+        await self._cache.fetch_vectors(model_id, index)
+
+    async def unload(self, task_id: str, is_idle: Callable[[], bool]) -> bool:
+        """Free a task's memory unless somebody needs it by now; return whether it is gone.
+
+        ``is_idle`` is asked right before, when nothing else can come between.
+        Raises TaskFailed (the worker would not), WorkerLost (then it is not loaded again, either).
+        """
+        async with self._lock:
+            if task_id in self._users or task_id not in self.programs or not is_idle():
+                return False
+            _log.info("unloading %s (%s)", self._tasks[task_id].label, task_id[:12])
+            await self._unload(task_id)
+            return True
 
     async def ensure(self, model_id: str, index: int) -> int:
         """Return the program of a task, downloaded, loaded and tried if it is not resident.
@@ -153,12 +202,14 @@ class Residents:
             raise
         except SplitUpError as error:
             self._failed[task.task_id] = f"{task.label} cannot be tried: {error}"
+            await self._unload(task.task_id)
             raise AuditFailed(self._failed[task.task_id]) from error
         if not audit.may_serve:
             self._failed[task.task_id] = (
                 f"{task.label} is not served, because this machine would be slashed for it: "
                 f"{audit.detail}; see 'splitup-node audit --dry-run'"
             )
+            await self._unload(task.task_id)
             raise AuditFailed(self._failed[task.task_id])
         _log.info("%s against its reference vectors: %s", task.label, audit.verdict.value)
 
@@ -175,6 +226,13 @@ class Residents:
         program: int = loaded["program"]
         self._places[resident.task_id] = (worker, program)
         return program
+
+    async def _unload(self, task_id: str) -> None:
+        del self._tasks[task_id]
+        self.programs.pop(task_id, None)  # from here on nobody begins to run it
+        place = self._places.pop(task_id, None)
+        if place is not None:  # None: its worker is gone, and the memory with it
+            await self._workers.unload(place[1])
 
 
 def _check_gate(path: Path, task: Task) -> None:

@@ -160,6 +160,11 @@ class Supervisor:
         self._widths[loaded["program"]] = loaded["width"]
         return loaded
 
+    async def unload(self, program: int) -> None:
+        """Free a program, behind what runs of it. Raises TaskFailed or WorkerLost."""
+        await self._ask(Kind.UNLOAD, [struct.pack("<Q", program)], self._run_timeout_s)
+        self._widths.pop(program, None)
+
     def get_width(self, program: int) -> int:
         """Return how many runs of a program, in different sessions, can go together."""
         return self._widths[program]

@@ -123,19 +123,19 @@ class Verifier:
         tools = self._tools
         model_id = order.certificate.plan.request.model_id
         manifest = await tools.cache.fetch_manifest(model_id)
-        program = await tools.residents.ensure(model_id, order.task)
-        return await recompute(
-            tools.engine,
-            tools.supervisor,
-            tools.open_store(order),
-            order.certificate.plan.request,
-            manifest,
-            order.executors,
-            order.task,
-            program,
-            order.steps,
-            is_drawn=True,
-        )
+        async with tools.residents.use(model_id, order.task) as program:
+            return await recompute(
+                tools.engine,
+                tools.supervisor,
+                tools.open_store(order),
+                order.certificate.plan.request,
+                manifest,
+                order.executors,
+                order.task,
+                program,
+                order.steps,
+                is_drawn=True,
+            )
 
     async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
         """Commit to a result, and show it when it is due; a failure is told at once."""

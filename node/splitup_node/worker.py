@@ -58,7 +58,8 @@ class Worker:
             "cache": None if cache_directory is None else KernelCache(cache_directory),
         }
         self._memory_bytes = memory_bytes
-        self._programs: list[Any] = []
+        self._programs: dict[int, Any] = {}
+        self._next_program = 0
         self._states: dict[int, tuple[int, Any]] = {}  # session -> (program, state)
         self._state_bytes = 0
 
@@ -72,15 +73,24 @@ class Worker:
     def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
         """Load, compile and warm up one task; the daemon has checked the digests of both files."""
         program = self._runtime.TaskProgram(task.read_bytes(), weights, **self._options)
-        self._programs.append(program)
+        number = self._next_program
+        self._next_program += 1
+        self._programs[number] = program
         return {
-            "program": len(self._programs) - 1,
+            "program": number,
             "task_id": program.task_id,
             "vram_bytes": program.vram_bytes,
             "state_bytes": program.state_bytes,
             "is_from_cache": program.is_from_cache,
             "width": program.width if self.runs_together else 1,
         }
+
+    def unload(self, number: int) -> None:
+        """Free a program's memory and that of its sessions; its number is not given again."""
+        self._find_program(number)
+        self.drop([session for session, known in self._states.items() if known[0] == number])
+        del self._programs[number]
+        self._runtime.free_memory(self._options["device_index"])
 
     def run(self, request: RunRequest) -> RunAnswer:
         """Run one step in a session, whose state is zero at its first step."""
@@ -134,7 +144,7 @@ class Worker:
 
     def _get_state(self, request: RunRequest) -> tuple[Any, Any]:
         """Return a session's program and state, which is made at its first step."""
-        program = self._programs[request.program]
+        program = self._find_program(request.program)
         known = self._states.get(request.session)
         if known is None:
             self._reserve(program.state_bytes)
@@ -142,6 +152,11 @@ class Worker:
         elif known[0] != request.program:
             raise InvalidInput(f"session {request.session} belongs to another program")
         return program, known[1]
+
+    def _find_program(self, number: int) -> Any:
+        if number not in self._programs:
+            raise InvalidInput(f"program {number} is not loaded")
+        return self._programs[number]
 
     def compute(
         self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]
@@ -167,7 +182,7 @@ class Worker:
     def _reserve(self, state_bytes: int) -> None:
         if len(self._states) >= limits.MAX_SESSIONS:
             raise Unavailable(f"the node holds {len(self._states)} states already")
-        fixed = sum(program.vram_bytes - program.state_bytes for program in self._programs)
+        fixed = sum(program.vram_bytes - program.state_bytes for program in self._programs.values())
         if state_bytes and fixed + self._state_bytes + state_bytes > self._memory_bytes:
             raise Unavailable(
                 f"no memory for another state of {state_bytes} bytes: {fixed} bytes of tasks and "
@@ -207,6 +222,9 @@ def _answer(worker: Worker, kind: Kind, body: memoryview) -> Sequence[bytes | me
         return []
     if kind is Kind.STATE:
         return [worker.digest_state(struct.unpack("<Q", body)[0])]
+    if kind is Kind.UNLOAD:
+        worker.unload(struct.unpack("<Q", body)[0])
+        return []
     if kind is Kind.LOAD:
         paths = json.loads(bytes(body))
         weights = Path(paths["weights"]) if paths["weights"] else None

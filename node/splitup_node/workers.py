@@ -113,6 +113,12 @@ class Workers:
         self._programs[self._next_program] = (worker, loaded["program"])
         return {**loaded, "program": self._next_program}
 
+    async def unload(self, program: int) -> None:
+        """Free a program's memory. Raises TaskFailed or WorkerLost."""
+        worker, own = self._programs[program]
+        del self._programs[program]
+        await self._supervisors[worker].unload(own)
+
     def run(self, request: RunRequest, handler: RunHandler) -> None:
         """Send one run to the program's worker; ``handler`` as in Supervisor.run."""
         worker, program = self._programs[request.program]

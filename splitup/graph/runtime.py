@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import hashlib
 import itertools
 import mmap
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tinygrad.device import Buffer
+from tinygrad.device import Buffer, Device, LRUAllocator
 from tinygrad.dtype import dtypes
 
 from splitup import limits
@@ -50,6 +51,14 @@ _FOREIGN_STATE: Final = "the state belongs to another program; use this one's ne
 def describe_device(index: int = 0) -> DeviceReport:
     """Return the device, code generator and determinism class of this process."""
     return select_device(index)
+
+
+def free_memory(index: int = 0) -> None:
+    """Give back to the device what dropped programs and states held."""
+    gc.collect()  # programs and the kernels bound for them refer to each other
+    allocator = Device[select_device(index).device].allocator
+    if isinstance(allocator, LRUAllocator):  # it keeps freed buffers for others of their sizes
+        allocator.free_cache()
 
 
 class State:

@@ -24,6 +24,16 @@ VALUES: dict[str, Any] = {
         {"execution_id": "0x" + "ab" * 32, "task": 1, "at_s": 100, "error": ""},
         {"execution_id": "0x" + "cd" * 32, "task": 2, "at_s": 160, "error": "no log"},
     ],
+    "trades": [
+        {
+            "given": "d" * 64,
+            "label": "neck",
+            "operators": 6,
+            "wanted": "e" * 64,
+            "wanted_operators": 1,
+            "at_s": 110,
+        }
+    ],
     "resident": [{"label": "head", "task_id": "f" * 64}, {"label": "tail", "task_id": "e" * 64}],
 }
 
@@ -55,6 +65,7 @@ def test_rows_show_sessions_memory_and_the_latest_verifications() -> None:
         ("verified", "9"),
         ("", "task 2 of 0xcdcdcdcdcd, 10 s ago: failed: no log"),
         ("", "task 1 of 0xababababab, 70 s ago: done"),
+        ("traded", "neck (dddddddddddd, 6 operators) for eeeeeeeeeeee (1), 60 s ago"),
         ("tasks", "head (ffffffffffff)"),
         ("", "tail (eeeeeeeeeeee)"),
     ]
