@@ -27,6 +27,7 @@ from splitup.config import DEFAULT_HOME, HOME_VARIABLE
 from splitup.console import Output, run_command
 from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_detached
 from splitup.devnet.network import DevnetOptions
+from splitup.disputes import DisputeOptions, judge_dispute
 from splitup.errors import InvalidInput, SplitUpError
 from splitup.generate import GenerateOptions, describe_receipt, run_generate
 
@@ -321,6 +322,42 @@ def check_command(
             for passed in checked.passed_over:
                 output.out.print(_describe_passed(passed, passed in unexplained), markup=False)
         if checked.difference or unexplained:
+            raise typer.Exit(1)
+
+    _run(output, run)
+
+
+@app.command("dispute", short_help="Who lied? Judge a dispute from its transcript.")
+def dispute_command(
+    transcript: Annotated[
+        Path, typer.Argument(metavar="TRANSCRIPT", help="What the two parties said, a file.")
+    ],
+    task: Annotated[
+        Path, typer.Option("--task", metavar="FILE", help="The disputed task, as it is stored.")
+    ],
+    values: Annotated[
+        Path | None,
+        typer.Option("--values", metavar="DIR", help="Values, in files named by their SHA-256."),
+    ] = None,
+    here: Annotated[
+        bool,
+        typer.Option("--here", help="Run a kernel here: this machine is of the parties' class."),
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Repeat a dispute about a task down to one operation, run that, and say who lied.
+
+    Needs no network. Exit code 1 when what is at hand does not tell.
+    """
+    output = Output.open(as_json)
+
+    def run() -> None:
+        judged = judge_dispute(DisputeOptions(transcript, task, values, here))
+        if output.as_json:
+            output.print_json(judged.to_dict())
+        else:
+            output.out.print(judged.describe(), markup=False, soft_wrap=True)
+        if not judged.judgement.is_decided:
             raise typer.Exit(1)
 
     _run(output, run)

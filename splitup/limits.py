@@ -121,6 +121,7 @@ MAX_REFERENCE_ELEMENTS: Final = 2**26  # of one value in the interpreter: 0.5 GB
 MAX_TRACE_LEAVES: Final = 2**32  # 65,536 steps of 65,536 values
 MAX_DISPUTE_PROOFS: Final = 512  # operands of one kernel; a join of 256 ports reads as many
 MAX_DISPUTE_MOVES: Final = 128  # two per turn; 32 and 16 turns for the two trees, and a few
+MAX_TRANSCRIPT_BYTES: Final = 8 * MIB  # four moves of 512 proofs with 32 siblings are 4.4 MB
 DISPUTE_ROUND_S: Final = 60.0  # for one answer; a party may have to compute a window again
 MAX_DETERMINISM_CHARS: Final = 200  # of a class's name: a compiler's banner has 60
 MAX_VECTOR_STEPS: Final = 16  # of a reference vector; a fault of a device shows in the first ones

@@ -26,7 +26,7 @@ from splitup.graph.optrace import (
     is_leaf,
     trace_operations,
 )
-from splitup.graph.recording import record_trace
+from splitup.graph.recording import record_trace, run_kernel
 from splitup.graph.reference import (
     compute_graph,
     compute_nodes,
@@ -236,12 +236,6 @@ def settle(
     return result
 
 
-def run_on_device(region: Graph, operands: list[bytes]) -> bytes:
-    program = TaskProgram.from_graph(region, lambda name: memoryview(b""))
-    (result,) = program.run(program.new_state(), operands)
-    return result
-
-
 # ---- trees -------------------------------------------------------------------------------------
 
 
@@ -288,7 +282,7 @@ def test_a_kernel_on_its_own_gives_the_bytes_of_the_whole_task() -> None:
             found = LAYOUT.find_operand(1, index)
             operands.append(DEVICE[found] if isinstance(found, int) else WORLD.blobs[found])
         slot = LAYOUT.width + len(GRAPH.inputs) + STORED.index(root)
-        assert run_on_device(region, operands) == DEVICE[slot]
+        assert run_kernel(region, operands) == DEVICE[slot]
 
 
 def test_many_values_are_exposed_in_parts() -> None:
@@ -360,7 +354,7 @@ def test_within_a_class_the_kernel_decides_by_equal_bytes() -> None:
         assert dispute.finding is not None
         assert (dispute.finding.place, dispute.finding.root) == (Place.KERNEL, STORED[1])
         assert not settle(dispute).is_decided  # on paper alone it cannot be
-        assert settle(dispute, run_on_device).liars == (liar,)
+        assert settle(dispute, run_kernel).liars == (liar,)
 
 
 @given(st.integers(0, 4), st.sampled_from([0, 1]))
