@@ -21,6 +21,10 @@ MAX_COMMITTEE: Final = 31  # n = 3f+1 with f = 10; signature checks on chain sta
 
 INLINE_TENSOR_BYTES: Final = 1 * MIB  # above this, hashing and copying cost more than an S3 GET
 MAX_FRAME_BYTES: Final = INLINE_TENSOR_BYTES + 4 * KIB
+PIECE_BYTES: Final = 256 * KIB  # of a larger tensor: what a small frame may have to wait for
+DIRECT_BYTES: Final = 32 * MIB  # of pieces that wait for one peer, or are ahead of the store
+DIRECT_HEAD_START_S: Final = 0.05  # that pieces get before the same bytes go to the store
+PIECES_BYTES: Final = 256 * MIB  # of tensors that a node is being sent; beyond, from the store
 MAX_TENSOR_BYTES: Final = (
     1024 * MIB
 )  # one step of one port; larger values must be split by the compiler

@@ -700,7 +700,8 @@ class FrameKind(IntEnum):
 
 _HEADER = struct.Struct(">4sBB32sHHI32sQ")
 _MAGIC = b"SUf1"
-_STORED, _ZEROS = 1, 2  # the header's flag
+_STORED, _ZEROS, _DIRECT = 1, 2, 4  # the header's flag
+_FLAGS = frozenset({0, _STORED, _ZEROS, _DIRECT})
 _DOMAIN = b"splitup/frame/v1\0"
 _SIGNATURE_BYTES = 64
 FRAME_HEADER_BYTES = _HEADER.size + _SIGNATURE_BYTES
@@ -712,8 +713,9 @@ class Frame:
 
     ``task`` and ``port`` name the producer (``CLIENT`` and the input's index for graph inputs);
     consumers follow from the manifest. ``digest`` is the SHA-256 of the tensor, or of the payload.
-    ``length`` is the tensor's size in bytes, also when it is stored rather than inline. Of a
-    tensor of ``zeros`` the payload is not sent; whoever decodes the frame has it all the same.
+    ``length`` is the tensor's size in bytes, also when it is stored rather than inline, or came
+    ``direct``, in pieces ahead of this. Of a tensor of ``zeros`` the payload is not sent; whoever
+    decodes the frame has it all the same.
     """
 
     kind: FrameKind
@@ -723,9 +725,10 @@ class Frame:
     step: int
     digest: bytes
     length: int
-    payload: bytes | memoryview  # empty for a tensor that is stored under its key
+    payload: bytes | memoryview  # empty for a tensor that is stored under its key, or came direct
     stored: bool = False
     zeros: bool = False
+    direct: bool = False
 
     def signed_bytes(self) -> bytes:
         """Return what the producer signs: domain and header; the payload is bound by its digest."""
@@ -735,7 +738,7 @@ class Frame:
         return _HEADER.pack(
             _MAGIC,
             self.kind,
-            _STORED * self.stored + _ZEROS * self.zeros,
+            _STORED * self.stored + _ZEROS * self.zeros + _DIRECT * self.direct,
             bytes.fromhex(self.execution_id[2:]),
             self.task,
             self.port,
@@ -764,7 +767,7 @@ def decode_frame(data: bytes) -> tuple[Frame, bytes]:
             f"allowed are {FRAME_HEADER_BYTES} to {limits.MAX_FRAME_BYTES}"
         )
     magic, kind, flag, execution, task, port, step, digest, length = _HEADER.unpack_from(data)
-    if magic != _MAGIC or kind not in FrameKind.__members__.values() or flag > _ZEROS:
+    if magic != _MAGIC or kind not in FrameKind.__members__.values() or flag not in _FLAGS:
         raise PeerFault(
             "frame with an unknown magic, kind or flag; the peer speaks another version"
         )
@@ -773,9 +776,9 @@ def decode_frame(data: bytes) -> tuple[Frame, bytes]:
         if kind != FrameKind.TENSOR or len(payload) or not is_zero(digest, length):
             raise PeerFault("frame for a tensor of zeros must have their digest and no payload")
         payload = bytes(length)
-    elif flag == _STORED:
+    elif flag in (_STORED, _DIRECT):
         if kind != FrameKind.TENSOR or len(payload) or length > limits.MAX_TENSOR_BYTES:
-            raise PeerFault("frame for a stored tensor must be a tensor without payload")
+            raise PeerFault("frame for a tensor that is not in it must be one without payload")
     elif len(payload) != length:
         raise PeerFault(f"frame announces {length} bytes and carries {len(payload)}")
     elif hashlib.sha256(payload).digest() != digest:
@@ -791,5 +794,54 @@ def decode_frame(data: bytes) -> tuple[Frame, bytes]:
         payload=payload,
         stored=flag == _STORED,
         zeros=flag == _ZEROS,
+        direct=flag == _DIRECT,
     )
     return frame, data[_HEADER.size : FRAME_HEADER_BYTES]
+
+
+_PIECE = struct.Struct(">4s32sHHIQQ")
+_PIECE_MAGIC = b"SUp1"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a tensor too large for a frame, on its way straight to a reader.
+
+    It is not signed: the ``direct`` frame that follows the last piece binds them all by its digest.
+    """
+
+    execution_id: str
+    task: int
+    port: int
+    step: int
+    length: int  # of the whole tensor
+    offset: int
+    payload: bytes | memoryview
+
+    def encode(self) -> bytes:
+        """Return header ‖ payload."""
+        header = _PIECE.pack(
+            _PIECE_MAGIC,
+            bytes.fromhex(self.execution_id[2:]),
+            self.task,
+            self.port,
+            self.step,
+            self.length,
+            self.offset,
+        )
+        return b"".join((header, self.payload))
+
+
+def decode_piece(data: bytes) -> Piece | None:
+    """Parse a piece; None for anything else. Raises PeerFault when its bounds are impossible."""
+    if not data.startswith(_PIECE_MAGIC):
+        return None
+    if not _PIECE.size < len(data) <= _PIECE.size + limits.PIECE_BYTES:
+        raise PeerFault(f"a piece of {len(data)} bytes; at most {limits.PIECE_BYTES} go in one")
+    _, execution, task, port, step, length, offset = _PIECE.unpack_from(data)
+    payload = memoryview(data)[_PIECE.size :]
+    if not limits.INLINE_TENSOR_BYTES < length <= limits.DIRECT_BYTES:
+        raise PeerFault(f"a piece of a tensor of {length} bytes, which does not travel in pieces")
+    if offset + len(payload) > length:
+        raise PeerFault(f"a piece that ends {offset + len(payload) - length} bytes past its tensor")
+    return Piece("0x" + execution.hex(), task, port, step, length, offset, payload)

@@ -38,12 +38,14 @@ from splitup.wire import (
     SignedTakeover,
     TaskProgress,
     decode_frame,
+    decode_piece,
 )
 from splitup_node.clients import Clients
 from splitup_node.crash import crash_point
 from splitup_node.executions import Execution, OpenStore, get_first_task, make_execution
 from splitup_node.ipc import RunAnswer
 from splitup_node.outputs import Outputs
+from splitup_node.pieces import Pieces
 from splitup_node.replay import Replay
 from splitup_node.runs import Runs
 from splitup_node.sessions import choose_idle, find_stale
@@ -82,6 +84,7 @@ class Engine:
         allow_loopback: bool,
         get_state_limit: Callable[[], int],  # bytes that states may take on the device
         now_s: Callable[[], float] = time.time,  # the chain's time, which deadlines are in
+        direct_bytes: int = limits.DIRECT_BYTES,  # of large tensors sent ahead of the store
     ) -> None:
         self._identity = identity
         self._supervisor = supervisor
@@ -92,6 +95,7 @@ class Engine:
         self._now_s = now_s
         self._queue = TaskQueue()
         self._early = EarlyFrames()
+        self._pieces = Pieces()
         self._executions: OrderedDict[str, Execution] = OrderedDict()
         self._over: OrderedDict[str, None] = OrderedDict()
         self._clients = Clients(identity, self._executions)
@@ -109,7 +113,9 @@ class Engine:
             on_opened=self._clients.on_opened,
             on_closed=self._clients.on_closed,
         )
-        self._outputs = Outputs(identity, self.pool, self._clients, self.fail, self._spawn)
+        self._outputs = Outputs(
+            identity, self.pool, self._clients, self.fail, self._spawn, direct_bytes
+        )
         self._replay = Replay(self._queue, self.runs.pump, self.fail, self._spawn)
 
     # ---- assignments ---------------------------------------------------------------------------
@@ -263,6 +269,11 @@ class Engine:
     # ---- frames in -----------------------------------------------------------------------------
 
     def _on_frame(self, link: Link, data: bytes) -> None:
+        if (piece := decode_piece(data)) is not None:
+            execution = self._executions.get(piece.execution_id)
+            if execution is not None and execution.parts and not execution.is_over:
+                self._pieces.add(execution, link.peer, piece)
+            return  # before its plan it is not worth its room
         frame, signature = decode_frame(data)
         execution = self._executions.get(frame.execution_id)
         if execution is not None:
@@ -305,11 +316,18 @@ class Engine:
             if execution.roster.is_replaced(frame.task, signed, signature):
                 return  # the word of an executor that was replaced counts no more
             raise
-        if frame.stored:
-            self._spawn(self._fetch_stored(execution, frame))
-        else:
-            tensor = Tensor(frame.digest, frame.payload, time.time_ns())
+        payload: bytes | memoryview | None = frame.payload
+        if frame.stored or frame.direct:
+            payload = self._pieces.take(execution.id, port, frame.step, frame.digest)
+        if payload is not None:
+            tensor = Tensor(frame.digest, payload, time.time_ns())
             self._offer(execution, port, frame.step, tensor)
+        elif frame.stored and self._is_missing(execution, port, frame.step):
+            self._spawn(self._fetch_stored(execution, frame))
+
+    def _is_missing(self, execution: Execution, port: PortId, step: int) -> bool:
+        readers = [task.index for task in execution.routes.tasks if port in task.inputs]
+        return not all(self._queue.has(execution.id, port, step, reader) for reader in readers)
 
     def _offer(self, execution: Execution, port: PortId, step: int, tensor: Tensor) -> None:
         try:
@@ -491,7 +509,7 @@ class Engine:
     def _check_complete(self, execution: Execution) -> None:
         if execution.is_over or execution.ended_at_s or not execution.parts:
             return  # or being finished already
-        if execution.publishing or not self._queue.is_complete(execution.id):
+        if execution.publishing_bytes or not self._queue.is_complete(execution.id):
             return
         if any(part.recorded < (execution.steps or 0) for part in execution.parts.values()):
             return
@@ -535,6 +553,7 @@ class Engine:
 
     def _release(self, execution: Execution) -> None:
         self._queue.drop(execution.id)
+        self._pieces.drop(execution.id)
         self._supervisor.drop(execution.sessions)
 
     def _forget_standby(self) -> None:
@@ -545,6 +564,7 @@ class Engine:
 
     def _forget(self, execution: Execution) -> None:
         del self._executions[execution.id]
+        self._pieces.drop(execution.id)
         self._over[execution.id] = None
         while len(self._over) > limits.MAX_FINISHED:
             self._over.popitem(last=False)

@@ -52,7 +52,7 @@ class Execution:
     new_readers: dict[PortId, tuple[str, ...]] = field(default_factory=dict)
     takeovers: dict[int, bytes] = field(default_factory=dict)  # the client's frames, by task
     end: SignedEnd | None = None  # the client's
-    publishing: int = 0  # large tensors on their way to the store
+    publishing_bytes: int = 0  # large tensors on their way to the store
     spans: bytearray = field(default_factory=bytearray)
     outbox: deque[bytes] = field(default_factory=deque)  # what the client may have to get again
     outbox_bytes: int = 0

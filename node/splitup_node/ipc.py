@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from splitup import limits
 from splitup.errors import SplitUpError
 
 HEADER: Final = struct.Struct("<QBQ")
@@ -84,11 +85,15 @@ def encode_answer(answer: RunAnswer) -> list[bytes | memoryview]:
 
 
 def decode_answer(body: memoryview) -> RunAnswer:
-    """Parse the answer to a run; the outputs are copies, since they outlive the buffer."""
+    """Parse the answer to a run; small outputs are copies, which keep no buffer alive."""
     started_ns, ended_ns, count = _ANSWER.unpack_from(body)
     return RunAnswer(
-        started_ns, ended_ns, [bytes(view) for view in _split(body, _ANSWER.size, count)]
+        started_ns, ended_ns, [_keep(view) for view in _split(body, _ANSWER.size, count)]
     )
+
+
+def _keep(view: memoryview) -> bytes | memoryview:
+    return view if len(view) > limits.INLINE_TENSOR_BYTES else bytes(view)
 
 
 def encode_runs(requests: Sequence[RunRequest]) -> list[bytes | memoryview]:

@@ -1,12 +1,14 @@
 """From a finished run to its readers: frames to other nodes and the client, entries to the log.
 
-A tensor too large for a frame is hashed on a thread and stored by itself; its frame follows when
-the store has it. Small ones leave in the worker's own callback.
+A tensor too large for a frame is hashed on a thread and stored by itself, while its bytes go to the
+nodes that read it; they are told again when the store has it. Small ones leave in the worker's own
+callback.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
@@ -16,7 +18,7 @@ from typing import Any
 from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import SplitUpError
-from splitup.net.frames import make_entry_frame, seal_frame
+from splitup.net.frames import make_entry_frame, make_stored_frame, seal_frame
 from splitup.net.links import LinkPool
 from splitup.net.logs import LogObject
 from splitup.net.objects import compute_sha256
@@ -25,6 +27,7 @@ from splitup.protocol.logs import LogEntry
 from splitup.protocol.queue import PortId, Run, Tensor
 from splitup_node.clients import Clients
 from splitup_node.executions import Execution
+from splitup_node.pieces import find_direct_links, send_pieces
 
 _log = logging.getLogger("splitup.node.outputs")
 
@@ -36,13 +39,21 @@ class Outputs:
     """Sends what this node's tasks produce."""
 
     def __init__(
-        self, identity: Identity, pool: LinkPool, clients: Clients, fail: Fail, spawn: Spawn
+        self,
+        identity: Identity,
+        pool: LinkPool,
+        clients: Clients,
+        fail: Fail,
+        spawn: Spawn,
+        direct_bytes: int,
     ) -> None:
+        """``direct_bytes`` of large tensors may wait for a reader, or be ahead of the store."""
         self._identity = identity
         self._pool = pool
         self._clients = clients
         self._fail = fail
         self._spawn = spawn
+        self._direct_bytes = direct_bytes
 
     def publish(
         self,
@@ -59,7 +70,7 @@ class Outputs:
         ``on_done`` is called when a large one is on its way, or has failed.
         """
         if len(data) > limits.INLINE_TENSOR_BYTES:
-            execution.publishing += 1
+            execution.publishing_bytes += len(data)
             self._spawn(self._publish_stored(execution, run, port, data, zeros, on_done))
             return Tensor(b"", data, time.time_ns())  # nobody here compares what we made
         tensor = Tensor(hashlib.sha256(data).digest(), data, time.time_ns())
@@ -113,7 +124,10 @@ class Outputs:
     ) -> None:
         source = (run.task, port)
         try:
-            digest = await compute_sha256(data)
+            if run.task not in execution.parts:
+                return  # another node's meanwhile
+            targets = execution.get_targets(source, run.step, zeros)
+            digest = await self._send_direct(execution, source, run.step, data, targets)
             name = LogName(run.task, port, execution.node, run.step, apart=True)
             await execution.store.write([LogObject(name, data, digest)])
         except SplitUpError as error:
@@ -121,10 +135,35 @@ class Outputs:
             self._fail(execution.id, run.task, run.step, reason)
             return
         finally:
-            execution.publishing -= 1
+            execution.publishing_bytes -= len(data)
         if execution.failure or run.task not in execution.parts:
             return
         entry = LogEntry(run.step, digest, len(data), None)
         execution.writer.append(run.task, port, entry)
         self.send_entry(execution, source, entry, execution.get_targets(source, run.step, zeros))
         on_done()
+
+    async def _send_direct(
+        self,
+        execution: Execution,
+        source: PortId,
+        step: int,
+        data: bytes | memoryview,
+        targets: Iterable[str],
+    ) -> bytes:
+        """Send a large tensor to the readers that can take it; return its digest."""
+        most = self._direct_bytes
+        links = find_direct_links(self._pool, execution, targets, len(data), most)
+        digest, _ = await asyncio.gather(
+            compute_sha256(data), send_pieces(links, execution.id, source, step, data)
+        )
+        if links:
+            frame = make_stored_frame(execution.id, *source, step, digest, len(data), direct=True)
+            sealed = seal_frame(self._identity, frame)
+            for link in links:
+                link.send_bulk(sealed)  # behind the pieces
+            with contextlib.suppress(TimeoutError):  # of a slow reader the store need not wait
+                async with asyncio.timeout(limits.DIRECT_HEAD_START_S):
+                    for link in links:
+                        await link.drain_bulk()
+        return digest

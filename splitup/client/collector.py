@@ -107,10 +107,10 @@ class OutputCollector:
     def _receive_tensor(self, frame: Frame, signature: bytes) -> list[Fact]:
         ports = {(port.task, port.port): port.spec for port in self.manifest.outputs}
         spec = ports.get((frame.task, frame.port))
-        if spec is None or frame.step >= self.plan.request.steps:
+        if spec is None or frame.step >= self.plan.request.steps or frame.direct:
             raise PeerFault(
                 f"a node sent task {frame.task} port {frame.port} step {frame.step}, "
-                "which is no output of this execution"
+                "which is no output of this execution, or comes in pieces"
             )
         executor = self.roster.get_author(frame.task)
         if not spec.accepts(frame.length):

@@ -30,9 +30,19 @@ def make_tensor_frame(
 
 
 def make_stored_frame(
-    execution_id: str, task: int, port: int, step: int, digest: bytes, length_bytes: int
+    execution_id: str,
+    task: int,
+    port: int,
+    step: int,
+    digest: bytes,
+    length_bytes: int,
+    *,
+    direct: bool = False,
 ) -> Frame:
-    """Return the frame that announces a tensor too large to travel inline; PUT it first."""
+    """Return the frame that announces a tensor too large to travel inline.
+
+    PUT it first, or send its pieces (``direct``).
+    """
     return Frame(
         kind=FrameKind.TENSOR,
         execution_id=execution_id,
@@ -42,7 +52,8 @@ def make_stored_frame(
         digest=digest,
         length=length_bytes,
         payload=b"",
-        stored=True,
+        stored=not direct,
+        direct=direct,
     )
 
 

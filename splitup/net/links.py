@@ -55,6 +55,8 @@ class Link:
         self.closed = False
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._bulk: deque[bytes] = deque()
+        self.bulk_bytes = 0  # what waits behind every frame
         self._sent: deque[bytes] = deque()
         self._sent_bytes = 0
         self._resend_bytes = resend_bytes
@@ -82,6 +84,13 @@ class Link:
         self._queued_bytes += len(frame)
         self._wake.set()
 
+    def send_bulk(self, message: bytes) -> None:
+        """Queue what may be lost, in its order but behind every frame; the caller bounds it."""
+        if self.connected.is_set() and not self.closed:
+            self._bulk.append(message)
+            self.bulk_bytes += len(message)
+            self._wake.set()
+
     async def drain(self, below_bytes: int = 0) -> None:
         """Wait until at most ``below_bytes`` are queued; raise Unavailable when the link closes."""
         while self._queued_bytes > below_bytes:
@@ -90,10 +99,22 @@ class Link:
             self._drained.clear()
             await self._drained.wait()
 
+    async def drain_bulk(self) -> None:
+        """Wait until what may be lost is with the network, or lost."""
+        while self.bulk_bytes and not self.closed:
+            self._drained.clear()
+            await self._drained.wait()
+
     async def write(self, socket: _Socket) -> None:
         """Send what is queued, for as long as the socket lives."""
         while True:
-            while self._queue:
+            while self._queue or self._bulk:
+                if not self._queue:
+                    message = self._bulk.popleft()
+                    await socket.send_bytes(message)
+                    self.bulk_bytes -= len(message)
+                    self._drained.set()
+                    continue
                 frame = self._queue[0]
                 await socket.send_bytes(frame)
                 self._queue.popleft()
@@ -109,6 +130,9 @@ class Link:
         self._queued_bytes += self._sent_bytes
         self._sent.clear()
         self._sent_bytes = 0
+        self._bulk.clear()  # part of it is lost, and the rest of no use
+        self.bulk_bytes = 0
+        self._drained.set()
 
     def mark_closed(self, error: SplitUpError | None) -> None:
         """Refuse further frames and wake whoever waits."""

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from splitup import limits
 from splitup.errors import PeerFault
-from splitup.wire import FRAME_HEADER_BYTES, Frame, FrameKind, Heartbeat, decode_frame
+from splitup.wire import (
+    FRAME_HEADER_BYTES,
+    Frame,
+    FrameKind,
+    Heartbeat,
+    Piece,
+    decode_frame,
+    decode_piece,
+)
 
 SIGNATURE = bytes(range(64))
 
@@ -155,3 +163,38 @@ def test_zeros_that_are_none_are_refused(frame: Frame) -> None:
 def test_zeros_have_no_payload() -> None:
     with pytest.raises(PeerFault, match="zeros"):
         decode_frame(make_zeros(8).encode(SIGNATURE) + bytes(8))
+
+
+PIECE = Piece("0x" + "ab" * 32, 1, 2, 3, 2 * limits.MIB, limits.PIECE_BYTES, b"x" * 100)
+
+
+def test_piece_round_trips_and_is_no_frame() -> None:
+    assert decode_piece(PIECE.encode()) == PIECE
+    assert decode_piece(make_frame().encode(SIGNATURE)) is None
+    with pytest.raises(PeerFault, match="magic"):
+        decode_frame(PIECE.encode() + bytes(FRAME_HEADER_BYTES))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        replace(PIECE, payload=b""),
+        replace(PIECE, payload=bytes(limits.PIECE_BYTES + 1)),
+        replace(PIECE, length=limits.INLINE_TENSOR_BYTES),
+        replace(PIECE, length=limits.DIRECT_BYTES + 1),
+        replace(PIECE, offset=PIECE.length - 99),
+        replace(PIECE, offset=2**64 - 1),
+    ],
+)
+def test_a25_impossible_pieces_are_refused(piece: Piece) -> None:
+    with pytest.raises(PeerFault, match="piece"):
+        decode_piece(piece.encode())
+
+
+def test_direct_frame_is_not_a_stored_one() -> None:
+    frame = replace(make_frame(), payload=b"", stored=True)
+    direct = replace(frame, stored=False, direct=True)
+    assert decode_frame(direct.encode(SIGNATURE))[0] == direct
+    assert direct.signed_bytes() != frame.signed_bytes()
+    with pytest.raises(PeerFault, match="flag"):
+        decode_frame(replace(frame, direct=True).encode(SIGNATURE))

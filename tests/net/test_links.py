@@ -117,6 +117,26 @@ async def test_f09_f11_link_reconnects_and_sends_again_what_may_be_lost(
     assert [await peer.take() for _ in range(2)] == [b"one", b"two"]
 
 
+async def test_f09_bulk_goes_behind_frames_and_is_not_sent_again(
+    peer: Peer, pool: LinkPool
+) -> None:
+    link = pool.open(peer.identity.address, peer.url)
+    link.send_bulk(b"before there is a connection")
+    await pool.wait_open(link, 5)
+    link.send_bulk(b"three")
+    link.send_bulk(b"four")
+    link.send(b"one")
+    link.send(b"two")
+    assert [await peer.take() for _ in range(4)] == [b"one", b"two", b"three", b"four"]
+    async with asyncio.timeout(5):
+        await link.drain_bulk()
+    await peer.stop()
+    await peer.start()
+    assert [await peer.take() for _ in range(2)] == [b"one", b"two"]
+    link.send(b"five")
+    assert await peer.take() == b"five" and link.bulk_bytes == 0
+
+
 async def test_slow_reader_is_given_up_at_the_bound(peer: Peer, pool: LinkPool) -> None:
     link = pool.open("0x" + "11" * 20, "http://127.0.0.1:1")  # nobody ever reads
     chunk = bytes(limits.LINK_QUEUE_BYTES // 4)

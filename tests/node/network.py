@@ -14,6 +14,7 @@ from splitup_node.engine import Engine
 from splitup_node.executions import Execution
 from splitup_node.supervisor import WORKER_ARGV, Supervisor
 
+from splitup import limits
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.errors import StorageUnavailable
 from splitup.graph.ir import Graph
@@ -45,6 +46,7 @@ from splitup.wire import (
     End,
     Frame,
     FrameKind,
+    Piece,
     Plan,
     PlanCertificate,
     PlanNode,
@@ -156,10 +158,15 @@ def make_certificate(
 
 @dataclass
 class Store:
-    """An object store in memory; ``down`` makes it fail."""
+    """An object store in memory; ``down`` makes it fail, and without ``takes`` it waits."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
     down: bool = False
+    takes: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Queue[LogName] = field(default_factory=asyncio.Queue)  # what waits for that
+
+    def __post_init__(self) -> None:
+        self.takes.set()
 
     def open(self, certificate: PlanCertificate, manifest: Manifest, roster: Roster) -> StoredLogs:
         return StoredLogs(self, certificate.plan.request.execution_id)
@@ -175,6 +182,10 @@ class StoredLogs:
     async def write(self, objects: Sequence[LogObject]) -> None:
         if self.store.down:
             raise StorageUnavailable("the store is down; start it")
+        if not self.store.takes.is_set():
+            for item in objects:
+                self.store.asked.put_nowait(item.name)
+            await self.store.takes.wait()
         for item in objects:
             key = item.name.get_key(self.execution_id)
             assert self.store.objects.setdefault(key, bytes(item.data)) == item.data
@@ -341,6 +352,27 @@ class TestClient:
         for link in self.links:
             if link.peer in nodes:
                 link.send(seal_frame(self.identity, frame))
+
+    def send_pieces(
+        self,
+        certificate: PlanCertificate,
+        step: int,
+        x: np.ndarray,
+        node: str,
+        *,
+        offsets: Sequence[int] | None = None,
+        digest: bytes | None = None,
+    ) -> None:
+        """Send one step's input to a node in pieces (all of them: None), then its digest."""
+        data, execution_id = x.tobytes(), certificate.plan.request.execution_id
+        digest = hashlib.sha256(data).digest() if digest is None else digest
+        frame = make_stored_frame(execution_id, CLIENT, 0, step, digest, x.nbytes, direct=True)
+        link = next(link for link in self.links if link.peer == node)
+        for offset in range(0, len(data), limits.PIECE_BYTES) if offsets is None else offsets:
+            payload = data[offset : offset + limits.PIECE_BYTES]
+            piece = Piece(execution_id, CLIENT, 0, step, len(data), offset, payload)
+            link.send_bulk(piece.encode())
+        link.send_bulk(seal_frame(self.identity, frame))
 
     def take_over(
         self, certificate: PlanCertificate, task: int, candidate: int, first_step: int

@@ -17,7 +17,6 @@ from splitup_node.ipc import RunRequest
 from splitup import limits
 from splitup.errors import PeerFault, Unavailable
 from splitup.net.frames import make_tensor_frame, seal_frame
-from splitup.protocol.keys import LogName
 from splitup.wire import CLIENT, PlanCertificate
 from tests.builders import HANG_S
 from tests.node.fragile_worker import CRASH, RAISE
@@ -339,45 +338,6 @@ async def test_plan_with_a_task_that_is_not_loaded_is_refused(pair: Pair) -> Non
     with pytest.raises(Unavailable, match="not loaded"):
         pair.nodes[0].engine.start(pair.plan(0, 0, 0, 0), MANIFEST)
     programs.update(loaded)
-
-
-async def test_tensors_too_large_for_a_frame_go_through_the_store(tmp_path: Path) -> None:
-    size = limits.INLINE_TENSOR_BYTES // 4 + 1
-    manifest, graphs = make_manifest(size, tasks=3)
-    store, client = Store(), TestClient()
-    async with contextlib.AsyncExitStack() as stack:
-        nodes = []
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            node = TestNode(tmp_path / name, store)
-            stack.push_async_callback(node.close)
-            await node.start(graphs)
-            nodes.append(node)
-        stack.push_async_callback(client.pool.close)
-        entries = [nodes[index].entry for index in (0, 1, 0)]
-        key = client.identity.signing_key_hex
-        certificate = make_certificate(manifest, entries, key, steps=2)
-        for node in nodes:
-            node.engine.start(certificate, manifest)
-        await client.connect(certificate)
-        xs = [np.random.default_rng(step).random(size, np.float32) for step in range(2)]
-        request = certificate.plan.request
-        for step, x in enumerate(xs):
-            name = LogName(CLIENT, 0, request.client, step, apart=True)
-            store.objects[name.get_key(request.execution_id)] = x.tobytes()
-            client.send_stored(certificate, step, x, {nodes[0].identity.address})
-        async with asyncio.timeout(HANG_S):
-            frames = sorted([await client.outputs.get() for _ in xs], key=lambda f: f.step)
-        client.end(certificate, 2)
-        expected = compute_reference(xs, 3)
-        async with asyncio.timeout(HANG_S):
-            for node in nodes:
-                await node.finished.get()
-        author = certificate.plan.executors()[2]
-        stored = await read_log(store, request.execution_id, 2, 0, author)
-        for frame, data, result in zip(frames, stored, expected, strict=True):
-            assert frame.stored and frame.length == 4 * size
-            assert data == result.tobytes()
 
 
 async def test_transition_between_nodes_takes_milliseconds(pair: Pair) -> None:
