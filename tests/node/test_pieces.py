@@ -20,6 +20,7 @@ from splitup.crypto.keys import generate_identity
 from splitup.errors import PeerFault
 from splitup.protocol.keys import LogName
 from splitup.wire import CLIENT, Piece, PlanCertificate, PlanNode
+from tests.builders import HANG_S
 from tests.node.network import (
     Store,
     TestClient,
@@ -60,10 +61,10 @@ class Large:
 
     async def finish(self, certificate: PlanCertificate, xs: list[np.ndarray]) -> None:
         """Check the outputs, and that the store has them in the end."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             frames = sorted([await self.client.outputs.get() for _ in xs], key=lambda f: f.step)
         self.client.end(certificate, len(xs))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             for node in self.nodes:
                 await node.finished.get()
         plan = certificate.plan
@@ -103,7 +104,7 @@ async def test_large_tensors_reach_the_next_node_before_the_store(large: Large) 
     large.store.takes.clear()
     large.store_input(certificate, 0, X)
     before = len(large.store.objects)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         asked = {(await large.store.asked.get()).task for _ in range(3)}
     assert asked == {0, 1, 2}  # the last task has run, and nothing is stored
     assert len(large.store.objects) == before
