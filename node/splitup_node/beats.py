@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from splitup import limits
 from splitup.errors import PeerFault, Refused, SplitUpError
@@ -101,23 +101,30 @@ class Beats:
     async def _fetch_demand(self, member: CommitteeMember, sign: Callable[[str], str]) -> Demand:
         """Send the beat, and once more when the member names another block than we did."""
         url = f"{member.endpoint}/v1/heartbeat"
-        head = ""
+        head, named = "", ZERO_BYTES32
         for _ in range(2):
             head = self._heads.get(member.account, ZERO_BYTES32)
             answer = await self._http.post_token(
                 url, sign(head), timeout_s=limits.HEARTBEAT_TIMEOUT_S
             )
-            named = answer.get("block")
-            if not isinstance(named, str) or not _HASH.fullmatch(named):
-                raise PeerFault("a heartbeat's answer names no block", peer=member.account)
-            self._heads[member.account] = named
+            named = self._heads[member.account] = _read_block(answer)
             if "tasks" in answer:
                 return parse_demand(answer["tasks"])
             if named in (head, ZERO_BYTES32):
                 break
+        if named == ZERO_BYTES32:
+            why = "has seen no block of the chain yet; wait for it"
+        else:
+            why = f"does not know block {head}, though it named it; who runs it has to look"
         raise Refused(
-            f"member {member.account} does not know block {head}, which it named itself; its chain "
-            "stands still or its process does not follow it",
+            f"member {member.account} {why}",
             status=409,
             peer=member.account,
         )
+
+
+def _read_block(answer: dict[str, Any]) -> str:
+    block = answer.get("block")
+    if not isinstance(block, str) or not _HASH.fullmatch(block):
+        raise PeerFault("a heartbeat's answer names no block")
+    return block
