@@ -17,6 +17,7 @@ from typing import Final
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
 
+from splitup import limits
 from splitup.errors import InvalidModel
 from splitup.tensors import TensorSpec
 from splitup_deploy.frontends.decoder import DecoderConfig, FeedForward, Step, compute_dense_mlp
@@ -56,7 +57,7 @@ def read_mixtral(fields: Fields, context: int | None) -> MoeConfig:
     if fields.get("sliding_window") is not None:
         config = add_window(fields, config, range(config.layers))
     experts = Experts(
-        count=fields.get_integer("num_local_experts"),
+        count=fields.get_integer("num_local_experts", most=limits.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=config.intermediate,
         renormalised=True,
@@ -76,7 +77,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
     if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
         raise fields.refuse("mlp_only_layers", "a list of layers")
     experts = Experts(
-        count=fields.get_integer("num_experts"),
+        count=fields.get_integer("num_experts", most=limits.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=fields.get_integer("moe_intermediate_size"),
         renormalised=fields.get_flag("norm_topk_prob", False),
