@@ -470,7 +470,8 @@ class Engine:
             self.fail(run.execution_id, run.task, run.step, str(error))
         times = (answer.started_ns, answer.ended_ns, sent_ns)
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._record, execution, run, outputs, times)
+        # the loop writes to sockets once everything that is due has run: hash a turn later
+        loop.call_soon(loop.call_soon, self._record, execution, run, outputs, times)
 
     # ---- after the path ------------------------------------------------------------------------
 
