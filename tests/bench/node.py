@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -79,6 +80,7 @@ class BenchNode:
             self,
             allow_loopback=True,
             get_state_limit=lambda: memory_bytes,
+            direct_bytes=int(config["direct_bytes"]),
         )
 
     def _open_store(self, certificate: PlanCertificate, manifest: Manifest, roster: Roster) -> Any:
@@ -202,4 +204,6 @@ async def serve(path: Path, config: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     given = Path(sys.argv[1])
+    gc.collect()
+    gc.freeze()  # as the daemon does
     uvloop.run(serve(given, json.loads(given.read_text())))
