@@ -185,7 +185,7 @@ async def _fetch(
     end: float,
     digest: hashlib._Hash | None,
 ) -> tuple[int, bytes]:
-    """Return the status and at most ``max_bytes`` + 1 bytes, which ``digest`` takes as they come."""
+    """Return the status and at most ``max_bytes`` + 1 bytes; ``digest`` takes them as they come."""
     async with session.get(
         URL(grant.url, encoded=True),
         # no compression: a small answer must not unfold into a large one
