@@ -494,9 +494,7 @@ class Engine:
             part.recorded += 1
             self._check_complete(execution)
 
-        execution.recorder.add(
-            part.digests, [t.data for t in run.inputs], [t.data for t in outputs], on_done
-        )
+        execution.recorder.add(part.digests, run.inputs, outputs, on_done)
 
     def _check_complete(self, execution: Execution) -> None:
         if execution.is_over or execution.ended_at_s or not execution.parts:

@@ -37,14 +37,6 @@ async def compute_sha256(data: bytes | memoryview) -> bytes:
     return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
 
 
-async def add_to_sha256(digest: hashlib._Hash, data: bytes | memoryview) -> None:
-    """Let a running SHA-256 take ``data``, on a thread when it is too large for a frame."""
-    if len(data) <= limits.INLINE_TENSOR_BYTES:
-        digest.update(data)
-    else:
-        await asyncio.to_thread(digest.update, data)
-
-
 async def put_object(
     session: aiohttp.ClientSession,
     grant: Grant,

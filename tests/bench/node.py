@@ -17,13 +17,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from aiohttp import web
-from splitup_node.digests import Digests, Recorder, Tensors
+from splitup_node.digests import Digests, Recorder
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
 from splitup_node.recompute import recompute
@@ -36,6 +36,7 @@ from splitup.graph.manifest import Manifest, load_manifest
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH
 from splitup.net.logs import has_large_tensors, open_logs
+from splitup.protocol.queue import Tensor
 from splitup.protocol.takeovers import Roster
 from splitup.wire import PlanCertificate
 from tests.bench.grants import LocalGateway, ObjectPlace
@@ -47,7 +48,11 @@ class NoRecorder(Recorder):
     """Commits to nothing: what the path of a tensor costs without verification."""
 
     def add(
-        self, digests: Digests, inputs: Tensors, outputs: Tensors, on_done: Callable[[], None]
+        self,
+        digests: Digests,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        on_done: Callable[[], None],
     ) -> None:
         on_done()
 
