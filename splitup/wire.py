@@ -365,7 +365,8 @@ class SignedTakeover(Message):
 class End(Message):
     """The client's word that no step follows, and what it sent.
 
-    ``inputs`` are digests of every graph input's tensors of all steps, as in a TaskCommitment; () when the client does not vouch for what it sent.
+    ``inputs`` are digests of every graph input's tensors of all steps, as in a TaskCommitment; ()
+    when the client does not vouch for what it sent.
     """
 
     execution_id: Bytes32Field
