@@ -332,7 +332,7 @@ class PlanCertificate(Message):
 class TaskCommitment(Message):
     """What an executor says it consumed and produced for one task over all steps.
 
-    Digests are SHA-256 of the port's tensors of all steps, concatenated in step order; ``state`` is
+    Digests are SHA-256 over the SHA-256 of the port's tensors of all steps, in order; ``state`` is
     that of the state tensors after the last step, concatenated: EMPTY_DIGEST without state.
     """
 
@@ -365,8 +365,8 @@ class SignedTakeover(Message):
 class End(Message):
     """The client's word that no step follows, and what it sent.
 
-    ``inputs`` are SHA-256 of every graph input's tensors of all steps, concatenated in step order,
-    as in a TaskCommitment; () when the client does not vouch for what it sent.
+    ``inputs`` are digests of every graph input's tensors of all steps, as in a TaskCommitment; ()
+    when the client does not vouch for what it sent.
     """
 
     execution_id: Bytes32Field
