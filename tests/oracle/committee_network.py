@@ -268,7 +268,7 @@ class Network:
     async def stop_member(self, place: int, number: int = signal.SIGTERM) -> int:
         process = self.processes.pop(place)
         process.send_signal(number)
-        return await asyncio.wait_for(process.wait(), 10)
+        return await asyncio.wait_for(process.wait(), 4 * HANG_S)
 
     async def wait_until(self, check: Callable[[], Any], timeout_s: float = 30) -> Any:
         async with asyncio.timeout(timeout_s):
@@ -294,7 +294,9 @@ class Network:
             for s in statuses
         )
 
-    async def request(self, gate: asyncio.Event | None = None) -> tuple[str, float]:
+    async def request(
+        self, gate: asyncio.Event | None = None, *, deadline_s: int = 300
+    ) -> tuple[str, float]:
         """Ask for an execution; return its id and when its block was seen (monotonic).
 
         Its nodes compute until ``gate`` is set.
@@ -314,14 +316,17 @@ class Network:
             "0x" + "aa" * 32,
             CLIENT.signing_key_hex,
             10_000,
-            head.timestamp + 300,
+            head.timestamp + deadline_s,
             self.nonce,
         )
         seen = time.monotonic()
         return str(receipt.events[-1].args["executionId"]), seen
 
     async def fetch_plan(self, execution_id: str) -> PlanCertificate:
-        """Ask all members, again while they have none; the first valid certificate wins."""
+        """Ask all members, again while they have none; the first valid certificate wins.
+
+        What one of them refuses counts only when nobody has it: a member may be behind.
+        """
 
         async def ask(endpoint: str) -> PlanCertificate:
             url = f"{endpoint}/v1/plan/{execution_id}?wait_s=20"
@@ -337,7 +342,10 @@ class Network:
         asking = {asyncio.ensure_future(ask(endpoint)) for endpoint in self.endpoints}
         try:
             async with asyncio.timeout(8 * HANG_S):
-                return await next(asyncio.as_completed(asking))
+                for answer in asyncio.as_completed(asking):
+                    with contextlib.suppress(Refused):
+                        return await answer
+                raise AssertionError(f"every member refuses {execution_id}")
         finally:
             for task in asking:
                 task.cancel()
