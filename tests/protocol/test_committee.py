@@ -18,8 +18,8 @@ from splitup.protocol.messages import (
     PlanPartial,
     PlanVote,
     SettlementProposal,
-    SnapshotProposal,
 )
+from splitup.protocol.observations import SnapshotProposal
 from splitup.protocol.verification import MAX_JUDGES, Economics
 from splitup.wire import EMPTY_DIGEST, Completion, Message, TaskCommitment
 from tests.builders import make_chain_manifest, make_diamond_manifest
@@ -576,15 +576,15 @@ def test_snapshots_are_not_repeated_without_news() -> None:
 
 def test_a_leader_cannot_invent_a_node() -> None:
     simulation = start()
-    stranger = make_identity(777).address
+    known = next(iter(simulation.members.values())).find_snapshot(simulation.chain.root)
+    assert known is not None
+    invented = known.entries[0].model_copy(update={"node": make_identity(777).address})
 
     def lie(message: Message) -> Message:
-        if isinstance(message, SnapshotProposal) and message.snapshot.entries:
-            first = message.snapshot.entries[0].model_copy(update={"node": stranger})
-            entries = (first, *message.snapshot.entries[1:])
-            return message.model_copy(
-                update={"snapshot": message.snapshot.model_copy(update={"entries": entries})}
-            )
+        if isinstance(message, SnapshotProposal):
+            entries = tuple(sorted((*known.entries, invented), key=lambda entry: entry.node))
+            lying = known.model_copy(update={"entries": entries, "sequence": message.sequence})
+            return message.model_copy(update={"root": lying.root()})
         return message
 
     for identity in simulation.identities:
