@@ -318,6 +318,7 @@ class SplitUp:
 
         Sampling happens here: the nodes see tokens and positions, never the seed. The text ends
         before the first string of ``stop``. ``decoder`` changes the number of steps, not the text.
+        More tokens than the model has positions for are refused before anything is paid.
         ``on_session`` is called with the session before the first token. Raises like ``execute``.
         Close the iterator (or exhaust it) to end and pay the execution.
         """
