@@ -46,6 +46,12 @@ def test_ports_are_none_that_outgoing_connections_get() -> None:
     assert all(port < max(start, 32_768) for port in find_free_ports(50))
 
 
+def test_no_port_is_chosen_twice_before_its_server_listens() -> None:
+    """A network's parties and its object store choose before any of them has started."""
+    chosen = [port for _ in range(400) for port in find_free_ports(10)]
+    assert len(set(chosen)) == len(chosen)
+
+
 @pytest.mark.parametrize("nodes", [0, -1, 65])
 def test_impossible_numbers_of_nodes_are_refused(nodes: int) -> None:
     with pytest.raises(ConfigurationError, match="--nodes is"):

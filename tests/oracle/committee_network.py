@@ -316,7 +316,9 @@ class Network:
             url = f"{endpoint}/v1/plan/{execution_id}?wait_s=20"
             while True:
                 try:
-                    return PlanCertificate.from_value(await self.http.get_json(url, timeout_s=HANG_S))
+                    return PlanCertificate.from_value(
+                        await self.http.get_json(url, timeout_s=HANG_S)
+                    )
                 except Unavailable:
                     await asyncio.sleep(0.3)
                 except Refused as refusal:
