@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitup.errors import ConfigurationError
-from splitup.net.ports import find_free_ports, is_port_free
+from splitup.net.ports import find_free_ports, hold_port, is_port_free
 
 GATEWAYS: Final = 2  # either serves when the other is gone
 MEMBERS: Final = 4  # n = 3f+1 with f = 1: the smallest committee that survives a faulty member
@@ -96,6 +96,7 @@ class DevnetState(BaseModel):
                     f"stop that program, or start a second network with: splitup up --dir OTHER "
                     f"({directory} stays as it is)"
                 )
+            hold_port(port)  # also while its party is down, until it is started again
 
 
 @dataclass(frozen=True, slots=True)
