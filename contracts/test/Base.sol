@@ -24,8 +24,10 @@ interface Vm {
     function parseJsonBytesArray(string calldata json, string calldata key) external pure returns (bytes[] memory);
     function prank(address sender) external;
     function readFile(string calldata path) external view returns (string memory);
+    function revertToState(uint256 id) external returns (bool);
     function snapshotGasLastCall(string calldata group, string calldata name) external returns (uint256);
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
+    function snapshotState() external returns (uint256);
     function snapshotValue(string calldata group, string calldata name, uint256 value) external;
     function warp(uint256 time) external;
 }

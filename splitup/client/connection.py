@@ -401,7 +401,7 @@ class SplitUp:
     # ---- what became of it ---------------------------------------------------------------------
 
     async def receipt(self, execution_id: str, *, timeout_s: float = RECEIPT_TIMEOUT_S) -> Receipt:
-        """Wait until the chain has settled or refunded an execution.
+        """Wait until the chain has settled or refunded an execution; fetch an own one's money.
 
         Raises InvalidInput, when the id is none, and Unavailable.
         """
@@ -411,6 +411,7 @@ class SplitUp:
             execution_id,
             from_block=self._request_blocks.get(execution_id, 0),
             timeout_s=timeout_s,
+            account=self.address,
         )
 
     async def evidence(self, receipt: Receipt) -> Evidence:
