@@ -110,6 +110,8 @@ MAX_CONFIG_BYTES: Final = 1 * MIB  # a model's config.json or tokenizer_config.j
 MAX_TOKENIZER_BYTES: Final = 64 * MIB  # the largest tokenizer.json in the wild has 33 MB
 MIN_ROPE_THETA: Final = 10.0  # models use 10,000 to 10^7; exact powers of tiny bases take minutes
 MAX_ROPE_THETA: Final = 1e12
+MAX_LAYERS: Final = 512  # of a language model; the largest have 126, and 350 fill MAX_GRAPH_NODES
+MAX_EXPERTS: Final = 4_096  # of a layer; models have up to 512, and each is several weights
 MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
 KERNEL_CACHE_BYTES: Final = 1024 * MIB  # compiled tasks have 50 to 500 KB: thousands of them
@@ -252,7 +254,7 @@ MAX_SNAPSHOT_BYTES: Final = 64 * MIB  # of JSON: 16,384 nodes of 2 KB, doubled
 PARCEL_NODES: Final = 1_000  # above it what grows with the nodes travels apart from its gossip
 PARCEL_PART_BYTES: Final = 2 * MIB
 PARCEL_TIMEOUT_S: Final = 10.0  # for one part
-MAX_PARCEL_BYTES: Final = 128 * MIB  # a proposal of 5 observations (n = 7) of 10,000 nodes: 85 MB
+MAX_PARCEL_BYTES: Final = 128 * MIB  # a proposal of 21 observations (n = 31) of 10,000 nodes: 18 MB
 MAX_PARCELS: Final = 4  # offered at once: an observation, a proposal, and those before
 MAX_MANIFESTS: Final = 256  # models known at once to a committee member
 MAX_NODES: Final = 16_384  # registered nodes a member follows, ≈ 2 KB each

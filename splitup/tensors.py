@@ -111,6 +111,29 @@ def compute_zero_digest(length_bytes: int) -> bytes:
     return hashlib.sha256(bytes(length_bytes)).digest()
 
 
+class StepsDigest:
+    """SHA-256 over the SHA-256 of every step's tensor, in order: what parties commit to of a port.
+
+    Frames and logs carry the steps' digests already, so nobody has to read a tensor again for it,
+    and the rows of one step cannot be taken for those of the next.
+    """
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, digest: bytes) -> None:
+        """Add the next step by the SHA-256 of its tensor."""
+        self._digest.update(digest)
+
+    def add_tensor(self, data: bytes | memoryview) -> None:
+        """Add the next step."""
+        self.add(hashlib.sha256(data).digest())
+
+    def hexdigest(self) -> str:
+        """Return the digest so far, 64 hexadecimal digits; of no steps, that of nothing."""
+        return self._digest.hexdigest()
+
+
 def is_zero(digest: bytes, length_bytes: int) -> bool:
     """Return whether a tensor of this SHA-256 that fits a frame holds nothing but zero bytes."""
     return length_bytes <= limits.INLINE_TENSOR_BYTES and digest == compute_zero_digest(

@@ -332,7 +332,7 @@ class PlanCertificate(Message):
 class TaskCommitment(Message):
     """What an executor says it consumed and produced for one task over all steps.
 
-    Digests are SHA-256 of the port's tensors of all steps, concatenated in step order; ``state`` is
+    Digests are SHA-256 over the SHA-256 of the port's tensors of all steps, in order; ``state`` is
     that of the state tensors after the last step, concatenated: EMPTY_DIGEST without state.
     """
 
@@ -365,8 +365,8 @@ class SignedTakeover(Message):
 class End(Message):
     """The client's word that no step follows, and what it sent.
 
-    ``inputs`` are SHA-256 of every graph input's tensors of all steps, concatenated in step order,
-    as in a TaskCommitment; () when the client does not vouch for what it sent.
+    ``inputs`` are digests of every graph input's tensors of all steps, as in a TaskCommitment; ()
+    when the client does not vouch for what it sent.
     """
 
     execution_id: Bytes32Field
@@ -418,11 +418,16 @@ class Completion(Message):
         return value if self.end is None else {**value, "end": self.end.model_dump(mode="json")}
 
     def root(self) -> str:
-        owner = bytes.fromhex(self.execution_id[2:] + self.node[2:])
-        end = b"" if self.end is None else self.end.canonical_bytes()
-        owner += hashlib.sha256(end).digest()  # all members must see the same
-        data = b"splitup/completion/v3\0" + owner + packing.pack_completion(self)
-        return "0x" + hashlib.sha256(data).hexdigest()
+        """Return what its node commits to on chain; computed once."""
+        return self.once(_digest_completion)
+
+
+def _digest_completion(completion: Completion) -> str:
+    owner = bytes.fromhex(completion.execution_id[2:] + completion.node[2:])
+    end = b"" if completion.end is None else completion.end.canonical_bytes()
+    owner += hashlib.sha256(end).digest()  # all members must see the same
+    data = b"splitup/completion/v3\0" + owner + packing.pack_completion(completion)
+    return "0x" + hashlib.sha256(data).hexdigest()
 
 
 class ReachRequest(Message):
@@ -508,7 +513,12 @@ class VerificationResult(Message):
     error: str = Field(max_length=500)  # "" when the recomputation succeeded
 
     def root(self) -> str:
-        return self.digest("splitup/verification/v1")
+        """Return what its commitment names; computed once, members compare it at every step."""
+        return self.once(_digest_result)
+
+
+def _digest_result(result: VerificationResult) -> str:
+    return result.digest("splitup/verification/v1")
 
 
 class Held(Message):

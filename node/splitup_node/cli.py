@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import sys
@@ -263,6 +264,8 @@ def run(
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
     def work() -> dict[str, Any]:
+        gc.collect()
+        gc.freeze()  # 100,000 objects of imported modules: looking at them again stops every task
         _run(run_node(NodeConfig.load(config)))
         return {}
 

@@ -8,31 +8,38 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from splitup import limits
+from splitup.protocol.queue import Tensor
+from splitup.tensors import StepsDigest
 from splitup.wire import EMPTY_DIGEST
-
-Tensors = Sequence[bytes | memoryview]
 
 
 class Digests:
-    """SHA-256 over all steps of every input and output port of one task.
+    """The digests of all steps of every input and output port of one task.
 
     ``state`` is that of the task's state after the last step (``Supervisor.digest_state``).
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         self.state = EMPTY_DIGEST
-        self._inputs = [hashlib.sha256() for _ in range(inputs)]
-        self._outputs = [hashlib.sha256() for _ in range(outputs)]
+        self._inputs = [StepsDigest() for _ in range(inputs)]
+        self._outputs = [StepsDigest() for _ in range(outputs)]
 
-    def add_inputs(self, tensors: Tensors) -> None:
+    def add(self, inputs: Sequence[bytes], outputs: Sequence[bytes]) -> None:
+        """Add one step by the SHA-256 of its inputs and of its outputs, in order."""
+        for digest, tensor in zip(self._inputs, inputs, strict=True):
+            digest.add(tensor)
+        for digest, tensor in zip(self._outputs, outputs, strict=True):
+            digest.add(tensor)
+
+    def add_inputs(self, tensors: Sequence[bytes | memoryview]) -> None:
         """Add one step's inputs, in order."""
         for digest, data in zip(self._inputs, tensors, strict=True):
-            digest.update(data)
+            digest.add_tensor(data)
 
-    def add_outputs(self, tensors: Tensors) -> None:
+    def add_outputs(self, tensors: Sequence[bytes | memoryview]) -> None:
         """Add one step's outputs, in order."""
         for digest, data in zip(self._outputs, tensors, strict=True):
-            digest.update(data)
+            digest.add_tensor(data)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -46,20 +53,22 @@ class Digests:
 
 
 class Recorder:
-    """Adds runs to digests in their order: small ones at once, large ones on a thread."""
+    """Adds runs to digests in their order; large tensors of unknown digest are hashed on a thread.
+
+    Tensors that came in a frame, or leave in one, have their digests.
+    """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Digests, Tensors, Tensors, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[Digests, _Tensors, _Tensors, Callable[[], None]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def add(
-        self, digests: Digests, inputs: Tensors, outputs: Tensors, on_done: Callable[[], None]
+        self, digests: Digests, inputs: _Tensors, outputs: _Tensors, on_done: Callable[[], None]
     ) -> None:
         """Account for one run, then call ``on_done``."""
-        size = sum(map(len, inputs)) + sum(map(len, outputs))
-        if not self._waiting and size <= limits.INLINE_TENSOR_BYTES:
-            digests.add_inputs(inputs)
-            digests.add_outputs(outputs)
+        unknown = sum(len(one.data) for one in (*inputs, *outputs) if not one.digest)
+        if not self._waiting and unknown <= limits.INLINE_TENSOR_BYTES:
+            digests.add(_get_digests(inputs), _get_digests(outputs))
             on_done()
             return
         self._waiting.append((digests, inputs, outputs, on_done))
@@ -75,7 +84,16 @@ class Recorder:
     async def _work(self) -> None:
         while self._waiting:
             digests, inputs, outputs, on_done = self._waiting[0]
-            await asyncio.to_thread(digests.add_inputs, inputs)
-            await asyncio.to_thread(digests.add_outputs, outputs)
+            digests.add(
+                await asyncio.to_thread(_get_digests, inputs),
+                await asyncio.to_thread(_get_digests, outputs),
+            )
             self._waiting.popleft()
             on_done()
+
+
+_Tensors = Sequence[Tensor]
+
+
+def _get_digests(tensors: _Tensors) -> list[bytes]:
+    return [tensor.digest or hashlib.sha256(tensor.data).digest() for tensor in tensors]

@@ -479,7 +479,8 @@ class Engine:
             self.fail(run.execution_id, run.task, run.step, str(error))
         times = (answer.started_ns, answer.ended_ns, sent_ns)
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._record, execution, run, outputs, times)
+        # the loop writes to sockets once everything that is due has run: hash a turn later
+        loop.call_soon(loop.call_soon, self._record, execution, run, outputs, times)
 
     # ---- after the path ------------------------------------------------------------------------
 
@@ -502,9 +503,7 @@ class Engine:
             part.recorded += 1
             self._check_complete(execution)
 
-        execution.recorder.add(
-            part.digests, [t.data for t in run.inputs], [t.data for t in outputs], on_done
-        )
+        execution.recorder.add(part.digests, run.inputs, outputs, on_done)
 
     def _check_complete(self, execution: Execution) -> None:
         if execution.is_over or execution.ended_at_s or not execution.parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import shutil
 import tempfile
@@ -23,7 +22,7 @@ from splitup.net.objects import get_object
 from splitup.protocol.events import RecomputeTask
 from splitup.protocol.queue import PortId
 from splitup.protocol.routes import get_sources
-from splitup.tensors import TensorSpec
+from splitup.tensors import StepsDigest, TensorSpec
 from splitup.wire import CLIENT, EMPTY_DIGEST, Grants, Ruling
 
 _LOGITS: Final = "logits"  # the name of the output whose argmax counts
@@ -178,12 +177,12 @@ class Rulings:
                 order.steps,
                 is_drawn=True,
             )
-            digest = hashlib.sha256()
+            digest = StepsDigest()
             try:
                 with path.open("wb") as file:
                     async for tensor in tensors:
                         write_tensor(file, tensor)
-                        digest.update(tensor)
+                        digest.add_tensor(tensor)
             except LogIncomplete as error:
                 if source[0] == CLIENT:
                     raise

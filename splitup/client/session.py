@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -33,14 +32,14 @@ from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.links import Link, LinkPool
 from splitup.net.logs import LogObject, LogWriter, has_large_tensors, open_logs, read_tensor
-from splitup.net.objects import add_to_sha256, compute_sha256
+from splitup.net.objects import compute_sha256
 from splitup.protocol.ends import sign_end
 from splitup.protocol.failover import Command, Failover, GiveUp, Probe, Replace
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.routes import get_sources
 from splitup.protocol.takeovers import Roster, sign_takeover
-from splitup.tensors import bytes_to_array, check_inputs
+from splitup.tensors import StepsDigest, bytes_to_array, check_inputs
 from splitup.wire import (
     CLIENT,
     End,
@@ -98,7 +97,7 @@ class Session:
         self._collector = OutputCollector(manifest, self.plan, verify_frame, self._roster)
         self._failover = Failover(self.plan, manifest, self._loop.time())
         self._specs = tuple(port.spec for port in manifest.inputs)
-        self._input_digests = [hashlib.sha256() for _ in manifest.inputs]
+        self._input_digests = [StepsDigest() for _ in manifest.inputs]
         self._inputs_sent = 0  # tensors in the digests
         self._output_specs = tuple(port.spec for port in manifest.outputs)
         self._store = open_logs(
@@ -288,7 +287,7 @@ class Session:
             await self._store.write([LogObject(name, data, digest)])
         entry = LogEntry(step, digest, len(data), None if is_large else data)
         self._writer.append(CLIENT, port, entry)
-        await add_to_sha256(self._input_digests[port], data)
+        self._input_digests[port].add(digest)
         self._inputs_sent += 1
         sealed = self._seal_entry(port, entry)
         for node in get_input_consumers(self.manifest, self.executors)[port]:

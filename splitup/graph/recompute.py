@@ -23,7 +23,6 @@ stderr. The caller gives it an empty environment and a time limit (``splitup.san
 
 from __future__ import annotations
 
-import hashlib
 import json
 import resource
 import sys
@@ -34,7 +33,7 @@ from typing import Any, BinaryIO, Final
 from splitup.codec import parse_json
 from splitup.errors import InvalidInput, SplitUpError
 from splitup.graph.compare import Tolerance, compare_tensors, find_tolerance
-from splitup.tensors import TensorSpec
+from splitup.tensors import StepsDigest, TensorSpec
 from splitup.wire import EMPTY_DIGEST
 
 _LENGTH_BYTES: Final = 8
@@ -63,8 +62,8 @@ def replay(job: dict[str, Any]) -> dict[str, Any]:
     if len(job["inputs"]) != len(program.inputs):
         raise InvalidInput(f"the task takes {len(program.inputs)} inputs, not {len(job['inputs'])}")
     state = program.new_state()
-    inputs = [hashlib.sha256() for _ in program.inputs]
-    outputs = [hashlib.sha256() for _ in program.outputs]
+    inputs = [StepsDigest() for _ in program.inputs]
+    outputs = [StepsDigest() for _ in program.outputs]
     files = [Path(path).open("rb") for path in job["inputs"]]
     rival = _Rival(job, program.outputs)
     for _ in range(job["steps"]):
@@ -75,9 +74,9 @@ def replay(job: dict[str, Any]) -> dict[str, Any]:
         else:
             results = program.run(state, tensors)
         for digest, tensor in zip(inputs, tensors, strict=True):
-            digest.update(tensor)
+            digest.add_tensor(tensor)
         for digest, tensor in zip(outputs, results, strict=True):
-            digest.update(tensor)
+            digest.add_tensor(tensor)
         rival.compare(results)
     has_state = program.states and job["steps"]
     return {

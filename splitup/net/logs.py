@@ -7,6 +7,7 @@ segment after segment in the background; readers follow a chain of segments to i
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -19,9 +20,9 @@ from splitup import limits
 from splitup.errors import PeerFault, Refused, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.net.gateway import GatewayClient, LogRead, LogWrite
-from splitup.net.objects import NotStored, compute_sha256, get_object, put_object
+from splitup.net.objects import NotStored, get_object, put_object
 from splitup.protocol.keys import LogName
-from splitup.protocol.logs import LogEntry, LogReader, PortLog
+from splitup.protocol.logs import LogEntry, LogReader, PortLog, Segment
 from splitup.protocol.queue import PortId
 from splitup.protocol.takeovers import Roster
 from splitup.tensors import TensorSpec
@@ -352,10 +353,10 @@ class LogWriter:
                 for log in self._logs.values()
                 if (segment := log.get_oldest()) is not None
             ]:
-                objects = []
-                for log, segment in batch:
-                    data = segment.encode(self._execution_id, log.previous)
-                    objects.append(LogObject(segment.name, data, await compute_sha256(data)))
+                objects = [
+                    await _encode(segment, self._execution_id, log.previous)
+                    for log, segment in batch
+                ]
                 await self._store.write(objects)
                 if self.error is not None:
                     return
@@ -364,6 +365,17 @@ class LogWriter:
         except SplitUpError as error:
             _log.warning("the log of %s cannot be stored: %s", self._execution_id, error)
             self.error = error
+
+
+async def _encode(segment: Segment, execution_id: str, previous: str) -> LogObject:
+    """Return a segment as it is stored; one larger than a frame is put together on a thread."""
+
+    def encode() -> LogObject:
+        data = segment.encode(execution_id, previous)
+        return LogObject(segment.name, data, hashlib.sha256(data).digest())
+
+    size = sum(len(entry.data) for entry in segment.entries if entry.data is not None)
+    return encode() if size <= limits.INLINE_TENSOR_BYTES else await asyncio.to_thread(encode)
 
 
 async def iter_log(

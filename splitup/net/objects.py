@@ -37,14 +37,6 @@ async def compute_sha256(data: bytes | memoryview) -> bytes:
     return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
 
 
-async def add_to_sha256(digest: hashlib._Hash, data: bytes | memoryview) -> None:
-    """Let a running SHA-256 take ``data``, on a thread when it is too large for a frame."""
-    if len(data) <= limits.INLINE_TENSOR_BYTES:
-        digest.update(data)
-    else:
-        await asyncio.to_thread(digest.update, data)
-
-
 async def put_object(
     session: aiohttp.ClientSession,
     grant: Grant,
@@ -116,7 +108,8 @@ async def get_object(
     fetches = 0
     while True:
         try:
-            status, data = await _fetch(session, grant, max_bytes, end)
+            digest = None if expected_digest is None else hashlib.sha256()
+            status, data = await _fetch(session, grant, max_bytes, end, digest)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await pauses.wait(grant, describe_failure(error))
             continue
@@ -129,7 +122,7 @@ async def get_object(
             raise make_refusal(grant, status)
         if len(data) > max_bytes:
             raise PeerFault(f"object {grant.key} is longer than {max_bytes} bytes")
-        if expected_digest is None or (await compute_sha256(data)).hex() == expected_digest:
+        if digest is None or digest.hexdigest() == expected_digest:
             return data
         fetches += 1
         if fetches == limits.OBJECT_FETCHES:
@@ -178,9 +171,13 @@ async def _slice(data: memoryview) -> AsyncIterator[memoryview]:
 
 
 async def _fetch(
-    session: aiohttp.ClientSession, grant: Grant, max_bytes: int, end: float
+    session: aiohttp.ClientSession,
+    grant: Grant,
+    max_bytes: int,
+    end: float,
+    digest: hashlib._Hash | None,
 ) -> tuple[int, bytes]:
-    """Return the status and at most ``max_bytes`` + 1 bytes."""
+    """Return the status and at most ``max_bytes`` + 1 bytes; ``digest`` takes them as they come."""
     async with session.get(
         URL(grant.url, encoded=True),
         # no compression: a small answer must not unfold into a large one
@@ -193,12 +190,15 @@ async def _fetch(
             return response.status, b""
         if (response.content_length or 0) > max_bytes:
             return 200, bytes(max_bytes + 1)
-        data = bytearray()
+        chunks, left = [], max_bytes + 1
         async for chunk in response.content.iter_any():
-            data += chunk[: max_bytes + 1 - len(data)]
-            if len(data) > max_bytes:
+            chunks.append(chunk[:left])
+            left -= len(chunks[-1])
+            if digest is not None:
+                digest.update(chunks[-1])
+            if not left:
                 break
-        return 200, bytes(data)
+        return 200, b"".join(chunks)
 
 
 def _timeout(end: float) -> aiohttp.ClientTimeout:

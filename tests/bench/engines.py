@@ -6,7 +6,9 @@ Who runs what is said, not drawn, so that every task has a node of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from typing import Any, Final
 
 from splitup_deploy.build import CompiledModel
 
+from splitup import limits
 from splitup.client.outcome import TraceEvent, make_trace
 from splitup.client.session import Session
 from splitup.crypto.keys import Identity, generate_identity
@@ -36,6 +39,7 @@ from tests.node.network import make_certificate
 START_TIMEOUT_S: Final = 90.0  # a worker compiles its tasks
 DEADLINE_S: Final = 100.0  # of an execution
 MEMORY_BYTES: Final = 4 * 10**9
+_LOWEST: Final = 19  # priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +144,19 @@ def _redirect(certificate: PlanCertificate, endpoints: Mapping[str, str]) -> Pla
 @asynccontextmanager
 async def run_engines(
     placements: Sequence[Sequence[tuple[Model, Sequence[int]]]],
+    *,
+    direct_bytes: int = limits.DIRECT_BYTES,
+    store_gives_way: bool = False,
 ) -> AsyncIterator[Engines]:
-    """Run one node per entry, each with tasks of models, until the block is left."""
+    """Run one node per entry, each with tasks of models, until the block is left.
+
+    ``store_gives_way``: the object store gets what the nodes leave of the processors, which it has
+    not to share with them on a real network.
+    """
     directory = Path(tempfile.mkdtemp(prefix="splitup-bench-"))
-    objects = start_object_server(directory / "objects", preexec_fn=die_with_parent)
+    objects = start_object_server(
+        directory / "objects", preexec_fn=_give_way if store_gives_way else die_with_parent
+    )
     engines = Engines(directory, objects)
     children: list[Child] = []
     try:
@@ -154,6 +167,7 @@ async def run_engines(
             config = {
                 "objects": asdict(engines.place),
                 "memory_bytes": MEMORY_BYTES,
+                "direct_bytes": direct_bytes,
                 "kernels": str(directory / "kernels"),
                 "models": {str(model.folder): list(tasks) for model, tasks in models},
             }
@@ -170,6 +184,13 @@ async def run_engines(
             await asyncio.to_thread(child.stop)
         await asyncio.to_thread(objects.stop)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _give_way() -> None:
+    die_with_parent()
+    os.nice(_LOWEST)
+    with contextlib.suppress(OSError):  # a session's share counts first, where the kernel does so
+        Path("/proc/self/autogroup").write_text(str(_LOWEST))
 
 
 async def _wait_ready(child: Child) -> Node:

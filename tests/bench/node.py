@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from aiohttp import web
-from splitup_node.digests import Digests, Recorder, Tensors
+from splitup_node.digests import Digests, Recorder
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
 from splitup_node.recompute import recompute
@@ -35,6 +36,7 @@ from splitup.graph.manifest import Manifest, load_manifest
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH
 from splitup.net.logs import has_large_tensors, open_logs
+from splitup.protocol.queue import Tensor
 from splitup.protocol.takeovers import Roster
 from splitup.wire import PlanCertificate
 from tests.bench.grants import LocalGateway, ObjectPlace
@@ -46,7 +48,11 @@ class NoRecorder(Recorder):
     """Commits to nothing: what the path of a tensor costs without verification."""
 
     def add(
-        self, digests: Digests, inputs: Tensors, outputs: Tensors, on_done: Callable[[], None]
+        self,
+        digests: Digests,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        on_done: Callable[[], None],
     ) -> None:
         on_done()
 
@@ -79,6 +85,7 @@ class BenchNode:
             self,
             allow_loopback=True,
             get_state_limit=lambda: memory_bytes,
+            direct_bytes=int(config["direct_bytes"]),
         )
 
     def _open_store(self, certificate: PlanCertificate, manifest: Manifest, roster: Roster) -> Any:
@@ -202,4 +209,6 @@ async def serve(path: Path, config: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     given = Path(sys.argv[1])
+    gc.collect()
+    gc.freeze()  # as the daemon does
     uvloop.run(serve(given, json.loads(given.read_text())))

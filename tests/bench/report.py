@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -148,6 +149,14 @@ def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """Return the median of the ratios within rounds; other load hits both sides of a round."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def compute_median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the median: order statistics, whatever the spread."""
+    ordered = sorted(values)
+    count = len(ordered)
+    low = max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))
+    return ordered[low], ordered[count - 1 - low]
 
 
 def read_rss_bytes(pid: int) -> int:

@@ -9,6 +9,7 @@ from tests.bench.money import BYTES_BAR, measure_bytes
 from tests.bench.report import (
     Bar,
     Report,
+    compute_median_interval,
     describe_bars,
     fit_line,
     median_ratio,
@@ -62,7 +63,12 @@ def test_what_verification_adds_is_a_median_of_rounds() -> None:
     found = Measured(8)
     found.plain = [make_transitions([n]) for n in (100, 1_000, 200)]  # a busy round in the middle
     found.verified = [make_transitions([n]) for n in (101, 1_100, 202)]
-    assert found.compute_change_percent() == 1.0
+    assert found.describe_change() == (1.0, [1.0, 10.0])
+
+
+def test_the_interval_of_a_median_narrows_with_the_number_of_values() -> None:
+    assert compute_median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert compute_median_interval([float(n) for n in range(100)]) == (40.0, 59.0)
 
 
 def test_a_model_of_round_trips_is_fitted_at_two_and_tested_at_two() -> None:

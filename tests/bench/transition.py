@@ -1,9 +1,12 @@
 """From the end of a task's compute to the start of its successor's, between two node processes.
 
-Four trivial tasks on two nodes in turn, one step at a time, so that nothing queues. Executions
-alternate: one hashes what it consumes and produces and has 8 % of its tasks recomputed by a third
-node while the next one runs, as the network does; the other is not verified at all. The bare
-exchange, the signature and the hash of the same bytes stand beside it, from the same rounds.
+Four trivial tasks on two nodes in turn, one step at a time, so that nothing queues. Short
+executions alternate: one hashes what it consumes and produces and has 8 % of its tasks recomputed
+by a third node while the next one runs, as the network does; the other is not verified at all. The
+bare exchange, the signature and the hash of the same bytes stand beside it, from the same rounds.
+
+Tensors too large for a frame are measured twice, as nodes send them and by the object store alone,
+with the store's own PUT and GET beside. The store gives way to the nodes (see ``run_engines``).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,16 +33,19 @@ from splitup.net.objects import get_object, put_object
 from splitup.storage.presign import Presigner
 from tests.bench.echo import Measure, run_echo
 from tests.bench.engines import Engines, Model, fetch_trace, run_engines
-from tests.bench.report import Bar, Report, median_ratio, say, summarise_ms
+from tests.bench.report import Bar, Report, compute_median_interval, say, summarise_ms
 from tests.node.network import make_manifest
 
 RUNS: Final = (0, 1, 0, 1)  # which node runs which task
 VALIDATOR: Final = 2
 SAMPLING: Final = 0.08
-# floats of a tensor -> (rounds, steps of a round)
-SIZES: Final = {2_048: (24, 100), 65_536: (10, 60), 524_288: (6, 20)}
+# floats of a tensor -> (pairs of executions, steps of an execution)
+SIZES: Final = {2_048: (160, 25), 65_536: (160, 16)}
+SMALLEST: Final = limits.INLINE_TENSOR_BYTES // 4 + 1  # that no frame carries
+LARGE: Final = {SMALLEST: (8, 12), 524_288: (8, 12), 2_097_152: (6, 8)}
 WARM_STEPS: Final = 20
 CHANGE_BAR_PERCENT: Final = 2.0
+OBJECT_BAR_MS: Final = 15.0
 
 
 @dataclass(slots=True)
@@ -52,7 +58,6 @@ class Measured:
     exchange_ms: list[float] = field(default_factory=list)
     signature_ms: list[float] = field(default_factory=list)
     digest_ms: list[float] = field(default_factory=list)
-    object_ms: list[float] = field(default_factory=list)  # of tensors too large for a frame
 
     @property
     def all_verified(self) -> list[Transition]:
@@ -61,18 +66,42 @@ class Measured:
     @property
     def floors(self) -> dict[str, float]:
         """Return what else such a tensor costs, in milliseconds."""
-        floors = {
-            "floor, PUT + GET of one object, ms": self.object_ms,
-            "floor, bare WebSocket exchange (there and back), ms": self.exchange_ms,
-            "floor, Ed25519 sign + verify, ms": self.signature_ms,
-            "floor, SHA-256, ms": self.digest_ms,
+        return {
+            "floor, bare WebSocket exchange (there and back), ms": _median(self.exchange_ms),
+            "floor, Ed25519 sign + verify, ms": _median(self.signature_ms),
+            "floor, SHA-256, ms": _median(self.digest_ms),
         }
-        return {name: _median(values) for name, values in floors.items() if values}
 
-    def compute_change_percent(self) -> float:
-        """Return by how much verification moves the median, from round to round."""
-        with_, without = ([_p50(row) for row in rows] for rows in (self.verified, self.plain))
-        return round(100 * (median_ratio(with_, without) - 1), 2)
+    def compute_changes_percent(self) -> list[float]:
+        """Return by how much verification moves the median, of every pair of executions."""
+        pairs = zip(self.verified, self.plain, strict=True)
+        return [100 * (_p50(verified) / _p50(plain) - 1) for verified, plain in pairs]
+
+    def describe_change(self) -> tuple[float, list[float]]:
+        """Return the median change in percent and its 95 % confidence interval."""
+        changes = self.compute_changes_percent()
+        interval = compute_median_interval(changes)
+        return round(statistics.median(changes), 2), [round(end, 2) for end in interval]
+
+
+@dataclass(slots=True)
+class Large:
+    """A tensor too large for a frame, both ways; ``object_ms`` is the store's PUT and GET."""
+
+    nbytes: int
+    sent: list[Transition] = field(default_factory=list)
+    stored: list[Transition] = field(default_factory=list)
+    object_ms: list[float] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row of the table, in milliseconds."""
+        stored, floor = summarise_ms(self.stored), _median(self.object_ms)
+        return {
+            "as nodes send it": summarise_ms(self.sent),
+            "by the store alone": stored,
+            "PUT + GET": floor,
+            "our share of the store's way": round(stored["p50"] - floor, 3),
+        }
 
 
 def save_small_model(size: int, folder: Path) -> Model:
@@ -87,28 +116,41 @@ def save_small_model(size: int, folder: Path) -> Model:
 
 async def run(quick: bool) -> Report:
     """Measure all sizes."""
+    share = 8 if quick else 1
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
-        models = {size: save_small_model(size, Path(name) / str(size)) for size in SIZES}
+        sizes = [*SIZES, *LARGE]
+        models = {size: save_small_model(size, Path(name) / str(size)) for size in sizes}
         placement = [(model, range(len(RUNS))) for model in models.values()]
-        async with run_engines([placement] * 3) as engines, run_echo(Path(name)) as exchange:
+        large = {size: Large(4 * size) for size in LARGE}
+        async with (
+            run_engines([placement] * 3, store_gives_way=True) as engines,
+            run_echo(Path(name)) as exchange,
+        ):
             measured = [
-                await measure(engines, model, size, SIZES[size][0] // (4 if quick else 1), exchange)
-                for size, model in models.items()
+                await measure(engines, models[size], size, SIZES[size][0] // share, exchange)
+                for size in SIZES
             ]
-    return make_report(*measured)
+            for size, found in large.items():
+                found.sent = await measure_large(engines, models[size], size, share)
+        async with run_engines([placement] * 2, direct_bytes=0) as engines:
+            for size, found in large.items():
+                found.stored = await measure_large(engines, models[size], size, share)
+                found.object_ms = await time_objects(engines, found.nbytes, 80 // share)
+    return make_report(*measured, list(large.values()))
 
 
 async def measure(
     engines: Engines, model: Model, size: int, rounds: int, exchange: Measure
 ) -> Measured:
-    """Run the rounds of one size."""
+    """Run the pairs of executions of one size."""
     steps = SIZES[size][1]
     found = Measured(4 * size)
     for is_recorded in (True, False):
         await run_steps(engines, model, size, WARM_STEPS, is_recorded)
     due, last = 0.0, None
     for number in range(rounds):
-        say(f"{found.nbytes} bytes: round {number + 1} of {rounds}")
+        if number % 20 == 0:
+            say(f"{found.nbytes} bytes: round {number + 1} of {rounds}")
         for is_recorded in (True, False) if number % 2 else (False, True):
             check = None
             if is_recorded and last is not None and due >= 1:
@@ -119,18 +161,34 @@ async def measure(
                 await check
             if is_recorded:
                 last, due = session, due + SAMPLING * len(RUNS)
-            trace = await fetch_trace(session)
             rows = found.verified if is_recorded else found.plain
-            rows.append([t for t in compute_transitions(model.manifest, trace) if not t.is_local])
-        found.exchange_ms.append(await exchange(found.nbytes, steps))
-        _time_crypto(found, steps)
-        if found.nbytes > limits.INLINE_TENSOR_BYTES:
-            found.object_ms.append(await time_objects(engines, found.nbytes, steps))
+            rows.append(await fetch_transitions(session, model))
+        if number % 8 == 0:
+            found.exchange_ms.append(await exchange(found.nbytes, steps))
+            _time_crypto(found, steps)
     return found
 
 
-async def time_objects(engines: Engines, nbytes: int, count: int) -> float:
-    """Return the median milliseconds of storing an object and reading it back."""
+async def measure_large(engines: Engines, model: Model, size: int, share: int) -> list[Transition]:
+    """Return the transitions of one size of large tensors, of the first step on."""
+    rounds, steps = LARGE[size]
+    found: list[Transition] = []
+    await run_steps(engines, model, size, steps, True)
+    for number in range(max(1, rounds // share)):
+        say(f"{4 * size} bytes: round {number + 1} of {max(1, rounds // share)}")
+        session = await run_steps(engines, model, size, steps, True)
+        found += await fetch_transitions(session, model)
+    return found
+
+
+async def fetch_transitions(session: Session, model: Model) -> list[Transition]:
+    """Return the transitions between the nodes."""
+    trace = await fetch_trace(session)
+    return [t for t in compute_transitions(model.manifest, trace) if not t.is_local]
+
+
+async def time_objects(engines: Engines, nbytes: int, count: int) -> list[float]:
+    """Return the milliseconds of storing an object and reading it back, time and again."""
     place, data, times = engines.place, bytes(nbytes), []
     presigner = Presigner.open(place.endpoint_url, place.bucket, Path(place.credentials))
     async with SignedClient() as http:
@@ -141,8 +199,8 @@ async def time_objects(engines: Engines, nbytes: int, count: int) -> float:
             begun = time.perf_counter()
             await put_object(http.session, put, data)
             await get_object(http.session, get, max_bytes=nbytes, expected_digest=None)
-            times.append(time.perf_counter() - begun)
-    return statistics.median(times) * 1000
+            times.append(1000 * (time.perf_counter() - begun))
+    return times
 
 
 async def run_steps(
@@ -196,8 +254,8 @@ def _median(values: list[float]) -> float:
     return round(statistics.median(values), 3)
 
 
-def make_report(small: Measured, medium: Measured, large: Measured) -> Report:
-    """Return bars and figures of the three sizes."""
+def make_report(small: Measured, medium: Measured, large: list[Large]) -> Report:
+    """Return bars and figures of all sizes."""
     bars = []
     for found, at_most in ((small, 1.0), (medium, 2.0)):
         what = f"transition of {found.nbytes // 1024} KiB between two nodes"
@@ -206,26 +264,32 @@ def make_report(small: Measured, medium: Measured, large: Measured) -> Report:
             Bar(f"{what}, p50", summary["p50"], "ms", at_most=at_most, beside=found.floors),
             Bar(f"{what}, p99", summary["p99"], "ms", at_most=5.0),
         ]
-    through = f"transition of {large.nbytes // 2**20} MiB through the object store, p50"
-    p50 = summarise_ms(large.all_verified)["p50"]
-    bars.append(Bar(through, p50, "ms", at_most=15.0, beside=large.floors))
-    bars.append(
-        Bar(
-            "what verification adds to a transition of 8 KiB, p50",
-            small.compute_change_percent(),
-            "%",
-            at_most=CHANGE_BAR_PERCENT,
-            beside={
-                "p50 with / without, ms": [
-                    summarise_ms([t for row in rows for t in row])["p50"]
-                    for rows in (small.verified, small.plain)
-                ],
-                "at 256 KiB, %": medium.compute_change_percent(),
-            },
+    for row in large:
+        figures, size = row.to_dict(), f"{row.nbytes / limits.MIB:.6g} MiB"
+        for way in ("as nodes send it", "by the store alone"):
+            p50 = figures[way]["p50"]
+            beside = {"PUT + GET of one such object, ms": figures["PUT + GET"]}
+            name = f"transition of {size}, {way}, p50"
+            bars.append(Bar(name, p50, "ms", at_most=OBJECT_BAR_MS, beside=beside))
+    for found in (small, medium):
+        change, interval = found.describe_change()
+        both = [
+            summarise_ms([t for row in rows for t in row])["p50"]
+            for rows in (found.verified, found.plain)
+        ]
+        bars.append(
+            Bar(
+                f"what verification adds to a transition of {found.nbytes // 1024} KiB, p50",
+                change,
+                "%",
+                at_most=CHANGE_BAR_PERCENT,
+                beside={
+                    "95 % confidence interval, %": interval,
+                    "pairs of executions": len(found.plain),
+                    "p50 with / without, ms": both,
+                },
+            )
         )
-    )
-    rows = {
-        f"{found.nbytes} bytes": summarise_ms(found.all_verified)
-        for found in (small, medium, large)
-    }
-    return Report(bars, {"transitions_ms": rows})
+    rows = {f"{found.nbytes} bytes": summarise_ms(found.all_verified) for found in (small, medium)}
+    tables = {f"{row.nbytes} bytes": row.to_dict() for row in large}
+    return Report(bars, {"transitions_ms": rows, "large_ms": tables})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.deploy import moes
 from tests.deploy.llamas import TINY, make_weights
 
 ALIGNMENT = 32
@@ -27,6 +29,14 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.w2": "ffn_down_exps",
 }
 ARRAY = 9
 
@@ -162,7 +172,8 @@ def save_gguf(
     table = {**TINY, **(config or {})}
     heads, hidden = table["num_attention_heads"], table["hidden_size"]
     head_dim = table.get("head_dim", hidden // heads)
-    weights = {**make_weights(table), **(extra or {})}
+    is_moe = "num_experts_per_tok" in table
+    weights = {**(moes.make_weights if is_moe else make_weights)(table), **(extra or {})}
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     for name, array in weights.items():
         stem, _, kind = name.rpartition(".")
@@ -170,6 +181,7 @@ def save_gguf(
             place = NAMES[stem]
         else:
             layer, _, rest = stem.removeprefix("model.layers.").partition(".")
+            rest = re.sub(r"experts\.[0-9]+", "experts", rest)
             place = f"blk.{layer}.{NAMES.get(rest) or 'attn_' + rest[10] + '_norm'}"
         short = place.rpartition(".")[2]
         chosen = (forms or {}).get(short, (forms or {}).get("", "F32"))
@@ -177,7 +189,11 @@ def save_gguf(
         data, weights[name] = quantise(array, form)
         if family == "llama" and short in ("attn_q", "attn_k"):
             data = interleave(data, array.shape[0], head_dim)
-        tensors[f"{place}.{kind}"] = (form, array.shape, data)
+        shape: tuple[int, ...] = array.shape
+        if ".experts." in name:  # all of a layer's in one tensor
+            _, (count, *_), before = tensors.get(f"{place}.{kind}", (form, (0,), b""))
+            shape, data = (count + 1, *shape), before + data
+        tensors[f"{place}.{kind}"] = (form, shape, data)
     values = {
         "block_count": table["num_hidden_layers"],
         "context_length": table["max_position_embeddings"],
@@ -189,6 +205,11 @@ def save_gguf(
         "rope.freq_base": float(table["rope_theta"]),
         "rope.dimension_count": head_dim,
     }
+    if is_moe:
+        count = table.get("num_experts", table.get("num_local_experts"))
+        values |= {"expert_count": count, "expert_used_count": table["num_experts_per_tok"]}
+    if "moe_intermediate_size" in table:
+        values["expert_feed_forward_length"] = table["moe_intermediate_size"]
     if "head_dim" in table:
         values["attention.key_length"] = values["attention.value_length"] = head_dim
     head = {"general.architecture": family}

@@ -9,18 +9,21 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from splitup_deploy.build import build
 
 from splitup.errors import InvalidModel
+from tests.deploy import moes
 from tests.deploy import statefiles as sf
 from tests.deploy.llamas import TINY, save_llama
 from tests.deploy.onnxes import Graph, encode_model, number, piece, save_onnx
@@ -156,3 +159,22 @@ def test_a07_what_a_graph_blows_up_is_refused(name: str, tmp_path: Path) -> None
     source = save_onnx(tmp_path / "m.onnx", BOMBS[name])
     with refused_unread():
         build(source, LARGE)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (TINY, "num_hidden_layers"),
+        (moes.MIXTRAL, "num_local_experts"),
+        (moes.QWEN3_MOE, "num_hidden_layers"),
+        (moes.QWEN3_MOE, "num_experts"),
+    ],
+)
+def test_a05_a_configuration_of_endless_parts_is_refused(
+    config: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    """Shapes alone are enough to look at a cut, so no missing weight would end it."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, "torch_dtype": "float16", field: 2**30}))
+    with refused_unread():
+        build(str(path), LARGE)

@@ -13,12 +13,14 @@ import pytest
 from splitup_deploy.build import CompiledModel, build
 from splitup_deploy.frontends.gguf_file import FORMATS, read_gguf
 from splitup_deploy.frontends.gguf_tokenizer import make_tokenizer
+from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.frontends.quantised import dequantise
 from tinygrad.tensor import Tensor
 from tokenizers import Tokenizer
 
 from splitup.errors import InvalidModel
 from tests.builders import HANG_S
+from tests.deploy import moes
 from tests.deploy.execution import CutModel
 from tests.deploy.ggufs import KINDS, make_tokens, save_gguf, write_gguf
 from tests.deploy.llamas import compute_logits, relative_error, save_llama
@@ -69,6 +71,60 @@ def test_quantised_weights_stay_quantised_and_mixed_formats_work(tmp_path: Path)
     assert task.weights_bytes < 0.6 * whole
     wanted = compute_logits(config, weights, TOKENS)
     assert relative_error(run(compiled, TOKENS), wanted) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "forms"),
+    [
+        ("llama", {**moes.MIXTRAL, "num_hidden_layers": 1}, {}),
+        (
+            "qwen3moe",
+            {
+                **moes.QWEN3_MOE,
+                "mlp_only_layers": [],
+                "num_hidden_layers": 1,
+                "moe_intermediate_size": 32,
+            },
+            {"ffn_gate_exps": "Q4_0", "ffn_up_exps": "Q4_0", "ffn_down_exps": "Q8_0"},
+        ),
+    ],
+)
+def test_experts_stay_quantised_and_only_the_chosen_are_looked_up(
+    family: str, config: dict[str, Any], forms: dict[str, str], tmp_path: Path
+) -> None:
+    table, weights = save_gguf(tmp_path / "m.gguf", config, family=family, forms=forms)
+    wanted = moes.compute_logits(table, weights, TOKENS)
+    whole = build(str(tmp_path / "m.gguf"), LARGE, sizes=Sizes(chunk=2))
+    assert relative_error(run(whole, TOKENS), wanted) <= 1e-5
+    (bank,) = whole.manifest.tasks
+    dense = sum(array.nbytes for name, array in weights.items() if ".experts." not in name)
+    experts = sum(array.nbytes for name, array in weights.items() if ".experts." in name)
+    assert bank.weights_bytes < dense + (0.3 if forms else 1.1) * experts + 10_000
+    target = 20_000 if forms else 50_000
+    cut = build(str(tmp_path / "m.gguf"), target, sizes=Sizes(chunk=2))
+    assert len(cut.manifest.tasks) > 2
+    assert forms or sum(task.gate is not None for task in cut.manifest.tasks) > 1
+    assert relative_error(run(cut, TOKENS), wanted) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("forms", "metadata", "message"),
+    [
+        ({"ffn_gate_exps": "Q4_0"}, {}, "'model.layers.0.mlp.experts.gate_proj.up_proj.weight'"),
+        ({}, {"qwen3moe.expert_count": 5}, r"'blk\.0\.ffn_gate_\w+.weight' .* is \[6, .*\[5, "),
+        ({}, {"qwen3moe.expert_count": None}, "has no num_experts"),
+        ({}, {"qwen3moe.expert_feed_forward_length": 16}, r"is \[6, 24, 32\].*\[6, 16, 32\]"),
+        ({}, {"qwen3moe.expert_weights_scale": 2.0}, "expert_weights_scale.*unknown"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(
+    forms: dict[str, str], metadata: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = {**moes.QWEN3_MOE, "mlp_only_layers": [], "num_hidden_layers": 1}
+    path = tmp_path / "m.gguf"
+    save_gguf(path, config, family="qwen3moe", forms=forms, metadata=metadata)
+    with pytest.raises(InvalidModel, match=message):
+        build(str(path), LARGE)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
@@ -146,7 +202,7 @@ def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:
         ({"general.architecture": "mamba"}, "'mamba'"),
         ({"llama.attention.key_length": 2**30}, "4 heads of 1073741824"),
         ({"llama.rope.freq_base": 1e-20}, "rope theta"),
-        ({"llama.expert_count": 8}, "expert_count"),
+        ({"llama.expert_count": 8}, "num_experts_per_tok"),
         ({"llama.attention.value_length": 4}, "value_length"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),
         ({"llama.attention.sliding_window": 4}, "4 others"),

@@ -36,6 +36,7 @@ from splitup.tensors import parse_safetensors
 from tests.deploy.checkpoints import CASES, GOLDEN, save_safetensors
 from tests.deploy.ggufs import save_gguf
 from tests.deploy.llamas import EXAMPLE
+from tests.deploy.moes import MIXTRAL
 from tests.deploy.onnxes import save_vision
 
 CORPUS: Final = Path(__file__).parent / "corpus"
@@ -81,6 +82,9 @@ def _write(kind: str) -> bytes:
         path = Path(folder) / kind
         if kind == "gguf":
             save_gguf(path, _SMALL)
+        elif kind == "gguf with experts":
+            forms = dict.fromkeys(("ffn_gate_exps", "ffn_up_exps"), "Q8_0")
+            save_gguf(path, {**MIXTRAL, "num_hidden_layers": 1}, forms=forms)
         elif kind == "onnx":
             save_vision(path)
         else:
@@ -123,7 +127,9 @@ TARGETS: Final[dict[str, Target]] = {
         _read_config,
         is_json=True,
     ),
-    "gguf": Target(lambda: [_write("gguf")], lambda path: _use(load_gguf, path)),
+    "gguf": Target(
+        lambda: [_write("gguf"), _write("gguf with experts")], lambda path: _use(load_gguf, path)
+    ),
     "graph": Target(lambda: _compile_example()[1], _read_graph, is_json=True),
     "manifest": Target(lambda: [_compile_example()[0]], _read_manifest, is_json=True),
     "onnx": Target(lambda: [_write("onnx")], lambda path: _use(load_onnx, path)),

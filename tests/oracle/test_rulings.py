@@ -50,6 +50,10 @@ def digest(array: np.ndarray) -> str:
     return hashlib.sha256(array.tobytes()).hexdigest()
 
 
+def digest_steps(steps: np.ndarray) -> str:
+    return hashlib.sha256(b"".join(bytes.fromhex(digest(step)) for step in steps)).hexdigest()
+
+
 @dataclass(frozen=True)
 class Court:
     """A network whose store holds the model, and one member's recomputation."""
@@ -93,7 +97,10 @@ class Court:
         self, order: VerificationOrder, manifest: Manifest, determinism: str, claimed: np.ndarray
     ) -> Ruling:
         claim = TaskCommitment(
-            task=TASK, inputs=(digest(DATA),), outputs=(digest(claimed),), state="ab" * 32
+            task=TASK,
+            inputs=(digest_steps(DATA),),
+            outputs=(digest_steps(claimed),),
+            state="ab" * 32,
         )
         return await self.rulings.recompute(RecomputeTask(order, determinism, claim), manifest)
 
@@ -126,7 +133,7 @@ async def test_in_the_executors_class_a_member_gets_its_bytes(court: Court) -> N
     await court.write(order.certificate, 0, DATA)
     determinism = await sandbox.find_class("")
     ruling = await court.rule(order, MANIFEST, determinism, RIGHT)
-    assert (ruling.inputs, ruling.outputs) == ((digest(DATA),), (digest(RIGHT),))
+    assert (ruling.inputs, ruling.outputs) == ((digest_steps(DATA),), (digest_steps(RIGHT),))
     assert ruling.state == digest(RIGHT[-1]) and not ruling.compared and not ruling.error
     ruling = await court.rule(order, MANIFEST, "another/GPU", RIGHT)
     assert "this machine computes as" in ruling.error, "it has no tolerance"
@@ -146,7 +153,7 @@ async def test_outputs_that_are_not_in_the_store_are_missed_by_name(
 async def test_across_classes_a_member_compares_what_the_executor_stored(court: Court) -> None:
     near, far = RIGHT * np.float32(1 + 5e-7), RIGHT * np.float32(1 + 5e-6)
     for claimed, stored, expected in (
-        (near, near, (digest(near),)),
+        (near, near, (digest_steps(near),)),
         (far, far, ()),
         (near, RIGHT, None),  # it commits to others than it stores
         (near, RIGHT[:0], None),
@@ -159,7 +166,7 @@ async def test_across_classes_a_member_compares_what_the_executor_stored(court: 
             assert ruling.missing == (TASK,)
         else:
             assert ruling.compared and ruling.outputs == expected
-            assert (ruling.inputs, ruling.state) == ((digest(DATA),), "ab" * 32)
+            assert (ruling.inputs, ruling.state) == ((digest_steps(DATA),), "ab" * 32)
 
 
 async def test_the_clients_inputs_are_nobodys_fault(

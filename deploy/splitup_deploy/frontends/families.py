@@ -163,7 +163,7 @@ def read_shape(
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise fields.refuse(activation, ", ".join(_ACTIVATIONS))
     config = DecoderConfig(
-        layers=fields.get_integer("num_hidden_layers"),
+        layers=fields.get_integer("num_hidden_layers", most=limits.MAX_LAYERS),
         hidden=hidden,
         intermediate=fields.get_integer("intermediate_size"),
         heads=heads,

@@ -70,12 +70,15 @@ class Fields:
         value = self._table.get(key)
         return InvalidModel(f"{self._name} asks for {key} = {value!r:.80}; supported: {supported}")
 
-    def get_integer(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer; a field without default must be there."""
+    def get_integer(
+        self, key: str, default: int | None = None, most: int = limits.MAX_DIMENSION
+    ) -> int:
+        """Return an integer from 1 to ``most``; a field without default must be there."""
         value = self._require(key, default)
-        if type(value) is not int or not 1 <= value <= limits.MAX_DIMENSION:
+        if type(value) is not int or not 1 <= value <= most:
+            bound = "" if most == limits.MAX_DIMENSION else f" of at most {most}"
             raise InvalidModel(
-                f"{self._name} has {key} = {value!r:.40}; a positive integer is wanted"
+                f"{self._name} has {key} = {value!r:.40}; a positive integer{bound} is wanted"
             )
         return value
 

@@ -1,4 +1,4 @@
-"""GGUF files of the Llama family: llama (with Mistral), qwen2 and qwen3.
+"""GGUF files of the Llama family: llama (with Mistral and Mixtral), qwen2, qwen3 and qwen3moe.
 
 Quantised weights stay as they are in the file, uint8 blocks, and are dequantised inside the graph.
 The metadata are read as a config.json of the same family would be. Where the tokenizer is a
@@ -8,6 +8,7 @@ of token ids.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from splitup.errors import InvalidModel
 from splitup.tensors import TensorSpec
+from splitup_deploy.frontends import moe
 from splitup_deploy.frontends.decoder import DecoderConfig, trace_decoder
 from splitup_deploy.frontends.families import ARCHITECTURES
 from splitup_deploy.frontends.fields import Fields
@@ -29,6 +31,17 @@ FAMILIES: Final = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}
+_MIXTRAL: Final = "MixtralForCausalLM"  # a llama with experts
+_EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.([0-9]+)\.(\w+)")
+_EXPERT_TENSORS: Final = {
+    "gate_proj": "ffn_gate_exps",
+    "up_proj": "ffn_up_exps",
+    "down_proj": "ffn_down_exps",
+    "w1": "ffn_gate_exps",
+    "w3": "ffn_up_exps",
+    "w2": "ffn_down_exps",
 }
 # a family's metadata key -> the field of config.json with the same meaning
 _FIELDS: Final = {
@@ -56,6 +69,7 @@ _CHECKED: Final = (
     "vocab_size",
     "expert_count",
     "expert_used_count",
+    "expert_feed_forward_length",
     "attention.sliding_window",
     "tensor_data_layout",
 )
@@ -76,6 +90,8 @@ _LAYER_TENSORS: Final = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
 }
 _PLAIN: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_RADIANS: Final = 16  # models turn by at most 1; the series for sines is slow far from 0
@@ -99,7 +115,7 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
         raise InvalidModel(f"'{source}' is one of several parts; merge them with llama-gguf-split")
     config = read_config(file, family, sizes.context)
     weights = GgufWeights(file, config, interleaved=family == "llama")
-    traced = trace_decoder(config, weights, sizes.chunk)
+    traced = trace_decoder(config, weights, sizes.chunk, moe.choose_feed_forward(config))
     weights.check_all_read((_ROPE_FACTORS,))
     tokenizer = make_tokenizer(file.metadata, config.vocab)
     if tokenizer is None:
@@ -129,15 +145,21 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
         raise InvalidModel(
             f"'{file.path}' says {heads!r:.40} heads of {size!r:.40}; its query has {rows} rows"
         )
+    architecture = FAMILIES[family]
+    if family == "llama" and keys.get("expert_count", 0) != 0:
+        architecture = _MIXTRAL
+    table.update(_read_experts(keys, architecture))
     fields = Fields(table, f"'{file.path}'")
-    config = ARCHITECTURES[FAMILIES[family]](fields, context)
+    config = {**ARCHITECTURES, **moe.ARCHITECTURES}[architecture](fields, context)
     fields.check_all_read()
+    experts = config.experts if isinstance(config, moe.MoeConfig) else None
     for key, wanted in (
         ("attention.value_length", config.head_dim),
         ("rope.dimension_count", config.head_dim),
         ("vocab_size", config.vocab),
-        ("expert_count", 0),
-        ("expert_used_count", 0),
+        ("expert_count", experts.count if experts else 0),
+        ("expert_used_count", experts.active if experts else 0),
+        ("expert_feed_forward_length", experts.intermediate if experts else 0),
         ("tensor_data_layout", "Meta AI original pth"),
     ):
         if keys.get(key, wanted) != wanted:
@@ -162,6 +184,21 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
     )
+
+
+def _read_experts(keys: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """Return the fields of experts, as a config.json of the architecture has them."""
+    count, active = keys.get("expert_count"), keys.get("expert_used_count")
+    if architecture == _MIXTRAL:
+        return {"num_local_experts": count, "num_experts_per_tok": active}
+    if architecture != FAMILIES["qwen3moe"]:
+        return {}
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": active,
+        "moe_intermediate_size": keys.get("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # the architecture has no key for it
+    }
 
 
 def _read_scaling(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any] | None:
@@ -231,19 +268,26 @@ class GgufWeights:
     def __init__(self, file: GgufFile, config: DecoderConfig, *, interleaved: bool) -> None:
         self._file, self._head_dim, self._interleaved = file, config.head_dim, interleaved
         self._asked: set[str] = set()
+        experts = config.experts if isinstance(config, moe.MoeConfig) else None
+        self._experts = experts.count if experts else 0
 
     def get(self, name: str, *shape: int) -> WeightSource:
         """Return one weight; raises InvalidModel when it is absent or has another shape.
 
         A quantised one has dtype uint8 and shape [rows, blocks, bytes per block].
         """
-        tensor = self._find(name)
-        if tensor.shape != shape:
+        tensor, expert = self._find(name)
+        whole = shape if expert is None else (self._experts, *shape)
+        if tensor.shape != whole:
             raise InvalidModel(
                 f"tensor '{tensor.name}' in '{self._file.path}' is {list(tensor.shape)}; "
-                f"the metadata want {list(shape)}"
+                f"the metadata want {list(whole)}"
             )
         part: Part = FileSlice(self._file.path, tensor.start, tensor.end)
+        if expert is not None:
+            size = (tensor.end - tensor.start) // self._experts
+            start = tensor.start + expert * size
+            part = FileSlice(self._file.path, start, start + size)
         turned = ".self_attn.q_proj." in name or ".self_attn.k_proj." in name
         if self._interleaved and turned:
             row_bytes = (tensor.end - tensor.start) // shape[0]
@@ -258,7 +302,7 @@ class GgufWeights:
 
     def can_join(self, names: list[str]) -> bool:
         """Say whether these weights are stored in the same way."""
-        return len({self._find(name).format for name in names}) == 1
+        return len({self._find(name)[0].format for name in names}) == 1
 
     def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
         """Return weights of (name, rows) put under each other, called ``name``."""
@@ -277,14 +321,18 @@ class GgufWeights:
                     "use here: it is an unknown variation"
                 )
 
-    def _find(self, name: str) -> GgufTensor:
+    def _find(self, name: str) -> tuple[GgufTensor, int | None]:
+        """Return the tensor that holds a weight, and which of its experts' that is."""
         stem, _, kind = name.rpartition(".")
+        expert = None
         if stem in _TENSORS:
             place = _TENSORS[stem]
         else:
             layer, _, rest = stem.removeprefix("model.layers.").partition(".")
-            place = f"blk.{layer}.{_LAYER_TENSORS[rest]}"
+            if (match := _EXPERT.fullmatch(rest)) is not None:
+                expert, rest = int(match[1]), _EXPERT_TENSORS[match[2]]
+            place = f"blk.{layer}.{_LAYER_TENSORS.get(rest, rest)}"
         found = f"{place}.{kind}"
         self._asked.add(found)
         _get_shape(self._file, found)
-        return self._file.tensors[found]
+        return self._file.tensors[found], expert

@@ -17,11 +17,13 @@ from typing import Final
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
 
+from splitup import limits
 from splitup.errors import InvalidModel
 from splitup.tensors import TensorSpec
 from splitup_deploy.frontends.decoder import DecoderConfig, FeedForward, Step, compute_dense_mlp
 from splitup_deploy.frontends.families import add_qwen_window, add_rope, add_window, read_shape
 from splitup_deploy.frontends.fields import Fields
+from splitup_deploy.frontends.quantised import dequantise
 from splitup_deploy.weights import WeightSource
 
 
@@ -55,7 +57,7 @@ def read_mixtral(fields: Fields, context: int | None) -> MoeConfig:
     if fields.get("sliding_window") is not None:
         config = add_window(fields, config, range(config.layers))
     experts = Experts(
-        count=fields.get_integer("num_local_experts"),
+        count=fields.get_integer("num_local_experts", most=limits.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=config.intermediate,
         renormalised=True,
@@ -75,7 +77,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
     if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
         raise fields.refuse("mlp_only_layers", "a list of layers")
     experts = Experts(
-        count=fields.get_integer("num_experts"),
+        count=fields.get_integer("num_experts", most=limits.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=fields.get_integer("moe_intermediate_size"),
         renormalised=fields.get_flag("norm_topk_prob", False),
@@ -175,24 +177,23 @@ def _look_up(
     parts = [
         (f"{prefix}.{expert}.{name}.weight", size) for expert in range(count) for name in names
     ]
-    joined = step.weights.join(f"{prefix}.{'.'.join(names)}.weight", parts, count * out, inner)
+    name = f"{prefix}.{'.'.join(names)}.weight"
+    if not step.weights.can_join([part for part, _ in parts]):
+        raise InvalidModel(f"the experts' parts of '{name}' are stored in different ways")
+    joined = step.weights.join(name, parts, count * out, inner)
+    kind, rest = joined.spec.dtype, joined.spec.shape[1:]  # blocks of bytes, when quantised
+    raw = TensorSpec(name, "uint16" if kind == "bfloat16" else kind, (count, out, *rest))
+    is_plain = kind in ("float32", "float16")
+    table = step.tracer.weight(WeightSource(raw, joined.parts))
+    table = table.cast(dtypes.float32 if is_plain else dtypes.uint32)
+    rows, slots, ones = step.rows, experts.active, (1,) * (1 + len(rest))
+    hit = step.tracer.iota(count).reshape(1, 1, count, *ones) == chosen.reshape(
+        rows, slots, 1, *ones
+    )
+    found = hit.where(table.reshape(1, 1, *raw.shape), 0).sum(2)
     if joined.encoding:
-        raise InvalidModel(
-            f"weight '{joined.spec.name}' is quantised ({joined.encoding}); experts must be "
-            "float32, float16 or bfloat16"
-        )
-    spec = TensorSpec(joined.spec.name, joined.spec.dtype, (count, out, inner))
-    is_wide = spec.dtype != "bfloat16"
-    if is_wide:
-        table = step.tracer.weight(WeightSource(spec, joined.parts)).cast(dtypes.float32)
-    else:
-        raw = TensorSpec(spec.name, "uint16", spec.shape)
-        table = step.tracer.weight(WeightSource(raw, joined.parts)).cast(dtypes.uint32)
-    rows, slots = step.rows, experts.active
-    place = step.tracer.iota(count).reshape(1, 1, count, 1, 1)
-    hit = place == chosen.reshape(rows, slots, 1, 1, 1)
-    found = hit.where(table.reshape(1, 1, count, out, inner), 0).sum(2)
-    return found if is_wide else found.lshift(16).bitcast(dtypes.float32)
+        return dequantise(found.cast(dtypes.uint8), joined.encoding)
+    return found if is_plain else found.lshift(16).bitcast(dtypes.float32)
 
 
 def _add_rope(fields: Fields, config: DecoderConfig) -> DecoderConfig:

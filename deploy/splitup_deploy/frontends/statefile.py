@@ -254,7 +254,7 @@ class _Reader:
         known = self.storages.get(key)
         if known is not None:
             self.check(
-                (known.dtype, known.items) == (kind.dtype, items), f"has two storages '{key:.40}'"
+                (known.dtype, known.items) == (kind.dtype, items), f"has two storages {key!r:.40}"
             )
             return known
         storage = self.storages[key] = _Storage(kind.dtype, items)
@@ -309,11 +309,11 @@ class _Reader:
             self.file.seek(position)
             self.check(
                 int.from_bytes(self.file.read(8), "little") == storage.items,
-                f"has another length for storage '{key:.40}'",
+                f"has another length for storage {key!r:.40}",
             )
             storage.start = position + 8
             position = storage.start + storage.items * ITEM_BYTES[storage.dtype]
-            self.check(position <= blob.end, f"ends in the middle of storage '{key:.40}'")
+            self.check(position <= blob.end, f"ends in the middle of storage {key!r:.40}")
         return root
 
     def read_zip(self) -> Any:
@@ -328,7 +328,7 @@ class _Reader:
         self.check(len(tops) == 1, "is a zip archive, but none that torch.save writes")
         for info in infos:
             name = info.filename.partition("/")[2]
-            self.check(name not in self.entries, f"has the entry '{name:.40}' twice")
+            self.check(name not in self.entries, f"has the entry {name!r:.40} twice")
             self.entries[name] = self.find_entry(info)
         self.check(
             "constants.pkl" not in self.entries, "is a TorchScript program, not a state file"
@@ -402,7 +402,7 @@ def _find_weights(reader: _Reader, root: Any) -> Sequence[tuple[str, Any]]:
 def _locate(reader: _Reader, name: str, value: Any) -> WeightSource:
     tensor = value.tensor if isinstance(value, _NumpyArray) else value
     if not isinstance(tensor, _Tensor) or tensor.storage.start is None:
-        raise reader.fail(f"has an entry '{name:.80}' that is no tensor with data")
+        raise reader.fail(f"has an entry {name!r:.80} that is no tensor with data")
     spec = TensorSpec(name, tensor.storage.dtype, tensor.shape)
     start = tensor.storage.start + tensor.offset * ITEM_BYTES[spec.dtype]
     return WeightSource(spec, (FileSlice(reader.path, start, start + spec.nbytes),))
