@@ -63,7 +63,7 @@ class Beats:
         self._reap()
 
     def get_demands(self) -> list[Demand]:
-        """Return the demand as each member that answered the latest beat sees it."""
+        """Return the demand as each member sees it that answered lately."""
         return [demand for demand in self._outcomes.values() if isinstance(demand, tuple)]
 
     def list_refusals(self, committee: CommitteeView) -> set[str]:

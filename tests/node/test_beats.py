@@ -24,6 +24,12 @@ NODE = make_identity(50)
 BLOCKS = [f"0x{n:064x}" for n in range(9)]
 
 
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A beat waits for all answers, however long a busy machine takes."""
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", HANG_S)
+
+
 @dataclass
 class Member:
     """The heartbeat route, as a member with this chain answers it."""
@@ -124,15 +130,15 @@ async def test_refusals_are_told_when_all_refuse() -> None:
 
 async def test_f11_a_member_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told again when it has answered, not once more for every beat it missed."""
-    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 0.2)
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 0.1)
     monkeypatch.setattr(limits, "HEARTBEAT_TIMEOUT_S", HANG_S)
     members = make_members(*BLOCKS[1:5])
     members[0].may_answer.clear()
     async with asyncio.timeout(HANG_S), serve(members) as (beats, view):
-        for sequence in range(1, 4):
-            await beats.send(make_beat(sequence), view)
+        sequence = 0
+        while min(len(member.named) for member in members[1:]) < 4:
+            await beats.send(make_beat(sequence := sequence + 1), view)
         assert len(members[0].named) == 1
         members[0].may_answer.set()
         while len(beats.get_demands()) < 4:
-            await beats.send(make_beat(9), view)
-    assert all(len(member.named) >= 4 for member in members[1:])
+            await beats.send(make_beat(sequence := sequence + 1), view)
