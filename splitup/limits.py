@@ -21,6 +21,7 @@ MAX_COMMITTEE: Final = 31  # n = 3f+1 with f = 10; signature checks on chain sta
 
 INLINE_TENSOR_BYTES: Final = 1 * MIB  # above this, hashing and copying cost more than an S3 GET
 MAX_FRAME_BYTES: Final = INLINE_TENSOR_BYTES + 4 * KIB
+BUNDLE_FRAMES: Final = 256  # tensors under one signature: a batch's, or all inputs of a step
 MAX_TENSOR_BYTES: Final = (
     1024 * MIB
 )  # one step of one port; larger values must be split by the compiler

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from splitup import limits
 from splitup.errors import PeerFault
-from splitup.wire import FRAME_HEADER_BYTES, Frame, FrameKind, Heartbeat, decode_frame
+from splitup.wire import FRAME_HEADER_BYTES, Frame, FrameKind, Heartbeat, Seal, decode_frame
 
 SIGNATURE = bytes(range(64))
 
@@ -35,10 +35,9 @@ def make_frame(payload: bytes = b"tensor") -> Frame:
 )
 def test_frame_round_trip(payload: bytes, task: int, port: int, step: int) -> None:
     frame = replace(make_frame(payload), task=task, port=port, step=step)
-    decoded, signature = decode_frame(frame.encode(SIGNATURE))
+    decoded, seal = decode_frame(frame.encode(SIGNATURE))
     assert replace(decoded, payload=bytes(decoded.payload)) == frame
-    assert signature == SIGNATURE
-    assert decoded.signed_bytes() == frame.signed_bytes()
+    assert seal == Seal(frame.signed_bytes(), SIGNATURE)
 
 
 @given(st.binary(max_size=400))

@@ -18,7 +18,8 @@ from splitup import limits
 from splitup.errors import PeerFault, Unavailable
 from splitup.net.frames import make_tensor_frame, seal_frame
 from splitup.protocol.keys import LogName
-from splitup.wire import CLIENT, PlanCertificate
+from splitup.wire import CLIENT, FrameKind, PlanCertificate
+from tests.builders import HANG_S
 from tests.node.fragile_worker import CRASH, RAISE
 from tests.node.network import (
     Store,
@@ -137,6 +138,23 @@ async def test_execution_over_two_nodes_equals_the_reference_and_is_logged(pair:
         for span in trace.spans:
             times = (span.received_ns, span.started_ns, span.ended_ns, span.sent_ns)
             assert list(map(int, times)) == sorted(map(int, times))
+
+
+async def test_an_ended_execution_keeps_no_outputs(pair: Pair) -> None:
+    certificate = pair.plan(0, 1, 0, 1)
+    for node in pair.nodes:
+        node.engine.start(certificate, MANIFEST)
+    await pair.client.connect(certificate)
+    xs = make_inputs(3)
+    await pair.run(certificate, xs)
+    execution = pair.nodes[1].engine.executions[certificate.plan.request.execution_id]
+    assert len(execution.outbox) == len(xs) and execution.outbox_bytes  # for who connects again
+    pair.client.end(certificate, len(xs))
+    async with asyncio.timeout(HANG_S):
+        for node in pair.nodes:
+            await node.finished.get()
+    assert all(FrameKind(sealed[4]) is FrameKind.TRACE for sealed in execution.outbox)
+    assert execution.outbox_bytes == sum(map(len, execution.outbox))
 
 
 async def test_frames_that_come_before_the_plan_are_kept(pair: Pair) -> None:
