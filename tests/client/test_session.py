@@ -27,7 +27,7 @@ from splitup.wire import (
     SignedEnd,
     TaskFailure,
     Trace,
-    decode_frame,
+    decode_frames,
 )
 from tests.client.parties import Parties, make_parties
 
@@ -44,7 +44,7 @@ class FakeNode:
         self.ended_with: asyncio.Future[End] = asyncio.get_running_loop().create_future()
 
     def on_frame(self, link: Link, data: bytes) -> None:
-        frame, _ = decode_frame(data)
+        [frame] = decode_frames(data)[1]
         if frame.kind is FrameKind.END:
             signed = SignedEnd.parse(bytes(frame.payload))
             check_end(signed, self.parties.plan, self.parties.manifest)
