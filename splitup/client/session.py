@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,6 +49,7 @@ from splitup.protocol.takeovers import Roster, sign_takeover
 from splitup.tensors import bytes_to_array, check_inputs
 from splitup.wire import (
     CLIENT,
+    FRAME_HEADER_BYTES,
     End,
     FrameKind,
     PlanCertificate,
@@ -127,6 +128,7 @@ class Session:
         self._links: dict[str, Link] = {}
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()
+        self._outgoing = 0  # steps that are not sent yet
         self._takeovers: list[bytes] = []  # sealed frames, in order
         self._traces: list[Trace] = []
         self._told: set[str] = set()  # nodes whose spans are all here
@@ -186,7 +188,9 @@ class Session:
         future: asyncio.Future[dict[str, Array]] = self._loop.create_future()
         future.add_done_callback(_consume)  # the session raises it again, see SplitUp.session
         self._futures[step] = future
-        self._outbox.put_nowait(_Outgoing(step, tensors))
+        self._outgoing += 1
+        if self._outgoing > 1 or not self._send_now(step, tensors):
+            self._outbox.put_nowait(_Outgoing(step, tensors))
         self._failover.process_submitted(step, self._loop.time())
         self._schedule()
         return future
@@ -285,6 +289,23 @@ class Session:
             await asyncio.sleep(limits.FLUSH_PERIOD_S)
             self._writer.flush(age_s=limits.SEGMENT_AGE_S)
 
+    def _send_now(self, step: int, tensors: list[bytes]) -> bool:
+        """Send a step that has none before it; False when it has to wait for store or network."""
+        if not self._is_open or any(len(data) > limits.INLINE_TENSOR_BYTES for data in tensors):
+            return False
+        free = limits.LINK_QUEUE_BYTES - sum(FRAME_HEADER_BYTES + len(data) for data in tensors)
+        readers = [self._links[node] for nodes in self._consumers.values() for node in nodes]
+        if any(link.queued_bytes > free for link in readers):
+            return False
+        entries = []
+        for port, data in enumerate(tensors):
+            entries.append(LogEntry(step, hashlib.sha256(data).digest(), len(data), data))
+            self._input_digests[port].update(data)
+        for node, sealed in self._finish_inputs(entries):
+            with contextlib.suppress(SplitUpError):  # the failover knows what to do about it
+                self._links[node].send(sealed)
+        return True
+
     async def _send(self, outgoing: _Outgoing) -> None:
         step, entries = outgoing.step, []
         for port, data in enumerate(outgoing.tensors):
@@ -293,25 +314,28 @@ class Session:
             if is_large:
                 name = LogName(CLIENT, port, self.plan.request.client, step, apart=True)
                 await self._store.write([LogObject(name, data, digest)])
-            entry = LogEntry(step, digest, len(data), None if is_large else data)
-            self._writer.append(CLIENT, port, entry)
             await add_to_sha256(self._input_digests[port], data)
-            entries.append(entry)
+            entries.append(LogEntry(step, digest, len(data), None if is_large else data))
+        for node, sealed in self._finish_inputs(entries):
+            link = self._links[node]
+            with contextlib.suppress(SplitUpError):
+                if link.queued_bytes + len(sealed) > limits.LINK_QUEUE_BYTES:
+                    await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
+                link.send(sealed)
+
+    def _finish_inputs(self, entries: list[LogEntry]) -> Iterator[tuple[str, bytes]]:
+        """Log a step's inputs and yield what goes to whom."""
+        for port, entry in enumerate(entries):
+            self._writer.append(CLIENT, port, entry)
         self._steps_sent += 1
+        self._outgoing -= 1
         for ports, nodes in self._consumers.items():
             frames = [
                 make_entry_frame(self.execution_id, (CLIENT, port), entries[port]) for port in ports
             ]
             for sealed in seal_frames(self._identity, frames):
                 for node in nodes:
-                    await self._pass_on(node, sealed)
-
-    async def _pass_on(self, node: str, sealed: bytes) -> None:
-        link = self._links[node]
-        with contextlib.suppress(SplitUpError):  # the failover knows what to do about it
-            if link.queued_bytes + len(sealed) > limits.LINK_QUEUE_BYTES:
-                await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
-            link.send(sealed)
+                    yield node, sealed
 
     def _seal_entry(self, port: int, entry: LogEntry) -> bytes:
         frame = make_entry_frame(self.execution_id, (CLIENT, port), entry)

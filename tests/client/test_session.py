@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from splitup import limits
 from splitup.client.session import Session
 from splitup.errors import ExecutionFailed, InvalidInput
 from splitup.net.frames import make_message_frame, make_tensor_frame, seal_frame
@@ -131,10 +132,14 @@ async def test_steps_in_flight_come_back_each_to_its_own_future() -> None:
     assert (end.steps, end.inputs) == (3, (sent,)), "what every reader's digest has to be"
 
 
-async def test_who_ends_before_all_is_sent_vouches_for_nothing() -> None:
+async def test_who_ends_before_all_is_sent_vouches_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with open_session(FakeNode.double) as (session, node):
         await session.step(x(1))
-        session.submit(x(2))
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, "LINK_QUEUE_BYTES", 0)  # it has to wait for its reader
+            session.submit(x(2))
         session.end()  # nothing of the second step has left
         end = await node.ended_with
     assert (end.steps, end.inputs) == (2, ())
