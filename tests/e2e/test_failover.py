@@ -163,7 +163,7 @@ def test_nodes_behind_a_relay_give_the_same_tokens(
             file.write_text(f'relay = "{relay}"\n{direct[name]}')
         network.start_again(*names)
         for name in names:
-            wait_for(lambda name=name: network.is_replaced(name), 60, network.describe)
+            wait_for(lambda name=name: network.is_replaced(name), network.describe)
         for _ in range(20):  # of seven tasks, or before the plan knows of the relay
             done = asyncio.run(generate(network))
             assert done.tokens == undisturbed
