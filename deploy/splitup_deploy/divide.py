@@ -36,7 +36,9 @@ from splitup_deploy.slices import (
     Box,
     Indivisible,
     find_operands,
+    has,
     is_full,
+    join_boxes,
     make_full_box,
     name_sizes,
     restrict_arg,
@@ -93,7 +95,8 @@ class _Plan:
 class _Cone:
     """What a piece is computed by: boxes of nodes, down to whole values that are read."""
 
-    boxes: frozenset[tuple[int, Box]]
+    boxes: frozenset[tuple[int, Box]]  # but of weights
+    weights: Mapping[int, Sequence[Box]]  # joined
     reads: frozenset[int]  # inputs and values in memory
 
 
@@ -144,21 +147,26 @@ class _Scope:
     ) -> _Cone:
         """Return what ``box`` of ``root`` needs."""
         boxes, reads = {(root, box)}, set()
+        weights: dict[int, set[Box]] = {}
         pending = [(root, box)]
         while pending:
             for src, part in self.step(*pending.pop(), bank, span):
                 op = self.graph.nodes[src].op
                 if op == "INPUT" or (src not in cluster and op == "CONTIGUOUS"):
                     reads.add(src)
+                elif op == "WEIGHT":
+                    weights.setdefault(src, set()).add(part)
                 elif (src, part) not in boxes:
                     boxes.add((src, part))
                     pending.append((src, part))
-        return _Cone(frozenset(boxes), frozenset(reads))
+        joined = {index: join_boxes(parts) for index, parts in weights.items()}
+        return _Cone(frozenset(boxes), joined, frozenset(reads))
 
     def measure(self, cone: _Cone) -> int:
         """Return the memory of a task that is this cone."""
         total = sum(measure_buffer(self.values[read]) for read in cone.reads)
-        for index, box in cone.boxes:
+        weights = ((index, box) for index, boxes in cone.weights.items() for box in boxes)
+        for index, box in (*weights, *cone.boxes):
             node = self.graph.nodes[index]
             if node.op in ("WEIGHT", "CONTIGUOUS") or index in self.temporaries:
                 shape = tuple(size for _, size in box)
@@ -232,6 +240,7 @@ class _Piece:
     span: tuple[int, int]
     name: str
     cluster: Collection[int]
+    weights: Mapping[int, Sequence[Box]]  # what the piece has of each
     replaced: Mapping[int, int]
     made: dict[tuple[int, Box], int]
 
@@ -302,7 +311,8 @@ class _Writer:
             box = list(make_full_box(scope.values[plan.root].shape))
             if bank is None:
                 box[plan.axis] = span
-            piece = _Piece(plan, span, name, cluster, replaced, {})
+            cone = scope.find_cone(plan.root, tuple(box), cluster, bank, span)
+            piece = _Piece(plan, span, name, cluster, cone.weights, replaced, {})
             pieces.append(self._write_box(piece, plan.root, tuple(box)))
             if bank is not None:
                 self._borders.add(
@@ -322,7 +332,15 @@ class _Writer:
         stored = node.op == "CONTIGUOUS"
         written = index == piece.plan.root or index in piece.cluster
         if node.op == "WEIGHT" and not is_full(box, shape):
-            result = self._write_weight(node, box)
+            # cut as the piece needs it and then read as before: kernels are known by their form
+            whole = next(part for part in piece.weights[index] if has(part, box))
+            result = self._write_weight(node, whole)
+            if box != whole:
+                inner = tuple(
+                    (start - first, size)
+                    for (start, size), (first, _) in zip(box, whole, strict=True)
+                )
+                result = self._add(Node("SHRINK", node.dtype, (result,), inner))
         elif not node.srcs or (stored and not written):
             result = piece.replaced.get(
                 index, self._moved[index] if index < len(self._moved) else 0
@@ -349,6 +367,8 @@ class _Writer:
     def _write_weight(self, node: Node, box: Box) -> int:
         assert isinstance(node.arg, int)  # check_graph has seen to it
         whole = self._scope.graph.weights[node.arg]
+        if is_full(box, whole.shape):
+            return self._add(node)
         spans = (
             ":" if (start, size) == (0, full) else f"{start}:{start + size}"
             for (start, size), full in zip(box, whole.shape, strict=True)

@@ -9,7 +9,7 @@ its largest size, and never divided: a box has all of it, or the first row alone
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from splitup.graph.ir import Arg, Dim, Dims, Graph
@@ -31,6 +31,48 @@ def make_full_box(shape: Sequence[int]) -> Box:
 def is_full(box: Box, shape: Sequence[int]) -> bool:
     """Say whether a box is the whole value."""
     return box == make_full_box(shape)
+
+
+def has(box: Box, part: Box) -> bool:
+    """Say whether a box has all of another one."""
+    return all(
+        start <= first and first + count <= start + size
+        for (start, size), (first, count) in zip(box, part, strict=True)
+    )
+
+
+def join_boxes(boxes: Iterable[Box]) -> list[Box]:
+    """Return the boxes with those joined that make a larger box, and nothing more, together.
+
+    So a weight's bytes stay together that a kernel reads together, as a block's scale and its
+    numbers, and boxes far apart, as of gate and up, stay apart.
+    """
+    joined: list[Box] = []
+    pending = sorted(boxes, reverse=True)
+    while pending:
+        box = pending.pop()
+        for other in joined:
+            if (both := _join_two(box, other)) is not None:
+                joined.remove(other)
+                pending.append(both)
+                break
+        else:
+            joined.append(box)
+    return joined
+
+
+def _join_two(one: Box, two: Box) -> Box | None:
+    for box, part in ((one, two), (two, one)):
+        if has(box, part):
+            return box
+    different = [axis for axis, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
+    if len(different) != 1:
+        return None
+    (axis,) = different
+    (low, size), (high, count) = sorted((one[axis], two[axis]))
+    if low + size < high:
+        return None
+    return (*one[:axis], (low, high + count - low), *one[axis + 1 :])
 
 
 def name_sizes(box: Box, dims: Dims) -> tuple[tuple[int, Dim], ...]:
