@@ -48,6 +48,7 @@ from splitup_deploy.weights import WeightSource, select
 
 _MOST_PIECES: Final = limits.MAX_PORTS // 2  # the join reads them all, and more besides
 _GRAIN: Final = 64  # elements; no kernel works on larger blocks of an output
+_BLOCKS: Final = (32, 256)  # elements of a quantised row's blocks, across which nothing divides
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +185,8 @@ class _Scope:
         whole = make_full_box(shape)
         nowhere = (0, 0)
 
-        def measure(axis: int, size: int) -> int:
-            box = (*whole[:axis], (0, size), *whole[axis + 1 :])
+        def measure(axis: int, span: tuple[int, int]) -> int:
+            box = (*whole[:axis], span, *whole[axis + 1 :])
             return self.measure(self.find_cone(region.root, box, (), None, nowhere))
 
         if self.measure(self.find_cone(region.root, whole, (), None, nowhere)) <= target_bytes:
@@ -203,33 +204,56 @@ class _Scope:
         """Return how to divide a bank; None when it fits, or when one expert does not."""
         box = make_full_box(self.values[bank.root].shape)
 
-        def measure(size: int) -> int:
-            return self.measure(self.find_cone(bank.root, box, cluster, bank, (0, size)))
+        def measure(span: tuple[int, int]) -> int:
+            return self.measure(self.find_cone(bank.root, box, cluster, bank, span))
 
-        if measure(bank.experts) <= target_bytes:
+        if measure((0, bank.experts)) <= target_bytes:
             return None
-        spans = _find_spans(bank.experts, target_bytes, measure, grain=1)
+        spans = _find_spans(bank.experts, target_bytes, measure, grain=1, units=(1,))
         return _Plan(bank.root, 0, spans, bank) if spans else None
 
 
 def _find_spans(
-    length: int, target_bytes: int, measure: Callable[[int], int], grain: int = _GRAIN
+    length: int,
+    target_bytes: int,
+    measure: Callable[[tuple[int, int]], int],
+    grain: int = _GRAIN,
+    units: Sequence[int] = (1, *_BLOCKS),
 ) -> tuple[tuple[int, int], ...]:
     """Return the fewest, nearly equal spans that fit; none when that is not possible."""
-    low, high = 0, length - 1  # a piece of ``low`` fits
+    found = [_find_spans_of(length, target_bytes, measure, grain, unit) for unit in units]
+    return min(filter(None, found), key=len, default=())
+
+
+def _find_spans_of(
+    length: int,
+    target_bytes: int,
+    measure: Callable[[tuple[int, int]], int],
+    grain: int,
+    unit: int,
+) -> tuple[tuple[int, int], ...]:
+    """Return the same of spans that are multiples of ``unit``.
+
+    Memory grows with a span's length only where no span ends within a block.
+    """
+    low, high = 0, (length - 1) // unit  # a piece of ``low`` units fits
     while low < high:
-        size = (low + high + 1) // 2
-        if measure(size) <= target_bytes:
-            low = size
+        middle = (low + high + 1) // 2
+        if measure((0, middle * unit)) <= target_bytes:
+            low = middle
         else:
-            high = size - 1
+            high = middle - 1
     if not low:
         return ()
-    size = -(-length // -(-length // low))
-    if (rounded := -(-size // grain) * grain) <= low:
+    largest = low * unit
+    size = -(-length // -(-length // largest))
+    size = -(-size // unit) * unit
+    if (rounded := -(-size // grain) * grain) <= largest:
         size = rounded
     spans = tuple((start, min(size, length - start)) for start in range(0, length, size))
-    return spans if len(spans) <= _MOST_PIECES else ()
+    if len(spans) > _MOST_PIECES or any(measure(span) > target_bytes for span in spans):
+        return ()
+    return spans
 
 
 @dataclass(frozen=True, slots=True)

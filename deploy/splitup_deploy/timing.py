@@ -8,7 +8,7 @@ belongs to one device. Whole picoseconds, so that no rounding depends on the mac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,11 +64,17 @@ class Clock:
     def predict_ps(self, root: int, nodes: Iterable[int]) -> int:
         """Return the time of the value at ``root``; ``nodes`` are computed on the way to it."""
         nodes = sorted(nodes, reverse=True)
-        speed, nbytes = self._speed, self._count_bytes(root, nodes)
-        flops = sum(self._flops[index] for index in nodes)
+        needed = self._count_needed(root, nodes)
+        speed, nbytes = self._speed, self._count_bytes(root, nodes, needed)
+        # of a table that is looked up in, only the rows that are found are widened or dequantised
+        flops_of = {
+            index: self._flops[index] * needed[index] // math.prod(self._values[index].shape)
+            for index in nodes
+        }
+        flops = sum(flops_of.values())
         if not speed.rest_per_ns:
             return predict_compute_ps(nbytes, flops, speed)
-        products = sum(self._flops[index] for index in self._find_products(nodes))
+        products = sum(flops_of[index] for index in self._find_products(nodes))
         busy = predict_compute_ps(nbytes, products, speed)
         return speed.launch_ps + busy + (flops - products) * 1000 // speed.rest_per_ns
 
@@ -91,28 +97,30 @@ class Clock:
             index = self._graph.nodes[index].srcs[0]
         return self._graph.nodes[index].op == "MUL"
 
-    def _count_bytes(self, root: int, nodes: Sequence[int]) -> int:
-        """Return the bytes that a kernel for ``root`` reads and writes; ``nodes`` fall.
+    def _count_needed(self, root: int, nodes: Sequence[int]) -> dict[int, int]:
+        """Return how many elements of every value a kernel for ``root`` needs; ``nodes`` fall.
 
-        Of every operand, at most as many elements are needed as the result has, times what a
-        reduction folds. A one-hot sum needs one element for each that it gives.
+        Of every operand, at most as many as the result has, times what a reduction folds. A
+        one-hot sum needs one element for each that it gives.
         """
         graph, values = self._graph, self._values
         needed = {root: math.prod(values[root].shape)}
-        nbytes = values[root].nbytes
         for index in nodes:
             node, count = graph.nodes[index], needed[index]
-            if node.op in PARAMS:
-                nbytes += count * ITEM_BYTES[node.dtype]
             if node.op == "REDUCE" and not is_pick(node, self._roles):
                 source = values[node.srcs[0]]
                 count = count * math.prod(source.shape) // math.prod(values[index].shape)
             for src in node.srcs:
                 bounded = min(count, math.prod(values[src].shape))
                 needed[src] = max(needed.get(src, 0), bounded)
-        inside = set(nodes)
-        return nbytes + sum(
+        return needed
+
+    def _count_bytes(self, root: int, nodes: Sequence[int], needed: Mapping[int, int]) -> int:
+        """Return the bytes that a kernel for ``root`` reads and writes."""
+        graph, values, inside = self._graph, self._values, set(nodes)
+        read = (
             count * ITEM_BYTES[values[index].dtype]
             for index, count in needed.items()
-            if index not in inside
+            if index not in inside or graph.nodes[index].op in PARAMS
         )
+        return values[root].nbytes + sum(read)
