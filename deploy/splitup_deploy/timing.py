@@ -79,10 +79,7 @@ class Clock:
         return speed.launch_ps + busy + (flops - products) * 1000 // speed.rest_per_ns
 
     def _find_products(self, nodes: Sequence[int]) -> set[int]:
-        """Return the sums of products, with what widens their operands; ``nodes`` fall.
-
-        Where an operand is looked up row by row, as keys and values are, there is no code for it.
-        """
+        """Return the sums of products, with what widens or looks up operands; ``nodes`` fall."""
         graph, inside = self._graph, set(nodes)
         found: set[int] = set()
         for index in nodes:
@@ -90,7 +87,7 @@ class Clock:
             if index in found or (node.op == "REDUCE" and self._multiplies(node.srcs[0])):
                 found.add(index)
                 found.update(src for src in node.srcs if src in inside)
-        return set() if any(graph.nodes[index].op == "LOOKUP" for index in found) else found
+        return found
 
     def _multiplies(self, index: int) -> bool:
         while self._graph.nodes[index].op in MOVEMENT:
