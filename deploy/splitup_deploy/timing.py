@@ -35,9 +35,13 @@ class Speed:
 # The card whose rent gives the price of a step (splitup.graph.cost): one row of a text model is
 # bound by its memory, hundreds of rows by its arithmetic.
 CARD: Final = Speed(300, 5_000)
-# One core with AVX2, measured (docs/kernels.md, docs/compiler.md): products in vectors, all else in
+# One core with AVX2, measured (docs/kernels.md, docs/memory.md): products in vectors, all else in
 # tinygrad's scalar code.
 PROCESSOR: Final = Speed(30, 90, rest_per_ns=5, launch_ps=1_000_000)
+# Operations that one of these is in scalar code, a polynomial: 85 ms for 18.9 million (kernels.md).
+_SERIES: Final = frozenset({"EXP2", "LOG2", "SIN"})
+_SERIES_FLOPS: Final = 20
+
 # Two homes on good fibre, 1 Gbit/s. How long the first byte takes is up to which nodes are chosen,
 # not to where the model is cut, so only bytes count.
 NETWORK_BYTES_PER_US: Final = 125
@@ -75,8 +79,10 @@ class Clock:
         if not speed.rest_per_ns:
             return predict_compute_ps(nbytes, flops, speed)
         products = sum(flops_of[index] for index in self._find_products(nodes))
+        series = sum(flops_of[index] for index in nodes if self._graph.nodes[index].op in _SERIES)
+        rest = flops - products + series * (_SERIES_FLOPS - 1)
         busy = predict_compute_ps(nbytes, products, speed)
-        return speed.launch_ps + busy + (flops - products) * 1000 // speed.rest_per_ns
+        return speed.launch_ps + busy + rest * 1000 // speed.rest_per_ns
 
     def _find_products(self, nodes: Sequence[int]) -> set[int]:
         """Return the sums of products, with what widens or looks up operands; ``nodes`` fall."""
