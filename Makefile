@@ -18,7 +18,7 @@ up: $(READY)  ## a network that stays, in .splitup
 	$(BIN)/splitup up
 
 test: lint  ## everything that CI checks
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4
 
 lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)

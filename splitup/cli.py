@@ -6,7 +6,6 @@ Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the networ
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -18,6 +17,7 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.table import Table
 
+from splitup import loops
 from splitup.client.choices import CheckedPlan, PassedOver, fetch_unexplained, report_choice
 from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp
 from splitup.client.generation import DecoderName
@@ -99,7 +99,7 @@ def run_model_command(
                     model, arrays, max_price_usdc=max_price, deadline_s=deadline
                 )
 
-        result = asyncio.run(execute())
+        result = loops.run(execute())
         directory.mkdir(parents=True, exist_ok=True)
         files = {name: directory / f"{name}.npy" for name in result.outputs}
         for name, path in files.items():
@@ -185,7 +185,7 @@ def generate_command(
 
     def run() -> None:
         try:
-            done = asyncio.run(run_generate(options, write, output.say))
+            done = loops.run(run_generate(options, write, output.say))
         except SplitUpError:
             write("\n")
             raise
@@ -227,7 +227,7 @@ def deposit_command(
             return None if freeze is None else await net.freeze(freeze)
 
     def run() -> None:
-        until = asyncio.run(deposit())
+        until = loops.run(deposit())
         if output.as_json:
             output.print_json({"deposited_usdc": amount, "frozen_until": until})
         else:
@@ -253,7 +253,7 @@ def receipt_command(
             async with SplitUp.connect(config) as net:
                 return await net.receipt(execution_id)
 
-        receipt = asyncio.run(fetch())
+        receipt = loops.run(fetch())
         if output.as_json:
             output.print_json(asdict(receipt))
             return
@@ -292,7 +292,7 @@ def check_command(
                 answers = await report_choice(net.chain, checked) if report else {}
                 return checked, answers, await fetch_unexplained(net.chain, checked)
 
-        checked, answers, unexplained = asyncio.run(fetch())
+        checked, answers, unexplained = loops.run(fetch())
         if output.as_json:
             output.print_json(
                 {

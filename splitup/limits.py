@@ -25,6 +25,7 @@ PIECE_BYTES: Final = 256 * KIB  # of a larger tensor: what a small frame may hav
 DIRECT_BYTES: Final = 32 * MIB  # of pieces that wait for one peer, or are ahead of the store
 DIRECT_HEAD_START_S: Final = 0.05  # that pieces get before the same bytes go to the store
 PIECES_BYTES: Final = 256 * MIB  # of tensors that a node is being sent; beyond, from the store
+BUNDLE_FRAMES: Final = 256  # tensors under one signature: a batch's, or all inputs of a step
 MAX_TENSOR_BYTES: Final = (
     1024 * MIB
 )  # one step of one port; larger values must be split by the compiler
@@ -251,7 +252,7 @@ MAX_SNAPSHOT_BYTES: Final = 64 * MIB  # of JSON: 16,384 nodes of 2 KB, doubled
 PARCEL_NODES: Final = 1_000  # above it what grows with the nodes travels apart from its gossip
 PARCEL_PART_BYTES: Final = 2 * MIB
 PARCEL_TIMEOUT_S: Final = 10.0  # for one part
-MAX_PARCEL_BYTES: Final = 128 * MIB  # a proposal of 5 observations (n = 7) of 10,000 nodes: 85 MB
+MAX_PARCEL_BYTES: Final = 128 * MIB  # a proposal of 21 observations (n = 31) of 10,000 nodes: 18 MB
 MAX_PARCELS: Final = 4  # offered at once: an observation, a proposal, and those before
 MAX_MANIFESTS: Final = 256  # models known at once to a committee member
 MAX_NODES: Final = 16_384  # registered nodes a member follows, ≈ 2 KB each

@@ -418,11 +418,16 @@ class Completion(Message):
         return value if self.end is None else {**value, "end": self.end.model_dump(mode="json")}
 
     def root(self) -> str:
-        owner = bytes.fromhex(self.execution_id[2:] + self.node[2:])
-        end = b"" if self.end is None else self.end.canonical_bytes()
-        owner += hashlib.sha256(end).digest()  # all members must see the same
-        data = b"splitup/completion/v3\0" + owner + packing.pack_completion(self)
-        return "0x" + hashlib.sha256(data).hexdigest()
+        """Return what its node commits to on chain; computed once."""
+        return self.once(_digest_completion)
+
+
+def _digest_completion(completion: Completion) -> str:
+    owner = bytes.fromhex(completion.execution_id[2:] + completion.node[2:])
+    end = b"" if completion.end is None else completion.end.canonical_bytes()
+    owner += hashlib.sha256(end).digest()  # all members must see the same
+    data = b"splitup/completion/v3\0" + owner + packing.pack_completion(completion)
+    return "0x" + hashlib.sha256(data).hexdigest()
 
 
 class ReachRequest(Message):
@@ -508,7 +513,12 @@ class VerificationResult(Message):
     error: str = Field(max_length=500)  # "" when the recomputation succeeded
 
     def root(self) -> str:
-        return self.digest("splitup/verification/v1")
+        """Return what its commitment names; computed once, members compare it at every step."""
+        return self.once(_digest_result)
+
+
+def _digest_result(result: VerificationResult) -> str:
+    return result.digest("splitup/verification/v1")
 
 
 class Held(Message):
@@ -705,6 +715,11 @@ _FLAGS = frozenset({0, _STORED, _ZEROS, _DIRECT})
 _DOMAIN = b"splitup/frame/v1\0"
 _SIGNATURE_BYTES = 64
 FRAME_HEADER_BYTES = _HEADER.size + _SIGNATURE_BYTES
+_KINDS = frozenset(FrameKind)
+_BUNDLE = struct.Struct(">4sH64s")
+_BUNDLE_MAGIC = b"SUb1"
+_BUNDLE_DOMAIN = b"splitup/frames/v1\0"
+BUNDLE_HEADER_BYTES = _BUNDLE.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -756,7 +771,19 @@ class Frame:
         return b"".join((self._header(), signature, b"" if self.zeros else self.payload))
 
 
-def decode_frame(data: bytes) -> tuple[Frame, bytes]:
+@dataclass(slots=True)
+class Seal:
+    """A signature and what it signs: one frame, or all of a bundle.
+
+    ``key`` is the one it was found to be good under, "" before.
+    """
+
+    signed: bytes
+    signature: bytes
+    key: str = ""
+
+
+def decode_frame(data: bytes) -> tuple[Frame, Seal]:
     """Parse a frame; return it with its signature, which the caller verifies against the plan.
 
     Checks sizes and the payload's digest. Raises PeerFault for anything malformed.
@@ -766,12 +793,20 @@ def decode_frame(data: bytes) -> tuple[Frame, bytes]:
             f"frame of {len(data)} bytes; "
             f"allowed are {FRAME_HEADER_BYTES} to {limits.MAX_FRAME_BYTES}"
         )
-    magic, kind, flag, execution, task, port, step, digest, length = _HEADER.unpack_from(data)
-    if magic != _MAGIC or kind not in FrameKind.__members__.values() or flag not in _FLAGS:
+    frame = _parse_frame(data, 0, memoryview(data)[FRAME_HEADER_BYTES:])
+    signature = data[_HEADER.size : FRAME_HEADER_BYTES]
+    return frame, Seal(frame.signed_bytes(), signature)
+
+
+def _parse_frame(data: bytes, offset: int, payload: bytes | memoryview) -> Frame:
+    """Return the frame whose header begins at ``offset``; raise PeerFault unless both fit."""
+    magic, kind, flag, execution, task, port, step, digest, length = _HEADER.unpack_from(
+        data, offset
+    )
+    if magic != _MAGIC or kind not in _KINDS or flag not in _FLAGS:
         raise PeerFault(
             "frame with an unknown magic, kind or flag; the peer speaks another version"
         )
-    payload: bytes | memoryview = memoryview(data)[FRAME_HEADER_BYTES:]
     if flag == _ZEROS:
         if kind != FrameKind.TENSOR or len(payload) or not is_zero(digest, length):
             raise PeerFault("frame for a tensor of zeros must have their digest and no payload")
@@ -783,7 +818,7 @@ def decode_frame(data: bytes) -> tuple[Frame, bytes]:
         raise PeerFault(f"frame announces {length} bytes and carries {len(payload)}")
     elif hashlib.sha256(payload).digest() != digest:
         raise PeerFault("frame payload does not match its digest")
-    frame = Frame(
+    return Frame(
         kind=FrameKind(kind),
         execution_id="0x" + execution.hex(),
         task=task,
@@ -796,8 +831,62 @@ def decode_frame(data: bytes) -> tuple[Frame, bytes]:
         zeros=flag == _ZEROS,
         direct=flag == _DIRECT,
     )
-    return frame, data[_HEADER.size : FRAME_HEADER_BYTES]
 
+
+# ---- bundles: tensors that leave together, under one signature ---------------------------------
+
+
+def get_bundle_bytes(frame: Frame) -> int:
+    """Return how many bytes a frame adds to a bundle; zeros count, since the reader makes them."""
+    return _HEADER.size + (0 if frame.stored or frame.direct else frame.length)
+
+
+def make_bundle_message(frames: Sequence[Frame]) -> bytes:
+    """Return what the sender of a bundle signs: domain and headers."""
+    return b"".join((_BUNDLE_DOMAIN, *(frame._header() for frame in frames)))
+
+
+def encode_bundle(frames: Sequence[Frame], signed: bytes, signature: bytes) -> bytes:
+    """Return magic ‖ u16 count ‖ signature ‖ headers ‖ payloads; TENSOR frames only.
+
+    ``signed`` is the frames' ``make_bundle_message``.
+    """
+    head = _BUNDLE.pack(_BUNDLE_MAGIC, len(frames), signature)
+    payloads = (b"" if frame.zeros else frame.payload for frame in frames)
+    return b"".join((head, signed[len(_BUNDLE_DOMAIN) :], *payloads))
+
+
+def decode_frames(data: bytes) -> tuple[Seal, list[Frame]]:
+    """Parse a message of the data plane, a frame or a bundle, as ``decode_frame`` does."""
+    if data[: len(_BUNDLE_MAGIC)] != _BUNDLE_MAGIC:
+        frame, seal = decode_frame(data)
+        return seal, [frame]
+    if not _BUNDLE.size <= len(data) <= limits.MAX_FRAME_BYTES:
+        raise PeerFault(
+            f"bundle of {len(data)} bytes; allowed are {_BUNDLE.size} to {limits.MAX_FRAME_BYTES}"
+        )
+    _, count, signature = _BUNDLE.unpack_from(data)
+    start = _BUNDLE.size + count * _HEADER.size
+    if not 0 < count <= limits.BUNDLE_FRAMES or len(data) < start:
+        raise PeerFault(f"bundle of {count} frames in {len(data)} bytes")
+    places = range(_BUNDLE.size, start, _HEADER.size)
+    headers = [_HEADER.unpack_from(data, place) for place in places]
+    if any(header[1] != FrameKind.TENSOR for header in headers):
+        raise PeerFault("a bundle carries nothing but tensors")
+    sizes = [0 if header[2] else header[-1] for header in headers]
+    if start + sum(sizes) != len(data):
+        raise PeerFault(f"bundle announces {sum(sizes)} bytes and carries {len(data) - start}")
+    zeros = sum(header[-1] for header in headers if header[2] == _ZEROS)
+    if len(data) + zeros > limits.MAX_FRAME_BYTES:
+        raise PeerFault(f"bundle of {len(data)} bytes with {zeros} bytes of zeros more")
+    payloads, end, frames = memoryview(data), start, []
+    for place, size in zip(places, sizes, strict=True):
+        frames.append(_parse_frame(data, place, payloads[end : end + size]))
+        end += size
+    return Seal(_BUNDLE_DOMAIN + data[_BUNDLE.size : start], signature), frames
+
+
+# ---- pieces of tensors too large for a frame ----------------------------------------------------
 
 _PIECE = struct.Struct(">4s32sHHIQQ")
 _PIECE_MAGIC = b"SUp1"

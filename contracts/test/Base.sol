@@ -24,8 +24,10 @@ interface Vm {
     function parseJsonBytesArray(string calldata json, string calldata key) external pure returns (bytes[] memory);
     function prank(address sender) external;
     function readFile(string calldata path) external view returns (string memory);
+    function revertToState(uint256 id) external returns (bool);
     function snapshotGasLastCall(string calldata group, string calldata name) external returns (uint256);
     function sign(uint256 key, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
+    function snapshotState() external returns (uint256);
     function snapshotValue(string calldata group, string calldata name, uint256 value) external;
     function warp(uint256 time) external;
 }
@@ -44,7 +46,7 @@ abstract contract Base {
     NodeRegistry internal nodes;
     ModelRegistry internal models;
     Market internal market;
-    uint256[4] internal memberKeys; // by ascending address
+    uint256[] internal memberKeys; // by ascending address
     address[3] internal node = [address(0x1001), address(0x1002), address(0x1003)];
     uint256 internal constant CLIENT_KEY = 0xC11E;
     address internal client = vm.addr(CLIENT_KEY);
@@ -59,8 +61,7 @@ abstract contract Base {
         market =
             new Market(address(this), IERC20(address(usdc)), committee, nodes, models, defaultParameters());
         nodes.setMarket(address(market));
-        memberKeys = [uint256(0xA1), 0xA2, 0xA3, 0xA4];
-        sortMemberKeys();
+        makeMemberKeys(4);
         committee.setMembers(makeMembers());
         for (uint256 i; i < node.length; ++i) {
             joinNode(node[i]);
@@ -88,8 +89,15 @@ abstract contract Base {
         });
     }
 
+    function makeMemberKeys(uint256 count) internal {
+        for (uint256 i = memberKeys.length; i < count; ++i) {
+            memberKeys.push(0xA1 + i);
+        }
+        sortMemberKeys();
+    }
+
     function sortMemberKeys() internal {
-        for (uint256 i = 1; i < 4; ++i) {
+        for (uint256 i = 1; i < memberKeys.length; ++i) {
             for (uint256 j = i; j > 0 && vm.addr(memberKeys[j - 1]) > vm.addr(memberKeys[j]); --j) {
                 (memberKeys[j - 1], memberKeys[j]) = (memberKeys[j], memberKeys[j - 1]);
             }
@@ -97,8 +105,8 @@ abstract contract Base {
     }
 
     function makeMembers() internal view returns (Member[] memory list) {
-        list = new Member[](4);
-        for (uint256 i; i < 4; ++i) {
+        list = new Member[](memberKeys.length);
+        for (uint256 i; i < list.length; ++i) {
             list[i] = Member(vm.addr(memberKeys[i]), bytes32(i + 1), "http://member");
         }
     }

@@ -2,43 +2,13 @@
 pragma solidity ^0.8.28;
 
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
-import {Base} from "./Base.sol";
+import {BondsBase} from "./BondsBase.sol";
 import {Bonds} from "../src/Bonds.sol";
 import {IBonds, PlanVote, SnapshotVote} from "../src/interfaces/IBonds.sol";
 
-/// @dev Opened plans and snapshots are tested where they are made: tests/chain/test_bonds.py.
-contract BondsTest is Base {
-    uint256 internal constant BOND = 5000e6;
-    bytes32 internal constant ID = keccak256("execution");
-    Bonds internal bonds;
-    address internal reporter = address(0x7001);
-    address internal outsider = address(0x7002);
-
-    function setUp() public override {
-        super.setUp();
-        bonds = new Bonds(address(this), IERC20(address(usdc)), committee, 14 days);
-        bonds.setTreasury(address(0x7777));
-        post(vm.addr(memberKeys[0]), BOND);
-    }
-
-    function post(address account, uint256 amount) internal {
-        usdc.mint(account, amount);
-        vm.prank(account);
-        usdc.approve(address(bonds), amount);
-        vm.prank(account);
-        bonds.post(amount);
-    }
-
+contract BondsTest is BondsBase {
     function snapshotVote(uint256 key, uint64 epoch, bytes32 root) internal view returns (SnapshotVote memory) {
         return SnapshotVote(1, 7, epoch, root, sign(key, snapshotHash(1, 7, epoch, root)));
-    }
-
-    bytes32 internal constant SEED = keccak256("seed");
-
-    function planVote(uint256 key, bytes32 id, bytes32 root) internal view returns (PlanVote memory) {
-        bytes32 typeHash = keccak256("Plan(bytes32 executionId,bytes32 planRoot,bytes32 seed,uint32 executors)");
-        bytes32 structHash = keccak256(abi.encode(typeHash, id, root, SEED, 3));
-        return PlanVote(id, root, abi.encode(SEED, 3), sign(key, structHash));
     }
 
     // ------------------------------------------------------------------------------ the bond

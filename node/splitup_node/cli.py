@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import logging
@@ -11,13 +10,14 @@ import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from splitup import loops
 from splitup.client.inputs import format_usdc
 from splitup.config import NetworkConfig
 from splitup.errors import InvalidInput, SplitUpError
@@ -52,7 +52,6 @@ ConfigOption = Annotated[
         help="The node's configuration.",
     ),
 ]
-_Result = TypeVar("_Result")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _CONFIG: Final = Path("node.toml")
 
@@ -222,7 +221,7 @@ def audit(
 
     def work() -> dict[str, Any]:
         check = None if dry_run else check_registration
-        device, rows = _run(audit_node(NodeConfig.load(config), models or (), check))
+        device, rows = loops.run(audit_node(NodeConfig.load(config), models or (), check))
         return {
             "determinism_class": device["determinism_class"],
             "may_serve": all(row.may_serve for row in rows),
@@ -266,7 +265,7 @@ def run(
     def work() -> dict[str, Any]:
         gc.collect()
         gc.freeze()  # 100,000 objects of imported modules: looking at them again stops every task
-        _run(run_node(NodeConfig.load(config)))
+        loops.run(run_node(NodeConfig.load(config)))
         return {}
 
     _finish(work, lambda result, console: None, as_json=False)
@@ -317,16 +316,7 @@ def _with_account(
         async with await Account.open(NodeConfig.load(path)) as account:
             return await action(account)
 
-    return _run(act())
-
-
-def _run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run on uvloop where it is installed (not on Windows): it halves the time of a hop."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(coroutine)
-    return uvloop.run(coroutine)
+    return loops.run(act())
 
 
 def _finish(

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
-from splitup.net.frames import make_message_frame, seal_frame, verify_frame
+from splitup.net.frames import make_message_frame, seal_frame, verify_seal
 from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup.net.logs import read_tensor
 from splitup.protocol.ends import check_end
@@ -34,15 +35,16 @@ from splitup.wire import (
     FrameKind,
     PlanCertificate,
     Progress,
+    Seal,
     SignedEnd,
     SignedTakeover,
     TaskProgress,
-    decode_frame,
+    decode_frames,
     decode_piece,
 )
 from splitup_node.clients import Clients
 from splitup_node.crash import crash_point
-from splitup_node.executions import Execution, OpenStore, get_first_task, make_execution
+from splitup_node.executions import Execution, OpenStore, Part, get_first_task, make_execution
 from splitup_node.ipc import RunAnswer
 from splitup_node.outputs import Outputs
 from splitup_node.pieces import Pieces
@@ -68,6 +70,17 @@ class Listener(Protocol):
 
     def on_failed(self, execution: Execution) -> None:
         """This node has no more part in the execution; the client knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A run that is over, and when it was computed."""
+
+    execution: Execution
+    run: Run
+    outputs: Sequence[Tensor]
+    started_ns: int
+    ended_ns: int
 
 
 class Engine:
@@ -101,11 +114,9 @@ class Engine:
         self._clients = Clients(identity, self._executions)
         self._leaving = False
         self._next_session = 1
+        self._ran: list[_Ran] = []  # of the batch that is being taken
         self._tasks: set[asyncio.Task[None]] = set()
         self._finishing: set[asyncio.Task[None]] = set()
-        self.runs = Runs(
-            supervisor, self._queue, programs, self._executions, self._on_start, self._on_run
-        )
         self.pool = LinkPool(identity, _refuse_frame, allow_loopback=allow_loopback)
         self.acceptor = LinkAcceptor(
             identity.address,
@@ -115,6 +126,15 @@ class Engine:
         )
         self._outputs = Outputs(
             identity, self.pool, self._clients, self.fail, self._spawn, direct_bytes
+        )
+        self.runs = Runs(
+            supervisor,
+            self._queue,
+            programs,
+            self._executions,
+            self._on_start,
+            self._on_run,
+            self._on_batch,
         )
         self._replay = Replay(self._queue, self.runs.pump, self.fail, self._spawn)
 
@@ -170,9 +190,9 @@ class Engine:
         if mine:
             self._listener.on_begun(execution)
         self._open_links(execution)
-        for sender, data in self._early.take(execution.id):
+        for sender, frame, seal in self._early.take(execution.id):
             try:
-                self._take(execution, *decode_frame(data), data)
+                self._take(execution, frame, seal)
             except PeerFault as fault:
                 _log.warning("early frame of %s from %s ignored: %s", execution.id, sender, fault)
         self.runs.pump()
@@ -274,46 +294,46 @@ class Engine:
             if execution is not None and execution.parts and not execution.is_over:
                 self._pieces.add(execution, link.peer, piece)
             return  # before its plan it is not worth its room
-        frame, signature = decode_frame(data)
-        execution = self._executions.get(frame.execution_id)
-        if execution is not None:
-            self._take(execution, frame, signature, data)
-            self.runs.pump()
-        elif not self.is_known(frame.execution_id):
-            try:
-                self._early.add(frame.execution_id, link.peer, data)
-            except Unavailable as error:
-                raise PeerFault(str(error), peer=link.peer) from None
+        seal, frames = decode_frames(data)
+        for frame in frames:
+            execution = self._executions.get(frame.execution_id)
+            if execution is not None:
+                self._take(execution, frame, seal)
+            elif not self.is_known(frame.execution_id):
+                try:
+                    self._early.add(link.peer, frame, seal)
+                except Unavailable as error:
+                    raise PeerFault(str(error), peer=link.peer) from None
+        self.runs.pump_soon()
 
-    def _take(self, execution: Execution, frame: Frame, signature: bytes, sealed: bytes) -> None:
+    def _take(self, execution: Execution, frame: Frame, seal: Seal) -> None:
         if execution.is_over:
             return
         if frame.kind is FrameKind.TENSOR:
-            self._take_tensor(execution, frame, signature)
+            self._take_tensor(execution, frame, seal)
             return
         if frame.task != CLIENT:
             raise PeerFault(f"a {frame.kind.name} frame of {execution.id} does not belong here")
-        verify_frame(frame, signature, execution.client_key)
+        verify_seal(seal, execution.client_key)
         if frame.kind is FrameKind.END:
             self._end(execution, SignedEnd.parse(bytes(frame.payload)))
         elif frame.kind is FrameKind.TAKEOVER:
             signed = SignedTakeover.parse(bytes(frame.payload))
-            self._take_over(execution, signed, sealed)
+            self._take_over(execution, signed, frame.encode(seal.signature))
         elif frame.kind is FrameKind.PROBE:
             self._tell_progress(execution)
         else:
             raise PeerFault(f"a {frame.kind.name} frame of {execution.id} does not belong here")
 
-    def _take_tensor(self, execution: Execution, frame: Frame, signature: bytes) -> None:
+    def _take_tensor(self, execution: Execution, frame: Frame, seal: Seal) -> None:
         port = (frame.task, frame.port)
         key = execution.roster.get_key(frame.task)
         if not execution.check_tensor(port, frame.length):
             return
         try:
-            verify_frame(frame, signature, key)
+            verify_seal(seal, key)
         except BadSignature:
-            signed = frame.signed_bytes()
-            if execution.roster.is_replaced(frame.task, signed, signature):
+            if execution.roster.is_replaced(frame.task, seal.signed, seal.signature):
                 return  # the word of an executor that was replaced counts no more
             raise
         payload: bytes | memoryview | None = frame.payload
@@ -471,39 +491,41 @@ class Engine:
             self._outputs.publish(execution, run, port, data, zeros, on_done)
             for port, data in enumerate(answer.outputs)
         ]
-        crash_point("published")
-        sent_ns = time.time_ns()
         try:
             self._queue.finish(run, outputs)
         except Unavailable as error:
             self.fail(run.execution_id, run.task, run.step, str(error))
-        times = (answer.started_ns, answer.ended_ns, sent_ns)
-        loop = asyncio.get_running_loop()
-        # the loop writes to sockets once everything that is due has run: hash a turn later
-        loop.call_soon(loop.call_soon, self._record, execution, run, outputs, times)
+        self._ran.append(_Ran(execution, run, outputs, answer.started_ns, answer.ended_ns))
+
+    def _on_batch(self) -> None:
+        self._outputs.flush()
+        crash_point("published")
+        if self._ran:
+            loop = asyncio.get_running_loop()
+            # sockets are written to once everything that is due has run: hash a turn later
+            loop.call_soon(loop.call_soon, self._record, self._ran, time.time_ns())
+            self._ran = []
 
     # ---- after the path ------------------------------------------------------------------------
 
-    def _record(
-        self,
-        execution: Execution,
-        run: Run,
-        outputs: Sequence[Tensor],
-        times: tuple[int, int, int],
-    ) -> None:
-        part = execution.parts.get(run.task)
-        if execution.failure or part is None:
-            return
-        received = max((tensor.arrived_ns for tensor in run.inputs), default=times[0])
-        execution.add_span(run.task, run.step, (received, *times))
-        execution.used_at_s = self._now_s()
-        self._replay.on_run(execution, run.task)
+    def _record(self, batch: Sequence[_Ran], sent_ns: int) -> None:
+        for ran in batch:
+            execution, run = ran.execution, ran.run
+            part = execution.parts.get(run.task)
+            if execution.failure or part is None:
+                continue
+            received = max((tensor.arrived_ns for tensor in run.inputs), default=ran.started_ns)
+            times = (received, ran.started_ns, ran.ended_ns, sent_ns)
+            execution.add_span(run.task, run.step, times)
+            execution.used_at_s = self._now_s()
+            self._replay.on_run(execution, run.task)
+            execution.recorder.add(
+                part.digests, run.inputs, ran.outputs, partial(self._on_recorded, execution, part)
+            )
 
-        def on_done() -> None:
-            part.recorded += 1
-            self._check_complete(execution)
-
-        execution.recorder.add(part.digests, run.inputs, outputs, on_done)
+    def _on_recorded(self, execution: Execution, part: Part) -> None:
+        part.recorded += 1
+        self._check_complete(execution)
 
     def _check_complete(self, execution: Execution) -> None:
         if execution.is_over or execution.ended_at_s or not execution.parts:

@@ -15,7 +15,16 @@ from splitup.net.logs import LogStore, LogWriter
 from splitup.protocol.queue import PortId
 from splitup.protocol.routes import Routes, compute_routes
 from splitup.protocol.takeovers import Roster
-from splitup.wire import CLIENT, Completion, PlanCertificate, SignedEnd, Span, TaskCommitment, Trace
+from splitup.wire import (
+    CLIENT,
+    Completion,
+    PlanCertificate,
+    PlanNode,
+    SignedEnd,
+    Span,
+    TaskCommitment,
+    Trace,
+)
 from splitup_node.digests import Digests, Recorder
 
 # task, step, and four times in nanoseconds: tuples of integers take six times as much
@@ -143,6 +152,10 @@ class Execution:
                 if node not in gates or not gates[node].issubset(zeros)
             )
         return self.new_readers.get(port, ())
+
+    def find_node(self, address: str) -> PlanNode:
+        """Return the entry of a node of the plan; raise PeerFault when there is none."""
+        return self.routes.successors.get(address) or self.certificate.plan.node_of(address)
 
     def is_result(self, port: PortId, step: int) -> bool:
         """Return whether the client waits for one step of an output."""

@@ -18,13 +18,14 @@ from typing import Any
 from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import SplitUpError
-from splitup.net.frames import make_entry_frame, make_stored_frame, seal_frame
+from splitup.net.frames import make_entry_frame, make_stored_frame, seal_frame, seal_frames
 from splitup.net.links import LinkPool
 from splitup.net.logs import LogObject
 from splitup.net.objects import compute_sha256
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.queue import PortId, Run, Tensor
+from splitup.wire import Frame
 from splitup_node.clients import Clients
 from splitup_node.executions import Execution
 from splitup_node.pieces import find_direct_links, send_pieces
@@ -32,6 +33,7 @@ from splitup_node.pieces import find_direct_links, send_pieces
 _log = logging.getLogger("splitup.node.outputs")
 
 Fail = Callable[[str, int, int, str], None]  # execution, task, step, reason
+_Readers = tuple[tuple[str, str], ...]  # nodes and their endpoints
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
@@ -54,6 +56,7 @@ class Outputs:
         self._fail = fail
         self._spawn = spawn
         self._direct_bytes = direct_bytes
+        self._waiting: list[tuple[_Readers, Frame]] = []  # what a batch gave so far
 
     def publish(
         self,
@@ -64,7 +67,7 @@ class Outputs:
         zeros: Collection[int],
         on_done: Callable[[], None],
     ) -> Tensor:
-        """Send one output to whoever reads it elsewhere; return it for readers here.
+        """Let one output go to whoever reads it elsewhere (``flush``); return it for readers here.
 
         ``zeros`` are the run's outputs that are zero: what they shut is sent nothing else.
         ``on_done`` is called when a large one is on its way, or has failed.
@@ -76,9 +79,24 @@ class Outputs:
         tensor = Tensor(hashlib.sha256(data).digest(), data, time.time_ns())
         source = (run.task, port)
         entry = LogEntry(run.step, tensor.digest, len(data), data)
-        self.send_entry(execution, source, entry, execution.get_targets(source, run.step, zeros))
+        targets = execution.get_targets(source, run.step, zeros)
+        if execution.is_result(source, run.step):
+            self.send_entry(execution, source, entry, targets)
+        elif targets:
+            frame = make_entry_frame(execution.id, source, entry)
+            self._waiting.append((_find_readers(execution, targets), frame))
         execution.writer.append(run.task, port, entry)
         return tensor
+
+    def flush(self) -> None:
+        """Send what a batch gave, with one signature for all that goes to the same nodes."""
+        waiting, self._waiting = self._waiting, []
+        groups: dict[_Readers, list[Frame]] = {}
+        for readers, frame in waiting:
+            groups.setdefault(readers, []).append(frame)
+        for readers, frames in groups.items():
+            for sealed in seal_frames(self._identity, frames):
+                self._send(readers, sealed)
 
     def send_entry(
         self, execution: Execution, source: PortId, entry: LogEntry, targets: Iterable[str]
@@ -95,12 +113,14 @@ class Outputs:
 
     def send(self, execution: Execution, targets: Iterable[str], sealed: bytes) -> None:
         """Send a sealed frame to nodes of the plan. One that is gone is the client's business."""
-        for target in targets:
-            node = execution.certificate.plan.node_of(target)
+        self._send(_find_readers(execution, targets), sealed)
+
+    def _send(self, readers: _Readers, sealed: bytes) -> None:
+        for node, endpoint in readers:
             try:
-                self._pool.open(node.node, node.endpoint).send(sealed)
+                self._pool.open(node, endpoint).send(sealed)
             except SplitUpError as error:
-                _log.warning("a frame of %s to %s is lost: %s", execution.id, target, error)
+                _log.warning("a frame to %s is lost: %s", node, error)
 
     def resend(self, execution: Execution, source: PortId, target: str) -> None:
         """Send a node what it may not find in the store: it takes a reader's place."""
@@ -167,3 +187,8 @@ class Outputs:
                     for link in links:
                         await link.drain_bulk()
         return digest
+
+
+def _find_readers(execution: Execution, targets: Iterable[str]) -> _Readers:
+    entries = [execution.find_node(target) for target in targets]
+    return tuple((entry.node, entry.endpoint) for entry in entries)

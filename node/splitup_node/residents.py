@@ -166,6 +166,8 @@ class Residents:
                     await self._try(task, program, vectors)
             finally:
                 self.loading = ""
+            if task.task_id not in self._places:  # nothing asks for it until it is loaded again
+                raise WorkerLost(f"the worker was lost right after it loaded {task.label}")
             self.programs[task.task_id] = program
             _log.info("loaded %s (%s)", task.label, task.task_id[:12])
             return program

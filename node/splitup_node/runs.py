@@ -46,7 +46,10 @@ class Tally:
 
 
 class Runs:
-    """Keeps the worker busy. ``on_start`` is called before a run, ``on_answer`` after it."""
+    """Keeps the worker busy.
+
+    ``on_start`` is called before a run, ``on_answer`` after it, ``on_batch`` after all of a batch.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class Runs:
         executions: Mapping[str, Execution],
         on_start: OnStart,
         on_answer: OnAnswer,
+        on_batch: Callable[[], None],
     ) -> None:
         self._supervisor = supervisor
         self._queue = queue
@@ -63,6 +67,8 @@ class Runs:
         self._executions = executions
         self._on_start = on_start
         self._on_answer = on_answer
+        self._on_batch = on_batch
+        self._pumping = False  # soon
         self._background: deque[tuple[RunRequest, asyncio.Future[RunAnswer]]] = deque()
         self._busy = False
         self._paused = False
@@ -96,6 +102,16 @@ class Runs:
         """Wait until no run is under way."""
         await self._idle.wait()
 
+    def pump_soon(self) -> None:
+        """Start the next run when all that came with what is here now has been read."""
+        if not (self._pumping or self._busy):
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pumping = False
+        self.pump()
+
     def pump(self) -> None:
         """Start the next run, unless one is under way."""
         while not (self._busy or self._paused) and self._supervisor.is_running:
@@ -110,6 +126,7 @@ class Runs:
             task = execution.manifest.tasks[run.task]
             if run.gate is not None:
                 self._on_answer(execution, *_answer_shut(task, run, run.gate))
+                self._on_batch()
                 continue
             batch = [(execution, run), *self._take_others(task, run)]
             batch = [(one, its) for one, its in batch if not one.is_over]
@@ -172,6 +189,7 @@ class Runs:
                 self._end()
             self._on_answer(execution, run, answer)
             if not left:
+                self._on_batch()
                 self.pump()
 
         handlers = [partial(on_run, execution, run) for execution, run in batch]

@@ -46,17 +46,19 @@ class NodeStatus:
             what = f"task {check['task']} of {check['execution_id'][:12]}"
             end = f"failed: {check['error']}" if check["error"] else "done"
             rows.append(("", f"{what}, {max(0, int(now_s - check['at_s']))} s ago: {end}"))
-        for trade in reversed(values["trades"]):
-            ago_s = max(0, int(now_s - trade["at_s"]))
-            rows.append(
-                (
-                    "traded",
-                    f"{trade['label']} ({trade['given'][:12]}, {trade['operators']} operators) for "
-                    f"{trade['wanted'][:12]} ({trade['wanted_operators']}), {ago_s} s ago",
-                )
-            )
         labels = [f"{task['label']} ({task['task_id'][:12]})" for task in values["resident"]]
-        return rows + list(zip(["tasks"] + [""] * len(labels), labels, strict=False))
+        rows += zip(["tasks"] + [""] * len(labels), labels, strict=False)
+        trades = [self._describe_trade(trade, now_s) for trade in reversed(values["trades"])]
+        return rows + list(zip(["traded"] + [""] * len(trades), trades, strict=False))
+
+    def _describe_trade(self, trade: dict[str, Any], now_s: float) -> str:
+        labels = {task["task_id"]: task["label"] for task in self.values["resident"]}
+        wanted = labels.get(trade["wanted"], "one that is not here yet")
+        return (
+            f"{trade['label']} ({trade['given'][:12]}, {trade['operators']} operators) for "
+            f"{wanted} ({trade['wanted'][:12]}, {trade['wanted_operators']}), "
+            f"{max(0, int(now_s - trade['at_s']))} s ago"
+        )
 
     def _describe_endpoint(self) -> list[tuple[str, str]]:
         values = self.values

@@ -22,7 +22,7 @@ from splitup import limits
 from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
 from splitup.chain.committee import fetch_node_key
-from splitup.chain.market import exposures_to_abi, request_to_abi, terms_to_abi
+from splitup.chain.market import exposures_to_abi, terms_to_abi
 from splitup.codec import encode_canonical, parse_json
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
@@ -87,7 +87,7 @@ from splitup.protocol.messages import (
     encode_gossip,
     parse_gossip,
 )
-from splitup.protocol.openings import OPENING, check_signed
+from splitup.protocol.openings import OPENING, check_signed, request_to_abi
 from splitup.protocol.shared import SIGNED, SNAPSHOT
 from splitup.protocol.verification import Economics
 from splitup.wire import (

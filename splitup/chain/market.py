@@ -18,7 +18,7 @@ from splitup.crypto import bls
 from splitup.crypto.quorum import pack_word, request_struct_hash, unpack_word
 from splitup.errors import ChainRejected
 from splitup.protocol.verification import Economics
-from splitup.wire import ZERO_BYTES32, Request
+from splitup.wire import ZERO_BYTES32
 
 REQUEST_FIELDS: Final = (
     "client",
@@ -72,22 +72,6 @@ class Distribution:
 
     executions: int
     next_block: int
-
-
-def request_to_abi(request: Request) -> tuple[Any, ...]:
-    """Return a request as the Market contract takes it."""
-    return (
-        request.client,
-        request.model_id,
-        request.steps,
-        request.inputs_digest,
-        request.client_key,
-        request.max_price_micro_usdc,
-        request.deadline,
-        request.nonce,
-        request.snapshot_sequence,
-        request.snapshot_root,
-    )
 
 
 def terms_to_abi(plan_root: str, seed_signature: str, executors: int) -> tuple[Any, ...]:

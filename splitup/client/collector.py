@@ -1,4 +1,4 @@
-"""Puts an execution's output frames together: a machine, (frame, signature) in, facts out.
+"""Puts an execution's output frames together: a machine, (frame, seal) in, facts out.
 
 A frame counts only when the node that runs its task now signed it. Duplicates are normal and
 silent, and so is what comes late from a node that was replaced; two different tensors for one slot
@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 from splitup.errors import BadSignature, PeerFault
 from splitup.graph.manifest import Manifest
+from splitup.protocol.queue import PortId
 from splitup.protocol.takeovers import Roster
-from splitup.wire import Frame, FrameKind, Plan, Progress, TaskFailure, Trace
+from splitup.tensors import TensorSpec
+from splitup.wire import Frame, FrameKind, Plan, Progress, Seal, TaskFailure, Trace
 
-Verify = Callable[[Frame, bytes, str], None]  # (frame, signature, public key); raises BadSignature
+Verify = Callable[[Seal, str], None]  # (signature, public key); raises BadSignature
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +68,35 @@ class OutputCollector:
     _slots: dict[tuple[int, int, int], _Slot] = field(default_factory=dict)
     _first_missing: int = 0
     _done: set[int] = field(default_factory=set)  # beyond the first that is missing
+    _specs: dict[PortId, TensorSpec] = field(init=False)
+    _keys: dict[str, str] = field(init=False)
 
-    def receive(self, frame: Frame, signature: bytes) -> list[Fact]:
+    def __post_init__(self) -> None:
+        self._specs = {(port.task, port.port): port.spec for port in self.manifest.outputs}
+        self._keys = {entry.node: entry.signing_key for entry in self.plan.nodes}
+
+    def receive(self, frame: Frame, seal: Seal) -> list[Fact]:
         """Take one frame; raise PeerFault when it does not belong here or is not its producer's."""
         if frame.execution_id != self.plan.request.execution_id:
             raise PeerFault(f"a frame of execution {frame.execution_id} arrived on another's link")
         if frame.kind is FrameKind.TENSOR:
-            return self._receive_tensor(frame, signature)
+            return self._receive_tensor(frame, seal)
         if frame.kind is FrameKind.ERROR:
             failure = TaskFailure.parse(bytes(frame.payload))
-            self._verify(failure.node, frame, signature)
+            self._verify(failure.node, seal)
             if failure.task >= len(self.manifest.tasks):
                 raise PeerFault(f"node {failure.node} reports a task that the model lacks")
             return [failure]
         if frame.kind is FrameKind.TRACE:
             trace = Trace.parse(bytes(frame.payload))
-            self._verify(trace.node, frame, signature)
+            self._verify(trace.node, seal)
             tasks = self.plan.tasks
             if any(s.task >= len(tasks) or trace.node not in tasks[s.task] for s in trace.spans):
                 raise PeerFault(f"node {trace.node} reports times of tasks it did not run")
             return [TraceReceived(trace, is_last=frame.step == 0)]
         if frame.kind is FrameKind.PROGRESS:
             progress = Progress.parse(bytes(frame.payload))
-            self._verify(progress.node, frame, signature)
+            self._verify(progress.node, seal)
             return [progress]
         raise PeerFault(f"a node sent a {frame.kind.name} frame, which only clients do")
 
@@ -104,9 +112,8 @@ class OutputCollector:
         slot.data = data
         return self._complete(need.step)
 
-    def _receive_tensor(self, frame: Frame, signature: bytes) -> list[Fact]:
-        ports = {(port.task, port.port): port.spec for port in self.manifest.outputs}
-        spec = ports.get((frame.task, frame.port))
+    def _receive_tensor(self, frame: Frame, seal: Seal) -> list[Fact]:
+        spec = self._specs.get((frame.task, frame.port))
         if spec is None or frame.step >= self.plan.request.steps or frame.direct:
             raise PeerFault(
                 f"a node sent task {frame.task} port {frame.port} step {frame.step}, "
@@ -119,9 +126,9 @@ class OutputCollector:
                 peer=executor,
             )
         try:
-            self._verify(executor, frame, signature)
+            self._verify(executor, seal)
         except BadSignature:
-            if self.roster.is_replaced(frame.task, frame.signed_bytes(), signature):
+            if self.roster.is_replaced(frame.task, seal.signed, seal.signature):
                 return []
             raise
         key = (frame.task, frame.port, frame.step)
@@ -133,7 +140,7 @@ class OutputCollector:
                     f"node {executor} sent two different outputs for task {frame.task}, "
                     f"step {frame.step}",
                     peer=executor,
-                    evidence=frame.signed_bytes() + signature,
+                    evidence=seal.signed + seal.signature,
                 )
             return []
         if frame.stored:
@@ -161,21 +168,26 @@ class OutputCollector:
             self._first_missing += 1
         return [StepDone(step, tuple(outputs))]
 
-    def _verify(self, node: str, frame: Frame, signature: bytes) -> None:
-        self.verify(frame, signature, self.plan.node_of(node).signing_key)
+    def _verify(self, node: str, seal: Seal) -> None:
+        self.verify(seal, self._keys.get(node) or self.plan.node_of(node).signing_key)
 
 
 def get_input_consumers(
     manifest: Manifest, executors: Sequence[str]
-) -> tuple[tuple[str, ...], ...]:
-    """Return, for every graph input by index, the distinct executors of the tasks that take it."""
-    consumers = []
-    for port in manifest.inputs:
-        nodes = {
-            executors[index]
-            for index, task in enumerate(manifest.tasks)
-            for entry in task.inputs
-            if getattr(entry.source, "input", None) == port.name
-        }
-        consumers.append(tuple(sorted(nodes)))
-    return tuple(consumers)
+) -> dict[tuple[int, ...], tuple[str, ...]]:
+    """Return the executors of the tasks that take graph inputs, by the inputs (by index) they take.
+
+    Who reads the same inputs gets the same frames.
+    """
+    wanted: dict[str, list[int]] = {}
+    for index, port in enumerate(manifest.inputs):
+        for task, node in zip(manifest.tasks, executors, strict=True):
+            ports = wanted.setdefault(node, [])
+            reads = any(getattr(entry.source, "input", None) == port.name for entry in task.inputs)
+            if reads and index not in ports:
+                ports.append(index)
+    groups: dict[tuple[int, ...], tuple[str, ...]] = {}
+    for node, ports in sorted(wanted.items()):
+        if ports:
+            groups[tuple(ports)] = (*groups.get(tuple(ports), ()), node)
+    return groups

@@ -318,6 +318,7 @@ class SplitUp:
 
         Sampling happens here: the nodes see tokens and positions, never the seed. The text ends
         before the first string of ``stop``. ``decoder`` changes the number of steps, not the text.
+        More tokens than the model has positions for are refused before anything is paid.
         ``on_session`` is called with the session before the first token. Raises like ``execute``.
         Close the iterator (or exhaust it) to end and pay the execution.
         """
@@ -400,7 +401,7 @@ class SplitUp:
     # ---- what became of it ---------------------------------------------------------------------
 
     async def receipt(self, execution_id: str, *, timeout_s: float = RECEIPT_TIMEOUT_S) -> Receipt:
-        """Wait until the chain has settled or refunded an execution.
+        """Wait until the chain has settled or refunded an execution; fetch an own one's money.
 
         Raises InvalidInput, when the id is none, and Unavailable.
         """
@@ -410,6 +411,7 @@ class SplitUp:
             execution_id,
             from_block=self._request_blocks.get(execution_id, 0),
             timeout_s=timeout_s,
+            account=self.address,
         )
 
     async def evidence(self, receipt: Receipt) -> Evidence:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +28,13 @@ from splitup.client.outcome import Array
 from splitup.crypto.keys import Identity
 from splitup.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.graph.manifest import Manifest
-from splitup.net.frames import make_entry_frame, make_message_frame, seal_frame, verify_frame
+from splitup.net.frames import (
+    make_entry_frame,
+    make_message_frame,
+    seal_frame,
+    seal_frames,
+    verify_seal,
+)
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.links import Link, LinkPool
@@ -42,6 +49,7 @@ from splitup.protocol.takeovers import Roster, sign_takeover
 from splitup.tensors import StepsDigest, bytes_to_array, check_inputs
 from splitup.wire import (
     CLIENT,
+    FRAME_HEADER_BYTES,
     End,
     FrameKind,
     PlanCertificate,
@@ -49,7 +57,7 @@ from splitup.wire import (
     Takeover,
     TaskFailure,
     Trace,
-    decode_frame,
+    decode_frames,
 )
 
 _log = logging.getLogger("splitup.client.session")
@@ -94,11 +102,12 @@ class Session:
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._roster = Roster(self.plan)
-        self._collector = OutputCollector(manifest, self.plan, verify_frame, self._roster)
+        self._collector = OutputCollector(manifest, self.plan, verify_seal, self._roster)
         self._failover = Failover(self.plan, manifest, self._loop.time())
         self._specs = tuple(port.spec for port in manifest.inputs)
+        self._consumers = get_input_consumers(manifest, self.executors)
         self._input_digests = [StepsDigest() for _ in manifest.inputs]
-        self._inputs_sent = 0  # tensors in the digests
+        self._steps_sent = 0  # whose inputs are in the digests
         self._output_specs = tuple(port.spec for port in manifest.outputs)
         self._store = open_logs(
             gateway,
@@ -119,6 +128,7 @@ class Session:
         self._links: dict[str, Link] = {}
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()
+        self._outgoing = 0  # steps that are not sent yet
         self._takeovers: list[bytes] = []  # sealed frames, in order
         self._traces: list[Trace] = []
         self._told: set[str] = set()  # nodes whose spans are all here
@@ -178,8 +188,9 @@ class Session:
         future: asyncio.Future[dict[str, Array]] = self._loop.create_future()
         future.add_done_callback(_consume)  # the session raises it again, see SplitUp.session
         self._futures[step] = future
-        for port, data in enumerate(tensors):
-            self._outbox.put_nowait(_Outgoing(port, step, data))
+        self._outgoing += 1
+        if self._outgoing > 1 or not self._send_now(step, tensors):
+            self._outbox.put_nowait(_Outgoing(step, tensors))
         self._failover.process_submitted(step, self._loop.time())
         self._schedule()
         return future
@@ -211,7 +222,7 @@ class Session:
         self._failover.process_end()
         self._schedule()
         # what is still on its way is not vouched for: half a digest would accuse the honest
-        is_sent = self._inputs_sent == self._steps * len(self._input_digests)
+        is_sent = self._steps_sent == self._steps
         inputs = tuple(digest.hexdigest() for digest in self._input_digests) if is_sent else ()
         end = End(execution_id=self.execution_id, steps=self._steps, inputs=inputs)
         signed = sign_end(self._identity, end)
@@ -278,24 +289,52 @@ class Session:
             await asyncio.sleep(limits.FLUSH_PERIOD_S)
             self._writer.flush(age_s=limits.SEGMENT_AGE_S)
 
-    async def _send(self, outgoing: _Outgoing) -> None:
-        data, port, step = outgoing.data, outgoing.port, outgoing.step
-        digest = await compute_sha256(data)
-        is_large = len(data) > limits.INLINE_TENSOR_BYTES
-        if is_large:
-            name = LogName(CLIENT, port, self.plan.request.client, step, apart=True)
-            await self._store.write([LogObject(name, data, digest)])
-        entry = LogEntry(step, digest, len(data), None if is_large else data)
-        self._writer.append(CLIENT, port, entry)
-        self._input_digests[port].add(digest)
-        self._inputs_sent += 1
-        sealed = self._seal_entry(port, entry)
-        for node in get_input_consumers(self.manifest, self.executors)[port]:
-            link = self._links[node]
+    def _send_now(self, step: int, tensors: list[bytes]) -> bool:
+        """Send a step that has none before it; False when it has to wait for store or network."""
+        if not self._is_open or any(len(data) > limits.INLINE_TENSOR_BYTES for data in tensors):
+            return False
+        free = limits.LINK_QUEUE_BYTES - sum(FRAME_HEADER_BYTES + len(data) for data in tensors)
+        readers = [self._links[node] for nodes in self._consumers.values() for node in nodes]
+        if any(link.queued_bytes > free for link in readers):
+            return False
+        entries = [
+            LogEntry(step, hashlib.sha256(data).digest(), len(data), data) for data in tensors
+        ]
+        for node, sealed in self._finish_inputs(entries):
             with contextlib.suppress(SplitUpError):  # the failover knows what to do about it
+                self._links[node].send(sealed)
+        return True
+
+    async def _send(self, outgoing: _Outgoing) -> None:
+        step, entries = outgoing.step, []
+        for port, data in enumerate(outgoing.tensors):
+            digest = await compute_sha256(data)
+            is_large = len(data) > limits.INLINE_TENSOR_BYTES
+            if is_large:
+                name = LogName(CLIENT, port, self.plan.request.client, step, apart=True)
+                await self._store.write([LogObject(name, data, digest)])
+            entries.append(LogEntry(step, digest, len(data), None if is_large else data))
+        for node, sealed in self._finish_inputs(entries):
+            link = self._links[node]
+            with contextlib.suppress(SplitUpError):
                 if link.queued_bytes + len(sealed) > limits.LINK_QUEUE_BYTES:
                     await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
                 link.send(sealed)
+
+    def _finish_inputs(self, entries: list[LogEntry]) -> Iterator[tuple[str, bytes]]:
+        """Log a step's inputs and yield what goes to whom."""
+        for port, entry in enumerate(entries):
+            self._writer.append(CLIENT, port, entry)
+            self._input_digests[port].add(entry.digest)
+        self._steps_sent += 1
+        self._outgoing -= 1
+        for ports, nodes in self._consumers.items():
+            frames = [
+                make_entry_frame(self.execution_id, (CLIENT, port), entries[port]) for port in ports
+            ]
+            for sealed in seal_frames(self._identity, frames):
+                for node in nodes:
+                    yield node, sealed
 
     def _seal_entry(self, port: int, entry: LogEntry) -> bytes:
         frame = make_entry_frame(self.execution_id, (CLIENT, port), entry)
@@ -311,9 +350,10 @@ class Session:
     # ---- receiving -----------------------------------------------------------------------------
 
     def _on_frame(self, link: Link, data: bytes) -> None:
-        frame, signature = decode_frame(data)
-        for fact in self._collector.receive(frame, signature):
-            self._take(fact)
+        seal, frames = decode_frames(data)
+        for frame in frames:
+            for fact in self._collector.receive(frame, seal):
+                self._take(fact)
 
     def _take(self, fact: Fact) -> None:
         match fact:
@@ -406,6 +446,7 @@ class Session:
         signed = sign_takeover(self._identity, takeover)
         self._roster.apply(signed)
         self._collector.renew(command.task)
+        self._consumers = get_input_consumers(self.manifest, self.executors)
         new = self.executors[command.task]
         _log.warning(
             "task %d of %s goes from node %s to %s: %s",
@@ -472,9 +513,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Outgoing:
-    port: int
     step: int
-    data: bytes
+    tensors: list[bytes]
 
 
 def _consume(future: asyncio.Future[dict[str, Array]]) -> None:

@@ -33,22 +33,26 @@ async def fetch_status(chain: Chain, execution_id: str) -> Status:
 
 
 async def wait_for_receipt(
-    chain: Chain, execution_id: str, *, from_block: int, timeout_s: float
+    chain: Chain, execution_id: str, *, from_block: int, timeout_s: float, account: str = ""
 ) -> Receipt:
     """Return how the execution was closed; raise Unavailable when it is not within ``timeout_s``.
 
     ``from_block`` is a block at or before the request's. A chain that does not answer is asked
-    until then.
+    until then. An execution of ``account`` that was not settled in time is refunded: outputs that
+    came do not mean that every executor can commit to its part, and nobody else would call.
     """
     failure: ChainUnavailable | None = None
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
-                    if await fetch_status(chain, execution_id) in (Status.SETTLED, Status.REFUNDED):
+                    row = await chain.call("market", "executionOf", execution_id)
+                    if row["status"] in (Status.SETTLED, Status.REFUNDED):
                         events = await chain.fetch_events("market", from_block=from_block)
                         return make_receipt(execution_id, events)
                     failure = None
+                    if row["client"] == account and chain.clock.now_s() >= row["deadline"]:
+                        await _try_refund(chain, execution_id)
                 except ChainUnavailable as error:
                     failure = error
                 await asyncio.sleep(_POLL_S)

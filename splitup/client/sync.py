@@ -13,6 +13,7 @@ from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp, Usdc
 from splitup.client.generation import Token
 from splitup.client.outcome import Array, Receipt, Result
 from splitup.config import NetworkConfig
+from splitup.loops import new_loop
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ class SyncSplitUp:
 
     def __init__(self, config: NetworkConfig | Path | str | None = None) -> None:
         self._net = SplitUp.connect(config)
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="splitup", daemon=True)
 
     def __enter__(self) -> Self:

@@ -106,7 +106,7 @@ class LookaheadDecoder:
         self._flying: _Rows | None = None
         self._last_step = -1
         self._steps = 0
-        self._remaining = request.most_tokens
+        self._remaining = request.max_tokens
         self._finished = False
         self._said = NgramPool(self._options.guesses)  # n-grams of the certain text
         self._pooled = 0  # how many of them

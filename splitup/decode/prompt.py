@@ -14,7 +14,8 @@ class TextRequest:
     """Up to ``max_tokens`` tokens after ``prompt``, until one of ``eos_ids``.
 
     ``chunk`` is the largest number of rows of one step, ``context`` the number of positions.
-    Raises InvalidInput for an empty prompt or one that leaves no position to generate into.
+    Raises InvalidInput for an empty prompt, and for more tokens than there are positions: a text
+    that ends where nobody asked it to would be paid for and look complete.
     """
 
     prompt: tuple[int, ...]
@@ -35,19 +36,18 @@ class TextRequest:
                 f"the prompt has {len(self.prompt)} tokens and the model only {self.context} "
                 "positions; shorten it"
             )
+        room = self.context - len(self.prompt) + 1  # the last token is sampled and not fed back
+        if self.max_tokens > room:
+            raise InvalidInput(
+                f"the model has {self.context} positions: after a prompt of {len(self.prompt)} "
+                f"tokens there can be {room} more, not {self.max_tokens}; ask for at most "
+                f"{room} (--max-tokens {room})"
+            )
         unknown = next((token for token in self.prompt if not 0 <= token < self.vocab), None)
         if unknown is not None:
             raise InvalidInput(
                 f"token {unknown} of the prompt is outside the vocabulary of {self.vocab}"
             )
-
-    @property
-    def most_tokens(self) -> int:
-        """Return how many tokens there can be.
-
-        The token sampled after the last position needs no position of its own.
-        """
-        return min(self.max_tokens, self.context - len(self.prompt) + 1)
 
 
 def split_prompt(prompt: Sequence[int], chunk: int) -> list[tuple[int, ...]]:

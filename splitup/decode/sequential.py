@@ -23,7 +23,7 @@ class SequentialDecoder:
         self._fed = 0  # tokens handed out so far, which is the next token's position
         self._last_step = -1  # the one whose logits give a token
         self._steps = 0
-        self._remaining = request.most_tokens
+        self._remaining = request.max_tokens
         self._finished = False
 
     @property

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitup import limits
 from splitup.errors import ConfigurationError
-from splitup.net.ports import find_free_ports, is_port_free
+from splitup.net.ports import find_free_ports, hold_port, is_port_free
 
 GATEWAYS: Final = 2  # either serves when the other is gone
 DEFAULT_MEMBERS: Final = 4  # f = 1: the smallest committee that survives a faulty member
@@ -108,6 +108,7 @@ class DevnetState(BaseModel):
                     f"stop that program, or start a second network with: splitup up --dir OTHER "
                     f"({directory} stays as it is)"
                 )
+            hold_port(port)  # also while its party is down, until it is started again
 
 
 @dataclass(frozen=True, slots=True)

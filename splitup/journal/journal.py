@@ -76,6 +76,8 @@ class Journal:
             os.close(lock)
             if isinstance(error, sqlite3.Error):
                 raise _translate(error, path) from None
+            if isinstance(error, UnicodeDecodeError):  # SQLite's own sentence quotes what it found
+                raise _damaged(path, "its schema is no text") from None
             if isinstance(error, OSError):
                 raise Unavailable(f"cannot write {path}: {error.strerror}") from None
             raise

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
+from splitup import limits
 from splitup.crypto.keys import Identity, verify_raw
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.queue import PortId
 from splitup.tensors import is_zero
-from splitup.wire import Frame, FrameKind, Message
+from splitup.wire import (
+    BUNDLE_HEADER_BYTES,
+    Frame,
+    FrameKind,
+    Message,
+    Seal,
+    encode_bundle,
+    get_bundle_bytes,
+    make_bundle_message,
+)
 
 
 def make_tensor_frame(
@@ -87,6 +98,29 @@ def seal_frame(identity: Identity, frame: Frame) -> bytes:
     return frame.encode(identity.sign_raw(frame.signed_bytes()))
 
 
-def verify_frame(frame: Frame, signature: bytes, signing_key: str) -> None:
-    """Check a decoded frame's signature under its producer's key; raise BadSignature."""
-    verify_raw(signing_key, frame.signed_bytes(), signature)
+def seal_frames(identity: Identity, frames: Sequence[Frame]) -> list[bytes]:
+    """Return messages that carry tensors to the same readers, with as few signatures as fit."""
+    bundles: list[list[Frame]] = []
+    room = 0
+    for frame in frames:
+        size = get_bundle_bytes(frame)
+        if size > room or len(bundles[-1]) >= limits.BUNDLE_FRAMES:
+            bundles.append([])
+            room = limits.MAX_FRAME_BYTES - BUNDLE_HEADER_BYTES
+        bundles[-1].append(frame)
+        room -= size
+    return [_seal_bundle(identity, bundle) for bundle in bundles]
+
+
+def _seal_bundle(identity: Identity, frames: Sequence[Frame]) -> bytes:
+    if len(frames) == 1:
+        return seal_frame(identity, frames[0])
+    signed = make_bundle_message(frames)
+    return encode_bundle(frames, signed, identity.sign_raw(signed))
+
+
+def verify_seal(seal: Seal, signing_key: str) -> None:
+    """Check a signature under its producer's key, once for all frames; raise BadSignature."""
+    if seal.key != signing_key:
+        verify_raw(signing_key, seal.signed, seal.signature)
+        seal.key = signing_key

@@ -17,8 +17,8 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
@@ -62,6 +62,8 @@ class Link:
         self._resend_bytes = resend_bytes
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
+        self._socket: _Socket | None = None  # while nothing waits to be written
+        self._begun: _Begun | None = None  # a frame that the network has not taken whole
 
     @property
     def queued_bytes(self) -> int:
@@ -80,6 +82,8 @@ class Link:
             raise Unavailable(
                 f"{self.peer} reads too slowly: {self._queued_bytes} bytes wait to be sent to it"
             )
+        if self._socket is not None and not self._queue and self._write_now(self._socket, frame):
+            return
         self._queue.append(frame)
         self._queued_bytes += len(frame)
         self._wake.set()
@@ -107,22 +111,42 @@ class Link:
 
     async def write(self, socket: _Socket) -> None:
         """Send what is queued, for as long as the socket lives."""
-        while True:
-            while self._queue or self._bulk:
-                if not self._queue:
-                    message = self._bulk.popleft()
-                    await socket.send_bytes(message)
-                    self.bulk_bytes -= len(message)
+        try:
+            while True:
+                while self._queue or self._bulk:
+                    if not self._queue:
+                        message = self._bulk.popleft()
+                        await socket.send_bytes(message)
+                        self.bulk_bytes -= len(message)
+                        self._drained.set()
+                        continue
+                    frame = self._queue[0]
+                    await socket.send_bytes(frame)
+                    self._queue.popleft()
+                    self._queued_bytes -= len(frame)
+                    self._remember(frame)
                     self._drained.set()
-                    continue
-                frame = self._queue[0]
-                await socket.send_bytes(frame)
-                self._queue.popleft()
-                self._queued_bytes -= len(frame)
-                self._remember(frame)
-                self._drained.set()
-            self._wake.clear()
-            await self._wake.wait()
+                self._wake.clear()
+                self._socket = socket
+                await self._wake.wait()
+                self._socket = None
+                if self._begun is not None:
+                    await self._begun
+                    self._begun = None
+        finally:
+            self._socket = self._begun = None
+
+    def _write_now(self, socket: _Socket, frame: bytes) -> bool:
+        """Send a frame that has none before it, without a task switch; False when that fails."""
+        try:
+            begun = _Begun(socket.send_bytes(frame))
+        except ConnectionError:
+            return False  # the task that writes finds out, too
+        self._remember(frame)
+        if not begun.is_done:
+            self._socket, self._begun = None, begun
+            self._wake.set()
+        return True
 
     def rewind(self) -> None:
         """Queue again what was sent last: the old connection may have lost it."""
@@ -148,6 +172,30 @@ class Link:
         self._sent_bytes += len(frame)
         while self._sent_bytes > self._resend_bytes and len(self._sent) > 1:
             self._sent_bytes -= len(self._sent.popleft())
+
+
+class _Begun:
+    """A coroutine that has run up to where it first waits; awaiting this runs the rest."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._coroutine = coroutine
+        self.is_done = False
+        try:
+            self._waits_for = coroutine.send(None)
+        except StopIteration:
+            self.is_done = True
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        try:
+            while True:
+                try:
+                    sent = yield self._waits_for
+                except BaseException as error:
+                    self._waits_for = self._coroutine.throw(error)
+                else:
+                    self._waits_for = self._coroutine.send(sent)
+        except StopIteration:
+            return
 
 
 FrameHandler = Callable[[Link, bytes], None]  # must not block; raising PeerFault closes the link

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -14,22 +13,24 @@ from splitup.errors import ConfigurationError
 _FIRST: Final = 10_000  # below are the ports that well-known programs listen on
 _EPHEMERAL: Final = 32_768  # where Linux begins to hand out ports to outgoing connections
 _RANGE_FILE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_next: dict[int, int] = {}  # by process
+_held: dict[int, int] = {}  # the sockets that say so, until the process ends
 
 
 def find_free_ports(count: int) -> list[int]:
     """Return ``count`` different TCP ports of the loopback that nobody listens on right now.
 
     Never one that the system hands out to outgoing connections: such a port is free now and taken
-    by anybody's connection a second later. And never one that this process was given before, until
-    it has been given all: those may be meant for servers that start later. Raises
-    ConfigurationError when there are too few.
+    by anybody's connection a second later. And none that a process was given before that still
+    lives: its server may start later, or be down for a moment. Raises ConfigurationError when there
+    are too few.
     """
+    candidates = list(range(_FIRST, _get_ephemeral_start()))
+    random.shuffle(candidates)
     found: list[int] = []
-    for port in _iter_ports():
+    for port in candidates:
         if len(found) == count:
             break
-        if is_port_free(port):
+        if is_port_free(port) and hold_port(port):
             found.append(port)
     if len(found) < count:
         raise ConfigurationError(
@@ -38,21 +39,23 @@ def find_free_ports(count: int) -> list[int]:
     return found
 
 
-def _iter_ports() -> Iterator[int]:
-    """Yield every port once, from where this process has come to.
+def hold_port(port: int) -> bool:
+    """Keep a port from being found by others while this process lives; False: somebody holds it.
 
-    Each process begins at random: stretches of two that choose at the same time seldom meet, and
-    far less often than as many ports strewn over all would.
+    On Linux an abstract socket address says so to other processes; it ends with its process.
     """
-    last = _get_ephemeral_start()
-    here = os.getpid()
-    if here not in _next:  # a fork goes its own way
-        _next.clear()
-        _next[here] = random.randrange(_FIRST, last)
-    for _ in range(_FIRST, last):
-        port = _next[here]
-        _next[here] = port + 1 if port + 1 < last else _FIRST
-        yield port
+    if port in _held:
+        return False
+    descriptor = -1
+    if sys.platform == "linux":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
+            try:
+                mark.bind(b"\0splitup/port/%d" % port)
+            except OSError:
+                return False
+            descriptor = mark.detach()
+    _held[port] = descriptor
+    return True
 
 
 def is_port_free(port: int) -> bool:

@@ -52,16 +52,15 @@ from splitup.protocol.evidence import Witness
 from splitup.protocol.messages import (
     EpochWish,
     Equivocation,
-    ObservationShare,
     ObservationWanted,
     PlanCertified,
     PlanDelivered,
     PlanPartial,
     PlanVote,
     PlanWanted,
-    SnapshotProposal,
     SnapshotVote,
 )
+from splitup.protocol.observations import ObservationShare, SnapshotProposal
 from splitup.protocol.openings import Openings, is_same
 from splitup.protocol.plans import Plans
 from splitup.protocol.settlements import ResultReader, Settlements

@@ -38,7 +38,7 @@ from splitup.graph.optrace import (
     split_range,
 )
 from splitup.graph.reference import is_computable, list_operands, list_region
-from splitup.protocol.messages import Ed25519SignatureField
+from splitup.protocol.observations import Ed25519SignatureField
 from splitup.wire import Bytes32Field, Count, DigestField, Message
 
 DISPUTE_DOMAIN: Final = "splitup/dispute/v1"

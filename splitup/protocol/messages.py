@@ -12,6 +12,13 @@ from pydantic import Field
 
 from splitup import limits
 from splitup.errors import PeerFault
+from splitup.protocol.observations import (
+    ObservationShare,
+    PackedProposal,
+    SnapshotProposal,
+    pack_proposal,
+    unpack_proposal,
+)
 from splitup.wire import (
     AddressField,
     Bytes32Field,
@@ -19,27 +26,15 @@ from splitup.wire import (
     Count,
     Draw,
     Message,
-    Observation,
     PlanCertificate,
     Pledge,
     SignedAttestation,
     SignedTakeover,
-    Snapshot,
 )
 
 QuorumSignatureField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]  # ECDSA, r ‖ s ‖ v
-Ed25519SignatureField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
 PartialField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{96}$")]  # BLS signature by one share
 TokenField = Annotated[str, Field(max_length=limits.MAX_JWS_BYTES)]
-
-OBSERVATION_DOMAIN: Final = b"splitup/observation/v1"
-
-
-class ObservationShare(Message):
-    """An observation with its member's Ed25519 signature, so that the leader can show it around."""
-
-    observation: Observation
-    signature: Ed25519SignatureField
 
 
 class EpochWish(Message):
@@ -54,13 +49,6 @@ class ObservationWanted(Message):
 
     epoch: Count
     sequence: Count
-
-
-class SnapshotProposal(Message):
-    """The leader's snapshot and the 2f+1 observations it follows from."""
-
-    snapshot: Snapshot
-    observations: tuple[ObservationShare, ...] = Field(max_length=limits.MAX_COMMITTEE)
 
 
 class SnapshotVote(Message):
@@ -189,7 +177,7 @@ _KINDS: Final[dict[str, type[Message]]] = {
     "epoch-wish": EpochWish,
     "observation-wanted": ObservationWanted,
     "observation": ObservationShare,
-    "snapshot-proposal": SnapshotProposal,
+    "snapshot-proposal": PackedProposal,
     "snapshot-vote": SnapshotVote,
     "plan-partial": PlanPartial,
     "plan-vote": PlanVote,
@@ -215,13 +203,14 @@ def count_nodes(message: Message) -> int:
         case ObservationShare():
             return len(message.observation.views)
         case SnapshotProposal():
-            views = sum(len(share.observation.views) for share in message.observations)
-            return views + len(message.snapshot.entries)
+            return sum(len(share.observation.views) for share in message.observations)
     return 0
 
 
 def encode_gossip(message: Message, configuration: int) -> dict[str, Any]:
     """Return the JSON body that carries a message between members of a configuration."""
+    if isinstance(message, SnapshotProposal):
+        message = pack_proposal(message)
     return {
         "configuration": configuration,
         "kind": _NAMES[type(message)],
@@ -237,4 +226,7 @@ def parse_gossip(body: dict[str, Any]) -> tuple[Message, int]:
         raise PeerFault("a gossip message is of no known kind; the member runs another version")
     if type(configuration) is not int or not 0 <= configuration < 2**53:
         raise PeerFault("a gossip message names no committee configuration")
-    return message_type.from_value(body["message"]), configuration
+    message = message_type.from_value(body["message"])
+    if isinstance(message, PackedProposal):
+        message = unpack_proposal(message)
+    return message, configuration

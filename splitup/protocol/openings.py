@@ -11,7 +11,7 @@ What a member supports is in its journal before it says so, and again after a re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from splitup import limits
 from splitup.crypto.keys import Identity
@@ -55,7 +55,12 @@ def sign_request(identity: Identity, request: Request) -> SignedRequest:
 
 def hash_request(request: Request) -> bytes:
     """Return what a client signs, in the domain of the Market."""
-    return request_struct_hash(
+    return request_struct_hash(*request_to_abi(request))
+
+
+def request_to_abi(request: Request) -> tuple[Any, ...]:
+    """Return a request as the Market contract takes it, and as it is signed."""
+    return (
         request.client,
         request.model_id,
         request.steps,

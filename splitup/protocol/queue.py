@@ -15,12 +15,13 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from splitup import limits
 from splitup.errors import PeerFault, Unavailable
 from splitup.tensors import is_zero
+from splitup.wire import Frame, Seal
 
 PortId = tuple[int, int]  # (producer task or CLIENT, port)
 
@@ -346,7 +347,7 @@ class TaskQueue:
 
 @dataclass(slots=True)
 class _Early:
-    frames: list[tuple[str, bytes]] = field(default_factory=list)
+    frames: list[tuple[str, Frame, Seal]] = field(default_factory=list)
     size: int = 0
 
 
@@ -357,20 +358,22 @@ class EarlyFrames:
         self._max_executions = max_executions
         self._executions: OrderedDict[str, _Early] = OrderedDict()
 
-    def add(self, execution_id: str, sender: str, frame: bytes) -> None:
-        """Keep a frame; raise Unavailable when the execution has too many."""
-        early = self._executions.get(execution_id)
+    def add(self, sender: str, frame: Frame, seal: Seal) -> None:
+        """Keep a frame; raise Unavailable when its execution has too many."""
+        early = self._executions.get(frame.execution_id)
         if early is None:
             while len(self._executions) >= self._max_executions:
                 self._executions.popitem(last=False)
-            early = self._executions[execution_id] = _Early()
+            early = self._executions[frame.execution_id] = _Early()
+        size = len(frame.payload) + len(seal.signed)
         too_many = len(early.frames) >= limits.MAX_EARLY_FRAMES
-        if too_many or early.size + len(frame) > limits.MAX_EARLY_BYTES:
-            raise Unavailable(f"too many frames of {execution_id} came before its plan")
-        early.frames.append((sender, frame))
-        early.size += len(frame)
+        if too_many or early.size + size > limits.MAX_EARLY_BYTES:
+            raise Unavailable(f"too many frames of {frame.execution_id} came before its plan")
+        alone = replace(frame, payload=bytes(frame.payload))  # not all that it came with
+        early.frames.append((sender, alone, seal))
+        early.size += size
 
-    def take(self, execution_id: str) -> list[tuple[str, bytes]]:
+    def take(self, execution_id: str) -> list[tuple[str, Frame, Seal]]:
         """Return and forget the frames of an execution with their senders, in order of arrival."""
         early = self._executions.pop(execution_id, None)
         return [] if early is None else early.frames

@@ -30,12 +30,15 @@ from splitup.protocol.evidence import Witness, compute_vote_hash
 from splitup.protocol.fairness import compute_credits
 from splitup.protocol.liveness import Nodes
 from splitup.protocol.messages import (
-    OBSERVATION_DOMAIN,
     EpochWish,
-    ObservationShare,
     ObservationWanted,
-    SnapshotProposal,
     SnapshotVote,
+)
+from splitup.protocol.observations import (
+    OBSERVATION_DOMAIN,
+    ObservationShare,
+    SnapshotProposal,
+    choose_fitting,
 )
 from splitup.protocol.pacemaker import Pacemaker, compute_leader
 from splitup.protocol.shared import Ledger, Library, Seat
@@ -328,25 +331,25 @@ class Snapshots:
         self, sender: str, proposal: SnapshotProposal, now: float
     ) -> list[Command]:
         """Recompute the leader's snapshot and vote; raise PeerFault when it cannot follow."""
-        snapshot = proposal.snapshot
-        if snapshot.configuration != self._seat.view.configuration:
+        if proposal.configuration != self._seat.view.configuration:
             return []
-        if compute_leader(self._seat.accounts(), snapshot.epoch) != sender:
-            raise PeerFault(f"member {sender} does not lead epoch {snapshot.epoch}", peer=sender)
-        if snapshot.epoch < self.epoch or snapshot.sequence != self._sequence + 1:
+        if compute_leader(self._seat.accounts(), proposal.epoch) != sender:
+            raise PeerFault(f"member {sender} does not lead epoch {proposal.epoch}", peer=sender)
+        if proposal.epoch < self.epoch or proposal.sequence != self._sequence + 1:
             return []  # late, or from a view of the chain that we do not share yet
         own = self._own
-        if own is not None and (own.epoch, own.root) == (snapshot.epoch, snapshot.root()):
+        if own is not None and (own.epoch, own.root) == (proposal.epoch, proposal.root):
             return []  # said again; so is our vote
         self._check_proposal(sender, proposal)
-        self._pacemaker.adopt(snapshot.epoch)  # 2f+1 observations show that it has begun
+        self._pacemaker.adopt(proposal.epoch)  # 2f+1 observations show that it has begun
         self._follow([])
         previous = self._find_current()
         if previous is None and self._needs_previous():
             return self._ask_current(now)
+        snapshot = self._compute(proposal.observations, previous)
         if not self._get_reason(snapshot.once(_list_entries), self._grant_age(now)):
             return [Log(f"snapshot {snapshot.sequence} by {sender} is not due; not signed")]
-        if self._compute(proposal.observations, previous) != snapshot:
+        if snapshot.root() != proposal.root:
             # honest when the registry changed between two views of the chain
             return [Log(f"snapshot {snapshot.sequence} by {sender} differs from ours; not signed")]
         return self._vote(snapshot, now) or [
@@ -357,7 +360,7 @@ class Snapshots:
         observers = [share.observation.member for share in proposal.observations]
         if len(observers) < self._seat.view.quorum or any(a >= b for a, b in pairwise(observers)):
             raise PeerFault(f"member {sender} proposed a snapshot without a quorum", peer=sender)
-        expected = (proposal.snapshot.epoch, proposal.snapshot.sequence)
+        expected = (proposal.epoch, proposal.sequence)
         for share in proposal.observations:
             if (share.observation.epoch, share.observation.sequence) != expected:
                 raise PeerFault(f"member {sender} mixed observations of epochs", peer=sender)
@@ -412,7 +415,11 @@ class Snapshots:
         previous = self._find_current()
         if previous is None and self._needs_previous():
             return self._ask_current(now)
-        shares = tuple(share for _, share in sorted(mine.shares.items()))
+        shares = choose_fitting(self._seat.account, tuple(mine.shares.values()))
+        if len(shares) < self._seat.view.quorum:  # wait for others than those that are too large
+            mine.shares = {share.observation.member: share for share in shares}
+            mine.quorum_at = math.inf
+            return []
         snapshot = self._compute(shares, previous)
         if not self._get_reason(snapshot.once(_list_entries), now):
             self._collection = None
@@ -421,7 +428,13 @@ class Snapshots:
         if not commands:  # we signed another one before a restart
             self._collection = None
             return self._follow(self._pacemaker.wish(now))
-        mine.proposal = SnapshotProposal(snapshot=snapshot, observations=shares)
+        mine.proposal = SnapshotProposal(
+            configuration=snapshot.configuration,
+            sequence=snapshot.sequence,
+            epoch=snapshot.epoch,
+            root=snapshot.root(),
+            observations=tuple(shares),
+        )
         self._resend_at = now + limits.GOSSIP_RETRY_S
         return [*commands, Gossip(None, mine.proposal)]
 

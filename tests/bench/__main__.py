@@ -20,7 +20,6 @@ few rounds: to see that everything runs, not for figures.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import inspect
 import json
@@ -31,6 +30,7 @@ import sys
 import time
 from typing import Any, Final
 
+from splitup import loops
 from splitup.demo.run import until_interrupted
 from splitup.errors import SplitUpError
 from tests.bench.report import Report, describe_bars, describe_machine, say
@@ -57,7 +57,7 @@ def run_mode(name: str, quick: bool) -> dict[str, Any]:
     """Run one mode in this process."""
     work = importlib.import_module(f"tests.bench.{name}").run(quick)
     if inspect.iscoroutine(work):
-        work = asyncio.run(until_interrupted(work))
+        work = loops.run(until_interrupted(work))
     assert isinstance(work, Report)
     return work.to_dict()
 

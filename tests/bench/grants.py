@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,11 @@ class ObjectPlace:
     credentials: str
 
 
+@functools.cache  # the real gateway has one, too
+def _open_presigner(place: ObjectPlace) -> Presigner:
+    return Presigner.open(place.endpoint_url, place.bucket, Path(place.credentials))
+
+
 class LocalGateway:
     """What ``open_logs`` asks of a GatewayClient, for the holder of one Ed25519 key.
 
@@ -35,7 +41,7 @@ class LocalGateway:
     def __init__(
         self, place: ObjectPlace, signing_key: str, manifests: Mapping[str, Manifest]
     ) -> None:
-        self._presigner = Presigner.open(place.endpoint_url, place.bucket, Path(place.credentials))
+        self._presigner = _open_presigner(place)
         self._signing_key = signing_key
         self._manifests = manifests  # by model
 

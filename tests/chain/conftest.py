@@ -14,7 +14,7 @@ from eth_utils.crypto import keccak
 from splitup.chain.anvil import derive_key, find_anvil, start_anvil
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment, deploy
-from splitup.chain.market import request_to_abi, terms_to_abi
+from splitup.chain.market import terms_to_abi
 from splitup.chain.rpc import Rpc
 from splitup.crypto import bls
 from splitup.crypto.keys import Identity
@@ -28,6 +28,7 @@ from splitup.crypto.quorum import (
     sign_quorum,
 )
 from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
+from splitup.protocol.openings import request_to_abi
 from splitup.wire import Request
 from tests.builders import find_free_port
 

@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from splitup.chain.anvil import derive_key
-from splitup.chain.market import Distribution, distribute, exposures_to_abi, request_to_abi
+from splitup.chain.market import Distribution, distribute, exposures_to_abi
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import (
     Domain,
@@ -22,6 +22,7 @@ from splitup.crypto.quorum import (
     snapshot_struct_hash,
 )
 from splitup.errors import ChainRejected
+from splitup.protocol.openings import request_to_abi
 from splitup.wire import Request
 from tests.chain.conftest import MNEMONIC, MODEL, PRICE_MICRO_USDC, Network
 

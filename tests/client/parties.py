@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from splitup.client.planning import Wanted
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.graph.manifest import Manifest
 from splitup.net.frames import make_tensor_frame, seal_frame
@@ -50,6 +51,23 @@ def make_parties(
         nodes=tuple(directory),
     )
     return Parties(client, nodes, make_chain_manifest(tasks), plan)
+
+
+def make_wanted(plan: Plan) -> Wanted:
+    """What a client asked for that was given this plan."""
+    request = plan.request
+    return Wanted(
+        execution_id=request.execution_id,
+        chain_id=request.chain_id,
+        market=request.market,
+        model_id=request.model_id,
+        client=request.client,
+        client_key=request.client_key,
+        steps=request.steps,
+        max_price_micro_usdc=request.max_price_micro_usdc,
+        deadline=request.deadline,
+        task_count=len(plan.tasks),
+    )
 
 
 def always(committee: CommitteeView) -> Callable[[], Awaitable[CommitteeView]]:

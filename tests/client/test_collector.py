@@ -17,7 +17,7 @@ from splitup.net.frames import (
     make_message_frame,
     make_stored_frame,
     seal_frame,
-    verify_frame,
+    verify_seal,
 )
 from splitup.protocol.takeovers import Roster
 from splitup.wire import FrameKind, Span, TaskFailure, Trace, decode_frame
@@ -28,7 +28,7 @@ ONE, TWO = b"\0\0\x80\x3f", b"\0\0\0\x40"
 
 
 def make_collector() -> OutputCollector:
-    return OutputCollector(PARTIES.manifest, PARTIES.plan, verify_frame, Roster(PARTIES.plan))
+    return OutputCollector(PARTIES.manifest, PARTIES.plan, verify_seal, Roster(PARTIES.plan))
 
 
 def test_a_step_is_done_when_its_outputs_are_there() -> None:
@@ -104,4 +104,4 @@ def test_failures_and_traces_are_believed_of_the_node_alone() -> None:
 
 def test_inputs_go_to_the_nodes_that_read_them() -> None:
     executors = PARTIES.plan.executors()
-    assert get_input_consumers(PARTIES.manifest, executors) == ((PARTIES.nodes[0].address,),)
+    assert get_input_consumers(PARTIES.manifest, executors) == {(0,): (PARTIES.nodes[0].address,)}

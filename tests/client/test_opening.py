@@ -8,7 +8,6 @@ from aiohttp import web
 
 from splitup.client import planning
 from splitup.client.opening import fetch_signed_plan, is_frozen
-from splitup.client.planning import Wanted
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
 from splitup.errors import InvalidInput, PeerFault
@@ -17,24 +16,13 @@ from splitup.protocol.certificates import CommitteeMember, CommitteeView
 from splitup.protocol.openings import sign_request
 from splitup.wire import ZERO_BYTES32, PlanCertificate, SignedRequest
 from tests.builders import HANG_S
-from tests.client.parties import always, make_parties
+from tests.client.parties import always, make_parties, make_wanted
 
 PLAN = make_parties().plan
 REQUEST = PLAN.request.model_copy(update={"block_hash": ZERO_BYTES32})
 SIGNED = sign_request(Identity.from_private_key(bytes([5]) * 32), REQUEST)
 CERTIFICATE = PlanCertificate(plan=PLAN, seed_signature="0x", signatures=())
-WANTED = Wanted(
-    execution_id=REQUEST.execution_id,
-    chain_id=REQUEST.chain_id,
-    market=REQUEST.market,
-    model_id=REQUEST.model_id,
-    client=REQUEST.client,
-    client_key=REQUEST.client_key,
-    steps=REQUEST.steps,
-    max_price_micro_usdc=REQUEST.max_price_micro_usdc,
-    deadline=REQUEST.deadline,
-    task_count=len(PLAN.tasks),
-)
+WANTED = make_wanted(PLAN)
 
 
 @asynccontextmanager

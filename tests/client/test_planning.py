@@ -8,30 +8,19 @@ import pytest
 from aiohttp import web
 
 from splitup.client import planning
-from splitup.client.planning import Wanted, check_plan, fetch_certificate
+from splitup.client.planning import check_plan, fetch_certificate
 from splitup.crypto.quorum import Domain
 from splitup.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 from splitup.net.http import SignedClient, error_reply, make_app, serve_app
 from splitup.protocol.certificates import CommitteeMember, CommitteeView
 from splitup.wire import PlanCertificate
 from tests.builders import HANG_S
-from tests.client.parties import always, make_parties
+from tests.client.parties import always, make_parties, make_wanted
 
 PLAN = make_parties().plan
 REQUEST = PLAN.request
 CERTIFICATE = PlanCertificate(plan=PLAN, seed_signature="0x", signatures=())
-WANTED = Wanted(
-    execution_id=REQUEST.execution_id,
-    chain_id=REQUEST.chain_id,
-    market=REQUEST.market,
-    model_id=REQUEST.model_id,
-    client=REQUEST.client,
-    client_key=REQUEST.client_key,
-    steps=REQUEST.steps,
-    max_price_micro_usdc=REQUEST.max_price_micro_usdc,
-    deadline=REQUEST.deadline,
-    task_count=2,
-)
+WANTED = make_wanted(PLAN)
 
 
 def make_committee(endpoints: Sequence[str]) -> CommitteeView:

@@ -25,7 +25,7 @@ from splitup.net.frames import make_message_frame, make_tensor_frame, seal_frame
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.links import DATA_PATH, Link, LinkAcceptor
 from splitup.tensors import array_to_bytes
-from splitup.wire import CLIENT, FrameKind, PlanCertificate, Trace, decode_frame
+from splitup.wire import CLIENT, Frame, FrameKind, PlanCertificate, Trace, decode_frames
 from tests.client.parties import Parties, make_parties
 from tests.client.test_session import NoGrants
 from tests.deploy.execution import CutModel
@@ -53,7 +53,10 @@ class WholeNode:
 
     def on_frame(self, link: Link, data: bytes) -> None:
         self.seen.append(data)
-        frame, _ = decode_frame(data)
+        for frame in decode_frames(data)[1]:
+            self.take(link, frame)
+
+    def take(self, link: Link, frame: Frame) -> None:
         if frame.kind is FrameKind.END:
             self.ends.append(frame.step)
             node = self.parties.nodes[0]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from splitup import limits
 from splitup.client.session import Session
 from splitup.errors import ExecutionFailed, InvalidInput
 from splitup.net.frames import make_message_frame, make_tensor_frame, seal_frame
@@ -27,7 +28,7 @@ from splitup.wire import (
     SignedEnd,
     TaskFailure,
     Trace,
-    decode_frame,
+    decode_frames,
 )
 from tests.builders import HANG_S
 from tests.client.parties import Parties, make_parties
@@ -45,7 +46,7 @@ class FakeNode:
         self.ended_with: asyncio.Future[End] = asyncio.get_running_loop().create_future()
 
     def on_frame(self, link: Link, data: bytes) -> None:
-        frame, _ = decode_frame(data)
+        [frame] = decode_frames(data)[1]
         if frame.kind is FrameKind.END:
             signed = SignedEnd.parse(bytes(frame.payload))
             check_end(signed, self.parties.plan, self.parties.manifest)
@@ -133,10 +134,14 @@ async def test_steps_in_flight_come_back_each_to_its_own_future() -> None:
     assert (end.steps, end.inputs) == (3, (sent,)), "what every reader's digest has to be"
 
 
-async def test_who_ends_before_all_is_sent_vouches_for_nothing() -> None:
+async def test_who_ends_before_all_is_sent_vouches_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with open_session(FakeNode.double) as (session, node):
         await session.step(x(1))
-        session.submit(x(2))
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, "LINK_QUEUE_BYTES", 0)  # it has to wait for its reader
+            session.submit(x(2))
         session.end()  # nothing of the second step has left
         end = await node.ended_with
     assert (end.steps, end.inputs) == (2, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ class FakeChain:
         self.down = down
         self.now_s = DUE - 30
         self.refunds = 0
+        self.clock = SimpleNamespace(now_s=lambda: self.now_s)
 
     def _answer(self) -> None:
         if self.down:
@@ -32,7 +34,11 @@ class FakeChain:
 
     async def call(self, contract: str, function: str, execution_id: str) -> Any:
         self._answer()
-        return DUE if function == "refundableAt" else {"status": self.status, "maxPrice": PRICE}
+        if function == "refundableAt":
+            return DUE
+        self.now_s += 1
+        row = {"client": CLIENT, "deadline": DUE - 5, "maxPrice": PRICE}
+        return {**row, "status": self.status}
 
     async def fetch_head(self) -> Block:
         self._answer()
@@ -66,6 +72,24 @@ async def test_f12_receipt_is_waited_for_while_the_chain_is_down() -> None:
     chain = FakeChain(Status.REFUNDED, down=3)
     receipt = await wait_for_receipt(chain, EXECUTION, from_block=0, timeout_s=30)  # type: ignore[arg-type]
     assert (receipt.status, receipt.refunded_micro_usdc) == ("refunded", PRICE)
+
+
+@pytest.mark.parametrize("down", range(6))
+async def test_whoever_waits_for_a_receipt_that_never_comes_gets_the_money_back(down: int) -> None:
+    """All outputs came, and one executor cannot commit: nobody else would ask for the refund."""
+    chain: Any = FakeChain(Status.PLANNED, down=down)
+    receipt = await wait_for_receipt(chain, EXECUTION, from_block=0, timeout_s=30, account=CLIENT)
+    assert (receipt.status, receipt.refunded_micro_usdc) == ("refunded", PRICE)
+    assert chain.refunds == 1 and chain.now_s >= DUE, "not before the chain allows it"
+
+
+async def test_others_executions_are_only_watched() -> None:
+    chain: Any = FakeChain(Status.PLANNED)
+    with pytest.raises(Unavailable, match="not settled within"):
+        await wait_for_receipt(
+            chain, EXECUTION, from_block=0, timeout_s=0.05, account="0x" + "0d" * 20
+        )
+    assert not chain.refunds
 
 
 async def test_f12_chain_that_stays_away_is_named() -> None:

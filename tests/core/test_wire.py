@@ -15,6 +15,7 @@ from splitup.wire import (
     FrameKind,
     Heartbeat,
     Piece,
+    Seal,
     decode_frame,
     decode_piece,
 )
@@ -43,10 +44,9 @@ def make_frame(payload: bytes = b"tensor") -> Frame:
 )
 def test_frame_round_trip(payload: bytes, task: int, port: int, step: int) -> None:
     frame = replace(make_frame(payload), task=task, port=port, step=step)
-    decoded, signature = decode_frame(frame.encode(SIGNATURE))
+    decoded, seal = decode_frame(frame.encode(SIGNATURE))
     assert replace(decoded, payload=bytes(decoded.payload)) == frame
-    assert signature == SIGNATURE
-    assert decoded.signed_bytes() == frame.signed_bytes()
+    assert seal == Seal(frame.signed_bytes(), SIGNATURE)
 
 
 @given(st.binary(max_size=400))

@@ -62,7 +62,7 @@ def test_tokens_are_those_of_sequential_decoding(
     request = make_request(
         prompt,
         Sampler(temperature, seed, top_k),
-        max_tokens,
+        min(max_tokens, room + 1),
         chunk=chunk,
         eos_ids=frozenset(eos),
         context=len(prompt) + room,

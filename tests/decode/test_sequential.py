@@ -64,15 +64,17 @@ def test_end_token_stops_and_is_not_returned() -> None:
     assert decoder.next_step() is None
 
 
-def test_context_bounds_what_is_generated() -> None:
-    decoder = make_decoder([1, 2], max_tokens=9, context=4)
+def test_more_tokens_than_positions_are_refused_with_the_number_that_fits() -> None:
+    with pytest.raises(InvalidInput, match=r"4 positions: .* 2 tokens .* 3 more, not 4.*-tokens 3"):
+        make_decoder([1, 2], max_tokens=4, context=4)
+    decoder = make_decoder([1, 2], max_tokens=3, context=4)
     tokens, steps = decode(decoder, SequenceModel(1), pipelined=True)
     assert (len(tokens), steps) == (3, 4)
 
 
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "message"),
-    [([], 1, "no token"), ([1] * 11, 1, "positions"), ([1], 0, "max_tokens"), ([99], 1, "outside")],
+    [([], 1, "no token"), ([1] * 11, 1, "shorten"), ([1], 0, "max_tokens"), ([99], 1, "outside")],
 )
 def test_bad_requests_are_one_sentence(prompt: list[int], max_tokens: int, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):

@@ -22,7 +22,7 @@ from splitup.devnet.state import (
     write_runtime,
 )
 from splitup.errors import ConfigurationError, Unavailable
-from splitup.net.ports import find_free_ports, is_port_free
+from splitup.net.ports import find_free_ports, hold_port, is_port_free
 
 
 def test_ports_are_distinct_and_kept(tmp_path: Path) -> None:
@@ -45,6 +45,15 @@ def test_more_nodes_keep_the_ports_of_the_old_ones() -> None:
 def test_ports_are_none_that_outgoing_connections_get() -> None:
     start = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(port < max(start, 32_768) for port in find_free_ports(50))
+
+
+def test_no_port_is_chosen_twice_before_its_server_listens() -> None:
+    """A network's parties and its object store choose before any of them has started."""
+    [port] = find_free_ports(1)
+    assert is_port_free(port) and not hold_port(port)
+    code = f"from splitup.net.ports import hold_port; print(hold_port({port}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n", "nor does another process get it"
 
 
 @pytest.mark.parametrize("nodes", [0, -1, 65])

@@ -6,7 +6,7 @@ HOW is one of
     every N AT        lies in one of N
     guess             computes its own tasks, and guesses what it should verify
     withhold          commits to what it computed and never shows it
-    promise           commits to what it verified and never shows it
+    copy              verifies nothing: it looks for somebody's answer and repeats it
     hide              commits to what it computed and stores none of it
     mute              takes its tasks and does nothing
 """
@@ -14,7 +14,9 @@ HOW is one of
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,16 @@ from splitup_node.digests import Digests
 from splitup_node.reports import Reporter
 from splitup_node.runs import Runs
 from splitup_node.supervisor import WORKER_ARGV
-from splitup_node.verifier import Verifier
+from splitup_node.verifier import RESULT_TYP, Verifier
 
-from splitup.net.logs import LogWriter
+from splitup import limits
+from splitup.errors import Refused, SplitUpError
+from splitup.net.logs import LogWriter, iter_tensors
+from splitup.protocol.routes import get_sources
+from splitup.wire import VerificationCommitment, VerificationOrder, VerificationResult
+
+NOTHING = Digests(0, 0)
+_log = logging.getLogger("splitup.node.lying")
 
 WORKER = Path(__file__).resolve().parents[1] / "node" / "lying_worker.py"
 
@@ -42,17 +51,77 @@ async def guess(self: Verifier, order: Any) -> Digests:
     return found
 
 
+async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
+    """Hash the executor's outputs instead of computing any, if the store shows them."""
+    request = order.certificate.plan.request
+    manifest = await self._tools.cache.fetch_manifest(request.model_id)
+    entry, store = manifest.tasks[order.task], self._tools.open_store(order)
+    found = Digests(len(entry.inputs), len(entry.outputs))
+
+    async def read(source: tuple[int, int], spec: Any) -> list[bytes]:
+        tensors = iter_tensors(
+            store, request, source, order.executors, spec, order.steps, is_drawn=True
+        )
+        return [bytes(tensor) async for tensor in tensors]
+
+    try:
+        outputs = [
+            await read((order.task, port), output.spec) for port, output in enumerate(entry.outputs)
+        ]
+    except Refused as refusal:
+        _log.warning("nothing to copy: %s", refusal)
+        return NOTHING
+    inputs = [
+        await read(source, port.spec)
+        for source, port in zip(get_sources(manifest, order.task), entry.inputs, strict=True)
+    ]
+    for step in range(order.steps):
+        found.add_inputs([tensors[step] for tensors in inputs])
+        found.add_outputs([tensors[step] for tensors in outputs])
+    return found
+
+
+async def overhear(self: Verifier, result: VerificationResult, until_s: float) -> str | None:
+    """Return what another validator of the execution has committed to, from what members tell."""
+    herald = self._tools.herald
+    committee = await herald._fetch_committee(result.execution_id)
+    while time.time() < until_s:
+        for member in committee.members:
+            try:
+                signed = await herald._fetch(result.execution_id, member, committee)
+            except SplitUpError:
+                continue
+            for held in signed.attestation.held:
+                if held.validator != result.validator:
+                    return held.root
+        await asyncio.sleep(limits.REPORT_RETRY_S)
+    return None
+
+
+async def repeat(self: Verifier, order: VerificationOrder, result: VerificationResult) -> None:
+    """Commit to somebody's commitment, and when it is due show what there is."""
+    give_up_s = order.certificate.plan.request.deadline + limits.GRANT_GRACE_S
+    patience_s = limits.VERIFICATION_SILENCE_S / 2  # then it would be passed over
+    root = result.root()
+    if result.outputs == NOTHING.outputs:
+        overheard = await overhear(self, result, time.time() + patience_s)
+        if overheard is None:
+            return
+        root = overheard
+    promise = VerificationCommitment(
+        execution_id=result.execution_id, task=result.task, validator=result.validator, root=root
+    )
+    herald = self._tools.herald
+    if await herald.wait_until_due(result.execution_id, promise, give_up_s):
+        await herald.spread("/v1/verification", RESULT_TYP, result, give_up_s)
+
+
 def corrupt(how: str) -> None:
     if how == "withhold":
         Reporter._reveal = say_nothing  # type: ignore[method-assign]
-    elif how == "promise":
-        report = Verifier._report
-
-        async def promise_only(self: Verifier, order: Any, result: Any) -> None:
-            self._tools.herald.spread = say_nothing  # type: ignore[method-assign]
-            await report(self, order, result)
-
-        Verifier._report = promise_only  # type: ignore[method-assign]
+    elif how == "copy":
+        Verifier._recompute = copy_output  # type: ignore[method-assign]
+        Verifier._report = repeat  # type: ignore[method-assign]
     elif how == "guess":
         Verifier._recompute_honestly = Verifier._recompute  # type: ignore[attr-defined]
         Verifier._recompute = guess  # type: ignore[method-assign]

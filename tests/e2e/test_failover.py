@@ -7,6 +7,7 @@ nothing else it stays below 3 s.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -14,13 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from splitup_node.status import read_status
 
 from splitup.client.connection import SplitUp
 from splitup.client.generation import generate_tokens
 from splitup.client.session import Session
 from splitup.decode.sampler import Sampler
 from tests.builders import HANG_S
-from tests.e2e.conftest import MODEL, Network
+from tests.e2e.conftest import MODEL, Network, wait_for
 
 PROMPT = "library for"
 TOKENS = 250
@@ -146,3 +148,33 @@ def test_f12_f20_chain_and_store_that_hang_cost_no_token(
         for pid in hung:
             os.kill(pid, signal.SIGCONT)
     assert done.tokens == undisturbed and not done.session.takeovers
+
+
+def test_nodes_behind_a_relay_give_the_same_tokens(
+    network: Network, undisturbed: list[int]
+) -> None:
+    """Two of five nodes are reached through a member only; frames, logs and pay are as ever."""
+    names = ["node-2", "node-3"]
+    files = {name: network.directory / name / "node.toml" for name in names}
+    direct = {name: file.read_text() for name, file in files.items()}
+    relay = json.loads(network.config.read_text())["members"][0]
+    try:
+        for name, file in files.items():
+            file.write_text(f'relay = "{relay}"\n{direct[name]}')
+        network.start_again(*names)
+        for name in names:
+            wait_for(lambda name=name: network.is_replaced(name), 60, network.describe)
+        for _ in range(20):  # of seven tasks, or before the plan knows of the relay
+            done = asyncio.run(generate(network))
+            assert done.tokens == undisturbed
+            plan = done.session.plan
+            relayed = {entry.node for entry in plan.nodes if "/v1/relay/" in entry.endpoint}
+            if relayed & set(done.session.executors):
+                break
+        assert relayed & set(done.session.executors)
+        statuses = [read_status(network.directory / name) for name in names]
+        assert [status.values["relay"] for status in statuses] == [relay] * 2
+    finally:
+        for name, file in files.items():
+            file.write_text(direct[name])
+        network.start_again(*names)

@@ -233,6 +233,18 @@ def test_f23_a_flipped_byte_is_an_error_or_changes_nothing(data: st.DataObject) 
             assert str(path) in str(error)
 
 
+def test_f23_a_schema_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    """SQLite quotes it in its message, which then is no text either."""
+    Journal.open(tmp_path).close()
+    path = tmp_path / "journal.sqlite"
+    content = path.read_bytes()
+    for found in (b"records", b"TABLE", b"(", b"TEXT"):
+        place = content.index(found)
+        path.write_bytes(content[:place] + b"\xff" + content[place + 1 :])
+        with pytest.raises(ConfigurationError, match="is damaged"):
+            Journal.open(tmp_path)
+
+
 @pytest.mark.parametrize("content", [b"not a database, but long enough to look like one" * 30])
 def test_a_foreign_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "journal.sqlite").write_bytes(content)

@@ -13,10 +13,10 @@ from splitup import limits
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.errors import BadSignature, PeerFault, Unavailable
-from splitup.net.frames import make_message_frame, make_tensor_frame, seal_frame, verify_frame
+from splitup.net.frames import make_message_frame, make_tensor_frame, seal_frame, verify_seal
 from splitup.net.http import Server, make_app, serve_app
 from splitup.net.links import DATA_PATH, DATA_TYP, Link, LinkAcceptor, LinkPool
-from splitup.wire import CLIENT, FrameKind, decode_frame
+from splitup.wire import CLIENT, FrameKind, Seal, decode_frame
 from tests.builders import HANG_S
 
 EXECUTION = "0x" + "ab" * 32
@@ -221,14 +221,14 @@ async def test_text_and_oversized_messages_close_the_connection(peer: Peer) -> N
 def test_sealed_frame_is_verified_under_its_key_only() -> None:
     identity = generate_identity()
     sealed = seal_frame(identity, make_tensor_frame(EXECUTION, 3, 1, 7, b"tensor"))
-    frame, signature = decode_frame(sealed)
+    frame, seal = decode_frame(sealed)
     assert (frame.task, frame.port, frame.step, bytes(frame.payload)) == (3, 1, 7, b"tensor")
-    verify_frame(frame, signature, identity.signing_key_hex)
+    verify_seal(seal, identity.signing_key_hex)
     with pytest.raises(BadSignature):
-        verify_frame(frame, signature, generate_identity().signing_key_hex)
-    other, _ = decode_frame(seal_frame(identity, make_tensor_frame(EXECUTION, 3, 1, 8, b"tensor")))
+        verify_seal(seal, generate_identity().signing_key_hex)
+    other = make_tensor_frame(EXECUTION, 3, 1, 8, b"tensor")
     with pytest.raises(BadSignature):
-        verify_frame(other, signature, identity.signing_key_hex)
+        verify_seal(Seal(other.signed_bytes(), seal.signature), identity.signing_key_hex)
 
 
 def test_end_frame_has_no_payload() -> None:

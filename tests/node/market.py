@@ -20,7 +20,7 @@ from splitup_node.supervisor import WORKER_ARGV
 
 from splitup.chain.anvil import derive_key
 from splitup.chain.client import Chain
-from splitup.chain.market import request_to_abi, terms_to_abi
+from splitup.chain.market import terms_to_abi
 from splitup.chain.rpc import Rpc
 from splitup.codec import compute_digest
 from splitup.crypto import bls
@@ -33,6 +33,7 @@ from splitup.graph.manifest import Manifest, get_blob_key, get_task_key
 from splitup.net.gateway import UploadObject
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.protocol.attestations import sign_attestation
+from splitup.protocol.openings import request_to_abi
 from splitup.wire import (
     Attestation,
     Completion,

@@ -16,8 +16,8 @@ from splitup_node.ipc import RunRequest
 
 from splitup import limits
 from splitup.errors import PeerFault, Unavailable
-from splitup.net.frames import make_tensor_frame, seal_frame
-from splitup.wire import CLIENT, PlanCertificate
+from splitup.net.frames import make_tensor_frame, seal_frame, seal_frames
+from splitup.wire import CLIENT, FrameKind, PlanCertificate
 from tests.builders import HANG_S
 from tests.node.fragile_worker import CRASH, RAISE
 from tests.node.network import (
@@ -139,6 +139,23 @@ async def test_execution_over_two_nodes_equals_the_reference_and_is_logged(pair:
             assert list(map(int, times)) == sorted(map(int, times))
 
 
+async def test_an_ended_execution_keeps_no_outputs(pair: Pair) -> None:
+    certificate = pair.plan(0, 1, 0, 1)
+    for node in pair.nodes:
+        node.engine.start(certificate, MANIFEST)
+    await pair.client.connect(certificate)
+    xs = make_inputs(3)
+    await pair.run(certificate, xs)
+    execution = pair.nodes[1].engine.executions[certificate.plan.request.execution_id]
+    assert len(execution.outbox) == len(xs) and execution.outbox_bytes  # for who connects again
+    pair.client.end(certificate, len(xs))
+    async with asyncio.timeout(HANG_S):
+        for node in pair.nodes:
+            await node.finished.get()
+    assert all(FrameKind(sealed[4]) is FrameKind.TRACE for sealed in execution.outbox)
+    assert execution.outbox_bytes == sum(map(len, execution.outbox))
+
+
 async def test_frames_that_come_before_the_plan_are_kept(pair: Pair) -> None:
     certificate = pair.plan(0, 1, 0, 1)
     await pair.client.connect(certificate)
@@ -247,6 +264,57 @@ async def test_f25_crash_fails_what_had_state_and_spares_what_had_not_begun(own_
     xs = make_inputs(2)
     await own_pair.client.connect(fresh)
     assert np.array_equal(await own_pair.run(fresh, xs), compute_reference(xs, TASKS))
+
+
+async def test_a_bundle_serves_several_executions_and_one_that_is_not_known_yet(pair: Pair) -> None:
+    first, second = pair.plan(0, 1, 0, 1), pair.plan(0, 1, 0, 1)
+    for node in pair.nodes:
+        node.engine.start(first, MANIFEST)
+    for certificate in (second, first):  # results come over either's own connection
+        await pair.client.connect(certificate)
+    ids = [certificate.plan.request.execution_id for certificate in (first, second)]
+    xs = make_inputs(2)
+    frames = [make_tensor_frame(i, CLIENT, 0, 0, x.tobytes()) for i, x in zip(ids, xs, strict=True)]
+    [bundle] = seal_frames(pair.client.identity, frames)
+    for link in pair.client.links:
+        link.send(bundle)
+    results = {}
+    async with asyncio.timeout(HANG_S):
+        for certificate in (None, second):
+            if certificate is not None:
+                for node in pair.nodes:
+                    node.engine.start(certificate, MANIFEST)
+            frame = await pair.client.outputs.get()
+            results[frame.execution_id] = np.frombuffer(frame.payload, np.float32)
+    for execution_id, x in zip(ids, xs, strict=True):
+        assert np.array_equal(results[execution_id], compute_reference([x], TASKS)[0])
+
+
+async def test_a_bundle_counts_for_nobody_who_did_not_sign_it(pair: Pair) -> None:
+    certificate = pair.plan(0, 0, 0, 0)
+    node = pair.nodes[0]
+    node.engine.start(certificate, MANIFEST)
+    mallory = TestClient()
+    own = make_certificate(
+        MANIFEST,
+        [node.entry] * TASKS,
+        mallory.identity.signing_key_hex,
+        steps=1,
+        tag=secrets.token_hex(8),
+    )
+    node.engine.start(own, MANIFEST)
+    await mallory.connect(own)
+    x = np.ones(SIZE, np.float32).tobytes()
+    ids = [plan.plan.request.execution_id for plan in (own, certificate)]
+    frames = [make_tensor_frame(i, CLIENT, 0, 0, x) for i in ids]
+    [bundle] = seal_frames(mallory.identity, frames)
+    [link] = mallory.links
+    link.send(bundle)
+    async with asyncio.timeout(HANG_S):
+        assert await mallory.closed.get() is link
+    assert isinstance(link.error, PeerFault)
+    await mallory.pool.close()
+    assert not node.engine.executions[ids[1]].spans
 
 
 async def test_forged_frames_close_the_link_and_change_nothing(pair: Pair) -> None:

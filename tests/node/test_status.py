@@ -65,7 +65,7 @@ def test_rows_show_sessions_memory_and_the_latest_verifications() -> None:
         ("verified", "9"),
         ("", "task 2 of 0xcdcdcdcdcd, 10 s ago: failed: no log"),
         ("", "task 1 of 0xababababab, 70 s ago: done"),
-        ("traded", "neck (dddddddddddd, 6 operators) for eeeeeeeeeeee (1), 60 s ago"),
         ("tasks", "head (ffffffffffff)"),
         ("", "tail (eeeeeeeeeeee)"),
+        ("traded", "neck (dddddddddddd, 6 operators) for tail (eeeeeeeeeeee, 1), 60 s ago"),
     ]

@@ -241,6 +241,15 @@ async def test_candidate_without_the_task_says_so(scene: Scene) -> None:
     assert failure.node == node.identity.address and "not loaded" in failure.reason
 
 
+async def test_what_a_fallback_may_have_to_take_over_is_in_use_until_the_deadline(
+    scene: Scene,
+) -> None:
+    engine, ids = scene.nodes[2].engine, {task.task_id for task in MANIFEST.tasks}
+    assert engine.list_used() == ids
+    engine.sweep(scene.certificate.plan.request.deadline + 1)
+    assert engine.list_used() == set()
+
+
 async def test_broken_log_ends_the_newcomer_and_not_the_execution(scene: Scene) -> None:
     scene.submit(0)
     await scene.receive(0)

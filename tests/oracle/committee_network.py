@@ -283,7 +283,9 @@ class Network:
             for s in statuses
         )
 
-    async def request(self, gate: asyncio.Event | None = None) -> tuple[str, float]:
+    async def request(
+        self, gate: asyncio.Event | None = None, *, deadline_s: int = 300
+    ) -> tuple[str, float]:
         """Ask for an execution; return its id and when its block was seen (monotonic).
 
         Its nodes compute until ``gate`` is set.
@@ -303,14 +305,17 @@ class Network:
             "0x" + "aa" * 32,
             CLIENT.signing_key_hex,
             10_000,
-            head.timestamp + 300,
+            head.timestamp + deadline_s,
             self.nonce,
         )
         seen = time.monotonic()
         return str(receipt.events[-1].args["executionId"]), seen
 
     async def fetch_plan(self, execution_id: str) -> PlanCertificate:
-        """Ask all members, again while they have none; the first valid certificate wins."""
+        """Ask all members, again while they have none; the first valid certificate wins.
+
+        What one of them refuses counts only when nobody has it: a member may be behind.
+        """
 
         async def ask(endpoint: str) -> PlanCertificate:
             url = f"{endpoint}/v1/plan/{execution_id}?wait_s=20"
@@ -328,7 +333,10 @@ class Network:
         asking = {asyncio.ensure_future(ask(endpoint)) for endpoint in self.endpoints}
         try:
             async with asyncio.timeout(3 * HANG_S):
-                return await next(asyncio.as_completed(asking))
+                for answer in asyncio.as_completed(asking):
+                    with contextlib.suppress(Refused):
+                        return await answer
+                raise AssertionError(f"every member refuses {execution_id}")
         finally:
             for task in asking:
                 task.cancel()

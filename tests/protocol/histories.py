@@ -29,12 +29,11 @@ from splitup.protocol.evidence import EVIDENCE, compute_vote_hash, get_slot
 from splitup.protocol.messages import (
     EpochWish,
     Equivocation,
-    ObservationShare,
     PlanPartial,
     PlanVote,
-    SnapshotProposal,
     SnapshotVote,
 )
+from splitup.protocol.observations import ObservationShare, SnapshotProposal
 from splitup.protocol.shared import SIGNED, SNAPSHOT
 from splitup.protocol.snapshots import compute_snapshot
 from splitup.protocol.verification import Economics
@@ -513,10 +512,10 @@ class History:
             [share.observation for share in chosen],
             records,
             previous,
-            sequence=proposal.snapshot.sequence,
+            sequence=proposal.sequence,
             tolerated=(self.scenario.size - 1) // 3,
         )
-        return SnapshotProposal(snapshot=snapshot, observations=tuple(chosen))
+        return proposal.model_copy(update={"root": snapshot.root(), "observations": tuple(chosen)})
 
     def _fetch(self, life: Life, root: str) -> None:
         for other in self.lives:

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 
 from splitup import limits
 from splitup.crypto import bls, dkg, quorum
@@ -79,6 +79,9 @@ def make_identity(number: int) -> Identity:
 
 
 CLIENT_IDENTITY = make_identity(999)
+# Once for all members of a simulation: it is pure, and two pairings. What does not verify raises,
+# and is not kept.
+bls.verify_signature = lru_cache(1_024)(bls.verify_signature)
 
 
 @cache

@@ -7,7 +7,9 @@ from collections import Counter
 import pytest
 
 from splitup import limits
+from splitup.codec import encode_canonical
 from splitup.crypto import bls
+from splitup.crypto.scheme import REAL
 from splitup.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 from splitup.graph.compare import Tolerance
 from splitup.protocol import events as ev
@@ -18,11 +20,12 @@ from splitup.protocol.messages import (
     PlanPartial,
     PlanVote,
     SettlementProposal,
-    SnapshotProposal,
+    encode_gossip,
 )
+from splitup.protocol.observations import OBSERVATION_DOMAIN, ObservationShare, SnapshotProposal
 from splitup.protocol.verification import MAX_JUDGES, Economics
 from splitup.wire import EMPTY_DIGEST, Completion, Message, TaskCommitment
-from tests.builders import make_chain_manifest, make_diamond_manifest
+from tests.builders import make_chain_manifest, make_diamond_manifest, task_id
 from tests.protocol.simulator import (
     GRACE_S,
     Network,
@@ -576,15 +579,15 @@ def test_snapshots_are_not_repeated_without_news() -> None:
 
 def test_a_leader_cannot_invent_a_node() -> None:
     simulation = start()
-    stranger = make_identity(777).address
+    known = next(iter(simulation.members.values())).find_snapshot(simulation.chain.root)
+    assert known is not None
+    invented = known.entries[0].model_copy(update={"node": make_identity(777).address})
 
     def lie(message: Message) -> Message:
-        if isinstance(message, SnapshotProposal) and message.snapshot.entries:
-            first = message.snapshot.entries[0].model_copy(update={"node": stranger})
-            entries = (first, *message.snapshot.entries[1:])
-            return message.model_copy(
-                update={"snapshot": message.snapshot.model_copy(update={"entries": entries})}
-            )
+        if isinstance(message, SnapshotProposal):
+            entries = tuple(sorted((*known.entries, invented), key=lambda entry: entry.node))
+            lying = known.model_copy(update={"entries": entries, "sequence": message.sequence})
+            return message.model_copy(update={"root": lying.root()})
         return message
 
     for identity in simulation.identities:
@@ -594,6 +597,39 @@ def test_a_leader_cannot_invent_a_node() -> None:
     simulation.run(30)
     assert simulation.chain.sequence == before
     assert any("differs from ours; not signed" in line for line in simulation.logs)
+
+
+def test_a_member_that_invents_tasks_cannot_make_proposals_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "PARCEL_NODES", 5)
+    monkeypatch.setattr(limits, "MAX_PARCEL_BYTES", 30_000)
+    simulation = Simulation(1)
+    liar = simulation.identities[1]  # who does not lead the first epoch
+    invented = tuple(sorted(task_id(number) for number in range(500, 1_500)))
+
+    def lie(message: Message) -> Message:
+        if not isinstance(message, ObservationShare):
+            return message
+        views = tuple(
+            view.model_copy(update={"resident": invented}) for view in message.observation.views
+        )
+        observation = message.observation.model_copy(update={"views": views})
+        data = observation.canonical_bytes()
+        signature = "0x" + REAL.sign(liar, OBSERVATION_DOMAIN, data).hex()
+        return ObservationShare(observation=observation, signature=signature)
+
+    sizes = []
+
+    def measure(message: Message) -> Message:
+        if isinstance(message, SnapshotProposal):
+            sizes.append(len(encode_canonical(encode_gossip(message, 1))))
+        return message
+
+    for identity in simulation.identities:
+        simulation.tamper[identity.address] = lie if identity is liar else measure
+    assert simulation.run(120, lambda: simulation.chain.sequence >= 2)
+    assert sizes and max(sizes) <= limits.MAX_PARCEL_BYTES
 
 
 def test_a_proposal_with_false_evidence_is_attributed() -> None:

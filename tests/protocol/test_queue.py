@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from splitup import limits
 from splitup.errors import PeerFault, Unavailable
+from splitup.net.frames import make_tensor_frame
 from splitup.protocol.queue import EarlyFrames, LocalTask, PortId, TaskQueue, Tensor
-from splitup.wire import CLIENT
+from splitup.wire import CLIENT, Seal
 
 FIRST, SECOND = "0x" + "01" * 32, "0x" + "02" * 32
 
@@ -304,19 +306,28 @@ def test_buffers_and_executions_are_bounded() -> None:
 
 def test_early_frames_come_back_in_order_and_are_bounded() -> None:
     early = EarlyFrames(max_executions=2)
-    early.add(FIRST, "a", b"1")
-    early.add(FIRST, "b", b"2")
-    early.add(SECOND, "c", b"3")
-    assert early.take(SECOND) == [("c", b"3")] and early.take(SECOND) == []
-    early.add(SECOND, "c", b"4")
-    early.add("0x" + "03" * 32, "d", b"5")
-    assert early.take(FIRST) == []  # the oldest had to go
+    seal = Seal(b"", bytes(64))
+
+    def add(execution_id: str, sender: str, data: bytes) -> None:
+        frame = make_tensor_frame(execution_id, CLIENT, 0, 0, data)
+        early.add(sender, replace(frame, payload=memoryview(b"and more" + data)[8:]), seal)
+
+    def take(execution_id: str) -> list[tuple[str, object]]:
+        return [(sender, frame.payload) for sender, frame, _ in early.take(execution_id)]
+
+    add(FIRST, "a", b"1")
+    add(FIRST, "b", b"2")
+    add(SECOND, "c", b"3")
+    assert take(SECOND) == [("c", b"3")] and take(SECOND) == []
+    add(SECOND, "c", b"4")
+    add("0x" + "03" * 32, "d", b"5")
+    assert take(FIRST) == []  # the oldest had to go
     for number in range(limits.MAX_EARLY_FRAMES - 1):
-        early.add(SECOND, "c", bytes([number % 256]))
+        add(SECOND, "c", bytes([number % 256]))
     with pytest.raises(Unavailable, match="came before its plan"):
-        early.add(SECOND, "c", b"one too many")
+        add(SECOND, "c", b"one too many")
     with pytest.raises(Unavailable, match="came before its plan"):
-        early.add(FIRST, "c", bytes(limits.MAX_EARLY_BYTES + 1))
+        add(FIRST, "c", bytes(limits.MAX_EARLY_BYTES + 1))
 
 
 GATED = LocalTask(2, ((0, 0), (0, 1), (1, 0)), 1, 0, gate=(0, 1))

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: MIT
+pragma solidity ^0.8.28;
+
+import {BondsBase} from "./BondsBase.sol";
+import {IBonds, OpenedEntry, OpenedSnapshot, OpenedTask, PlanVote} from "../src/interfaces/IBonds.sol";
+import {PlanHeader, PlanTask, SnapshotEntry, SnapshotHeader} from "../src/libraries/Roots.sol";
+
+/// @dev Plans opened down to one choice. Three nodes, 0x2001 to 0x2005, hold the plan's one task; the first
+/// two are of the class that may run it. That Python opens its plans so, too, is tests/chain/test_bonds.py.
+contract BondsOpeningsTest is BondsBase {
+    bytes32 internal constant TASK = keccak256("task");
+    bytes32 internal constant CLASS = keccak256("class");
+    uint64 internal constant NODES = 3;
+    uint256 internal constant OUTSIDER_KEY = 0xB7;
+
+    // ------------------------------------------------------------------- snapshot and plan
+
+    function account(uint64 index) internal pure returns (address) {
+        return address(uint160(0x2001 + 2 * index));
+    }
+
+    function makeResident() internal pure returns (bytes32[] memory resident) {
+        resident = new bytes32[](2);
+        resident[1] = TASK;
+    }
+
+    function makeEntry(uint64 index) internal pure returns (SnapshotEntry memory) {
+        return SnapshotEntry({
+            node: account(index),
+            operator: account(index),
+            signingKey: bytes32(uint256(index) + 1),
+            endpointHash: keccak256("endpoint"),
+            stakeMicroUsdc: 2200e6,
+            rttMs: 10,
+            queueMs: 0,
+            speedMflops: 1000,
+            bandwidthKbps: 1000,
+            vramFreeBytes: 1 << 33,
+            creditMilli: 0,
+            classHash: index < 2 ? CLASS : keccak256("another class"),
+            residentHash: sha256(abi.encodePacked(makeResident()))
+        });
+    }
+
+    function leafOf(uint64 index) internal pure returns (bytes32) {
+        if (index >= NODES) return 0;
+        return sha256(abi.encode(keccak256("splitup/snapshot-entry/v2"), makeEntry(index)));
+    }
+
+    function pairOf(uint64 pair) internal pure returns (bytes32) {
+        return sha256(bytes.concat(leafOf(2 * pair), leafOf(2 * pair + 1)));
+    }
+
+    function openEntry(uint64 index) internal pure returns (OpenedEntry memory) {
+        bytes32[] memory proof = new bytes32[](2);
+        proof[0] = leafOf(index ^ 1);
+        proof[1] = pairOf((index >> 1) ^ 1);
+        return OpenedEntry(makeEntry(index), index, proof, makeResident());
+    }
+
+    function makeHeader() internal pure returns (SnapshotHeader memory) {
+        bytes32[] memory classes = makeClasses();
+        return SnapshotHeader({
+            configuration: 1,
+            sequence: 7,
+            epoch: 1,
+            rttMs: 10,
+            queueMs: 0,
+            speedMflops: 1000,
+            bandwidthKbps: 1000,
+            entryCount: NODES,
+            heldCount: 1,
+            entriesRoot: sha256(bytes.concat(pairOf(0), pairOf(1))),
+            heldRoot: sha256(abi.encode(keccak256("splitup/snapshot-task/v2"), TASK, sha256(abi.encodePacked(classes))))
+        });
+    }
+
+    function makeClasses() internal pure returns (bytes32[] memory classes) {
+        classes = new bytes32[](1);
+        classes[0] = CLASS;
+    }
+
+    function openSnapshot() internal pure returns (OpenedSnapshot memory) {
+        return OpenedSnapshot(makeHeader(), makeClasses(), 0, new bytes32[](0));
+    }
+
+    function rootOf(SnapshotHeader memory header) internal pure returns (bytes32) {
+        return sha256(abi.encode(keccak256("splitup/snapshot/v2"), header));
+    }
+
+    function rootOf(PlanHeader memory plan) internal pure returns (bytes32) {
+        return sha256(abi.encode(keccak256("splitup/plan/v2"), plan));
+    }
+
+    /// @dev A plan of one task with these candidates, and a member's vote for it.
+    function makePlan(address[] memory candidates)
+        internal
+        view
+        returns (PlanVote memory vote, OpenedTask memory opened)
+    {
+        opened.candidates = candidates;
+        opened.task = PlanTask({
+            index: 0,
+            taskId: TASK,
+            flops: 1e6,
+            weightsBytes: 1 << 20,
+            inputBytes: 1 << 10,
+            readyMs: 0,
+            verifiable: true,
+            candidatesHash: sha256(abi.encodePacked(candidates))
+        });
+        opened.plan = PlanHeader({
+            requestDigest: keccak256("request"),
+            executionId: ID,
+            modelId: MODEL,
+            snapshotRoot: rootOf(makeHeader()),
+            seed: SEED,
+            directoryHash: keccak256("directory"),
+            taskCount: 1,
+            tasksRoot: sha256(abi.encode(keccak256("splitup/plan-task/v2"), opened.task))
+        });
+        vote = planVote(memberKeys[0], ID, rootOf(opened.plan));
+    }
+
+    function list(address first) internal pure returns (address[] memory candidates) {
+        candidates = new address[](1);
+        candidates[0] = first;
+    }
+
+    function list(address first, address second) internal pure returns (address[] memory candidates) {
+        candidates = new address[](2);
+        (candidates[0], candidates[1]) = (first, second);
+    }
+
+    function invalid(uint8 part) internal pure returns (bytes memory) {
+        return abi.encodeWithSelector(IBonds.OpeningInvalid.selector, part);
+    }
+
+    function noCandidate(uint64 index) internal pure returns (bytes memory) {
+        return abi.encodeWithSelector(IBonds.NotACandidate.selector, account(index));
+    }
+
+    /// @dev SHA-256 is a call, too: all is opened before the one that has to revert.
+    function refuseChoice(
+        bytes memory reason,
+        PlanVote memory vote,
+        OpenedTask memory opened,
+        OpenedSnapshot memory snapshot,
+        uint256 place,
+        OpenedEntry memory listed,
+        OpenedEntry memory better
+    ) internal {
+        vm.expectRevert(reason);
+        bonds.reportSelection(vote, opened, snapshot, place, listed, better);
+    }
+
+    function assertPunished() internal view {
+        assertEq(bonds.bondOf(vm.addr(memberKeys[0])), 0);
+    }
+
+    // ----------------------------------------------------------------------------- choices
+
+    /// @dev Of two plans that list one node each, one is wrong and takes the bond, and the other is right.
+    function test_a19_of_two_choices_exactly_one_is_an_offence() public {
+        uint256 wrong;
+        for (uint64 first; first < 2; ++first) {
+            (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(account(first)));
+            try bonds.reportSelection(vote, opened, openSnapshot(), 0, openEntry(first), openEntry(1 - first)) {
+                ++wrong;
+                assertPunished();
+                post(vm.addr(memberKeys[0]), BOND);
+            } catch (bytes memory reason) {
+                require(bytes4(reason) == IBonds.ChoiceRight.selector, "right for another reason");
+            }
+        }
+        assertEq(wrong, 1);
+    }
+
+    function test_a19_a_node_that_may_not_run_the_task_is_an_offence() public {
+        (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(account(2), account(0)));
+        bonds.reportSelection(vote, opened, openSnapshot(), 0, openEntry(2), openEntry(0));
+        assertPunished();
+    }
+
+    function test_who_stands_before_or_may_not_run_it_was_not_passed_over() public {
+        (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(account(0), account(1)));
+        OpenedSnapshot memory snapshot = openSnapshot();
+        refuseChoice(noCandidate(0), vote, opened, snapshot, 1, openEntry(1), openEntry(0));
+        refuseChoice(noCandidate(2), vote, opened, snapshot, 0, openEntry(0), openEntry(2));
+        bytes memory reason = abi.encodeWithSelector(IBonds.PlaceInvalid.selector, 2);
+        refuseChoice(reason, vote, opened, snapshot, 2, openEntry(0), openEntry(1));
+    }
+
+    function test_what_is_opened_is_what_the_roots_bind() public {
+        (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(account(2)));
+        OpenedSnapshot memory snapshot = openSnapshot();
+        OpenedEntry memory listed = openEntry(2);
+        OpenedEntry memory better = openEntry(0);
+
+        opened.plan.modelId = "another";
+        refuseChoice(invalid(0), vote, opened, snapshot, 0, listed, better);
+        opened.plan.modelId = MODEL;
+        opened.plan.executionId = "another";
+        refuseChoice(invalid(0), vote, opened, snapshot, 0, listed, better);
+        opened.plan.executionId = ID;
+
+        opened.task.index = 1;
+        refuseChoice(invalid(1), vote, opened, snapshot, 0, listed, better);
+        opened.task.index = 0;
+        opened.proof = new bytes32[](1);
+        refuseChoice(invalid(1), vote, opened, snapshot, 0, listed, better);
+        opened.proof = new bytes32[](0);
+        opened.candidates = list(account(1));
+        refuseChoice(invalid(2), vote, opened, snapshot, 0, listed, better);
+        opened.candidates = list(account(2));
+
+        snapshot.header.sequence = 8;
+        refuseChoice(invalid(3), vote, opened, snapshot, 0, listed, better);
+        snapshot.header.sequence = 7;
+        snapshot.classes[0] = keccak256("another class");
+        refuseChoice(invalid(4), vote, opened, snapshot, 0, listed, better);
+        snapshot.classes[0] = CLASS;
+
+        listed.entry.stakeMicroUsdc = 1;
+        refuseChoice(invalid(5), vote, opened, snapshot, 0, listed, better);
+        refuseChoice(invalid(5), vote, opened, snapshot, 0, openEntry(1), better); // is not who is listed
+        better.resident[1] = 0;
+        refuseChoice(invalid(6), vote, opened, snapshot, 0, openEntry(2), better);
+        assertEq(bonds.bondOf(vm.addr(memberKeys[0])), BOND);
+    }
+
+    // --------------------------------------------------------------------------- strangers
+
+    function around(uint64 first) internal pure returns (OpenedEntry[] memory entries) {
+        entries = new OpenedEntry[](1);
+        entries[0] = openEntry(first);
+    }
+
+    function around(uint64 first, uint64 second) internal pure returns (OpenedEntry[] memory entries) {
+        entries = new OpenedEntry[](2);
+        (entries[0], entries[1]) = (openEntry(first), openEntry(second));
+    }
+
+    function reportStranger(address stranger, OpenedEntry[] memory entries) internal {
+        (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(stranger));
+        bonds.reportStranger(vote, opened, makeHeader(), 0, entries);
+    }
+
+    function test_a19_strangers_below_and_above_all_nodes() public {
+        address member = vm.addr(memberKeys[0]);
+        reportStranger(address(0x1fff), around(0));
+        assertPunished();
+        refuseStranger(abi.encodeWithSelector(IBonds.BondMissing.selector, member), address(0x2fff), around(NODES - 1));
+        post(member, BOND); // one offence for an execution, and not again
+        refuseStranger(
+            abi.encodeWithSelector(IBonds.AlreadyPunished.selector, member), address(0x2fff), around(NODES - 1)
+        );
+    }
+
+    function test_a19_a_stranger_between_two_nodes() public {
+        reportStranger(address(0x2002), around(0, 1));
+        assertPunished();
+    }
+
+    function test_a19_a_stranger_above_the_last_node() public {
+        reportStranger(address(0x2fff), around(NODES - 1));
+        assertPunished();
+    }
+
+    function test_nodes_of_the_snapshot_are_no_strangers() public {
+        OpenedEntry[] memory altered = around(0, 1);
+        altered[1].entry.node = address(0x2fff);
+        refusePresent(account(1), new OpenedEntry[](0));
+        refusePresent(account(1), new OpenedEntry[](3));
+        refusePresent(account(1), around(0));
+        refusePresent(account(1), around(2));
+        refusePresent(account(1), around(0, 2)); // not neighbours
+        refusePresent(account(1), around(0, 1));
+        refusePresent(account(0), around(0, 1));
+        refusePresent(account(1), altered);
+        altered = around(0);
+        altered[0].entry.rttMs = 11;
+        refusePresent(address(0x1fff), altered);
+        assertEq(bonds.bondOf(vm.addr(memberKeys[0])), BOND);
+    }
+
+    function refusePresent(address node, OpenedEntry[] memory entries) internal {
+        refuseStranger(abi.encodeWithSelector(IBonds.StrangerUnproven.selector, node), node, entries);
+    }
+
+    function refuseStranger(bytes memory reason, address node, OpenedEntry[] memory entries) internal {
+        (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(node));
+        SnapshotHeader memory header = makeHeader();
+        vm.expectRevert(reason);
+        bonds.reportStranger(vote, opened, header, 0, entries);
+    }
+
+    function test_a_stranger_stands_in_the_plan_and_not_in_its_snapshot() public {
+        (PlanVote memory vote, OpenedTask memory opened) = makePlan(list(address(0x1fff)));
+        SnapshotHeader memory header = makeHeader();
+        OpenedEntry[] memory entries = around(0);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.PlaceInvalid.selector, 1));
+        bonds.reportStranger(vote, opened, header, 1, entries);
+        header.epoch = 2;
+        vm.expectRevert(invalid(3));
+        bonds.reportStranger(vote, opened, header, 0, entries);
+    }
+
+    // -------------------------------------------------------------------------------- seeds
+
+    function makeSeed(bytes32 model, bytes32 snapshotRoot) internal view returns (bytes memory) {
+        return blsSign(GROUP_SECRET, abi.encode(keccak256("splitup/plan-seed/v1"), ID, model, uint64(7), snapshotRoot));
+    }
+
+    /// @dev What the group signed is for this model and snapshot; the plan says `model` and a made-up seed.
+    function reportSeed(bytes32 seed, bytes32 model, bytes32 snapshotRoot) internal {
+        (, OpenedTask memory opened) = makePlan(list(account(0)));
+        PlanHeader memory plan = opened.plan;
+        (plan.seed, plan.modelId, plan.snapshotRoot) = (seed, model, snapshotRoot);
+        PlanVote memory vote = planVote(memberKeys[0], ID, rootOf(plan));
+        bytes32 root = rootOf(makeHeader());
+        bytes memory signature = makeSeed(MODEL, root);
+        bonds.reportSeed(vote, plan, committee.configuration(), MODEL, 7, root, signature);
+    }
+
+    function test_a17_another_seed_model_or_snapshot_is_an_offence_and_the_groups_is_none() public {
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        bytes32 root = rootOf(makeHeader());
+        bytes32 seed = keccak256(makeSeed(MODEL, root));
+        vm.expectRevert(abi.encodeWithSelector(IBonds.VotesAgree.selector));
+        this.reportSeedOf(seed, MODEL, root);
+        uint256 state = vm.snapshotState();
+        reportSeed(SEED, MODEL, root);
+        assertPunished();
+        vm.revertToState(state);
+        reportSeed(seed, "another", root);
+        assertPunished();
+        vm.revertToState(state);
+        reportSeed(seed, MODEL, "another");
+        assertPunished();
+    }
+
+    function reportSeedOf(bytes32 seed, bytes32 model, bytes32 snapshotRoot) external {
+        reportSeed(seed, model, snapshotRoot);
+    }
+
+    // --------------------------------------------------------------------------------- bond
+
+    function test_a_bond_that_was_taken_meanwhile_is_not_released() public {
+        outsider = vm.addr(OUTSIDER_KEY);
+        post(outsider, BOND);
+        vm.prank(outsider);
+        bonds.requestRelease();
+        bonds.reportPlans(planVote(OUTSIDER_KEY, ID, "a"), planVote(OUTSIDER_KEY, ID, "b"));
+        vm.warp(block.timestamp + 14 days);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.BondMissing.selector, outsider));
+        vm.prank(outsider);
+        bonds.release();
+    }
+}

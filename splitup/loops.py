@@ -1,0 +1,24 @@
+"""The event loop that programs run on: uvloop where it is installed, which halves a hop's time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return a new event loop; asyncio's own where there is no uvloop (on Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Do what ``asyncio.run`` does, on such a loop."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(coroutine)
