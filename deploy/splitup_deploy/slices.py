@@ -42,10 +42,10 @@ def has(box: Box, part: Box) -> bool:
 
 
 def join_boxes(boxes: Iterable[Box]) -> list[Box]:
-    """Return the boxes with those joined that make a larger box, and nothing more, together.
+    """Return the boxes with those joined that touch along the last axis, or are in another one.
 
-    So a weight's bytes stay together that a kernel reads together, as a block's scale and its
-    numbers, and boxes far apart, as of gate and up, stay apart.
+    So the bytes of a block stay together, its scale and its numbers, which a kernel reads together;
+    rows of their own, as of gate and up, stay apart. Nothing is added that no box has.
     """
     joined: list[Box] = []
     pending = sorted(boxes, reverse=True)
@@ -65,14 +65,10 @@ def _join_two(one: Box, two: Box) -> Box | None:
     for box, part in ((one, two), (two, one)):
         if has(box, part):
             return box
-    different = [axis for axis, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
-    if len(different) != 1:
+    (low, size), (high, count) = sorted((one[-1], two[-1]))
+    if one[:-1] != two[:-1] or low + size < high:
         return None
-    (axis,) = different
-    (low, size), (high, count) = sorted((one[axis], two[axis]))
-    if low + size < high:
-        return None
-    return (*one[:axis], (low, high + count - low), *one[axis + 1 :])
+    return (*one[:-1], (low, high + count - low))
 
 
 def name_sizes(box: Box, dims: Dims) -> tuple[tuple[int, Dim], ...]:
