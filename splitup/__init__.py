@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from splitup.client.connection import SplitUp
     from splitup.client.outcome import Receipt, Result, TraceEvent
     from splitup.config import NetworkConfig
+    from splitup.decode.lookahead import LookaheadOptions
     from splitup.errors import ExecutionFailed, SplitUpError
 
 _HOMES = {
     "ExecutionFailed": "splitup.errors",
+    "LookaheadOptions": "splitup.decode.lookahead",
     "NetworkConfig": "splitup.config",
     "Receipt": "splitup.client.outcome",
     "Result": "splitup.client.outcome",
@@ -30,6 +32,7 @@ _HOMES = {
 
 __all__ = [
     "ExecutionFailed",
+    "LookaheadOptions",
     "NetworkConfig",
     "Receipt",
     "Result",

@@ -29,7 +29,7 @@ from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_de
 from splitup.devnet.network import DevnetOptions
 from splitup.disputes import DisputeOptions, judge_dispute
 from splitup.errors import InvalidInput, SplitUpError
-from splitup.generate import GenerateOptions, describe_receipt, run_generate
+from splitup.generate import GenerateOptions, describe_receipt, read_lookahead, run_generate
 
 app = typer.Typer(
     name="splitup",
@@ -155,6 +155,24 @@ def generate_command(
         DecoderName,
         typer.Option("--decoder", help="How: lookahead takes fewer steps for the same text."),
     ] = "sequential",
+    window: Annotated[
+        int | None,
+        typer.Option(
+            "--lookahead-window", metavar="W", min=0, help="Columns guessed at once; by default 7."
+        ),
+    ] = None,
+    ngram: Annotated[
+        int | None,
+        typer.Option(
+            "--lookahead-ngram", metavar="N", min=2, help="Tokens of an n-gram; by default 4."
+        ),
+    ] = None,
+    guesses: Annotated[
+        int | None,
+        typer.Option(
+            "--lookahead-guesses", metavar="G", min=1, help="N-grams tried per step; by default 7."
+        ),
+    ] = None,
     max_price: PriceFlag = None,
     deadline: DeadlineFlag = DEFAULT_DEADLINE_S,
     config: ConfigFlag = None,
@@ -163,27 +181,27 @@ def generate_command(
     """Continue a text, token by token as they come."""
     output = Output.open(as_json)
 
-    options = GenerateOptions(
-        model=model,
-        prompt=prompt,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
-        top_k=top_k,
-        top_p=top_p,
-        stop=tuple(stop or ()),
-        decoder=decoder,
-        max_price_usdc=max_price,
-        deadline_s=deadline,
-        config=config,
-    )
-
     def write(text: str) -> None:
         if not output.as_json:
             sys.stdout.write(text)
             sys.stdout.flush()
 
     def run() -> None:
+        options = GenerateOptions(
+            model=model,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            top_k=top_k,
+            top_p=top_p,
+            stop=tuple(stop or ()),
+            decoder=decoder,
+            lookahead=read_lookahead(decoder, window, ngram, guesses),
+            max_price_usdc=max_price,
+            deadline_s=deadline,
+            config=config,
+        )
         try:
             done = loops.run(run_generate(options, write, output.say))
         except SplitUpError:

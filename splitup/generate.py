@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from splitup.client.connection import SplitUp
-from splitup.client.generation import DecoderName, Token
+from splitup.client.generation import DecoderName, Token, check_decoder
 from splitup.client.inputs import format_usdc
 from splitup.client.outcome import Receipt
 from splitup.client.session import Session
+from splitup.decode.lookahead import LookaheadOptions
 from splitup.errors import SplitUpError
 
 Write = Callable[[str], None]
@@ -38,9 +39,24 @@ class GenerateOptions:
     top_p: float
     stop: tuple[str, ...]
     decoder: DecoderName
+    lookahead: LookaheadOptions | None
     max_price_usdc: str | None
     deadline_s: float
     config: Path | None
+
+
+def read_lookahead(
+    decoder: DecoderName, window: int | None, ngram: int | None, guesses: int | None
+) -> LookaheadOptions | None:
+    """Return the options that were typed, None without any; what is left out has its default.
+
+    Raises InvalidInput for impossible ones, and for another decoder.
+    """
+    typed = {"columns": window, "length": ngram, "guesses": guesses}
+    given = {name: value for name, value in typed.items() if value is not None}
+    options = LookaheadOptions(**given) if given else None
+    check_decoder(decoder, options)
+    return options
 
 
 @dataclass(slots=True)
@@ -133,6 +149,7 @@ async def run_generate(options: GenerateOptions, write: Write, say: Write) -> Ge
                 top_p=options.top_p,
                 stop=options.stop,
                 decoder=options.decoder,
+                lookahead=options.lookahead,
                 max_price_usdc=options.max_price_usdc,
                 deadline_s=options.deadline_s,
                 on_session=on_session,

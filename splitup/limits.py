@@ -67,6 +67,9 @@ MAX_RESIDENT_TASKS: Final = 1_024  # task ids a heartbeat may list
 HEARTBEAT_PERIOD_S: Final = 1.0
 DEMAND_AGE_S: Final = 0.25  # a heartbeat's answer may be this old: it takes a look at all nodes
 HEARTBEAT_TIMEOUT_S: Final = 5.0  # five missed beats: a restart takes longer, a hiccup does not
+HEAD_MEMORY_S: Final = 10.0  # a replaced block may be named so long: two heartbeat timeouts, for a
+# node that was away longer was not alive, and learns the head by the answer to its next beat
+MAX_HEADS: Final = 64  # replaced blocks remembered: members look four times a second
 CLOCK_SKEW_S: Final = 30  # tolerated between hosts in signed times; deadlines use block time
 
 # ---- keys, tokens, storage, journal ------------------------------------------------------------

@@ -117,7 +117,7 @@ class Heartbeat(Message):
     boot_id: DigestField  # new at every start: a restart is visible
     sequence: Count
     sent_at_ms: Count
-    block_number: Count
+    block_hash: Bytes32Field  # the head that the receiving member named last
     queue_ms: Count  # estimated work waiting
     resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
     vram_free_bytes: Count

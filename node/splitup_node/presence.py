@@ -9,15 +9,15 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Final
 
 from splitup import limits
 from splitup.crypto.keys import Identity
-from splitup.errors import InvalidModel, PeerFault, Refused, SplitUpError
+from splitup.errors import InvalidModel, SplitUpError
 from splitup.net.cache import Cache
 from splitup.net.http import SignedClient
 from splitup.protocol.certificates import CommitteeView
-from splitup.wire import Heartbeat
+from splitup.wire import ZERO_BYTES32, Heartbeat
+from splitup_node.beats import Beats
 from splitup_node.engine import Engine
 from splitup_node.health import Health
 from splitup_node.residents import Residents
@@ -27,11 +27,8 @@ from splitup_node.specialise import (
     Trader,
     choose_task,
     merge_demand,
-    parse_demand,
 )
 from splitup_node.supervisor import TaskFailed, WorkerLost
-
-HEARTBEAT_TYP: Final = "splitup-heartbeat"
 
 _log = logging.getLogger("splitup.node.presence")
 
@@ -52,7 +49,7 @@ class Presence:
         get_determinism: Callable[[], str],
     ) -> None:
         self._identity = identity
-        self._http = http
+        self._beats = Beats(http)
         self._engine = engine
         self._residents = residents
         self._cache = cache
@@ -61,7 +58,6 @@ class Presence:
         self._get_determinism = get_determinism
         self.boot_id = secrets.token_hex(32)
         self._sequence = 0
-        self._block_number = 0
         self._demand: tuple[DemandEntry, ...] = ()
         self._demand_changed = asyncio.Event()
         self._news = asyncio.Event()
@@ -72,15 +68,18 @@ class Presence:
 
     async def beat(self) -> None:
         """Send a heartbeat per period, and one at once when a task was loaded."""
-        while True:
-            self._news.clear()
-            try:
-                await self._send_heartbeat()
-            except SplitUpError as error:
-                _log.warning("%s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limits.HEARTBEAT_PERIOD_S):
-                    await self._news.wait()
+        try:
+            while True:
+                self._news.clear()
+                try:
+                    await self._send_heartbeat()
+                except SplitUpError as error:
+                    _log.warning("%s", error)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limits.HEARTBEAT_PERIOD_S):
+                        await self._news.wait()
+        finally:
+            await self._beats.close()
 
     async def _send_heartbeat(self) -> None:
         committee = self._get_committee()
@@ -90,7 +89,7 @@ class Presence:
             boot_id=self.boot_id,
             sequence=self._sequence,
             sent_at_ms=int(time.time() * 1000),
-            block_number=self._block_number,
+            block_hash=ZERO_BYTES32,  # each member's own goes in
             queue_ms=self._engine.runs.queue_ms,
             resident=self._get_offers(),
             vram_free_bytes=max(0, self._residents.free_bytes),
@@ -98,35 +97,9 @@ class Presence:
             speed_mflops=self._engine.runs.speed_mflops,
             bandwidth_kbps=self._cache.bandwidth_kbps,
         )
-        token = self._http.sign(HEARTBEAT_TYP, committee.domain.committee, beat)
-        answers = await asyncio.gather(
-            *(
-                self._http.post_token(
-                    f"{member.endpoint}/v1/heartbeat", token, timeout_s=limits.HEARTBEAT_TIMEOUT_S
-                )
-                for member in committee.members
-            ),
-            return_exceptions=True,
-        )
-        refusals = {str(answer) for answer in answers if isinstance(answer, Refused)}
-        refused = all(isinstance(answer, Refused) for answer in answers)
-        self._health.note_refusals(refusals if refused else set(), len(answers))
-        demands = []
-        for answer in answers:
-            if isinstance(answer, SplitUpError):
-                _log.debug("heartbeat: %s", answer)
-                continue
-            if isinstance(answer, BaseException):
-                raise answer
-            try:
-                demands.append(parse_demand(answer.get("tasks")))
-            except PeerFault as fault:  # of one member; the others' answers count
-                _log.warning("heartbeat: %s", fault)
-                continue
-            block = answer.get("block")
-            if isinstance(block, int) and 0 <= block < 2**53:
-                self._block_number = max(self._block_number, block)
-        self._demand = merge_demand(demands)
+        await self._beats.send(beat, committee)
+        self._health.note_refusals(self._beats.list_refusals(committee), len(committee.members))
+        self._demand = merge_demand(self._beats.get_demands())
         self._demand_changed.set()
 
     def _get_offers(self) -> tuple[str, ...]:

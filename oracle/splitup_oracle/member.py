@@ -312,8 +312,7 @@ class Member:
         """Return the reply to a heartbeat, as JSON; at most ``limits.DEMAND_AGE_S`` old."""
         now = time.monotonic()
         if now - self._demand[0] > limits.DEMAND_AGE_S:
-            status = self.machine.get_status(now)
-            reply = {"block": status["block"], "tasks": self.machine.compute_demand(now)}
+            reply = {"block": self.machine.get_head(), "tasks": self.machine.compute_demand(now)}
             self._demand = (now, encode_canonical(reply))
         return self._demand[1]
 

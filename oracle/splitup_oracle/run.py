@@ -110,7 +110,7 @@ class Feeder:
     async def start(self) -> None:
         """Feed what a member must know before it hears anybody."""
         head = await self._chain.fetch_head()
-        self._member.feed(BlockSeen(head.number, head.timestamp))
+        self._member.feed(BlockSeen(head.number, head.timestamp, head.hash))
         self._member.feed(SnapshotAccepted(0, 0, "0x" + "00" * 32))  # until the chain has one
         await self._read_board()
         if not self._member.machine.is_member:
@@ -197,7 +197,7 @@ class Feeder:
             del self._changes[: -limits.MAX_CHANGES]
 
     async def _follow_head(self) -> None:
-        number = -1
+        seen = ""
         while True:
             try:
                 head = await self._chain.fetch_head()
@@ -205,9 +205,9 @@ class Feeder:
                 log.warning("%s", error)
                 await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
                 continue
-            if head.number > number:
-                number = head.number
-                self._member.feed(BlockSeen(head.number, head.timestamp))
+            if head.hash != seen:  # also of a reorganisation to the same height
+                seen = head.hash
+                self._member.feed(BlockSeen(head.number, head.timestamp, head.hash))
             await asyncio.sleep(_HEAD_S)
 
     async def _follow_nodes(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from typing import Final
 
 from aiohttp import web
@@ -132,6 +133,10 @@ class MemberServer:
     async def _heartbeat(self, request: web.Request) -> web.Response:
         claims = await read_signed(request, typ=HEARTBEAT_TYP, audience=self._member.audience)
         heartbeat = Heartbeat.from_value(claims.body)
+        machine = self._member.machine
+        if not machine.is_recent(heartbeat.block_hash, time.monotonic()):
+            # no error: who starts, or was away, learns by this answer which block to name
+            return web.json_response({"block": machine.get_head()})
         self._member.feed_peer(HeartbeatReceived(heartbeat, claims.issuer))
         self._member.note_heartbeat(heartbeat.node)
         return _json(self._member.get_demand())

@@ -43,6 +43,7 @@ from splitup.client.evidence import fetch_evidence
 from splitup.client.generation import (
     DecoderName,
     Token,
+    check_decoder,
     encode_prompt,
     generate_tokens,
     get_chunk,
@@ -63,6 +64,7 @@ from splitup.codec import encode_canonical
 from splitup.config import NetworkConfig
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import compute_execution_id
+from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import Decoder
@@ -310,6 +312,7 @@ class SplitUp:
         top_p: float = 1.0,
         stop: Sequence[str] = (),
         decoder: DecoderName = "sequential",
+        lookahead: LookaheadOptions | None = None,
         max_price_usdc: Usdc | None = None,
         deadline_s: float = DEFAULT_DEADLINE_S,
         on_session: Callable[[Session], None] | None = None,
@@ -317,7 +320,8 @@ class SplitUp:
         """Yield the tokens that continue ``prompt``; equal arguments give equal text.
 
         Sampling happens here: the nodes see tokens and positions, never the seed. The text ends
-        before the first string of ``stop``. ``decoder`` changes the number of steps, not the text.
+        before the first string of ``stop``. ``decoder`` changes the number of steps, not the text;
+        ``lookahead`` are its options, refused when the model's steps have no room for them.
         More tokens than the model has positions for are refused before anything is paid.
         ``on_session`` is called with the session before the first token. Raises like ``execute``.
         Close the iterator (or exhaust it) to end and pay the execution.
@@ -328,6 +332,7 @@ class SplitUp:
             max_tokens=max_tokens,
             sampler=Sampler(temperature, seed, top_k, top_p),
             decoder=decoder,
+            lookahead=lookahead,
         )
         async with self.session(
             model,
@@ -348,8 +353,10 @@ class SplitUp:
         max_tokens: int,
         sampler: Sampler,
         decoder: DecoderName = "sequential",
+        lookahead: LookaheadOptions | None = None,
     ) -> tuple[Decoder, Tokenizer]:
         """Return the decoder and the tokenizer that ``generate`` would use."""
+        check_decoder(decoder, lookahead)
         found = await self.fetch_model(model)
         info = get_text_info(found.manifest, model)
         tokenizer = load_tokenizer(await self._fetch_tokenizer(found))
@@ -362,7 +369,7 @@ class SplitUp:
             context=info.context,
             chunk=get_chunk(found.manifest),
         )
-        return make_decoder(decoder, request), tokenizer
+        return make_decoder(decoder, request, lookahead), tokenizer
 
     async def fetch_model(self, model: str) -> Model:
         """Return a registered model by name or id; raise InvalidInput when there is none."""

@@ -6,14 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from splitup.client.outcome import Array
 from splitup.client.session import Session
-from splitup.decode.lookahead import LookaheadDecoder
+from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import Decoder, make_arrays
@@ -22,10 +22,7 @@ from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import Manifest, TextInfo
 
 DecoderName = Literal["sequential", "lookahead"]
-DECODERS: Final[dict[str, Callable[[TextRequest], Decoder]]] = {
-    "sequential": SequentialDecoder,
-    "lookahead": LookaheadDecoder,
-}
+DECODERS: Final[tuple[DecoderName, ...]] = get_args(DecoderName)
 OnStep = Callable[[dict[str, Array], Array], None]  # (inputs by name, logits [R, vocab])
 
 
@@ -73,11 +70,28 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> list[int
     return [int(token) for token in prompt]
 
 
-def make_decoder(name: DecoderName, request: TextRequest) -> Decoder:
-    """Return the decoder of this name; all of them generate the same tokens."""
+def check_decoder(name: DecoderName, lookahead: LookaheadOptions | None) -> None:
+    """Raise InvalidInput for a decoder that does not exist, or options of another one."""
     if name not in DECODERS:
         raise InvalidInput(f"there is no decoder '{name}'; use one of {', '.join(DECODERS)}")
-    return DECODERS[name](request)
+    if lookahead is not None and name != "lookahead":
+        raise InvalidInput(f"the decoder is '{name}' and has no window; take 'lookahead' for one")
+
+
+def make_decoder(
+    name: DecoderName, request: TextRequest, lookahead: LookaheadOptions | None = None
+) -> Decoder:
+    """Return the decoder of this name; all of them generate the same tokens.
+
+    Raises InvalidInput for lookahead options that the model's steps have no room for; without
+    options lookahead makes do with the room there is.
+    """
+    check_decoder(name, lookahead)
+    if name == "sequential":
+        return SequentialDecoder(request)
+    if lookahead is not None:
+        lookahead.check_chunk(request.chunk)
+    return LookaheadDecoder(request, lookahead)
 
 
 async def generate_tokens(

@@ -39,7 +39,10 @@ _POOL_KEYS: Final = 4096  # tokens that n-grams are remembered for
 
 @dataclass(frozen=True, slots=True)
 class LookaheadOptions:
-    """W, N and G of the paper: window columns, length of n-grams, guesses in one step."""
+    """W, N and G of the paper: window columns, length of n-grams, guesses in one step.
+
+    Raises InvalidInput for what no step can hold; ``check_chunk`` for what this model's cannot.
+    """
 
     columns: int = 7
     length: int = 4
@@ -50,6 +53,24 @@ class LookaheadOptions:
             raise InvalidInput(
                 f"lookahead with {self.columns} columns, n-grams of {self.length} and "
                 f"{self.guesses} guesses is not possible; give at least 0, 2 and 1"
+            )
+
+    def check_chunk(self, chunk: int) -> None:
+        """Raise InvalidInput unless a step of ``chunk`` rows holds the window and a guess.
+
+        The decoder leaves out what finds no room: right text, but not what was asked for.
+        """
+        rows = 1 + (self.columns + 1) * (self.length - 1)
+        if rows > chunk:
+            raise InvalidInput(
+                f"lookahead with a window of {self.columns} columns and n-grams of {self.length} "
+                f"takes {rows} rows a step with its token and one guess, and the model takes "
+                f"{chunk}; give fewer columns or shorter n-grams"
+            )
+        if self.guesses >= chunk:
+            raise InvalidInput(
+                f"lookahead with {self.guesses} guesses takes a row for each, and the model takes "
+                f"{chunk} a step with the token itself; give fewer"
             )
 
 

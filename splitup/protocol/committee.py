@@ -164,6 +164,14 @@ class CommitteeMember:
         """Return (node, endpoint) of all nodes to be probed."""
         return self._snapshots.nodes.list_heard(now)
 
+    def get_head(self) -> str:
+        """Return the hash of the chain's head, which nodes are to name."""
+        return self._snapshots.nodes.heads.head
+
+    def is_recent(self, block_hash: str, now: float) -> bool:
+        """Return whether a heartbeat may name this block."""
+        return self._snapshots.nodes.heads.is_recent(block_hash, now)
+
     def find_manifest(self, model_id: str) -> Manifest | None:
         return self._library.find_manifest(model_id)
 
@@ -329,6 +337,7 @@ class CommitteeMember:
         return commands
 
     def _process_block(self, event: BlockSeen, now: float) -> list[Command]:
+        self._snapshots.nodes.heads.process_head(event.block_hash, now)
         self._block_number = max(self._block_number, event.number)
         self._timestamp_s = max(self._timestamp_s, event.timestamp_s)
         commands: list[Command] = []

@@ -38,8 +38,11 @@ from splitup.wire import (
 
 @dataclass(frozen=True, slots=True)
 class BlockSeen:
+    """The chain's head: what it is now, whatever was its head before."""
+
     number: int
     timestamp_s: int
+    block_hash: str
 
 
 @dataclass(frozen=True, slots=True)

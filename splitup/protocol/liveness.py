@@ -12,6 +12,7 @@ from splitup import limits
 from splitup.errors import BadSignature, PeerFault
 from splitup.graph.manifest import Manifest
 from splitup.protocol.events import NodeRecord
+from splitup.protocol.heads import Heads
 from splitup.roots import UNRULED
 from splitup.wire import Heartbeat, NodeView, Plan
 
@@ -44,6 +45,7 @@ class Nodes:
 
     def __init__(self, can_recompute: Callable[[str], bool] = lambda determinism: True) -> None:
         self._can_recompute = can_recompute
+        self.heads = Heads()
         self._nodes: dict[str, _Node] = {}
         self.records: Mapping[str, NodeRecord] = {}
         self._assigned: Counter[str] = Counter()  # micro-USDC since the latest snapshot
@@ -183,6 +185,12 @@ class Nodes:
         last = node.heartbeat
         if last and (heartbeat.sent_at_ms, heartbeat.sequence) <= (last.sent_at_ms, last.sequence):
             return
+        if not self.heads.is_recent(heartbeat.block_hash, now):
+            raise PeerFault(
+                f"a heartbeat names block {heartbeat.block_hash}, which was not lately the head of "
+                "the chain that we follow; name the one that the answer names",
+                peer=heartbeat.node,
+            )
         if heartbeat.determinism.startswith(UNRULED):
             raise PeerFault("a heartbeat claims the committee's mark", peer=heartbeat.node)
         if last is None or heartbeat.resident != last.resident:

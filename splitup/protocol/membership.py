@@ -40,7 +40,7 @@ from splitup.protocol.events import (
     SnapshotAccepted,
 )
 from splitup.protocol.keygen import KeyGeneration, Predecessor
-from splitup.wire import Evidence, PlanCertificate, SignedAttestation, Snapshot
+from splitup.wire import ZERO_BYTES32, Evidence, PlanCertificate, SignedAttestation, Snapshot
 
 T = TypeVar("T")
 
@@ -122,6 +122,12 @@ class Membership:
 
     def list_heard(self, now: float) -> list[tuple[str, str]]:
         return self._find(lambda m: m.list_heard(now)) or []
+
+    def get_head(self) -> str:
+        return self._find(lambda m: m.get_head()) or ZERO_BYTES32
+
+    def is_recent(self, block_hash: str, now: float) -> bool:
+        return bool(self._find(lambda m: m.is_recent(block_hash, now)))
 
     def find_manifest(self, model_id: str) -> Manifest | None:
         return self._find(lambda m: m.find_manifest(model_id))

@@ -27,6 +27,7 @@ def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "m", "--input", "x=bad.npy", "--output", "o"], 2, "no array of numbers"),
         (["run", "m", "--input", "x=good.npy", "--output", "o"], 2, "splitup up"),
         (["generate", "m", "--prompt", "a", "--json"], 2, "splitup up"),
+        (["generate", "m", "--prompt", "a", "--lookahead-window", "5"], 2, "has no window"),
         (["receipt", "0x12"], 2, "splitup up"),
         (["status"], 2, "there is no network"),
         (["down"], 2, "no network runs"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from splitup.client.generation import Token
 from splitup.client.outcome import Receipt
-from splitup.generate import Generated
+from splitup.decode.lookahead import LookaheadOptions
+from splitup.errors import InvalidInput
+from splitup.generate import Generated, read_lookahead
 
 ID = "0x" + "ab" * 32
 
@@ -28,3 +32,12 @@ def test_an_interrupted_generation_says_what_was_paid() -> None:
         "0 tokens\nsettled in block 7: 2 USDC paid, 0.02 USDC fee, 5 USDC back"
     )
     assert Generated(is_interrupted=True).describe() == "interrupted before the execution began"
+
+
+def test_lookahead_has_the_options_that_were_typed() -> None:
+    assert read_lookahead("sequential", None, None, None) is None
+    assert read_lookahead("lookahead", None, None, None) is None, "what there is room for"
+    assert read_lookahead("lookahead", None, 3, None) == LookaheadOptions(length=3)
+    assert read_lookahead("lookahead", 0, 5, 2) == LookaheadOptions(0, 5, 2)
+    with pytest.raises(InvalidInput, match="has no window"):
+        read_lookahead("sequential", None, None, 2)

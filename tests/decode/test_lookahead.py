@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splitup.client.generation import make_decoder
 from splitup.decode.lookahead import TRIAL_STEPS, LookaheadDecoder, LookaheadOptions, NgramPool
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
@@ -98,3 +99,22 @@ def test_the_pool_keeps_the_newest_continuations() -> None:
 def test_impossible_options(options: tuple[int, int, int]) -> None:
     with pytest.raises(InvalidInput, match="not possible"):
         LookaheadOptions(*options)
+
+
+def test_options_that_the_model_has_no_room_for() -> None:
+    request = make_request([3, 1], Sampler(), chunk=8)
+    make_decoder("lookahead", request)  # the default makes do with the room there is
+    make_decoder("lookahead", request, LookaheadOptions(columns=6, length=2, guesses=7))
+    for options, why in (
+        (LookaheadOptions(columns=7, length=2), "takes 9 rows a step .* the model takes 8"),
+        (LookaheadOptions(columns=2, length=4), "takes 10 rows"),
+        (LookaheadOptions(columns=10**9, length=10**9), "fewer columns or shorter n-grams"),
+        (LookaheadOptions(columns=0, length=2, guesses=8), "8 guesses"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            make_decoder("lookahead", request, options)
+
+
+def test_options_belong_to_lookahead() -> None:
+    with pytest.raises(InvalidInput, match="'sequential' and has no window"):
+        make_decoder("sequential", make_request([3], Sampler()), LookaheadOptions())

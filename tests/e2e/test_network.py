@@ -19,6 +19,7 @@ from splitup.chain.rpc import Rpc
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import Receipt, Result, compute_percentile, compute_transitions
 from splitup.crypto.keys import Identity
+from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.devnet.processes import find_program
 from splitup.errors import ExecutionFailed, InvalidInput
@@ -158,7 +159,10 @@ def test_synchronous_generation_repeats_itself(network: Network) -> None:
         first = [token.id for token in net.generate(MODEL, PROMPT, **options)]
         again = [token.id for token in net.generate(MODEL, PROMPT, **options)]
         guessed = [
-            token.id for token in net.generate(MODEL, PROMPT, decoder="lookahead", **options)
+            token.id
+            for token in net.generate(
+                MODEL, PROMPT, decoder="lookahead", lookahead=LookaheadOptions(2, 3, 2), **options
+            )
         ]
     assert first == again == guessed
     assert 1 <= len(first) <= 6

@@ -51,6 +51,7 @@ from tests.builders import HANG_S
 from tests.node.graphs import make_reference
 from tests.oracle.gateway_network import MNEMONIC, Network, confirm_group_key
 
+HEAD = "0x" + "01" * 32
 FIRST_NODE = 5  # accounts 0 to 4 are the owner and the committee
 
 
@@ -80,9 +81,11 @@ class Members:
 
     async def on_heartbeat(self, request: web.Request) -> web.Response:
         beat = Heartbeat.from_value(await self._read(request, "splitup-heartbeat"))
+        if beat.block_hash != HEAD:
+            return web.json_response({"block": HEAD})
         self.heartbeats[beat.node] = beat
         await self._tell()
-        return web.json_response({"block": 1, "tasks": self.demand})
+        return web.json_response({"block": HEAD, "tasks": self.demand})
 
     async def on_completion(self, request: web.Request) -> web.Response:
         completion = Completion.from_value(await self._read(request, "splitup-completion"))

@@ -28,7 +28,14 @@ from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.quorum import compute_execution_id
 from splitup.net.http import serve_app
 from splitup.protocol.committee import CommitteeMember
-from splitup.protocol.events import HeartbeatReceived, NodeRecord, NodesSeen, RttMeasured, Tick
+from splitup.protocol.events import (
+    BlockSeen,
+    HeartbeatReceived,
+    NodeRecord,
+    NodesSeen,
+    RttMeasured,
+    Tick,
+)
 from splitup.wire import Heartbeat
 from tests.protocol.simulator import COMMITTEE, make_committee, make_identity, read_result
 from tests.protocol.test_committee import VERIFY_NONE
@@ -36,6 +43,7 @@ from tests.protocol.test_committee import VERIFY_NONE
 NODES: Final = 10_000
 DISTINCT: Final = 400  # identities; making ten thousand takes longer than measuring
 TASKS: Final = tuple(sorted(f"{n:064x}" for n in range(16)))
+HEAD: Final = "0x" + "01" * 32
 CLIENTS: Final = 32
 
 
@@ -48,6 +56,7 @@ class Absorber:
     def __init__(self) -> None:
         identities, view = make_committee()
         self.machine = CommitteeMember(identities[0], view, VERIFY_NONE, read_result, grace_s=60)
+        self.machine.handle(BlockSeen(1, 1_000, HEAD), time.monotonic())
         self.beats = 0
 
     def feed_peer(self, event: HeartbeatReceived) -> None:
@@ -58,7 +67,7 @@ class Absorber:
         self.machine.is_unprobed(node)
 
     def get_demand(self) -> bytes:
-        return encode_canonical({"block": 1, "tasks": []})
+        return encode_canonical({"block": HEAD, "tasks": []})
 
 
 def make_tokens(rounds: int) -> tuple[list[NodeRecord], list[list[str]]]:
@@ -76,7 +85,7 @@ def make_tokens(rounds: int) -> tuple[list[NodeRecord], list[list[str]]]:
                     boot_id="ab" * 32,
                     sequence=number,
                     sent_at_ms=now * 1000 + number,
-                    block_number=1,
+                    block_hash=HEAD,
                     queue_ms=number % 100,
                     resident=TASKS,
                     vram_free_bytes=10**9,

@@ -31,6 +31,7 @@ from splitup.protocol.certificates import check_draw
 from splitup.protocol.ends import sign_end
 from splitup.wire import (
     EMPTY_DIGEST,
+    ZERO_BYTES32,
     Completion,
     End,
     Heartbeat,
@@ -68,6 +69,7 @@ class Node:
     orders: list[VerificationOrder] = field(default_factory=list)
     reply: dict[str, Any] = field(default_factory=dict)  # to the latest heartbeat
     server: Server | None = None
+    heads: dict[str, str] = field(default_factory=dict)  # endpoint -> block that it named
     sequence: int = 0
     gates: dict[str, asyncio.Event] = field(default_factory=dict)  # executions that wait for these
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -102,15 +104,31 @@ class Node:
                 boot_id="ab" * 32,
                 sequence=self.sequence,
                 sent_at_ms=int(time.time() * 1000),
-                block_number=0,
+                block_hash=ZERO_BYTES32,
                 queue_ms=0,
                 resident=tuple(sorted(task.task_id for task in MANIFEST.tasks)),
                 vram_free_bytes=0,
                 determinism="test",
             )
             # a member that is down must not hold up the others' heartbeats
-            self.spawn(self._tell("heartbeat", "splitup-heartbeat", heartbeat))
+            for endpoint in self.members:
+                self.spawn(self._beat_to(endpoint, heartbeat))
             await asyncio.sleep(1)
+
+    async def _beat_to(self, endpoint: str, heartbeat: Heartbeat) -> None:
+        """Name the block that this member named last, and once more the one it names now."""
+        for _ in range(2):
+            head = self.heads.get(endpoint, ZERO_BYTES32)
+            named = heartbeat.model_copy(update={"block_hash": head})
+            token = self.http.sign("splitup-heartbeat", self.chain.deployment.committee, named)
+            try:
+                reply = await self.http.post_token(f"{endpoint}/v1/heartbeat", token)
+            except (PeerFault, Unavailable):
+                return
+            self.heads[endpoint] = reply["block"]
+            if "tasks" in reply:
+                self.reply = reply
+                return
 
     def spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -124,13 +142,12 @@ class Node:
         async def post(endpoint: str) -> None:
             for _ in range(5):
                 try:
-                    reply = await self.http.post_token(f"{endpoint}/v1/{path}", token)
+                    await self.http.post_token(f"{endpoint}/v1/{path}", token)
                 except PeerFault:
                     return
                 except Unavailable:
                     await asyncio.sleep(0.3)
                 else:
-                    self.reply = reply if path == "heartbeat" else self.reply
                     return
 
         await asyncio.gather(*(post(endpoint) for endpoint in self.members))

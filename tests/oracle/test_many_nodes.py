@@ -33,6 +33,7 @@ from tests.protocol.simulator import CHAIN_ID, COMMITTEE, GRACE_S, make_committe
 from tests.protocol.test_committee import VERIFY_NONE
 
 NODES = 10_000
+HEAD = "0x" + "01" * 32
 RESIDENT = tuple(sorted(task_id(n) for n in range(2)))
 
 
@@ -59,7 +60,7 @@ def make_events(members: list[CommitteeMember]) -> list[Any]:
                 boot_id="ab" * 32,
                 sequence=1,
                 sent_at_ms=1,
-                block_number=1,
+                block_hash=HEAD,
                 queue_ms=n % 500,
                 resident=RESIDENT,
                 vram_free_bytes=n << 20,
@@ -70,7 +71,7 @@ def make_events(members: list[CommitteeMember]) -> list[Any]:
         for n, record in enumerate(records)
     ]
     return [
-        BlockSeen(1, 1_000),
+        BlockSeen(1, 1_000, HEAD),
         SnapshotAccepted(0, 0, "0x" + "00" * 32),
         ConfigurationSeen(
             configuration=1,

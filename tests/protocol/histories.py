@@ -338,6 +338,7 @@ class History:
             ev.NodeRecord(n.address, n.signing_key_hex, "http://n", 10**9) for n in NODES
         )
         for event in (
+            self._make_block(),
             ev.NodesSeen(records),
             ev.ManifestFetched(MANIFEST),
             ev.KeyReady(self.group, self.shares[life.place]),
@@ -538,7 +539,7 @@ class History:
                 boot_id="ab" * 32,
                 sequence=self._count,
                 sent_at_ms=int(self.now * 1000) + 1,
-                block_number=self.block,
+                block_hash=self._head(),
                 queue_ms=self.random.randrange(200),
                 resident=resident,
                 vram_free_bytes=0,
@@ -550,6 +551,12 @@ class History:
                 rtt_ms = self.random.randint(1, 40)
                 self.feed(life, ev.RttMeasured(node.address, rtt_ms))
 
+    def _head(self) -> str:
+        return f"0x{self._reorgs:032x}{self.block:032x}"  # another one after a reorganisation
+
+    def _make_block(self) -> ev.BlockSeen:
+        return ev.BlockSeen(self.block, self.block + 1_000_000, self._head())
+
     def _mine(self) -> None:
         self.block += 1
         pending, self._pending = self._pending, []
@@ -558,7 +565,7 @@ class History:
         if self._reorgs and self.block > 8 and self.random.random() < 0.2:
             self._reorganise()
         for life in self.lives:
-            self.feed(life, ev.BlockSeen(self.block, self.block + 1_000_000))
+            self.feed(life, self._make_block())
 
     def _emit(self, event: ev.Event) -> None:
         self._mined.append(_Mined(self.block, event))

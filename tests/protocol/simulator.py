@@ -176,6 +176,7 @@ class Node:
     plans: dict[str, PlanCertificate] = field(default_factory=dict)
     verified: set[tuple[str, int]] = field(default_factory=set)
     sequence: int = 0
+    heads: dict[str, str] = field(default_factory=dict)  # as each member named it last
 
     @property
     def address(self) -> str:
@@ -310,7 +311,7 @@ class Simulation:
         feed = partial(self.feed, identity.address)
         feed(ev.SnapshotAccepted(1, self.chain.sequence, self.chain.root))
         feed(ev.NodesSeen(tuple(self._records())))
-        feed(ev.BlockSeen(self.block, self._timestamp()))
+        feed(self._make_block())
         feed(ev.ManifestFetched(self.manifest))
         feed(ev.KeyReady(self.group, self.shares[place]))
         for event in list(self.chain.log):
@@ -407,13 +408,16 @@ class Simulation:
     def _timestamp(self) -> int:
         return int(self.now) + 1_000_000
 
+    def _make_block(self) -> ev.BlockSeen:
+        return ev.BlockSeen(self.block, self._timestamp(), f"0x{self.block:064x}")
+
     def _mine(self) -> None:
         self.block += 1
         pending, self._pending = self._pending, []
         for transaction in pending:
             transaction()
         for account in self.members:
-            event = ev.BlockSeen(self.block, self._timestamp())
+            event = self._make_block()
             self.after(self.random.uniform(0, 0.05), partial(self.feed, account, event))
 
     def emit(self, event: ev.Event) -> None:
@@ -580,17 +584,27 @@ class Simulation:
                 boot_id="ab" * 32,
                 sequence=node.sequence,
                 sent_at_ms=int(self.now * 1000),
-                block_number=self.block,
+                block_hash=ZERO_BYTES32,
                 queue_ms=0,
                 resident=resident,
                 vram_free_bytes=node.vram_free_bytes,
                 determinism=node.determinism,
             )
             for account in self.members:
-                event = ev.HeartbeatReceived(heartbeat, node.identity.signing_key_hex)
-                self._send(partial(self.feed, account, event))
+                self._send(partial(self._hear, account, node, heartbeat))
                 rtt = ev.RttMeasured(node.address, self.random.randint(1, 3))
                 self._send(partial(self.feed, account, rtt))
+
+    def _hear(self, account: str, node: Node, beat: Heartbeat, again: bool = False) -> None:
+        """A beat names the block that this member named last, and once more the one it names."""
+        member = self.members[account]
+        head = node.heads.get(account, member.get_head())  # it was up before we look
+        named = beat.model_copy(update={"block_hash": head})
+        node.heads[account] = member.get_head()
+        if again or member.is_recent(head, self.now):
+            self.feed(account, ev.HeartbeatReceived(named, node.identity.signing_key_hex))
+        else:
+            self._send(partial(self._hear, account, node, beat, again=True))
 
     def _push(self, account: str, command: ev.PushPlan) -> None:
         """Post the plan to its nodes; a request or an answer that is lost ends in a timeout."""

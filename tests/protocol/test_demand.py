@@ -16,7 +16,7 @@ def beat(number: int, *tasks: int) -> Heartbeat:
         boot_id="ab" * 32,
         sequence=1,
         sent_at_ms=1,
-        block_number=0,
+        block_hash="0x" + "01" * 32,
         queue_ms=0,
         resident=tuple(sorted(map(task_id, tasks))),
         vram_free_bytes=0,

@@ -20,6 +20,7 @@ from splitup.wire import Heartbeat, NodeView, Observation, Snapshot
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
 from tests.protocol.simulator import make_identity
 
+HEAD = "0x" + "0b" * 32
 TASKS = [f"{n:064x}" for n in range(4)]
 
 
@@ -104,6 +105,7 @@ class TestHeartbeats:
     @pytest.fixture
     def layer(self) -> Nodes:
         layer = Nodes()
+        layer.heads.process_head(HEAD, 0.0)
         known = NodeRecord(self.node.address, self.node.signing_key_hex, "http://n", 10**9)
         layer.process_nodes([known])
         return layer
@@ -114,7 +116,7 @@ class TestHeartbeats:
             "boot_id": "ab" * 32,
             "sequence": sequence,
             "sent_at_ms": sequence * 1000,
-            "block_number": 0,
+            "block_hash": HEAD,
             "queue_ms": 0,
             "resident": (),
             "vram_free_bytes": 0,
@@ -124,6 +126,7 @@ class TestHeartbeats:
 
     def test_a_class_is_marked_that_we_cannot_recompute(self) -> None:
         nodes = Nodes(lambda determinism: determinism == "CPU")
+        nodes.heads.process_head(HEAD, 0.0)
         known = NodeRecord(self.node.address, self.node.signing_key_hex, "http://n", 10**9)
         nodes.process_nodes([known])
         for sequence, claimed, seen in ((1, "CPU", "CPU"), (2, "G" * 200, "?" + "G" * 199)):
@@ -216,6 +219,7 @@ def test_work_assigned_since_the_last_snapshot_becomes_credit() -> None:
 
 def test_an_execution_counts_once_and_until_the_next_snapshot() -> None:
     nodes = Nodes()
+    nodes.heads.process_head(HEAD, 0.0)
     nodes.process_nodes([record(n) for n in (1, 2, 3)])
     manifest, live = make_chain_manifest(4), make_snapshot(3, 4)
     plan = compute_plan(make_request(steps=5), "0x" + "01" * 32, live, manifest)
@@ -225,7 +229,7 @@ def test_an_execution_counts_once_and_until_the_next_snapshot() -> None:
             boot_id="ab" * 32,
             sequence=1,
             sent_at_ms=1,
-            block_number=0,
+            block_hash=HEAD,
             queue_ms=0,
             resident=(),
             vram_free_bytes=0,
