@@ -36,7 +36,9 @@ from splitup_deploy.slices import (
     Box,
     Indivisible,
     find_operands,
+    has,
     is_full,
+    join_boxes,
     make_full_box,
     name_sizes,
     restrict_arg,
@@ -46,6 +48,7 @@ from splitup_deploy.weights import WeightSource, select
 
 _MOST_PIECES: Final = limits.MAX_PORTS // 2  # the join reads them all, and more besides
 _GRAIN: Final = 64  # elements; no kernel works on larger blocks of an output
+_BLOCKS: Final = (32, 256)  # elements of a quantised row's blocks, across which nothing divides
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class _Plan:
 class _Cone:
     """What a piece is computed by: boxes of nodes, down to whole values that are read."""
 
-    boxes: frozenset[tuple[int, Box]]
+    boxes: frozenset[tuple[int, Box]]  # but of weights
+    weights: Mapping[int, Sequence[Box]]  # joined
     reads: frozenset[int]  # inputs and values in memory
 
 
@@ -144,21 +148,26 @@ class _Scope:
     ) -> _Cone:
         """Return what ``box`` of ``root`` needs."""
         boxes, reads = {(root, box)}, set()
+        weights: dict[int, set[Box]] = {}
         pending = [(root, box)]
         while pending:
             for src, part in self.step(*pending.pop(), bank, span):
                 op = self.graph.nodes[src].op
                 if op == "INPUT" or (src not in cluster and op == "CONTIGUOUS"):
                     reads.add(src)
+                elif op == "WEIGHT":
+                    weights.setdefault(src, set()).add(part)
                 elif (src, part) not in boxes:
                     boxes.add((src, part))
                     pending.append((src, part))
-        return _Cone(frozenset(boxes), frozenset(reads))
+        joined = {index: join_boxes(parts) for index, parts in weights.items()}
+        return _Cone(frozenset(boxes), joined, frozenset(reads))
 
     def measure(self, cone: _Cone) -> int:
         """Return the memory of a task that is this cone."""
         total = sum(measure_buffer(self.values[read]) for read in cone.reads)
-        for index, box in cone.boxes:
+        weights = ((index, box) for index, boxes in cone.weights.items() for box in boxes)
+        for index, box in (*weights, *cone.boxes):
             node = self.graph.nodes[index]
             if node.op in ("WEIGHT", "CONTIGUOUS") or index in self.temporaries:
                 shape = tuple(size for _, size in box)
@@ -176,8 +185,8 @@ class _Scope:
         whole = make_full_box(shape)
         nowhere = (0, 0)
 
-        def measure(axis: int, size: int) -> int:
-            box = (*whole[:axis], (0, size), *whole[axis + 1 :])
+        def measure(axis: int, span: tuple[int, int]) -> int:
+            box = (*whole[:axis], span, *whole[axis + 1 :])
             return self.measure(self.find_cone(region.root, box, (), None, nowhere))
 
         if self.measure(self.find_cone(region.root, whole, (), None, nowhere)) <= target_bytes:
@@ -195,33 +204,56 @@ class _Scope:
         """Return how to divide a bank; None when it fits, or when one expert does not."""
         box = make_full_box(self.values[bank.root].shape)
 
-        def measure(size: int) -> int:
-            return self.measure(self.find_cone(bank.root, box, cluster, bank, (0, size)))
+        def measure(span: tuple[int, int]) -> int:
+            return self.measure(self.find_cone(bank.root, box, cluster, bank, span))
 
-        if measure(bank.experts) <= target_bytes:
+        if measure((0, bank.experts)) <= target_bytes:
             return None
-        spans = _find_spans(bank.experts, target_bytes, measure, grain=1)
+        spans = _find_spans(bank.experts, target_bytes, measure, grain=1, units=(1,))
         return _Plan(bank.root, 0, spans, bank) if spans else None
 
 
 def _find_spans(
-    length: int, target_bytes: int, measure: Callable[[int], int], grain: int = _GRAIN
+    length: int,
+    target_bytes: int,
+    measure: Callable[[tuple[int, int]], int],
+    grain: int = _GRAIN,
+    units: Sequence[int] = (1, *_BLOCKS),
 ) -> tuple[tuple[int, int], ...]:
     """Return the fewest, nearly equal spans that fit; none when that is not possible."""
-    low, high = 0, length - 1  # a piece of ``low`` fits
+    found = [_find_spans_of(length, target_bytes, measure, grain, unit) for unit in units]
+    return min(filter(None, found), key=len, default=())
+
+
+def _find_spans_of(
+    length: int,
+    target_bytes: int,
+    measure: Callable[[tuple[int, int]], int],
+    grain: int,
+    unit: int,
+) -> tuple[tuple[int, int], ...]:
+    """Return the same of spans that are multiples of ``unit``.
+
+    Memory grows with a span's length only where no span ends within a block.
+    """
+    low, high = 0, (length - 1) // unit  # a piece of ``low`` units fits
     while low < high:
-        size = (low + high + 1) // 2
-        if measure(size) <= target_bytes:
-            low = size
+        middle = (low + high + 1) // 2
+        if measure((0, middle * unit)) <= target_bytes:
+            low = middle
         else:
-            high = size - 1
+            high = middle - 1
     if not low:
         return ()
-    size = -(-length // -(-length // low))
-    if (rounded := -(-size // grain) * grain) <= low:
+    largest = low * unit
+    size = -(-length // -(-length // largest))
+    size = -(-size // unit) * unit
+    if (rounded := -(-size // grain) * grain) <= largest:
         size = rounded
     spans = tuple((start, min(size, length - start)) for start in range(0, length, size))
-    return spans if len(spans) <= _MOST_PIECES else ()
+    if len(spans) > _MOST_PIECES or any(measure(span) > target_bytes for span in spans):
+        return ()
+    return spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +264,7 @@ class _Piece:
     span: tuple[int, int]
     name: str
     cluster: Collection[int]
+    weights: Mapping[int, Sequence[Box]]  # what the piece has of each
     replaced: Mapping[int, int]
     made: dict[tuple[int, Box], int]
 
@@ -302,7 +335,8 @@ class _Writer:
             box = list(make_full_box(scope.values[plan.root].shape))
             if bank is None:
                 box[plan.axis] = span
-            piece = _Piece(plan, span, name, cluster, replaced, {})
+            cone = scope.find_cone(plan.root, tuple(box), cluster, bank, span)
+            piece = _Piece(plan, span, name, cluster, cone.weights, replaced, {})
             pieces.append(self._write_box(piece, plan.root, tuple(box)))
             if bank is not None:
                 self._borders.add(
@@ -322,7 +356,15 @@ class _Writer:
         stored = node.op == "CONTIGUOUS"
         written = index == piece.plan.root or index in piece.cluster
         if node.op == "WEIGHT" and not is_full(box, shape):
-            result = self._write_weight(node, box)
+            # cut as the piece needs it and then read as before: kernels are known by their form
+            whole = next(part for part in piece.weights[index] if has(part, box))
+            result = self._write_weight(node, whole)
+            if box != whole:
+                inner = tuple(
+                    (start - first, size)
+                    for (start, size), (first, _) in zip(box, whole, strict=True)
+                )
+                result = self._add(Node("SHRINK", node.dtype, (result,), inner))
         elif not node.srcs or (stored and not written):
             result = piece.replaced.get(
                 index, self._moved[index] if index < len(self._moved) else 0
@@ -349,6 +391,8 @@ class _Writer:
     def _write_weight(self, node: Node, box: Box) -> int:
         assert isinstance(node.arg, int)  # check_graph has seen to it
         whole = self._scope.graph.weights[node.arg]
+        if is_full(box, whole.shape):
+            return self._add(node)
         spans = (
             ":" if (start, size) == (0, full) else f"{start}:{start + size}"
             for (start, size), full in zip(box, whole.shape, strict=True)

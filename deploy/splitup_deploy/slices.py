@@ -9,7 +9,7 @@ its largest size, and never divided: a box has all of it, or the first row alone
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from splitup.graph.ir import Arg, Dim, Dims, Graph
@@ -31,6 +31,44 @@ def make_full_box(shape: Sequence[int]) -> Box:
 def is_full(box: Box, shape: Sequence[int]) -> bool:
     """Say whether a box is the whole value."""
     return box == make_full_box(shape)
+
+
+def has(box: Box, part: Box) -> bool:
+    """Say whether a box has all of another one."""
+    return all(
+        start <= first and first + count <= start + size
+        for (start, size), (first, count) in zip(box, part, strict=True)
+    )
+
+
+def join_boxes(boxes: Iterable[Box]) -> list[Box]:
+    """Return the boxes with those joined that touch along the last axis, or are in another one.
+
+    So the bytes of a block stay together, its scale and its numbers, which a kernel reads together;
+    rows of their own, as of gate and up, stay apart. Nothing is added that no box has.
+    """
+    joined: list[Box] = []
+    pending = sorted(boxes, reverse=True)
+    while pending:
+        box = pending.pop()
+        for other in joined:
+            if (both := _join_two(box, other)) is not None:
+                joined.remove(other)
+                pending.append(both)
+                break
+        else:
+            joined.append(box)
+    return joined
+
+
+def _join_two(one: Box, two: Box) -> Box | None:
+    for box, part in ((one, two), (two, one)):
+        if has(box, part):
+            return box
+    (low, size), (high, count) = sorted((one[-1], two[-1]))
+    if one[:-1] != two[:-1] or low + size < high:
+        return None
+    return (*one[:-1], (low, high + count - low))
 
 
 def name_sizes(box: Box, dims: Dims) -> tuple[tuple[int, Dim], ...]:

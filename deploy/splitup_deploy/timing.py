@@ -8,7 +8,7 @@ belongs to one device. Whole picoseconds, so that no rounding depends on the mac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,9 +35,13 @@ class Speed:
 # The card whose rent gives the price of a step (splitup.graph.cost): one row of a text model is
 # bound by its memory, hundreds of rows by its arithmetic.
 CARD: Final = Speed(300, 5_000)
-# One core with AVX2, measured (docs/kernels.md, docs/compiler.md): products in vectors, all else in
+# One core with AVX2, measured (docs/kernels.md, docs/memory.md): products in vectors, all else in
 # tinygrad's scalar code.
 PROCESSOR: Final = Speed(30, 90, rest_per_ns=5, launch_ps=1_000_000)
+# Operations that one of these is in scalar code, a polynomial: 85 ms for 18.9 million (kernels.md).
+_SERIES: Final = frozenset({"EXP2", "LOG2", "SIN"})
+_SERIES_FLOPS: Final = 20
+
 # Two homes on good fibre, 1 Gbit/s. How long the first byte takes is up to which nodes are chosen,
 # not to where the model is cut, so only bytes count.
 NETWORK_BYTES_PER_US: Final = 125
@@ -64,19 +68,24 @@ class Clock:
     def predict_ps(self, root: int, nodes: Iterable[int]) -> int:
         """Return the time of the value at ``root``; ``nodes`` are computed on the way to it."""
         nodes = sorted(nodes, reverse=True)
-        speed, nbytes = self._speed, self._count_bytes(root, nodes)
-        flops = sum(self._flops[index] for index in nodes)
+        needed = self._count_needed(root, nodes)
+        speed, nbytes = self._speed, self._count_bytes(root, nodes, needed)
+        # of a table that is looked up in, only the rows that are found are widened or dequantised
+        flops_of = {
+            index: self._flops[index] * needed[index] // math.prod(self._values[index].shape)
+            for index in nodes
+        }
+        flops = sum(flops_of.values())
         if not speed.rest_per_ns:
             return predict_compute_ps(nbytes, flops, speed)
-        products = sum(self._flops[index] for index in self._find_products(nodes))
+        products = sum(flops_of[index] for index in self._find_products(nodes))
+        series = sum(flops_of[index] for index in nodes if self._graph.nodes[index].op in _SERIES)
+        rest = flops - products + series * (_SERIES_FLOPS - 1)
         busy = predict_compute_ps(nbytes, products, speed)
-        return speed.launch_ps + busy + (flops - products) * 1000 // speed.rest_per_ns
+        return speed.launch_ps + busy + rest * 1000 // speed.rest_per_ns
 
     def _find_products(self, nodes: Sequence[int]) -> set[int]:
-        """Return the sums of products, with what widens their operands; ``nodes`` fall.
-
-        Where an operand is looked up row by row, as keys and values are, there is no code for it.
-        """
+        """Return the sums of products, with what widens or looks up operands; ``nodes`` fall."""
         graph, inside = self._graph, set(nodes)
         found: set[int] = set()
         for index in nodes:
@@ -84,35 +93,37 @@ class Clock:
             if index in found or (node.op == "REDUCE" and self._multiplies(node.srcs[0])):
                 found.add(index)
                 found.update(src for src in node.srcs if src in inside)
-        return set() if any(graph.nodes[index].op == "LOOKUP" for index in found) else found
+        return found
 
     def _multiplies(self, index: int) -> bool:
         while self._graph.nodes[index].op in MOVEMENT:
             index = self._graph.nodes[index].srcs[0]
         return self._graph.nodes[index].op == "MUL"
 
-    def _count_bytes(self, root: int, nodes: Sequence[int]) -> int:
-        """Return the bytes that a kernel for ``root`` reads and writes; ``nodes`` fall.
+    def _count_needed(self, root: int, nodes: Sequence[int]) -> dict[int, int]:
+        """Return how many elements of every value a kernel for ``root`` needs; ``nodes`` fall.
 
-        Of every operand, at most as many elements are needed as the result has, times what a
-        reduction folds. A one-hot sum needs one element for each that it gives.
+        Of every operand, at most as many as the result has, times what a reduction folds. A
+        one-hot sum needs one element for each that it gives.
         """
         graph, values = self._graph, self._values
         needed = {root: math.prod(values[root].shape)}
-        nbytes = values[root].nbytes
         for index in nodes:
             node, count = graph.nodes[index], needed[index]
-            if node.op in PARAMS:
-                nbytes += count * ITEM_BYTES[node.dtype]
             if node.op == "REDUCE" and not is_pick(node, self._roles):
                 source = values[node.srcs[0]]
                 count = count * math.prod(source.shape) // math.prod(values[index].shape)
             for src in node.srcs:
                 bounded = min(count, math.prod(values[src].shape))
                 needed[src] = max(needed.get(src, 0), bounded)
-        inside = set(nodes)
-        return nbytes + sum(
+        return needed
+
+    def _count_bytes(self, root: int, nodes: Sequence[int], needed: Mapping[int, int]) -> int:
+        """Return the bytes that a kernel for ``root`` reads and writes."""
+        graph, values, inside = self._graph, self._values, set(nodes)
+        read = (
             count * ITEM_BYTES[values[index].dtype]
             for index, count in needed.items()
-            if index not in inside
+            if index not in inside or graph.nodes[index].op in PARAMS
         )
+        return values[root].nbytes + sum(read)

@@ -14,6 +14,7 @@ from splitup_deploy.divide import divide
 from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.partition import find_regions, partition
 from splitup_deploy.reference import load_reference
+from splitup_deploy.slices import Box, has, join_boxes
 from splitup_deploy.tasks import CutTask, cut_graph
 from splitup_deploy.trace import TracedModel
 from splitup_deploy.weights import FileSlice, WeightSource, select
@@ -180,6 +181,41 @@ def test_what_fits_or_cannot_be_divided_stays() -> None:
     b = Builder()
     total = b.add("REDUCE", "float32", b.input("x", "float32", 1000), arg=("ADD", 1))
     assert not divide(finish(b, {"y": b.store("float32", total)}), 512).borders
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[st.tuples(st.integers(0, 4), st.integers(1, 4))] * 2), max_size=5))
+def test_boxes_are_joined_where_nothing_is_added(boxes: list[Box]) -> None:
+    def mark(some: list[Box]) -> np.ndarray:
+        marked = np.zeros((8, 8), bool)
+        for box in some:
+            marked[tuple(slice(start, start + size) for start, size in box)] = True
+        return marked
+
+    joined = join_boxes(boxes)
+    assert np.array_equal(mark(joined), mark(boxes))
+    assert all(any(has(whole, box) for whole in joined) for box in boxes)
+    assert len(joined) <= len(boxes)
+
+
+def test_a_block_stays_together_and_rows_far_apart_stay_apart() -> None:
+    gate, up = ((0, 8), (0, 3)), ((64, 8), (0, 3))
+    parts = [(*rows, inside) for rows in (gate, up) for inside in ((2, 32), (0, 1), (1, 1), (0, 1))]
+    assert join_boxes(parts) == [(*gate, (0, 34)), (*up, (0, 34))]
+
+
+def test_rows_of_blocks_are_divided_between_blocks() -> None:
+    b = Builder()
+    table = b.weight("w", np.arange(50 * 5 * 32, dtype=np.uint8).reshape(50, 5, 32))
+    wide = b.add("RESHAPE", "float32", b.add("CAST", "float32", table), arg=(50, 160))
+    row = b.add("RESHAPE", "int32", b.input("row", "int32", 1), arg=(1, 1))
+    place = b.add("RESHAPE", "int32", b.add("IOTA", "int32", arg=50), arg=(50, 1))
+    hit = b.add("CMPEQ", "bool", place, row)
+    picked = b.add("WHERE", "float32", hit, wide, b.const("float32", "0" * 16))
+    picked = b.add("REDUCE", "float32", picked, arg=("ADD", 1))
+    divided = divide(finish(b, {"y": b.store("float32", picked)}), 4_500)
+    names = [weight.name for weight in divided.model.graph.weights]
+    assert names == ["w", "w[:,0:2,:]", "w[:,2:4,:]", "w[:,4:5,:]"]
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,16 +15,23 @@ from splitup_deploy.frontends.gguf_file import FORMATS, read_gguf
 from splitup_deploy.frontends.gguf_tokenizer import make_tokenizer
 from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.frontends.quantised import dequantise
+from splitup_deploy.reference import load_reference
 from tinygrad.tensor import Tensor
 from tokenizers import Tokenizer
 
 from splitup.errors import InvalidModel
+from splitup.graph.ir import Graph
+from splitup.graph.manifest import get_task_key
+from splitup.graph.productcode import BLOCK_BYTES
+from splitup.graph.products import is_supported
+from splitup.graph.rules import load_graph
+from splitup.graph.schedule import compile_graph
 from tests.builders import HANG_S
 from tests.deploy import moes
 from tests.deploy.execution import CutModel
 from tests.deploy.ggufs import KINDS, make_tokens, save_gguf, write_gguf
 from tests.deploy.llamas import compute_logits, relative_error, save_llama
-from tests.deploy.steps import as_inputs
+from tests.deploy.steps import as_inputs, feed
 
 GOLDEN = Path(__file__).parent / "golden" / "gguf_blocks.npz"
 TOKENS = [5, 7, 1, 30, 2]
@@ -73,6 +80,43 @@ def test_quantised_weights_stay_quantised_and_mixed_formats_work(tmp_path: Path)
     assert relative_error(run(compiled, TOKENS), wanted) <= 1e-5
 
 
+def find_blocks(graph: Graph) -> tuple[set[str], set[str]]:
+    """Return the matrices of Q8_0 and Q4_0, and those of them that products' own code reads."""
+    blocks = {
+        place: weight.name
+        for place, weight in enumerate(graph.weights)
+        if weight.spec.dtype == "uint8" and weight.spec.shape[-1] in BLOCK_BYTES.values()
+    }
+    launches = [one for one in compile_graph(graph, "CPU").launches if one.kind == "product"]
+    read = {place.index for one in launches for place in one.places if place.role == "weight"}
+    return set(blocks.values()), {name for place, name in blocks.items() if place in read}
+
+
+def test_pieces_of_quantised_products_have_the_kernels_and_the_bytes_of_the_whole(
+    tmp_path: Path,
+) -> None:
+    """Q8_0, Q4_0 and, divided within its blocks, a table of Q4_K."""
+    path = tmp_path / "m.gguf"
+    config = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    forms = {"": "Q8_0", "ffn_gate": "Q4_0", "ffn_up": "Q4_0", "token_embd": "Q4_K"}
+    save_gguf(path, {**config, "vocab_size": 640}, forms=forms)
+    compiled = build(str(path), 75_000, sizes=Sizes(chunk=2))
+    labels = " ".join(task.label for task in compiled.manifest.tasks)
+    assert all(f"{name} 2 of" in labels for name in ("embed", "attention", "MLP", "head"))
+    if is_supported():
+        blobs = {blob.key: blob for blob in compiled.blobs}
+        pieces = []
+        for task in compiled.manifest.tasks:
+            graph = load_graph(b"".join(blobs[get_task_key(task.task_id)].open()))
+            stored, read = find_blocks(graph)
+            assert stored == read, task.label
+            pieces += [name.split(".")[-2] for name in stored if "[" in name]
+        assert {"qkv_proj", "gate_up_proj", "lm_head"} <= set(pieces)
+    whole = load_reference(str(path), Sizes(chunk=2))
+    tokens = [5, 639, 0, 30]
+    assert run(compiled, tokens).tobytes() == feed(whole, tokens).tobytes()
+
+
 @pytest.mark.parametrize(
     ("family", "config", "forms"),
     [
@@ -95,7 +139,8 @@ def test_experts_stay_quantised_and_only_the_chosen_are_looked_up(
     table, weights = save_gguf(tmp_path / "m.gguf", config, family=family, forms=forms)
     wanted = moes.compute_logits(table, weights, TOKENS)
     whole = build(str(tmp_path / "m.gguf"), LARGE, sizes=Sizes(chunk=2))
-    assert relative_error(run(whole, TOKENS), wanted) <= 1e-5
+    given = run(whole, TOKENS)
+    assert relative_error(given, wanted) <= 1e-5
     (bank,) = whole.manifest.tasks
     dense = sum(array.nbytes for name, array in weights.items() if ".experts." not in name)
     experts = sum(array.nbytes for name, array in weights.items() if ".experts." in name)
@@ -104,7 +149,7 @@ def test_experts_stay_quantised_and_only_the_chosen_are_looked_up(
     cut = build(str(tmp_path / "m.gguf"), target, sizes=Sizes(chunk=2))
     assert len(cut.manifest.tasks) > 2
     assert forms or sum(task.gate is not None for task in cut.manifest.tasks) > 1
-    assert relative_error(run(cut, TOKENS), wanted) <= 1e-5
+    assert run(cut, TOKENS).tobytes() == given.tobytes()
 
 
 @pytest.mark.parametrize(
