@@ -18,6 +18,7 @@ from splitup.demo.run import MODEL
 from splitup.devnet.network import Devnet
 from tests.bench.network import run_network
 from tests.bench.report import Bar, Report, say
+from tests.texts import go_on
 
 PROMPT: Final = "library for"
 TOKENS: Final = 250  # what the example's context leaves after the prompt
@@ -89,6 +90,7 @@ async def generate(net: SplitUp, disturb: Disturb) -> dict[str, Any]:
     decoder, tokenizer = await net.make_decoder(
         MODEL, PROMPT, max_tokens=TOKENS, sampler=Sampler(0.8, 7)
     )
+    go_on(decoder)
     tokens, gap_s, at = [], 0.0, None
     async with net.session(MODEL, steps=decoder.max_steps, deadline_s=60) as session:
         async for token in generate_tokens(session, decoder, tokenizer):

@@ -23,6 +23,7 @@ from splitup.client.session import Session
 from splitup.decode.sampler import Sampler
 from tests.builders import HANG_S
 from tests.e2e.conftest import MODEL, Network, wait_for
+from tests.texts import go_on
 
 PROMPT = "library for"
 TOKENS = 250
@@ -47,6 +48,7 @@ async def generate(
         decoder, tokenizer = await net.make_decoder(
             MODEL, PROMPT, max_tokens=max_tokens, sampler=Sampler(0.8, 7)
         )
+        go_on(decoder)
         tokens, gap_s, at = [], 0.0, None
         async with net.session(MODEL, steps=decoder.max_steps, deadline_s=240) as session:
             async for token in generate_tokens(session, decoder, tokenizer):
@@ -64,7 +66,9 @@ async def generate(
 
 @pytest.fixture(scope="module")
 def undisturbed(network: Network) -> list[int]:
-    return asyncio.run(generate(network)).tokens
+    tokens = asyncio.run(generate(network)).tokens
+    assert len(tokens) == TOKENS
+    return tokens
 
 
 @pytest.mark.parametrize("position", ["first", "middle", "last"])
