@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import Unavailable
+from splitup.frames import Frame, FrameKind
 from splitup.net.frames import make_message_frame, seal_frame
 from splitup.net.links import Link
-from splitup.wire import Frame, FrameKind, PlanCertificate, TaskFailure
+from splitup.wire import PlanCertificate, TaskFailure
 from splitup_node.executions import Execution
 
 _log = logging.getLogger("splitup.node.clients")

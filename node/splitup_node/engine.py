@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import BadSignature, PeerFault, SplitUpError, Unavailable
+from splitup.frames import Frame, FrameKind, Seal, decode_frames, decode_piece
 from splitup.graph.manifest import Manifest
 from splitup.net.frames import make_message_frame, seal_frame, verify_seal
 from splitup.net.links import Link, LinkAcceptor, LinkPool
@@ -29,19 +30,7 @@ from splitup.protocol.logs import LogEntry
 from splitup.protocol.queue import EarlyFrames, PortId, Run, TaskQueue, Tensor
 from splitup.protocol.routes import get_sources
 from splitup.tensors import holds_zeros
-from splitup.wire import (
-    CLIENT,
-    Frame,
-    FrameKind,
-    PlanCertificate,
-    Progress,
-    Seal,
-    SignedEnd,
-    SignedTakeover,
-    TaskProgress,
-    decode_frames,
-    decode_piece,
-)
+from splitup.wire import CLIENT, PlanCertificate, Progress, SignedEnd, SignedTakeover, TaskProgress
 from splitup_node.clients import Clients
 from splitup_node.crash import crash_point
 from splitup_node.executions import Execution, OpenStore, Part, get_first_task, make_execution

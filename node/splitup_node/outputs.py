@@ -18,6 +18,7 @@ from typing import Any
 from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import SplitUpError
+from splitup.frames import Frame
 from splitup.net.frames import make_entry_frame, make_stored_frame, seal_frame, seal_frames
 from splitup.net.links import LinkPool
 from splitup.net.logs import LogObject
@@ -25,7 +26,6 @@ from splitup.net.objects import compute_sha256
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.queue import PortId, Run, Tensor
-from splitup.wire import Frame
 from splitup_node.clients import Clients
 from splitup_node.executions import Execution
 from splitup_node.pieces import find_direct_links, send_pieces

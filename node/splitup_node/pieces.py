@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from splitup import limits
 from splitup.errors import PeerFault, SplitUpError
+from splitup.frames import Piece
 from splitup.net.links import Link, LinkPool
 from splitup.net.relay import RELAY_PATH
 from splitup.protocol.queue import PortId
-from splitup.wire import Piece
 from splitup_node.executions import Execution
 
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from splitup.errors import BadSignature, PeerFault
+from splitup.frames import Frame, FrameKind, Seal
 from splitup.graph.manifest import Manifest
 from splitup.protocol.queue import PortId
 from splitup.protocol.takeovers import Roster
 from splitup.tensors import TensorSpec
-from splitup.wire import Frame, FrameKind, Plan, Progress, Seal, TaskFailure, Trace
+from splitup.wire import Plan, Progress, TaskFailure, Trace
 
 Verify = Callable[[Seal, str], None]  # (signature, public key); raises BadSignature
 

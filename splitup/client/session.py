@@ -27,6 +27,7 @@ from splitup.client.collector import (
 from splitup.client.outcome import Array
 from splitup.crypto.keys import Identity
 from splitup.errors import ExecutionFailed, InvalidInput, SplitUpError
+from splitup.frames import FRAME_HEADER_BYTES, FrameKind, decode_frames
 from splitup.graph.manifest import Manifest
 from splitup.net.frames import (
     make_entry_frame,
@@ -47,18 +48,7 @@ from splitup.protocol.logs import LogEntry
 from splitup.protocol.routes import get_sources
 from splitup.protocol.takeovers import Roster, sign_takeover
 from splitup.tensors import StepsDigest, bytes_to_array, check_inputs
-from splitup.wire import (
-    CLIENT,
-    FRAME_HEADER_BYTES,
-    End,
-    FrameKind,
-    PlanCertificate,
-    Progress,
-    Takeover,
-    TaskFailure,
-    Trace,
-    decode_frames,
-)
+from splitup.wire import CLIENT, End, PlanCertificate, Progress, Takeover, TaskFailure, Trace
 
 _log = logging.getLogger("splitup.client.session")
 

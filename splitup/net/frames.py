@@ -1,4 +1,4 @@
-"""Frames, signed and checked: what producers and consumers of tensors do with ``wire.Frame``."""
+"""Frames, signed and checked: what producers and consumers of tensors do with ``frames.Frame``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 from splitup import limits
 from splitup.crypto.keys import Identity, verify_raw
-from splitup.protocol.logs import LogEntry
-from splitup.protocol.queue import PortId
-from splitup.tensors import is_zero
-from splitup.wire import (
+from splitup.frames import (
     BUNDLE_HEADER_BYTES,
     Frame,
     FrameKind,
-    Message,
     Seal,
     encode_bundle,
     get_bundle_bytes,
     make_bundle_message,
 )
+from splitup.protocol.logs import LogEntry
+from splitup.protocol.queue import PortId
+from splitup.tensors import is_zero
+from splitup.wire import Message
 
 
 def make_tensor_frame(

@@ -20,8 +20,8 @@ from typing import Final
 
 from splitup import limits
 from splitup.errors import PeerFault, Unavailable
+from splitup.frames import Frame, Seal
 from splitup.tensors import is_zero
-from splitup.wire import Frame, Seal
 
 PortId = tuple[int, int]  # (producer task or CLIENT, port)
 

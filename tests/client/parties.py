@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from splitup.client.planning import Wanted
 from splitup.crypto.keys import Identity, generate_identity
+from splitup.frames import Frame, decode_frame
 from splitup.graph.manifest import Manifest
 from splitup.net.frames import make_tensor_frame, seal_frame
 from splitup.protocol.certificates import CommitteeView
-from splitup.wire import Frame, Plan, PlanNode, decode_frame
+from splitup.wire import Plan, PlanNode
 from tests.builders import make_chain_manifest, make_request
 
 

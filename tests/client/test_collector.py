@@ -13,6 +13,7 @@ from splitup.client.collector import (
     get_input_consumers,
 )
 from splitup.errors import BadSignature, PeerFault
+from splitup.frames import FrameKind, decode_frame
 from splitup.net.frames import (
     make_message_frame,
     make_stored_frame,
@@ -20,7 +21,7 @@ from splitup.net.frames import (
     verify_seal,
 )
 from splitup.protocol.takeovers import Roster
-from splitup.wire import FrameKind, Span, TaskFailure, Trace, decode_frame
+from splitup.wire import Span, TaskFailure, Trace
 from tests.client.parties import make_parties
 
 PARTIES = make_parties()

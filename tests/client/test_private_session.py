@@ -21,11 +21,12 @@ from splitup.client.private import ClientPrograms
 from splitup.client.privatesession import PrivateSession
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.errors import ExecutionFailed, InvalidInput
+from splitup.frames import Frame, FrameKind, decode_frames
 from splitup.net.frames import make_message_frame, make_tensor_frame, seal_frame
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.links import DATA_PATH, Link, LinkAcceptor
 from splitup.tensors import array_to_bytes
-from splitup.wire import CLIENT, Frame, FrameKind, PlanCertificate, Trace, decode_frames
+from splitup.wire import CLIENT, PlanCertificate, Trace
 from tests.client.parties import Parties, make_parties
 from tests.client.test_session import NoGrants
 from tests.deploy.execution import CutModel

@@ -14,22 +14,13 @@ from aiohttp import web
 from splitup import limits
 from splitup.client.session import Session
 from splitup.errors import ExecutionFailed, InvalidInput
+from splitup.frames import Frame, FrameKind, decode_frames
 from splitup.net.frames import make_message_frame, make_tensor_frame, seal_frame
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.links import DATA_PATH, Link, LinkAcceptor
 from splitup.protocol.ends import check_end
-from splitup.wire import (
-    End,
-    Frame,
-    FrameKind,
-    Grants,
-    PlanCertificate,
-    SignedEnd,
-    TaskFailure,
-    Trace,
-    decode_frames,
-)
+from splitup.wire import End, Grants, PlanCertificate, SignedEnd, TaskFailure, Trace
 from tests.builders import HANG_S
 from tests.client.parties import Parties, make_parties
 

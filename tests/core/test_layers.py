@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Inside ``splitup`` a module may import its own layer and every layer below it.
 LAYERS = [
     {"types", "errors", "limits"},
-    {"graph", "decode", "crypto", "codec", "wire", "roots", "packing", "tensors"},
+    {"graph", "decode", "crypto", "codec", "wire", "frames", "roots", "packing", "tensors"},
     {"protocol"},
     {"chain", "storage", "net", "journal"},
 ]

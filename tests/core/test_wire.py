@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from splitup import limits
 from splitup.errors import PeerFault
-from splitup.wire import (
+from splitup.frames import (
     FRAME_HEADER_BYTES,
     Frame,
     FrameKind,
-    Heartbeat,
     Piece,
     Seal,
     decode_frame,
     decode_piece,
 )
+from splitup.wire import Heartbeat
 
 SIGNATURE = bytes(range(64))
 

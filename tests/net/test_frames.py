@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from splitup import limits
 from splitup.crypto.keys import generate_identity
 from splitup.errors import BadSignature, PeerFault
+from splitup.frames import BUNDLE_HEADER_BYTES, Frame, FrameKind, decode_frames
 from splitup.net.frames import make_stored_frame, make_tensor_frame, seal_frames, verify_seal
-from splitup.wire import BUNDLE_HEADER_BYTES, Frame, FrameKind, decode_frames
 
 IDENTITY, OTHER = generate_identity(), generate_identity()
 EXECUTIONS = ["0x" + "ab" * 32, "0x" + "cd" * 32]

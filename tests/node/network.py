@@ -17,6 +17,7 @@ from splitup_node.supervisor import WORKER_ARGV, Supervisor
 from splitup import limits
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.errors import StorageUnavailable
+from splitup.frames import Frame, FrameKind, Piece, decode_frame
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
     InputSource,
@@ -44,9 +45,6 @@ from splitup.protocol.takeovers import Roster, sign_takeover
 from splitup.wire import (
     CLIENT,
     End,
-    Frame,
-    FrameKind,
-    Piece,
     Plan,
     PlanCertificate,
     PlanNode,
@@ -55,7 +53,6 @@ from splitup.wire import (
     Takeover,
     TaskFailure,
     Trace,
-    decode_frame,
 )
 from tests.builders import HANG_S
 from tests.node.graphs import make_accumulator, make_reference, make_sum

@@ -16,8 +16,9 @@ from splitup_node.ipc import RunRequest
 
 from splitup import limits
 from splitup.errors import PeerFault, Unavailable
+from splitup.frames import FrameKind
 from splitup.net.frames import make_tensor_frame, seal_frame, seal_frames
-from splitup.wire import CLIENT, FrameKind, PlanCertificate
+from splitup.wire import CLIENT, PlanCertificate
 from tests.builders import HANG_S
 from tests.node.fragile_worker import CRASH, RAISE
 from tests.node.network import (

@@ -22,9 +22,10 @@ from splitup_node.ipc import RunRequest
 from splitup_node.recompute import recompute
 
 from splitup.decode.step import make_arrays, make_causal_step
+from splitup.frames import Frame
 from splitup.graph.manifest import Manifest, Task, get_task_key, get_weights_key
 from splitup.net.frames import make_tensor_frame, seal_frame
-from splitup.wire import CLIENT, Frame, PlanCertificate
+from splitup.wire import CLIENT, PlanCertificate
 from tests.builders import HANG_S
 from tests.deploy.moes import MIXTRAL, QWEN3_MOE, TOKENS, save_moe
 from tests.node.network import Store, TestClient, TestNode, make_certificate, read_log

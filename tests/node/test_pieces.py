@@ -18,8 +18,9 @@ from splitup_node.pieces import Pieces
 from splitup import limits
 from splitup.crypto.keys import generate_identity
 from splitup.errors import PeerFault
+from splitup.frames import Piece
 from splitup.protocol.keys import LogName
-from splitup.wire import CLIENT, Piece, PlanCertificate, PlanNode
+from splitup.wire import CLIENT, PlanCertificate, PlanNode
 from tests.builders import HANG_S
 from tests.node.network import (
     Store,

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from splitup import limits
 from splitup.errors import PeerFault, Unavailable
+from splitup.frames import Seal
 from splitup.net.frames import make_tensor_frame
 from splitup.protocol.queue import EarlyFrames, LocalTask, PortId, TaskQueue, Tensor
-from splitup.wire import CLIENT, Seal
+from splitup.wire import CLIENT
 
 FIRST, SECOND = "0x" + "01" * 32, "0x" + "02" * 32
 
