@@ -68,6 +68,7 @@ class DecoderConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # query and key heads are normed before they turn
+    wide_qk_norm: bool = False  # the same, but all query heads as one row and all key heads as one
     fused: bool = False  # q, k, v and gate, up are stored as one tensor each
     unit_norms: bool = False  # norms multiply by 1 + weight
     post_norms: bool = False  # what attention and MLP add is normed as well
@@ -280,6 +281,13 @@ class Step:
     def norm_heads(self, qk: Tensor, layer: int, label: str) -> Tensor:
         """Return the RMS norm of every query and key head of [rows, heads, head_dim]."""
         c, prefix = self.config, f"model.layers.{layer}.self_attn"
+        if c.wide_qk_norm:
+            wide = []
+            for name, first, count in (("q", 0, c.heads), ("k", c.heads, c.kv_heads)):
+                part = qk[:, first : first + count].reshape(self.rows, count * c.head_dim)
+                weight = self.norm_weight(f"{prefix}.{name}_norm.weight", count * c.head_dim)
+                wide.append(self.normalise(part, weight).reshape(self.rows, count, c.head_dim))
+            return self.tracer.mark(Tensor.cat(*wide, dim=1), f"{label}: q, k norm")
         query, key = (
             self.norm_weight(f"{prefix}.{name}_norm.weight", c.head_dim)
             .reshape(1, c.head_dim)
@@ -325,7 +333,8 @@ class Step:
             parts = [(name, heads * c.head_dim)]
         qkv = mark(self.project(h, name, parts, c.hidden, c.qkv_bias), f"{label}: q, k, v")
         qkv = qkv.reshape(rows, heads, c.head_dim)
-        qk = self.norm_heads(qkv[:, :turned], layer, label) if c.qk_norm else qkv
+        is_normed = c.qk_norm or c.wide_qk_norm
+        qk = self.norm_heads(qkv[:, :turned], layer, label) if is_normed else qkv
         qk = self.rotate(qk, layer, label)
         fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
         fresh = mark(fresh, f"{label}: k, v")  # else the cache is not written in vectors
@@ -397,17 +406,23 @@ class Step:
 
 def compute_dense_mlp(step: Step, h: Tensor, layer: int) -> Tensor:
     """Return the gated MLP of h [rows, hidden]."""
-    c = step.config
-    prefix, name = f"model.layers.{layer}.mlp", f"model.layers.{layer}.mlp.gate_up_proj"
-    parts = [(f"{prefix}.{part}_proj", c.intermediate) for part in ("gate", "up")]
+    prefix = f"model.layers.{layer}.mlp"
+    return compute_gated_mlp(step, h, prefix, step.config.intermediate, f"block {layer} MLP")
+
+
+def compute_gated_mlp(step: Step, h: Tensor, prefix: str, inner: int, label: str) -> Tensor:
+    """Return the gated MLP of h [rows, hidden] whose weights are called ``prefix``.*_proj."""
+    c, name = step.config, f"{prefix}.gate_up_proj"
+    parts = [(f"{prefix}.{part}_proj", inner) for part in ("gate", "up")]
     if c.fused:
-        parts = [(name, 2 * c.intermediate)]
-    both = step.project(h, name, parts, c.hidden, c.mlp_bias)
-    both = step.tracer.mark(both, f"block {layer} MLP: gate and up")
-    active = step.activate(both[:, : c.intermediate], both[:, c.intermediate :])
-    active = step.tracer.mark(active, f"block {layer} MLP: activation")
+        parts = [(name, 2 * inner)]
+    both = step.tracer.mark(
+        step.project(h, name, parts, c.hidden, c.mlp_bias), f"{label}: gate and up"
+    )
+    active = step.activate(both[:, :inner], both[:, inner:])
+    active = step.tracer.mark(active, f"{label}: activation")
     down = f"{prefix}.down_proj"
-    return step.project(active, down, [(down, c.hidden)], c.intermediate, c.mlp_bias)
+    return step.project(active, down, [(down, c.hidden)], inner, c.mlp_bias)
 
 
 def bound_slots(slots: Tensor, context: int) -> Tensor:

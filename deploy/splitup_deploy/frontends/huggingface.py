@@ -7,7 +7,7 @@ from typing import Any
 
 from splitup import limits
 from splitup.errors import InvalidModel
-from splitup_deploy.frontends import moe
+from splitup_deploy.frontends import moe, moefamilies
 from splitup_deploy.frontends.checkpoint import DirectoryWeights, read_json
 from splitup_deploy.frontends.decoder import DecoderConfig, trace_decoder
 from splitup_deploy.frontends.families import ARCHITECTURES
@@ -38,7 +38,7 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
 def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
     """Read a config.json, in its old and new spellings; raises InvalidModel."""
     names = table.get("architectures")
-    known = {**ARCHITECTURES, **moe.ARCHITECTURES}
+    known = {**ARCHITECTURES, **moefamilies.ARCHITECTURES}
     if not isinstance(names, list) or len(names) != 1 or names[0] not in list(known):
         raise InvalidModel(
             f"architecture {names!r:.80} is not supported; these are: {', '.join(known)}"
