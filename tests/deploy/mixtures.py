@@ -20,6 +20,23 @@ _EXPERTS: dict[str, Any] = {
     "routed_scaling_factor": 1.7,
     "norm_topk_prob": True,
 }
+_LATENT: dict[str, Any] = {
+    **_EXPERTS,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "rms_norm_eps": 1e-6,
+}
+_YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
@@ -34,7 +51,9 @@ def iter_shapes(case: Case) -> Shapes:
         prefix = f"model.layers.{layer}."
         for norm in ("input", "post_attention"):
             yield f"{prefix}{norm}_layernorm.weight", (hidden,)
-        yield from _iter_attention(case, prefix + "self_attn.")
+        is_latent = "kv_lora_rank" in c
+        list_attention = _iter_latent if is_latent else _iter_attention
+        yield from list_attention(case, prefix + "self_attn.")
         yield from _iter_mlp(case, layer, prefix + "mlp.")
 
 
@@ -52,6 +71,31 @@ def _iter_attention(case: Case, prefix: str) -> Shapes:
     if wide or c.get("use_qk_norm"):
         yield f"{prefix}q_norm.weight", (heads * size if wide else size,)
         yield f"{prefix}k_norm.weight", (kv_heads * size if wide else size,)
+
+
+def _iter_latent(case: Case, prefix: str) -> Shapes:
+    c = case.config
+    hidden, heads, rank, turned, fixed = (
+        c[key]
+        for key in (
+            "hidden_size",
+            "num_attention_heads",
+            "kv_lora_rank",
+            "qk_rope_head_dim",
+            "qk_nope_head_dim",
+        )
+    )
+    size, narrow = heads * (turned + fixed), c["q_lora_rank"]
+    if narrow is None:
+        yield prefix + "q_proj.weight", (size, hidden)
+    else:
+        yield prefix + "q_a_proj.weight", (narrow, hidden)
+        yield prefix + "q_a_layernorm.weight", (narrow,)
+        yield prefix + "q_b_proj.weight", (size, narrow)
+    yield prefix + "kv_a_proj_with_mqa.weight", (rank + turned, hidden)
+    yield prefix + "kv_a_layernorm.weight", (rank,)
+    yield prefix + "kv_b_proj.weight", (heads * (fixed + c["v_head_dim"]), rank)
+    yield prefix + "o_proj.weight", (hidden, heads * c["v_head_dim"])
 
 
 def _iter_mlp(case: Case, layer: int, prefix: str) -> Shapes:
@@ -108,6 +152,51 @@ CASES: dict[str, Case] = {
             "norm_topk_prob": False,
             "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
         },
+        shapes=iter_shapes,
+    ),
+    "deepseek-v2": Case(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "norm_topk_prob": False,
+            "topk_method": "greedy",
+            "rope_theta": 1000.0,
+            "rope_scaling": _YARN,
+        },
+        shapes=iter_shapes,
+    ),
+    "deepseek-v2-groups": Case(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "q_lora_rank": 20,
+            "norm_topk_prob": False,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_theta": 1000.0,
+        },
+        shapes=iter_shapes,
+    ),
+    "deepseek-v3": Case(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "q_lora_rank": 20,
+            "n_group": 2,
+            "topk_group": 1,
+            "rope_theta": 1000.0,
+            "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+        shapes=iter_shapes,
+    ),
+    "moonlight": Case(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        {**_LATENT, "n_group": 1, "topk_group": 1, "rope_theta": 500.0},
         shapes=iter_shapes,
     ),
 }

@@ -17,16 +17,18 @@ from typing import Final
 from splitup.errors import InvalidModel
 from splitup.tensors import TensorSpec
 from splitup_deploy.frontends import moe
-from splitup_deploy.frontends.decoder import DecoderConfig, trace_decoder
+from splitup_deploy.frontends.decoder import DecoderConfig
 from splitup_deploy.frontends.gguf_config import (
     FAMILIES,
+    ROPE_FACTORS,
     Family,
-    find_unused,
     get_shape,
+    list_further_blocks,
     read_config,
 )
 from splitup_deploy.frontends.gguf_file import GgufFile, GgufTensor, read_gguf
 from splitup_deploy.frontends.gguf_tokenizer import make_tokenizer
+from splitup_deploy.frontends.language import trace_language_model
 from splitup_deploy.frontends.model import Sizes, SourceModel, Text
 from splitup_deploy.weights import FileSlice, Part, WeightSource
 
@@ -53,6 +55,14 @@ _LAYER_TENSORS: Final = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -87,8 +97,8 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
         raise InvalidModel(f"'{source}' is one of several parts; merge them with llama-gguf-split")
     config = read_config(file, family, sizes.context)
     weights = GgufWeights(file, config, FAMILIES[family])
-    traced = trace_decoder(config, weights, sizes.chunk, moe.choose_feed_forward(config))
-    weights.check_all_read(find_unused(file, config))
+    traced = trace_language_model(config, weights, sizes.chunk)
+    weights.check_all_read((ROPE_FACTORS,), list_further_blocks(file, config))
     tokenizer = make_tokenizer(file.metadata, config.vocab)
     if tokenizer is None:
         return SourceModel("function", traced, None)
@@ -175,10 +185,11 @@ class GgufWeights:
         joined = tuple(part for source in sources for part in source.parts)
         return WeightSource(spec, joined, sources[0].encoding)
 
-    def check_all_read(self, allowed: tuple[str, ...]) -> None:
+    def check_all_read(self, allowed: tuple[str, ...], prefixes: tuple[str, ...]) -> None:
         """Raise InvalidModel for a tensor that nobody asked for: it would change the results."""
         for name in self._file.tensors:
-            if name not in self._asked and name not in allowed:
+            is_allowed = name in allowed or name.startswith(prefixes)
+            if name not in self._asked and not is_allowed:
                 raise InvalidModel(
                     f"'{self._file.path}' has a tensor '{name}' for which its architecture has no "
                     "use here: it is an unknown variation"

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from splitup import limits
 from splitup.errors import InvalidModel
-from splitup_deploy.frontends import moe, moefamilies
+from splitup_deploy.frontends import moe
 from splitup_deploy.frontends.decoder import DecoderConfig
-from splitup_deploy.frontends.families import ARCHITECTURES
 from splitup_deploy.frontends.fields import Fields
 from splitup_deploy.frontends.gguf_file import GgufFile
+from splitup_deploy.frontends.language import ARCHITECTURES
 from splitup_deploy.weights import FileSlice
 
 # a family's metadata key -> the field of config.json with the same meaning
@@ -129,7 +129,7 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
             raise InvalidModel(f"'{file.path}' has the key '{prefix}{key:.80}', which is unknown")
     table = _make_table(file, keys, kind)
     fields = Fields(table, f"'{file.path}'")
-    config = {**ARCHITECTURES, **moefamilies.ARCHITECTURES}[kind.architecture](fields, context)
+    config = ARCHITECTURES[kind.architecture](fields, context)
     fields.check_all_read()
     _check_keys(file, prefix, keys, config)
     frequencies = _divide(file, config)
@@ -146,14 +146,10 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
     )
 
 
-def find_unused(file: GgufFile, config: DecoderConfig) -> tuple[str, ...]:
-    """Return the tensors that are read elsewhere or not at all: of blocks that predict further."""
-    further = tuple(f"blk.{layer}." for layer in range(config.layers, limits.MAX_LAYERS))
-    count = _count_further(file, str(file.metadata[_FAMILY]))
-    return (
-        ROPE_FACTORS,
-        *(name for name in file.tensors if name.startswith(further[:count])),
-    )
+def list_further_blocks(file: GgufFile, config: DecoderConfig) -> tuple[str, ...]:
+    """Return what names of tensors start with of blocks that only predict tokens further ahead."""
+    last = config.layers + _count_further(file, str(file.metadata[_FAMILY]))
+    return tuple(f"blk.{layer}." for layer in range(config.layers, last))
 
 
 def _count_further(file: GgufFile, family: str) -> int:

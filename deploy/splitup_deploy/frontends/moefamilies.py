@@ -6,6 +6,7 @@ Where a default is not plain, the field must be there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields as list_fields
 from dataclasses import replace
@@ -13,11 +14,23 @@ from typing import Final
 
 from splitup import limits
 from splitup.errors import InvalidModel
-from splitup_deploy.frontends.decoder import DecoderConfig
+from splitup_deploy.frontends.decoder import DecoderConfig, Latent
 from splitup_deploy.frontends.families import add_qwen_window, add_rope, add_window, read_shape
 from splitup_deploy.frontends.fields import Fields
 from splitup_deploy.frontends.moe import Experts, MoeConfig, Router, Shared
+from splitup_deploy.frontends.rope import compute_yarn_scale
+from splitup_deploy.frontends.ropefields import find_rope_parameters
 
+# They matter in training only, or say how many blocks follow that predict further ahead.
+_TRAINING: Final = (
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+    "aux_loss_alpha",
+    "seq_aux",
+    "ep_size",
+    "num_nextn_predict_layers",
+)
 PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -87,7 +100,34 @@ def read_glm4_moe(fields: Fields, context: int | None) -> MoeConfig:
         qkv_bias=fields.get_flag("attention_bias", False),
         qk_norm=fields.get_flag("use_qk_norm", False),
     )
-    router = read_sigmoid_router(fields)
+    router = read_sigmoid_router(fields, grouped=False)
+    return add_experts(fields, config, read_experts(fields, config.layers, router))
+
+
+def read_deepseek_v2(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a DeepseekV2ForCausalLM configuration; the original's own code has more variations."""
+    config = _read_latent(fields, context)
+    for key, plain in (("scoring_func", "softmax"), ("norm_topk_prob", False), ("mlp_bias", False)):
+        fields.expect(key, plain)
+    method = fields.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise fields.refuse("topk_method", "greedy, group_limited_greedy")
+    router = Router(scale=fields.get_number("routed_scaling_factor", 1.0))
+    if method == "greedy":
+        fields.get("n_group"), fields.get("topk_group")  # without effect then
+    else:
+        groups = fields.get_integer("n_group")
+        router = replace(router, groups=groups, groups_taken=fields.get_integer("topk_group"))
+    return add_experts(fields, config, read_experts(fields, config.layers, router))
+
+
+def read_deepseek_v3(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a DeepseekV3ForCausalLM configuration; the layers that predict further are left out."""
+    config = _read_latent(fields, context)
+    for key, plain in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        fields.expect(key, plain)
+    fields.expect("rope_interleave", True)
+    router = read_sigmoid_router(fields, grouped=True)
     return add_experts(fields, config, read_experts(fields, config.layers, router))
 
 
@@ -96,18 +136,24 @@ ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "OlmoeForCausalLM": read_olmoe,
     "Glm4MoeForCausalLM": read_glm4_moe,
+    "DeepseekV2ForCausalLM": read_deepseek_v2,
+    "DeepseekV3ForCausalLM": read_deepseek_v3,
 }
 
 
-def read_sigmoid_router(fields: Fields) -> Router:
-    """Read the router of DeepSeek-V3 and those after it; each group counts by its best two."""
+def read_sigmoid_router(fields: Fields, *, grouped: bool) -> Router:
+    """Read the router of DeepSeek-V3 and those after it; each group counts by its best two.
+
+    ``grouped``: the numbers of groups must be given, else there is one.
+    """
+    plain = None if grouped else 1
     return Router(
         scoring="sigmoid",
         renormalised=fields.get_flag("norm_topk_prob", True),
         scale=fields.get_number("routed_scaling_factor"),
         biased=True,
-        groups=fields.get_integer("n_group", 1),
-        groups_taken=fields.get_integer("topk_group", 1),
+        groups=fields.get_integer("n_group", plain),
+        groups_taken=fields.get_integer("topk_group", plain),
         group_best=2,
     )
 
@@ -115,12 +161,13 @@ def read_sigmoid_router(fields: Fields) -> Router:
 def read_experts(fields: Fields, layers: int, router: Router) -> Experts:
     """Read the experts of DeepSeek and those after it: behind dense layers, some of them shared."""
     inner = fields.get_integer("moe_intermediate_size")
-    shared = fields.get("n_shared_experts")
+    shared = fields.get_written("n_shared_experts")
     if shared is not None:
         shared = Shared(inner * fields.get_integer("n_shared_experts"), "shared_experts")
-    first = fields.get("first_k_dense_replace", 0)
+    first = fields.get_written("first_k_dense_replace")
     if type(first) is not int or not 0 <= first < layers:
         raise fields.refuse("first_k_dense_replace", f"0 to {layers - 1} layers")
+    fields.expect("moe_layer_freq", 1)
     return Experts(
         count=fields.get_integer("n_routed_experts", most=limits.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
@@ -135,8 +182,8 @@ def read_experts(fields: Fields, layers: int, router: Router) -> Experts:
 
 def add_experts(fields: Fields, config: DecoderConfig, experts: Experts) -> MoeConfig:
     """Return the configuration with experts; raises InvalidModel when they cannot be chosen so."""
-    for key in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"):
-        fields.get(key)  # matter in training only
+    for key in _TRAINING:
+        fields.get(key)
     if experts.active > experts.count:
         raise InvalidModel(
             f"config.json asks for {experts.active} active experts of {experts.count}"
@@ -156,3 +203,36 @@ def _add_rope(fields: Fields, config: DecoderConfig, partial: float | None = Non
     if "rope_parameters" not in fields:
         fields.get_number("rope_theta")  # the families' own default is not the plain one
     return add_rope(fields, config, partial)
+
+
+def _read_latent(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read the compressed attention that DeepSeek-V2 and V3 share.
+
+    The inner norms' epsilon is no field: it is that of the original's class. YaRN's correction of
+    the temperature is one of the scores, and not of the turned part alone.
+    """
+    fields.expect("attention_bias", False)
+    config = read_shape(fields, context, grouped=False)
+    turned, fixed = (fields.get_integer(f"qk_{part}_head_dim") for part in ("rope", "nope"))
+    fields.expect("qk_head_dim", turned + fixed)
+    latent = Latent(
+        rank=fields.get_integer("kv_lora_rank"),
+        turned=turned,
+        value_dim=fields.get_integer("v_head_dim"),
+        query_rank=(
+            None if fields.get_written("q_lora_rank") is None else fields.get_integer("q_lora_rank")
+        ),
+        norm_epsilon=1e-6,
+    )
+    parameters = find_rope_parameters(fields)
+    scale = 1.0
+    if parameters is not None and "mscale_all_dim" in parameters:
+        weight = parameters.get_number("mscale_all_dim")
+        scale = compute_yarn_scale(parameters.get_number("factor"), weight)
+    config = _add_rope(fields, replace(config, head_dim=turned))
+    return replace(
+        config,
+        head_dim=turned + fixed,
+        latent=latent,
+        attention_scale=scale * scale / math.sqrt(turned + fixed),
+    )
