@@ -14,10 +14,13 @@ import pytest
 from safetensors.numpy import save_file
 from splitup_deploy.build import build
 from splitup_deploy.frontends import load_model
+from splitup_deploy.frontends.gguf_file import read_gguf
+from splitup_deploy.frontends.huggingface import parse_config
 from splitup_deploy.frontends.model import Sizes
 from splitup_deploy.reference import load_reference
 
 from splitup.decode.step import make_causal_step, make_tree_step
+from splitup.errors import InvalidModel
 from splitup.graph.runtime import TaskProgram
 from tests.deploy.checkpoints import (
     GOLDEN,
@@ -26,7 +29,7 @@ from tests.deploy.checkpoints import (
     save_checkpoint,
 )
 from tests.deploy.execution import CutModel
-from tests.deploy.ggufs import save_mixture
+from tests.deploy.ggufs import MIXTURES, save_mixture, write_gguf
 from tests.deploy.llamas import relative_error
 from tests.deploy.mixtures import BLOCKS, CASES
 from tests.deploy.steps import feed, run_step, step_inputs
@@ -34,6 +37,7 @@ from tests.deploy.steps import feed, run_step, step_inputs
 BOUND = 1e-5
 CHUNK = Sizes(chunk=8)
 V3 = "deepseek-v3"
+_WIDTHS = {"attention.value_length": None}  # says once more what kv_lora_rank is
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +139,108 @@ def test_quantised_experts_and_attention_stay_quantised(tmp_path: Path) -> None:
         for name in ("m.gguf", "m")
     )
     assert relative_error(given, wanted) <= BOUND
+
+
+def test_blocks_that_predict_further_are_left_out(tmp_path: Path) -> None:
+    case = CASES["glm4-moe"]
+    save_mixture(tmp_path / "a.gguf", case)
+    file = read_gguf(tmp_path / "a.gguf")
+    data = (tmp_path / "a.gguf").read_bytes()
+    tensors = {
+        t.name: (t.format.name, t.shape, data[t.start : t.end]) for t in file.tensors.values()
+    }
+    further = {
+        "blk.2.nextn.enorm.weight": tensors["blk.0.attn_norm.weight"],
+        "blk.2.attn_norm.weight": tensors["blk.0.attn_norm.weight"],
+    }
+    metadata = {**file.metadata, "glm4moe.block_count": 3}
+    write_gguf(tmp_path / "b.gguf", metadata, {**tensors, **further})
+    with pytest.raises(InvalidModel, match=r"blk\.2"):
+        load_model(str(tmp_path / "b.gguf"))
+    metadata["glm4moe.nextn_predict_layers"] = 1
+    write_gguf(tmp_path / "b.gguf", metadata, {**tensors, **further})
+    plain, other = (load_model(str(tmp_path / f"{name}.gguf")).traced.graph for name in "ab")
+    assert plain.to_bytes() == other.to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "problem"),
+    [
+        (V3, {"attention.kv_lora_rank": 2**31 - 1}, "its tensor gives 24"),
+        (V3, {"attention.kv_lora_rank": "16"}, "its tensor gives 24"),
+        (V3, {"attention.kv_lora_rank": None}, "no tensor"),
+        (V3, {"attention.q_lora_rank": 2**30}, r"attn_q_a\.weight' .* is \[20, 32\]"),
+        (V3, {"attention.q_lora_rank": None}, r"no tensor 'blk\.0\.attn_q\.weight'"),
+        (V3, {"attention.key_length_mla": 2**30}, "4 heads of 1073741824"),
+        (V3, {"attention.value_length_mla": 11}, r"attn_v_b\.weight' .* is \[4, 10, 16\]"),
+        (V3, {"attention.value_length_mla": None}, "v_head_dim"),
+        (V3, {"attention.head_count_kv": 4}, "head_count_kv = 4; supported: 1"),
+        (V3, {"attention.key_length": 20}, "key_length = 20; supported: 24"),
+        (V3, {"attention.temperature_scale": 0.1}, "temperature_scale.*unknown"),
+        (
+            V3,
+            {**_WIDTHS, "rope.dimension_count": 9, "attention.kv_lora_rank": 15},
+            "an even number",
+        ),
+        (V3, {**_WIDTHS, "rope.dimension_count": 24, "attention.kv_lora_rank": 0}, "qk_nope_head"),
+        (V3, {"rope.scaling.yarn_log_multiplier": None}, "yarn_log_multiplier"),
+        (V3, {"rope.scaling.yarn_log_multiplier": 1e30}, "yarn_log_multiplier"),
+        (V3, {"expert_gating_func": 3}, "1 for softmax and 2 for sigmoid"),
+        (V3, {"expert_gating_func": None}, "1 for softmax and 2 for sigmoid"),
+        (V3, {"expert_gating_func": 1}, "choose differently"),
+        (V3, {"expert_group_count": 3}, "from 1 of 3 groups of 8"),
+        (V3, {"expert_group_count": 8}, "3 experts from 1 of 8 groups"),
+        (V3, {"expert_group_used_count": 3}, "from 3 of 2 groups"),
+        (V3, {"expert_used_count": 9}, "9 active experts of 8"),
+        (V3, {"expert_count": 2**31 - 1}, "num_experts|n_routed_experts"),
+        (V3, {"expert_shared_count": 2**31 - 1}, r"_shexp.* is \[48, 32\]"),
+        (V3, {"expert_shared_count": 0}, "has a tensor 'blk.1.ffn_.*_shexp"),
+        (V3, {"expert_weights_scale": -1.0}, "routed_scaling_factor"),
+        (V3, {"expert_weights_norm": 1}, "true or false"),
+        (V3, {"leading_dense_block_count": 2}, "0 to 1 layers"),
+        (V3, {"leading_dense_block_count": "1"}, "0 to 1 layers"),
+        (V3, {"nextn_predict_layers": 2}, "2 of 2 blocks"),
+        (V3, {"nextn_predict_layers": 2**31}, "blocks that predict further"),
+        (V3, {"block_count": "2"}, "num_hidden_layers"),
+        (V3, {"block_count": 2**31}, "num_hidden_layers"),
+        ("deepseek-v2", {"expert_weights_norm": True}, "norm_topk_prob"),
+        ("glm4-moe", {"expert_gating_func": 1}, "supported: 2, sigmoid"),
+        ("glm4-moe", {"rope.dimension_count": 3}, "an even number"),
+        ("glm4-moe", {"rope.dimension_count": 2**31}, "of a head's 16"),
+        ("glm4-moe", {"attention.kv_lora_rank": 16}, "kv_lora_rank.*unknown"),
+        ("olmoe", {"expert_gating_func": 2}, "expert_gating_func.*unknown"),
+        ("olmoe", {"attention.head_count_kv": 4}, r"attn_k\.weight' .* is \[16, 32\]"),
+    ],
+)
+def test_hostile_metadata_are_refused_by_name(
+    name: str, metadata: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    family = MIXTURES[case.model_type]
+    named = {f"{family}.{key}": value for key, value in metadata.items()}
+    save_mixture(tmp_path / "m.gguf", case, metadata=named)
+    with pytest.raises(InvalidModel, match=problem):
+        load_model(str(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("glm4-moe", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ("glm4-moe", {"first_k_dense_replace": None}, "first_k_dense_replace"),
+        ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method"),
+        ("deepseek-v2", {"mlp_bias": True}, "mlp_bias"),
+        (V3, {"n_group": None}, "n_group"),
+        (V3, {"rope_interleave": False}, "rope_interleave"),
+        (V3, {"scoring_func": "softmax"}, "scoring_func"),
+        (V3, {"attention_bias": True}, "attention_bias"),
+        (V3, {"moe_layer_freq": 2}, "moe_layer_freq"),
+        (V3, {"qk_rope_head_dim": 7}, "an even number"),
+        (V3, {"qk_head_dim": 128}, "qk_head_dim"),
+        (V3, {"index_topk": 2048}, "index_topk"),
+    ],
+)
+def test_bad_configurations(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidModel, match=message):
+        parse_config({**CASES[name].config, **changes}, None)
