@@ -189,6 +189,12 @@ CASES: dict[str, Case] = {
         },
         shapes=iter_shapes,
     ),
+    "glm4-moe-lite": Case(
+        "Glm4MoeLiteForCausalLM",
+        "glm4_moe_lite",
+        {**_LATENT, "q_lora_rank": 20, "n_group": 1, "topk_group": 1, "rope_theta": 1000.0},
+        shapes=iter_shapes,
+    ),
 }
 # Every row of its matrices can be stored in blocks of 32, and it has no group.
 BLOCKS = Case(
