@@ -3,7 +3,8 @@
 A ``TaskProgram`` owns resident buffers for weights, inputs, outputs and intermediate values. A
 ``State`` holds each state tensor twice, the old and the new value; a step reads one and writes the
 other, and they change places only when the step has succeeded. So a failed step leaves the state
-as it was, and any number of executions can share one program.
+as it was, and any number of executions can share one program. Of a KV cache a step may write only
+rows that differ (``splitup.graph.cachewrites``), so nobody else may write into a state's tensors.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from splitup import limits
 from splitup.codec import compute_digest
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.buffers import Ports, PreparedStep, Rows, check_bools, make_reader, make_writer
+from splitup.graph.cachewrites import Copies
 from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.devices import DeviceReport, select_device
 from splitup.graph.ir import Graph
@@ -37,6 +39,8 @@ from splitup.graph.launching import (
     ExecutableCall,
     ProductCall,
     RowViews,
+    States,
+    WriteCall,
     load_executable,
 )
 from splitup.graph.rules import check_graph, load_graph
@@ -70,7 +74,8 @@ class State:
         self._program = program
         self._buffers = buffers
         self._parity = 0
-        bound = program._bind(buffers[0], buffers[1]), program._bind(buffers[1], buffers[0])
+        copies = Copies(len(buffers[0]))
+        bound = [program._bind(States(buffers, copies, parity)) for parity in (0, 1)]
         self._launches = tuple(
             join_launches([one.launch for one in row], [one.native for one in row]) for row in bound
         )
@@ -150,8 +155,9 @@ class TaskProgram:
         self._state_sizes = schedule.states
         self._load_weights(graph, get_bytes)
         self._calls = self._prepare(schedule)
+        nothing = States(([], []), Copies(0), 0)
         self._shared = [
-            call.bind(([], []))._replace(cells=[]) if launch.is_shared else None  # stays in place
+            call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # stays in place
             for call, launch in zip(self._calls, schedule.launches, strict=True)
         ]
         self._own: dict[tuple[int, Place], Buffer] = {}
@@ -321,6 +327,9 @@ class TaskProgram:
                 call: Call = ProductCall(
                     self.device, product, arguments, launch.places, self._pool, self._rows
                 )
+            elif launch.kind == "write":
+                write = schedule.writes[launch.index]
+                call = WriteCall(self.device, write, arguments, launch.places, self._rows)
             else:
                 executable = schedule.executables[launch.index]
                 runtime = runtimes[launch.index]
@@ -364,9 +373,9 @@ class TaskProgram:
             return buffer
         return buffer.view(place.nbytes, dtypes.uint8, place.offset).ensure_allocated()
 
-    def _bind(self, old: list[Buffer], new: list[Buffer]) -> list[Bound]:
+    def _bind(self, states: States) -> list[Bound]:
         return [
-            call.bind((old, new)) if shared is None else shared
+            call.bind(states) if shared is None else shared
             for call, shared in zip(self._calls, self._shared, strict=True)
         ]
 
