@@ -166,9 +166,10 @@ def _find_needed(
 
     A temporary that only such a call would have read is not computed.
     """
-    writers: dict[UOp, int] = {}
+    # the first that mentions a value is the one that writes it
+    writers = dict.fromkeys((*lowered.inputs, *lowered.weights, *lowered.states), -1)
     for position, buffers in enumerate(plan.buffers):
-        for buffer in buffers.values():  # the first that mentions a value is the one that writes it
+        for buffer in buffers.values():
             writers.setdefault(buffer, position)
     found = {
         writers[new]: (write, sources)
