@@ -16,7 +16,7 @@ So the bits of an output depend on its row of ``a``, its row of ``b`` and nothin
 that lies or how it is found, not on the number of rows, not on its place in a tile, not on threads.
 What is fast about it: a tile of 4 rows of ``b`` by 3 of ``a`` keeps 12 sums in registers, enough to
 hide the latency of the additions, and reads a row of ``b`` once for three; a single row of ``a``
-meets 8 rows of ``b``.
+meets 8 rows of ``b``. While the first rows of ``a`` meet a tile of ``b``, they fetch the next one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LANES: Final = 8
 FLOAT_BYTES: Final = 4
 BLOCK: Final = 32  # elements that have one scale
 N_TILES: Final = (8, 4, 1)  # rows of b; in the style "outer", vectors of n
-T_TILES: Final = (3, 1)
+T_TILES: Final = (3, 2, 1)
 ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
     *("out", "a", "b", "numbers", "table", "entries", "n", "address of t"),
     *("address of rows", "zero", "largest"),
@@ -59,7 +59,7 @@ ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
 _OFFSETS: Final = {name: 8 * place for place, name in enumerate(ARGUMENTS)}
 TABLE_ENTRY: Final = 3  # bytes to add to out, a and b
 LINE_BYTES: Final = 64  # of a cache
-AHEAD: Final = 8  # rows of b; the processor itself does not follow so many short streams
+AHEAD: Final = 8  # rows of b; the processor itself does not follow so many short streams in time
 
 Bound = Literal["mask", "clamp"]
 Kind = Literal["float32", "float16", "bfloat16", "q8_0", "q4_0"]
@@ -185,23 +185,24 @@ def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator
     asm.load(R12, Mem(R13))
     asm.load(R13, R9)
     asm.load(R14, R8)
+    if shape.style == "dot" and shape.lookup is None:
+        fetched = next(
+            names
+        )  # by the first tile of rows of a, while it waits for its own rows of b
+        for t_tile in T_TILES:
+            t_end = next(names)
+            asm.compare_const(R12, t_tile)
+            asm.jump("jl", t_end)
+            _emit_tile(asm, shape, tile, t_tile, names, fetches=True)
+            asm.jump("jmp", fetched)
+            asm.label(t_end)
+        asm.label(fetched)
     for t_tile in T_TILES:
         t_start, t_end = next(names), next(names)
         asm.label(t_start)
         asm.compare_const(R12, t_tile)
         asm.jump("jl", t_end)
-        group = min(tile, _get_group(shape, t_tile))
-        for first in range(0, tile, group):
-            rows = range(first, first + group)
-            if shape.style == "outer":
-                _emit_outer(asm, shape, rows, t_tile, next(names))
-            elif shape.lookup is None:
-                _emit_dot(asm, shape, rows, t_tile, next(names))
-            else:
-                _emit_lookup_dot(asm, shape, shape.lookup, rows, t_tile)
-        asm.add_const(R13, t_tile * shape.a_t)
-        asm.add_const(R14, t_tile * shape.out_t)
-        asm.add_const(R12, -t_tile)
+        _emit_tile(asm, shape, tile, t_tile, names, fetches=False)
         asm.jump("jmp", t_start)
         asm.label(t_end)
     asm.add_const(R8, width * n_bytes)
@@ -211,6 +212,24 @@ def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator
     asm.add_const(R11, -width)
     asm.jump("jmp", start)
     asm.label(end)
+
+
+def _emit_tile(
+    asm: Assembler, shape: ProductShape, tile: int, ts: int, names: Iterator[str], *, fetches: bool
+) -> None:
+    """Emit the sums of a tile of n with ts rows of a; r13 and r14 go on to the next rows."""
+    group = min(tile, _get_group(shape, ts))
+    for first in range(0, tile, group):
+        rows = range(first, first + group)
+        if shape.style == "outer":
+            _emit_outer(asm, shape, rows, ts, next(names))
+        elif shape.lookup is None:
+            _emit_dot(asm, shape, rows, ts, next(names), fetches=fetches)
+        else:
+            _emit_lookup_dot(asm, shape, shape.lookup, rows, ts)
+    asm.add_const(R13, ts * shape.a_t)
+    asm.add_const(R14, ts * shape.out_t)
+    asm.add_const(R12, -ts)
 
 
 def _get_group(shape: ProductShape, ts: int) -> int:
@@ -258,8 +277,10 @@ def _emit_lookup_dot(
     _emit_sums(asm, shape, rows, ts)
 
 
-def _emit_dot(asm: Assembler, shape: ProductShape, rows: range, ts: int, name: str) -> None:
-    """Emit len(rows) * ts sums over k, and their storing."""
+def _emit_dot(
+    asm: Assembler, shape: ProductShape, rows: range, ts: int, name: str, *, fetches: bool
+) -> None:
+    """Emit len(rows) * ts sums over k, and their storing; ``fetches`` the rows of b to come."""
     sums = len(rows) * ts
     for register in range(sums):
         asm.zero(register)
@@ -277,7 +298,7 @@ def _emit_dot(asm: Assembler, shape: ProductShape, rows: range, ts: int, name: s
         asm.shift_left(_get_minus_eights(ts), _W, 3)
     asm.set_const(RAX, count)
     asm.label(name)
-    if ts == 1 and shape.kind != "float32":  # float32 rows are long enough for it
+    if fetches:
         for row in rows:
             for line in range(0, b_bytes, LINE_BYTES):
                 asm.prefetch(Mem(RCX, (row + AHEAD) * shape.b_n + line))
