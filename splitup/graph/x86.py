@@ -239,6 +239,18 @@ class Assembler:
         """Combine all bits by AND."""
         self._vex(0xDB, _MAP_0F, _66, reg, first, second, True)
 
+    def compare_int32(self, reg: int, first: int, second: Mem) -> None:
+        """Set all bits of those of 8 int32 that are equal, none of the others'."""
+        self._vex(0x76, _MAP_0F, _66, reg, first, second, True)
+
+    def get_signs(self, reg: int, source: int) -> None:
+        """Move the highest bits of 8 lanes to a general register."""
+        self._vex(0x50, _MAP_0F, _NONE, reg, 0, source, True)
+
+    def test_bits(self, source: int) -> None:
+        """Set the flags to zero if no bit is set."""
+        self._vex(0x17, _MAP_0F38, _66, source, 0, source, True)
+
     def add_int32(self, reg: int, first: int, second: int) -> None:
         """Add 8 int32."""
         self._vex(0xFE, _MAP_0F, _66, reg, first, second, True)
