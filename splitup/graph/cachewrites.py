@@ -231,6 +231,13 @@ class Copies:
         address = ctypes.addressof(self._words[state])
         return address, address + 8 * (2 + parity), address + 8 * (3 - parity)
 
+    def pop_ends(self, state: int) -> tuple[int, int]:
+        """Return behind which row each copy is zeros; from now on both are taken to be zeros."""
+        words = self._words[state]
+        ends = words[2], words[3]
+        words[:] = [*_NO_ROWS, 0, 0]
+        return ends
+
 
 class BoundWrite:
     """A cache write on certain buffers; call it."""

@@ -173,12 +173,17 @@ class WriteCall:
         self._places, self._rows = places, rows
 
     @property
+    def state(self) -> int:
+        """Return which state it updates."""
+        return self._places[0].index
+
+    @property
     def is_movable(self) -> bool:
         return True
 
     def bind(self, states: States) -> Bound:
         addresses = [raw.va_addr for raw in _resolve(self._device, self._arguments, states)]
-        known = states.copies, self._places[0].index, states.parity
+        known = states.copies, self.state, states.parity
         bound = BoundWrite(self._write, addresses, known, self._rows)
         return Bound(bound, Native(*bound.native), _list_cells(bound.addresses, self._places))
 

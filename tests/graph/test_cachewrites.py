@@ -136,6 +136,35 @@ def test_states_of_a_batch_are_those_of_single_steps() -> None:
             assert read_state(program, one) == read_state(program, other)
 
 
+def test_a_state_that_was_taken_back_is_like_a_new_one() -> None:
+    program = load(make_cache(9), takes=True)
+    for seed in range(8):
+        state, fresh = program.new_state(), State(program, program._allocate_states())
+        random, end = np.random.default_rng(seed), 0
+        for _ in range(seed + 5):
+            inputs, end = draw_step(random, program, end)
+            assert program.run(state, inputs) == program.run(fresh, inputs)
+            assert read_state(program, state) == read_state(program, fresh)
+            if random.random() < 0.2:  # as a step leaves it that fails
+                state._parity, fresh._parity = 1 - state._parity, 1 - fresh._parity
+        program.take_back(state)
+        program.take_back(state)
+        assert program.spare_bytes == program.state_bytes
+        assert not any(b"".join(bytes(b.as_memoryview()) for pair in state._buffers for b in pair))
+    assert program.new_state() is state
+    program.take_back(load(make_cache(9), takes=True).new_state())
+    assert program.spare_bytes == 0
+    program.take_back(state)
+    program.free_spare()
+    assert program.new_state() is not state
+
+
+def test_states_that_are_written_as_a_whole_are_not_taken_back() -> None:
+    program = load(make_cache(9), takes=False)
+    program.take_back(program.new_state())
+    assert program.spare_bytes == 0
+
+
 def test_rows_that_are_equal_in_both_copies_are_not_written() -> None:
     program = load(make_cache(16), takes=True)
     state = program.new_state()
