@@ -307,6 +307,7 @@ RUN_TIMEOUT_S: Final = 60.0  # one step of one task; a kernel that takes longer 
 LOAD_TIMEOUT_S: Final = 900.0  # reading, compiling and warming up one task of many GB
 BATCH_RUNS: Final = 32  # steps in one pass over the weights; more gain nothing on a CPU
 BATCH_OWN_BYTES: Final = 1 * MIB  # of a task, for what sessions in a pass have besides rows
+SPARE_STATES: Final = 32  # of a task, kept for sessions to come; freed when memory is short
 PREPARED_STEPS: Final = 256  # of a task: batches differ in rows; preparing anew takes 20 µs
 WORKER_SOCKET_BYTES: Final = 1 * MIB  # a tensor fits the socket: one write, one wake-up
 WORKER_STOP_S: Final = 5.0  # what a worker gets to finish its run when the daemon stops

@@ -177,12 +177,19 @@ class Worker:
         for session in sessions:
             known = self._states.pop(session, None)
             if known is not None:
-                self._state_bytes -= self._programs[known[0]].state_bytes
+                program = self._programs[known[0]]
+                self._state_bytes -= program.state_bytes
+                program.take_back(known[1])
 
     def _reserve(self, state_bytes: int) -> None:
         if len(self._states) >= limits.MAX_SESSIONS:
             raise Unavailable(f"the node holds {len(self._states)} states already")
-        fixed = sum(program.vram_bytes - program.state_bytes for program in self._programs.values())
+        programs = self._programs.values()
+        fixed = sum(program.vram_bytes - program.state_bytes for program in programs)
+        spare = sum(program.spare_bytes for program in programs)
+        if fixed + spare + self._state_bytes + state_bytes > self._memory_bytes:
+            for program in programs:
+                program.free_spare()
         if state_bytes and fixed + self._state_bytes + state_bytes > self._memory_bytes:
             raise Unavailable(
                 f"no memory for another state of {state_bytes} bytes: {fixed} bytes of tasks and "

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from splitup import limits
 from splitup.codec import encode_canonical, parse_json
+from splitup.graph.cachewrites import CacheWrite
 from splitup.graph.productcode import LookupShape, ProductShape
 from splitup.graph.products import Product
 from splitup.graph.schedule import Executable, Launch, Place, Schedule
@@ -122,6 +123,7 @@ def encode_schedule(schedule: Schedule) -> bytes | None:
         [_list_place(place) for place in schedule.outputs],
         [_list_executable(item) for item in schedule.executables],
         [_list_product(product) for product in schedule.products],
+        [list(astuple(write)) for write in schedule.writes],
         [
             [launch.kind, launch.index, launch.is_shared, *map(_list_place, launch.places)]
             for launch in schedule.launches
@@ -142,7 +144,7 @@ def decode_schedule(data: bytes) -> Schedule:
         raise ValueError("its digest is wrong")
     end = _HEAD.size + length
     header = parse_json(data[_HEAD.size : end])
-    inputs, weights, states, values, outputs, executables, products, launches = header
+    inputs, weights, states, values, outputs, executables, products, writes, launches = header
     read = []
     for code_bytes, *numbers in executables:
         read.append(_read_executable(data[end : end + code_bytes], numbers))
@@ -155,6 +157,7 @@ def decode_schedule(data: bytes) -> Schedule:
         outputs=tuple(Place(*place) for place in outputs),
         executables=tuple(read),
         products=tuple(_read_product(fields) for fields in products),
+        writes=tuple(CacheWrite(*fields) for fields in writes),
         launches=tuple(
             Launch(kind, index, tuple(Place(*place) for place in places), is_shared)
             for kind, index, is_shared, *places in launches

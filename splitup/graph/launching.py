@@ -18,15 +18,28 @@ from tinygrad.helpers import Target
 from tinygrad.runtime.ops_cpu import CPUProgram
 from tinygrad.uop.ops import sym_infer
 
+from splitup.graph.cachewrites import BoundWrite, CacheWrite, Copies
 from splitup.graph.products import BoundProduct, Product
 from splitup.graph.schedule import Executable, Place
 from splitup.graph.sequence import LaunchFunction, Native
 from splitup.graph.threads import KernelThreads
 
 Argument: TypeAlias = "Buffer | tuple[int, int]"  # the pair stands for (old or new, state)
-Buffers = tuple[list[Buffer], list[Buffer]]
 # other code generators let the compiler believe that a buffer begins at a multiple of 16 bytes
 _MOVABLE_TARGET: Final = "X86"
+
+
+class States(NamedTuple):
+    """The state tensors of an execution, each twice, as a step with this parity sees them."""
+
+    pair: tuple[list[Buffer], list[Buffer]]
+    copies: Copies
+    parity: int  # which of the pair are the old ones
+
+    def get(self, argument: tuple[int, int]) -> Buffer:
+        """Return the old (0) or new (1) copy of a state."""
+        side, state = argument
+        return self.pair[side ^ self.parity][state]
 
 
 class Cell(NamedTuple):
@@ -53,7 +66,7 @@ class Call(Protocol):
         """Say whether its addresses can be changed after it was bound."""
         ...
 
-    def bind(self, states: Buffers) -> Bound:
+    def bind(self, states: States) -> Bound:
         """Return what launches the kernel on these state tensors."""
         ...
 
@@ -83,7 +96,7 @@ class ExecutableCall:
     def _is_plain(self) -> bool:
         return isinstance(self._runtime, CPUProgram) and self._executable.global_size[0] == 1
 
-    def bind(self, states: Buffers) -> Bound:
+    def bind(self, states: States) -> Bound:
         raw = _resolve(self._device, self._arguments, states)
         executable = self._executable
         bound = [self._rows[name] for name in executable.variables]
@@ -135,12 +148,44 @@ class ProductCall:
     def is_movable(self) -> bool:
         return True
 
-    def bind(self, states: Buffers) -> Bound:
+    def bind(self, states: States) -> Bound:
         raw = _resolve(self._device, self._arguments, states)
         addresses = [buffer.va_addr for buffer in raw]
         bound = BoundProduct(self._product, addresses, self._pool, self._rows)
         native = None if bound.native is None else Native(*bound.native)
         return Bound(bound, native, _list_cells(bound.addresses, self._places))
+
+
+class WriteCall:
+    """The update of a KV cache by code of our own, and its buffers."""
+
+    __slots__ = ("_arguments", "_device", "_places", "_rows", "_write")
+
+    def __init__(
+        self,
+        device: str,
+        write: CacheWrite,
+        arguments: Sequence[Argument],
+        places: Sequence[Place],
+        rows: Mapping[str, ctypes.c_uint64],
+    ) -> None:
+        self._device, self._write, self._arguments = device, write, arguments
+        self._places, self._rows = places, rows
+
+    @property
+    def state(self) -> int:
+        """Return which state it updates."""
+        return self._places[0].index
+
+    @property
+    def is_movable(self) -> bool:
+        return True
+
+    def bind(self, states: States) -> Bound:
+        addresses = [raw.va_addr for raw in _resolve(self._device, self._arguments, states)]
+        known = states.copies, self.state, states.parity
+        bound = BoundWrite(self._write, addresses, known, self._rows)
+        return Bound(bound, Native(*bound.native), _list_cells(bound.addresses, self._places))
 
 
 class RowViews:
@@ -196,7 +241,7 @@ def _infer_sizes(sizes: Sequence[Any] | None, values: dict[str, int]) -> tuple[A
     return None if sizes is None else tuple(sym_infer(size, values) for size in sizes)
 
 
-def _resolve(device: str, arguments: Sequence[Argument], states: Buffers) -> list[Any]:
+def _resolve(device: str, arguments: Sequence[Argument], states: States) -> list[Any]:
     """Return the device's own handles of a kernel's buffers."""
-    buffers = [states[item[0]][item[1]] if isinstance(item, tuple) else item for item in arguments]
+    buffers = [states.get(item) if isinstance(item, tuple) else item for item in arguments]
     return [buffer.get_buf(device) for buffer in buffers]

@@ -16,13 +16,13 @@ So the bits of an output depend on its row of ``a``, its row of ``b`` and nothin
 that lies or how it is found, not on the number of rows, not on its place in a tile, not on threads.
 What is fast about it: a tile of 4 rows of ``b`` by 3 of ``a`` keeps 12 sums in registers, enough to
 hide the latency of the additions, and reads a row of ``b`` once for three; a single row of ``a``
-meets 8 rows of ``b``.
+meets 8 rows of ``b``. While the first rows of ``a`` meet a tile of ``b``, they fetch the next one.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -49,9 +49,10 @@ from splitup.graph.x86 import (
 
 LANES: Final = 8
 FLOAT_BYTES: Final = 4
+INT_BYTES: Final = 4
 BLOCK: Final = 32  # elements that have one scale
 N_TILES: Final = (8, 4, 1)  # rows of b; in the style "outer", vectors of n
-T_TILES: Final = (3, 1)
+T_TILES: Final = (3, 2, 1)
 ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
     *("out", "a", "b", "numbers", "table", "entries", "n", "address of t"),
     *("address of rows", "zero", "largest"),
@@ -59,7 +60,7 @@ ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
 _OFFSETS: Final = {name: 8 * place for place, name in enumerate(ARGUMENTS)}
 TABLE_ENTRY: Final = 3  # bytes to add to out, a and b
 LINE_BYTES: Final = 64  # of a cache
-AHEAD: Final = 8  # rows of b; the processor itself does not follow so many short streams
+AHEAD: Final = 8  # rows of b; the processor itself does not follow so many short streams in time
 
 Bound = Literal["mask", "clamp"]
 Kind = Literal["float32", "float16", "bfloat16", "q8_0", "q4_0"]
@@ -138,7 +139,8 @@ def _get_argument(name: str) -> Mem:
 
 
 def _emit_n_loops(asm: Assembler, shape: ProductShape, names: Iterator[str]) -> None:
-    asm.load(R11, _get_argument("n"))
+    skips = shape.lookup is not None and shape.style == "dot" and _skips_tail(shape)
+    asm.load(R11, RBP if skips else _get_argument("n"))
     for tile in N_TILES:
         _emit_n_loop(asm, shape, tile, names)
 
@@ -146,7 +148,10 @@ def _emit_n_loops(asm: Assembler, shape: ProductShape, names: Iterator[str]) -> 
 def _emit_rows(
     asm: Assembler, shape: ProductShape, lookup: LookupShape, names: Iterator[str]
 ) -> None:
-    """Emit the loop over rows with numbers of their own; rbx is where a row's are."""
+    """Emit the loop over rows with numbers of their own; rbx is where a row's are.
+
+    Within, rbp is how many of the numbers are gone through.
+    """
     start, end = next(names), next(names)
     for register in (RSI, RBP):
         asm.push(register)
@@ -159,9 +164,15 @@ def _emit_rows(
     kept = (R8, R10, RBX, R15)
     for register in kept:
         asm.push(register)
+    if _skips_tail(shape):
+        _emit_length(asm, shape, names)
+    elif shape.style == "outer":
+        asm.set_const(RBP, shape.length)
     _emit_n_loops(asm, shape, names)
     for register in reversed(kept):
         asm.pop(register)
+    if _skips_tail(shape) and shape.style == "dot":
+        _emit_fill(asm, shape, names)
     asm.add_const(R8, lookup.out_row)
     asm.add_const(R9, lookup.a_row)
     asm.add_const(RBX, lookup.number_row)
@@ -170,6 +181,105 @@ def _emit_rows(
     asm.label(end)
     for register in (RBP, RSI):
         asm.pop(register)
+
+
+def _skips_tail(shape: ProductShape) -> bool:
+    """Say whether the code looks for equal numbers at the end of a row's and goes through few.
+
+    Attention names one row wherever it sees nothing, so behind the sequence. There every product
+    is the same: one is stored for all; and 0 times one row changes a sum once at most, so
+    where the factors are +0.0 a few times do for all. Either way no bit changes.
+    """
+    assert shape.lookup is not None
+    unit = shape.out_n if shape.style == "dot" else shape.a_k
+    return shape.lookup.step == INT_BYTES and unit == FLOAT_BYTES
+
+
+def _emit_length(asm: Assembler, shape: ProductShape, names: Iterator[str]) -> None:
+    """Emit rbp = how many numbers to go through: eight or more of those that are equal."""
+    scan, done = next(names), next(names)
+    if shape.style == "dot":
+        asm.load(RDX, _get_argument("n"))
+    else:
+        asm.set_const(RDX, shape.length)
+    asm.load(RBP, RDX)
+    asm.load(RCX, RDX)
+    asm.add(RCX, RCX)
+    asm.add(RCX, RCX)
+    asm.add(RCX, RBX)
+    asm.broadcast(0, Mem(RCX, -INT_BYTES))
+    asm.label(scan)
+    asm.compare_const(RBP, 2 * LANES)
+    asm.jump("jl", done)
+    asm.compare_int32(1, 0, Mem(RCX, -LANES * INT_BYTES))
+    asm.get_signs(RAX, 1)
+    asm.compare_const(RAX, 2**LANES - 1)
+    asm.jump("jnz", done)
+    asm.add_const(RCX, -LANES * INT_BYTES)
+    asm.add_const(RBP, -LANES)
+    asm.jump("jmp", scan)
+    asm.label(done)
+    asm.add_const(RBP, LANES)
+    asm.compare(RBP, RDX)
+    asm.load_if("g", RBP, RDX)
+    if shape.style == "outer":
+        _emit_zero_check(asm, shape, names)
+
+
+def _emit_tail_loop(
+    asm: Assembler, names: Iterator[str], stride: int, emit: Callable[[], None]
+) -> None:
+    """Emit ``emit`` for each vector at rax of those behind rbp, for all t from r13 on; rdx ends."""
+    t_start, start, next_t, end = (next(names) for _ in range(4))
+    asm.load(R12, _get_argument("address of t"))
+    asm.load(RCX, R12)
+    asm.load(R12, Mem(RCX))
+    asm.label(t_start)
+    asm.compare_const(R12, 1)
+    asm.jump("jl", end)
+    asm.load(RAX, RBP)
+    asm.add(RAX, RAX)
+    asm.add(RAX, RAX)
+    asm.add(RAX, R13)
+    asm.broadcast(0, Mem(RAX, -FLOAT_BYTES))
+    asm.load(RCX, RDX)
+    asm.subtract(RCX, RBP)
+    asm.label(start)
+    asm.compare_const(RCX, LANES)
+    asm.jump("jl", next_t)
+    emit()
+    asm.add_const(RAX, LANES * FLOAT_BYTES)
+    asm.add_const(RCX, -LANES)
+    asm.jump("jmp", start)
+    asm.label(next_t)
+    asm.add_const(R13, stride)
+    asm.add_const(R12, -1)
+    asm.jump("jmp", t_start)
+    asm.label(end)
+
+
+def _emit_zero_check(asm: Assembler, shape: ProductShape, names: Iterator[str]) -> None:
+    """Emit rbp = the whole length unless all factors behind it are +0.0."""
+    other, done = next(names), next(names)
+
+    def check() -> None:
+        asm.load_vector(0, Mem(RAX))
+        asm.test_bits(0)
+        asm.jump("jnz", other)
+
+    asm.load(R13, R9)
+    _emit_tail_loop(asm, names, shape.a_t, check)
+    asm.jump("jmp", done)
+    asm.label(other)
+    asm.load(RBP, RDX)
+    asm.label(done)
+
+
+def _emit_fill(asm: Assembler, shape: ProductShape, names: Iterator[str]) -> None:
+    """Emit the storing of the last sum in all places behind rbp."""
+    asm.load(RDX, _get_argument("n"))
+    asm.load(R13, R8)
+    _emit_tail_loop(asm, names, shape.out_t, lambda: asm.store_vector(0, Mem(RAX)))
 
 
 def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator[str]) -> None:
@@ -185,23 +295,24 @@ def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator
     asm.load(R12, Mem(R13))
     asm.load(R13, R9)
     asm.load(R14, R8)
+    if shape.style == "dot" and shape.lookup is None:
+        fetched = next(
+            names
+        )  # by the first tile of rows of a, while it waits for its own rows of b
+        for t_tile in T_TILES:
+            t_end = next(names)
+            asm.compare_const(R12, t_tile)
+            asm.jump("jl", t_end)
+            _emit_tile(asm, shape, tile, t_tile, names, fetches=True)
+            asm.jump("jmp", fetched)
+            asm.label(t_end)
+        asm.label(fetched)
     for t_tile in T_TILES:
         t_start, t_end = next(names), next(names)
         asm.label(t_start)
         asm.compare_const(R12, t_tile)
         asm.jump("jl", t_end)
-        group = min(tile, _get_group(shape, t_tile))
-        for first in range(0, tile, group):
-            rows = range(first, first + group)
-            if shape.style == "outer":
-                _emit_outer(asm, shape, rows, t_tile, next(names))
-            elif shape.lookup is None:
-                _emit_dot(asm, shape, rows, t_tile, next(names))
-            else:
-                _emit_lookup_dot(asm, shape, shape.lookup, rows, t_tile)
-        asm.add_const(R13, t_tile * shape.a_t)
-        asm.add_const(R14, t_tile * shape.out_t)
-        asm.add_const(R12, -t_tile)
+        _emit_tile(asm, shape, tile, t_tile, names, fetches=False)
         asm.jump("jmp", t_start)
         asm.label(t_end)
     asm.add_const(R8, width * n_bytes)
@@ -211,6 +322,24 @@ def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator
     asm.add_const(R11, -width)
     asm.jump("jmp", start)
     asm.label(end)
+
+
+def _emit_tile(
+    asm: Assembler, shape: ProductShape, tile: int, ts: int, names: Iterator[str], *, fetches: bool
+) -> None:
+    """Emit the sums of a tile of n with ts rows of a; r13 and r14 go on to the next rows."""
+    group = min(tile, _get_group(shape, ts))
+    for first in range(0, tile, group):
+        rows = range(first, first + group)
+        if shape.style == "outer":
+            _emit_outer(asm, shape, rows, ts, next(names))
+        elif shape.lookup is None:
+            _emit_dot(asm, shape, rows, ts, next(names), fetches=fetches)
+        else:
+            _emit_lookup_dot(asm, shape, shape.lookup, rows, ts)
+    asm.add_const(R13, ts * shape.a_t)
+    asm.add_const(R14, ts * shape.out_t)
+    asm.add_const(R12, -ts)
 
 
 def _get_group(shape: ProductShape, ts: int) -> int:
@@ -258,8 +387,10 @@ def _emit_lookup_dot(
     _emit_sums(asm, shape, rows, ts)
 
 
-def _emit_dot(asm: Assembler, shape: ProductShape, rows: range, ts: int, name: str) -> None:
-    """Emit len(rows) * ts sums over k, and their storing."""
+def _emit_dot(
+    asm: Assembler, shape: ProductShape, rows: range, ts: int, name: str, *, fetches: bool
+) -> None:
+    """Emit len(rows) * ts sums over k, and their storing; ``fetches`` the rows of b to come."""
     sums = len(rows) * ts
     for register in range(sums):
         asm.zero(register)
@@ -277,7 +408,7 @@ def _emit_dot(asm: Assembler, shape: ProductShape, rows: range, ts: int, name: s
         asm.shift_left(_get_minus_eights(ts), _W, 3)
     asm.set_const(RAX, count)
     asm.label(name)
-    if ts == 1 and shape.kind != "float32":  # float32 rows are long enough for it
+    if fetches:
         for row in rows:
             for line in range(0, b_bytes, LINE_BYTES):
                 asm.prefetch(Mem(RCX, (row + AHEAD) * shape.b_n + line))
@@ -396,7 +527,10 @@ def _emit_outer(asm: Assembler, shape: ProductShape, vectors: range, ts: int, na
         asm.zero(register)
     asm.load(RCX, R10 if shape.lookup is None else RBX)
     asm.load(RDX, R13)
-    asm.set_const(RAX, shape.length)
+    if shape.lookup is None:
+        asm.set_const(RAX, shape.length)
+    else:
+        asm.load(RAX, RBP)
     asm.label(name)
     base = RCX
     if shape.lookup is not None:

@@ -3,7 +3,8 @@
 A ``TaskProgram`` owns resident buffers for weights, inputs, outputs and intermediate values. A
 ``State`` holds each state tensor twice, the old and the new value; a step reads one and writes the
 other, and they change places only when the step has succeeded. So a failed step leaves the state
-as it was, and any number of executions can share one program.
+as it was, and any number of executions can share one program. Of a KV cache a step may write only
+rows that differ (``splitup.graph.cachewrites``), so nobody else may write into a state's tensors.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from splitup import limits
 from splitup.codec import compute_digest
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.buffers import Ports, PreparedStep, Rows, check_bools, make_reader, make_writer
+from splitup.graph.cachewrites import Copies
 from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
 from splitup.graph.devices import DeviceReport, select_device
 from splitup.graph.ir import Graph
@@ -37,6 +39,8 @@ from splitup.graph.launching import (
     ExecutableCall,
     ProductCall,
     RowViews,
+    States,
+    WriteCall,
     load_executable,
 )
 from splitup.graph.rules import check_graph, load_graph
@@ -64,18 +68,27 @@ def free_memory(index: int = 0) -> None:
 class State:
     """The state tensors of one execution on one program, zero at first."""
 
-    __slots__ = ("_apart", "_buffers", "_launches", "_parity", "_program", "_views")
+    __slots__ = ("_apart", "_buffers", "_copies", "_launches", "_parity", "_program", "_views")
 
     def __init__(self, program: TaskProgram, buffers: tuple[list[Buffer], list[Buffer]]) -> None:
         self._program = program
         self._buffers = buffers
         self._parity = 0
-        bound = program._bind(buffers[0], buffers[1]), program._bind(buffers[1], buffers[0])
+        self._copies = Copies(len(buffers[0]))
+        bound = [program._bind(States(buffers, self._copies, parity)) for parity in (0, 1)]
         self._launches = tuple(
             join_launches([one.launch for one in row], [one.native for one in row]) for row in bound
         )
         self._apart = tuple([one.launch for one in row] for row in bound)  # in a batch
         self._views = tuple(RowViews([cell for one in row for cell in one.cells]) for row in bound)
+
+    def _clear(self) -> None:
+        """Make it zeros again, all of it a cache that is written row by row."""
+        for index, spec in enumerate(self._program.states):
+            for copy, rows in enumerate(self._copies.pop_ends(index)):
+                view = self._buffers[copy][index].as_memoryview(force_zero_copy=True).cast("B")
+                used = rows * (spec.nbytes // spec.shape[0])
+                view[:used] = bytes(used)
 
 
 class TaskProgram:
@@ -150,11 +163,15 @@ class TaskProgram:
         self._state_sizes = schedule.states
         self._load_weights(graph, get_bytes)
         self._calls = self._prepare(schedule)
+        nothing = States(([], []), Copies(0), 0)
         self._shared = [
-            call.bind(([], []))._replace(cells=[]) if launch.is_shared else None  # stays in place
+            call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # stays in place
             for call, launch in zip(self._calls, schedule.launches, strict=True)
         ]
         self._own: dict[tuple[int, Place], Buffer] = {}
+        self._spare: list[State] = []
+        written = {call.state for call in self._calls if isinstance(call, WriteCall)}
+        self._takes_back = len(written) == len(schedule.states)
         self._most_rows = {symbol.name: symbol.maximum for symbol in graph.symbols}
         self._join = find_join(graph, values)
         self._step: PreparedStep | None = None  # the one that ran last, whose rows are set
@@ -174,14 +191,39 @@ class TaskProgram:
         buffers = itertools.chain(*self._buffers.values())
         return int(sum(buffer.nbytes for buffer in buffers)) + self.state_bytes
 
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of states that were taken back."""
+        return len(self._spare) * self.state_bytes
+
+    def free_spare(self) -> None:
+        """Give up the states that were taken back."""
+        self._spare.clear()
+
+    def take_back(self, state: State) -> None:
+        """Keep a state that nobody uses any more for the next execution.
+
+        Only where few rows have to be made zeros for that: on a state, pages of memory and
+        binding all kernels to it take as long as several steps.
+        """
+        is_ours = state._program is self and state not in self._spare
+        if is_ours and self._takes_back and len(self._spare) < limits.SPARE_STATES:
+            state._clear()
+            self._spare.append(state)
+
     def new_state(self) -> State:
-        """Allocate zeroed state tensors for one execution."""
+        """Return zeroed state tensors for one execution."""
+        if self._spare:
+            return self._spare.pop()
+        return State(self, self._allocate_states())
+
+    def _allocate_states(self) -> tuple[list[Buffer], list[Buffer]]:
         pair: tuple[list[Buffer], list[Buffer]] = ([], [])
         for buffers in pair:
             buffers += self._allocate(self._state_sizes)
             for buffer in buffers:
                 make_writer(buffer)(bytes(buffer.nbytes))
-        return State(self, pair)
+        return pair
 
     def run(self, state: State, inputs: Sequence[bytes | memoryview]) -> list[bytes]:
         """Compute one step and advance ``state``; returns the bytes of every output.
@@ -321,6 +363,9 @@ class TaskProgram:
                 call: Call = ProductCall(
                     self.device, product, arguments, launch.places, self._pool, self._rows
                 )
+            elif launch.kind == "write":
+                write = schedule.writes[launch.index]
+                call = WriteCall(self.device, write, arguments, launch.places, self._rows)
             else:
                 executable = schedule.executables[launch.index]
                 runtime = runtimes[launch.index]
@@ -364,9 +409,9 @@ class TaskProgram:
             return buffer
         return buffer.view(place.nbytes, dtypes.uint8, place.offset).ensure_allocated()
 
-    def _bind(self, old: list[Buffer], new: list[Buffer]) -> list[Bound]:
+    def _bind(self, states: States) -> list[Bound]:
         return [
-            call.bind((old, new)) if shared is None else shared
+            call.bind(states) if shared is None else shared
             for call, shared in zip(self._calls, self._shared, strict=True)
         ]
 

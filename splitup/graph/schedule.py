@@ -19,10 +19,11 @@ from tinygrad.uop.ops import Ops, UOp
 
 from splitup.errors import InvalidModel
 from splitup.graph.bridge import Lowered, write_graph
+from splitup.graph.cachewrites import CacheWrite, find_cache_writes
 from splitup.graph.ir import Graph
 from splitup.graph.layout import Plan, plan_memory
 from splitup.graph.products import Product, find_product, is_supported, split_product
-from splitup.graph.rules import check_graph
+from splitup.graph.rules import Value, check_graph
 from splitup.graph.sharing import Kind, Rows, classify_kernel, find_kinds
 
 Role = Literal["input", "weight", "old", "new", "value"]
@@ -60,12 +61,12 @@ class Executable:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel run: an executable or a product, by its position, on these places.
+    """One kernel run: an executable or code of our own, by its position, on these places.
 
     One that ``is_shared`` computes the rows of several executions at once.
     """
 
-    kind: Literal["executable", "product"]
+    kind: Literal["executable", "product", "write"]
     index: int
     places: tuple[Place, ...]
     is_shared: bool = False
@@ -82,6 +83,7 @@ class Schedule:
     outputs: tuple[Place, ...]
     executables: tuple[Executable, ...]
     products: tuple[Product, ...]
+    writes: tuple[CacheWrite, ...]
     launches: tuple[Launch, ...]
 
 
@@ -92,42 +94,100 @@ def compile_graph(graph: Graph, device: str, *, takes_products: bool = True) -> 
     with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
         call, _ = transform_to_call(UOp.sink(*lowered.roots))
         linear, variables = create_linear_with_vars(call)
-        plan = plan_memory(linear, lowered)
-        kernels = list(
-            _iter_kernels(plan, find_kinds(graph, check_graph(graph), lowered), takes_over)
-        )
-        rest = tuple(kernel.call for kernel in kernels if kernel.product is None)
+        plan, values = plan_memory(linear, lowered), check_graph(graph)
+        writes = _find_writes(graph, values, lowered) if takes_over else {}
+        kinds = find_kinds(graph, values, lowered)
+        kernels = list(_iter_kernels(plan, kinds, lowered, takes_over, writes))
+        rest = tuple(kernel.call for kernel in kernels if kernel.own is None)
         compiled = iter(compile_linear(linear.replace(src=rest), beam=0).src)
     if variables:
         raise InvalidModel("the graph bound variables while it was scheduled")
     writer = _Writer(lowered)
     for kernel in kernels:
-        writer.add(kernel, next(compiled) if kernel.product is None else kernel.call)
+        writer.add(kernel, next(compiled) if kernel.own is None else kernel.call)
     return writer.finish(plan.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """One call of the schedule, and of what kind each of its arguments is."""
+    """One call of the schedule, of what kind each argument is, and what our own code takes."""
 
     call: UOp
-    product: Product | None
+    own: Product | CacheWrite | None
+    operands: tuple[UOp, ...]
     kinds: dict[UOp, Kind]
     is_shared: bool
 
 
-def _iter_kernels(plan: Plan, kinds: dict[UOp, Kind], takes_over: bool) -> Iterator[_Kernel]:
-    for whole, buffers in zip(plan.calls, plan.buffers, strict=True):
-        for call in split_product(whole) if takes_over else (whole,):
-            operands = get_call_arg_uops(call)
+# by the buffer of a state's new value: what writes it, and from which buffers in order
+_Writes = dict[UOp, tuple[CacheWrite, tuple[UOp, ...]]]
+
+
+def _find_writes(graph: Graph, values: Sequence[Value], lowered: Lowered) -> _Writes:
+    in_memory = [index for index, node in enumerate(graph.nodes) if node.op == "CONTIGUOUS"]
+    stored = dict(zip(in_memory, lowered.values, strict=True))
+    stored |= {
+        index: lowered.inputs[node.arg]
+        for index, node in enumerate(graph.nodes)
+        if node.op == "INPUT" and isinstance(node.arg, int)
+    }
+    writes: _Writes = {}
+    for state, found in find_cache_writes(graph, values).items():
+        new, old = lowered.updates[state], lowered.states[state]
+        buffers = new, old, stored[found.fresh], lowered.inputs[found.layout]
+        writes[new] = found.write, buffers
+    return writes
+
+
+def _iter_kernels(
+    plan: Plan, kinds: dict[UOp, Kind], lowered: Lowered, takes_over: bool, writes: _Writes
+) -> Iterator[_Kernel]:
+    for position, write in _find_needed(plan, lowered, writes).items():
+        whole, buffers = plan.calls[position], plan.buffers[position]
+        for call in split_product(whole) if takes_over and write is None else (whole,):
+            operands = tuple(get_call_arg_uops(call))
             is_shared = classify_kernel(call.src[0], [buffers[item] for item in operands], kinds)
-            product = find_product(call.src[0]) if takes_over else None
             given = {item: kinds[buffers[item]] for item in operands}
-            yield _Kernel(call, product, given, is_shared)
+            if write is not None:
+                places = {buffers[item]: item for item in operands}
+                taken = tuple(places[buffer] for buffer in write[1])
+                yield _Kernel(call, write[0], taken, given, is_shared)
+                continue
+            product = find_product(call.src[0]) if takes_over else None
+            slots = range(len(operands)) if product is None else product.slots
+            taken = tuple(operands[slot] for slot in slots)
+            yield _Kernel(call, product, taken, given, is_shared)
+
+
+def _find_needed(
+    plan: Plan, lowered: Lowered, writes: _Writes
+) -> dict[int, tuple[CacheWrite, tuple[UOp, ...]] | None]:
+    """Return the calls that are needed, by position, with the cache write that one becomes.
+
+    A temporary that only such a call would have read is not computed.
+    """
+    # the first that mentions a value is the one that writes it
+    writers = dict.fromkeys((*lowered.inputs, *lowered.weights, *lowered.states), -1)
+    for position, buffers in enumerate(plan.buffers):
+        for buffer in buffers.values():
+            writers.setdefault(buffer, position)
+    found = {
+        writers[new]: (write, sources)
+        for new, (write, sources) in writes.items()
+        if new in writers and set(sources) <= set(plan.buffers[writers[new]].values())
+    }
+    read = {*lowered.values, *lowered.outputs}
+    needed = []
+    for position in range(len(plan.calls) - 1, -1, -1):
+        operands = list(plan.buffers[position].values())
+        if any(writers[buffer] == position and buffer in read for buffer in operands):
+            needed.append(position)
+            read.update(found[position][1] if position in found else operands)
+    return {position: found.get(position) for position in reversed(needed)}
 
 
 class _Writer:
-    """Collects a schedule; equal kernels and products are kept once."""
+    """Collects a schedule; equal kernels, products and writes are kept once."""
 
     def __init__(self, lowered: Lowered) -> None:
         self._lowered = lowered
@@ -144,17 +204,21 @@ class _Writer:
         self._executables: dict[Executable, int] = {}
         self._programs: dict[UOp, int] = {}
         self._products: dict[Product, int] = {}
+        self._writes: dict[CacheWrite, int] = {}
         self._launches: list[Launch] = []
 
     def add(self, kernel: _Kernel, call: UOp) -> None:
-        """Add one kernel; ``call`` is its call, compiled unless it is a product."""
-        operands = get_call_arg_uops(call)
-        product = kernel.product
-        if product is not None:
-            index = self._products.setdefault(product, len(self._products))
-            places = tuple(self._place(operands[slot], kernel) for slot in product.slots)
-            self._launches.append(Launch("product", index, places, kernel.is_shared))
+        """Add one kernel; ``call`` is its call, compiled unless the code is our own."""
+        if kernel.own is not None:
+            places = tuple(self._place(operand, kernel) for operand in kernel.operands)
+            if isinstance(kernel.own, Product):
+                index = self._products.setdefault(kernel.own, len(self._products))
+                self._launches.append(Launch("product", index, places, kernel.is_shared))
+            else:
+                index = self._writes.setdefault(kernel.own, len(self._writes))
+                self._launches.append(Launch("write", index, places, kernel.is_shared))
             return
+        operands = get_call_arg_uops(call)
         program = call.src[0]
         if program.op is not Ops.PROGRAM:
             raise InvalidModel(f"tinygrad scheduled {program.op.name} where a kernel belongs")
@@ -178,6 +242,7 @@ class _Writer:
             outputs=places,
             executables=tuple(self._executables),
             products=tuple(self._products),
+            writes=tuple(self._writes),
             launches=tuple(self._launches),
         )
 

@@ -18,7 +18,12 @@ RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI = range(8)
 R8, R9, R10, R11, R12, R13, R14, R15 = range(8, 16)
 CALLEE_SAVED: Final = (RBX, RBP, R12, R13, R14, R15)  # System V ABI
 
-_JUMPS: Final = {"jmp": b"\xe9", "jl": b"\x0f\x8c", "jnz": b"\x0f\x85"}
+_JUMPS: Final = {
+    "jmp": b"\xe9",
+    "jl": b"\x0f\x8c",
+    "jge": b"\x0f\x8d",
+    "jnz": b"\x0f\x85",
+}
 _MOVES: Final = {"l": 0x4C, "g": 0x4F}
 _MAP_0F, _MAP_0F38, _MAP_0F3A = 1, 2, 3
 _NONE, _66, _F3 = 0, 1, 2
@@ -52,7 +57,7 @@ class Assembler:
         self.labels[name] = len(self.code)
 
     def jump(self, kind: str, label: str) -> None:
-        """Jump always ("jmp"), if less ("jl", signed), or if not zero ("jnz")."""
+        """Jump always ("jmp"), if less or not ("jl", "jge", signed), or if not zero ("jnz")."""
         self.code += _JUMPS[kind] + bytes(4)
         self.jumps.append((len(self.code) - 4, label))
 
@@ -78,9 +83,21 @@ class Assembler:
         """Move 64 bits from memory or a register."""
         self._plain(0x8B, reg, source)
 
+    def store(self, target: Mem, reg: int) -> None:
+        """Move 64 bits to memory."""
+        self._plain(0x89, reg, target)
+
     def add(self, reg: int, source: Mem | int) -> None:
         """Add 64 bits from memory or a register."""
         self._plain(0x03, reg, source)
+
+    def subtract(self, reg: int, source: int) -> None:
+        """Subtract the 64 bits of a register."""
+        self._plain(0x2B, reg, source)
+
+    def compare(self, reg: int, source: int) -> None:
+        """Set the flags as subtracting a register would."""
+        self._plain(0x3B, reg, source)
 
     def add_const(self, reg: int, value: int) -> None:
         """Add a number of 32 bits; sets the flags."""
@@ -112,9 +129,10 @@ class Assembler:
         self._plain(0x69, reg, reg)
         self.code += struct.pack("<i", value)
 
-    def load_if(self, condition: str, reg: int, source: Mem) -> None:
+    def load_if(self, condition: str, reg: int, source: Mem | int) -> None:
         """Load 64 bits if the last comparison gave less ("l") or greater ("g"), signed."""
-        self.code += bytes([0x48 | (reg > 7) << 2 | (source.base > 7), 0x0F, _MOVES[condition]])
+        base = source.base if isinstance(source, Mem) else source
+        self.code += bytes([0x48 | (reg > 7) << 2 | (base > 7), 0x0F, _MOVES[condition]])
         self._operand(reg, source)
 
     def prefetch(self, source: Mem) -> None:
@@ -220,6 +238,18 @@ class Assembler:
     def mask(self, reg: int, first: int, second: int) -> None:
         """Combine all bits by AND."""
         self._vex(0xDB, _MAP_0F, _66, reg, first, second, True)
+
+    def compare_int32(self, reg: int, first: int, second: Mem) -> None:
+        """Set all bits of those of 8 int32 that are equal, none of the others'."""
+        self._vex(0x76, _MAP_0F, _66, reg, first, second, True)
+
+    def get_signs(self, reg: int, source: int) -> None:
+        """Move the highest bits of 8 lanes to a general register."""
+        self._vex(0x50, _MAP_0F, _NONE, reg, 0, source, True)
+
+    def test_bits(self, source: int) -> None:
+        """Set the flags to zero if no bit is set."""
+        self._vex(0x17, _MAP_0F38, _66, source, 0, source, True)
 
     def add_int32(self, reg: int, first: int, second: int) -> None:
         """Add 8 int32."""

@@ -23,6 +23,10 @@ from splitup.graph.x86 import (
 
 # what GNU objdump 2.40 (-M intel) makes of the bytes is on the left
 VECTORS: dict[str, tuple[Callable[[Assembler], None], str]] = {
+    "mov [rax+0x8], r14": (lambda a: a.store(Mem(RAX, 8), R14), "4c89b008000000"),
+    "sub rsi, r8": (lambda a: a.subtract(RSI, R8), "492bf0"),
+    "cmp r11, rcx": (lambda a: a.compare(R11, RCX), "4c3bd9"),
+    "cmovl r14, r10": (lambda a: a.load_if("l", R14, R10), "4d0f4cf2"),
     "push rbx": (lambda a: a.push(RBX), "53"),
     "push r12": (lambda a: a.push(R12), "4154"),
     "call rax": (lambda a: a.call(RAX), "ffd0"),
