@@ -103,8 +103,13 @@ class Runs:
         await self._idle.wait()
 
     def pump_soon(self) -> None:
-        """Start the next run when all that came with what is here now has been read."""
-        if not (self._pumping or self._busy):
+        """Start the next run when all that came with what is here now has been read.
+
+        At once when it is the only execution's: nothing could go with it.
+        """
+        if self._queue.executions == 1:
+            self.pump()
+        elif not (self._pumping or self._busy):
             self._pumping = True
             asyncio.get_running_loop().call_soon(self._pump_now)
 
@@ -141,6 +146,8 @@ class Runs:
 
         Nobody waits for a batch to fill.
         """
+        if not len(self._queue):
+            return []
         width = self._supervisor.get_width(self._programs[task.task_id])
         taken = {first.execution_id}
         rows = _count_rows(task, first)
@@ -178,25 +185,27 @@ class Runs:
         def on_run(execution: Execution, run: Run, answer: RunAnswer | SplitUpError) -> None:
             nonlocal left
             left -= 1
-            if isinstance(answer, RunAnswer):
-                duration_ns = (answer.ended_ns - answer.started_ns) // len(batch)
-                self.live.add(duration_ns)
-                self.run_ns = (7 * self.run_ns + duration_ns) // 8 if self.run_ns else duration_ns
-                task = execution.manifest.tasks[run.task]
-                if is_full(task, [tensor.data for tensor in run.inputs]):
-                    self.speed.add(task.flops, duration_ns)
             if not left:
                 self._end()
             self._on_answer(execution, run, answer)
             if not left:
                 self._on_batch()
                 self.pump()
+            if isinstance(answer, RunAnswer):  # readers and the worker have waited long enough
+                self._count(execution, run, (answer.ended_ns - answer.started_ns) // len(batch))
 
         handlers = [partial(on_run, execution, run) for execution, run in batch]
         if len(batch) == 1:
             self._supervisor.run(requests[0], handlers[0])
         else:
             self._supervisor.run_together(requests, handlers)
+
+    def _count(self, execution: Execution, run: Run, duration_ns: int) -> None:
+        self.live.add(duration_ns)
+        self.run_ns = (7 * self.run_ns + duration_ns) // 8 if self.run_ns else duration_ns
+        task = execution.manifest.tasks[run.task]
+        if is_full(task, [tensor.data for tensor in run.inputs]):
+            self.speed.add(task.flops, duration_ns)
 
     async def run_background(
         self, session: int, program: int, inputs: Sequence[bytes | memoryview]

@@ -26,7 +26,7 @@ class StepDone:
     """All graph outputs of one step, as bytes in the manifest's order."""
 
     step: int
-    outputs: tuple[bytes, ...]
+    outputs: tuple[bytes | memoryview, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ Fact = StepDone | FetchNeeded | TaskFailure | TraceReceived | Progress
 @dataclass(slots=True)
 class _Slot:
     digest: bytes
-    data: bytes | None  # None while a stored tensor is being fetched
+    data: bytes | memoryview | None  # None while a stored tensor is being fetched
 
 
 @dataclass(slots=True)
@@ -151,11 +151,11 @@ class OutputCollector:
                     frame.task, frame.port, executor, frame.step, frame.digest, frame.length
                 )
             ]
-        self._slots[key] = _Slot(frame.digest, bytes(frame.payload))
+        self._slots[key] = _Slot(frame.digest, frame.payload)
         return self._complete(frame.step)
 
     def _complete(self, step: int) -> list[Fact]:
-        outputs: list[bytes] = []
+        outputs: list[bytes | memoryview] = []
         for port in self.manifest.outputs:
             slot = self._slots.get((port.task, port.port, step))
             if slot is None or slot.data is None:

@@ -297,7 +297,7 @@ class Session:
         groups = list(self._consumers.items())
         for group in groups[:1]:
             self._send_group(entries, *group)
-        # sockets are written to after this turn: the others' frames would keep the first one's
+        # the others' inputs are not wanted before its output, nor is a processor to wake them
         self._rest.append((entries, groups[1:]))
         self._loop.call_soon(self._send_rest)
         self._log_inputs(entries)
