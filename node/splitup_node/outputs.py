@@ -90,7 +90,7 @@ class Outputs:
         return tensor
 
     def flush(self) -> None:
-        """Send what a batch gave, with one signature for all that goes to the same nodes; log it."""
+        """Send and log what a batch gave, under one signature for all that goes to one reader."""
         waiting, self._waiting = self._waiting, []
         groups: dict[_Readers, list[Frame]] = {}
         for readers, frame in waiting:

@@ -130,6 +130,7 @@ class Session:
         self._deadline = deadline
         self._timer = self._loop.call_at(deadline, self._on_deadline)
         self._failover_timer: asyncio.TimerHandle | None = None
+        self._failover_at = 0.0  # when it wakes
         self._steps = 0
         self._ended = False
         self._is_open = False
@@ -424,15 +425,19 @@ class Session:
             self._do(self._failover.process_failure(node, reason, self._loop.time()))
 
     def _schedule(self) -> None:
-        """Wake up when the failover may have to do something."""
+        """Wake up when the failover may have to do something, or earlier and look again."""
+        at = self._failover.next_time() if self._is_open else None
         if self._failover_timer is not None:
+            if at is not None and self._failover_at <= at:
+                return  # the usual case: every step that comes back puts it off
             self._failover_timer.cancel()
             self._failover_timer = None
-        at = self._failover.next_time() if self._is_open else None
         if at is not None:
+            self._failover_at = at
             self._failover_timer = self._loop.call_at(at, self._on_failover_timer)
 
     def _on_failover_timer(self) -> None:
+        self._failover_timer = None
         self._do(self._failover.tick(self._loop.time()))
 
     def _do(self, commands: Iterable[Command]) -> None:
