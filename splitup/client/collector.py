@@ -26,7 +26,7 @@ class StepDone:
     """All graph outputs of one step, as bytes in the manifest's order."""
 
     step: int
-    outputs: tuple[bytes, ...]
+    outputs: tuple[bytes | memoryview, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ Fact = StepDone | FetchNeeded | TaskFailure | TraceReceived | Progress
 @dataclass(slots=True)
 class _Slot:
     digest: bytes
-    data: bytes | None  # None while a stored tensor is being fetched
+    data: bytes | memoryview | None  # None while a stored tensor is being fetched
 
 
 @dataclass(slots=True)
@@ -151,11 +151,11 @@ class OutputCollector:
                     frame.task, frame.port, executor, frame.step, frame.digest, frame.length
                 )
             ]
-        self._slots[key] = _Slot(frame.digest, bytes(frame.payload))
+        self._slots[key] = _Slot(frame.digest, frame.payload)
         return self._complete(frame.step)
 
     def _complete(self, step: int) -> list[Fact]:
-        outputs: list[bytes] = []
+        outputs: list[bytes | memoryview] = []
         for port in self.manifest.outputs:
             slot = self._slots.get((port.task, port.port, step))
             if slot is None or slot.data is None:
@@ -178,17 +178,16 @@ def get_input_consumers(
 ) -> dict[tuple[int, ...], tuple[str, ...]]:
     """Return the executors of the tasks that take graph inputs, by the inputs (by index) they take.
 
-    Who reads the same inputs gets the same frames.
+    Who reads the same inputs gets the same frames; whoever runs the earliest task comes first.
     """
-    wanted: dict[str, list[int]] = {}
-    for index, port in enumerate(manifest.inputs):
-        for task, node in zip(manifest.tasks, executors, strict=True):
-            ports = wanted.setdefault(node, [])
-            reads = any(getattr(entry.source, "input", None) == port.name for entry in task.inputs)
-            if reads and index not in ports:
-                ports.append(index)
-    groups: dict[tuple[int, ...], tuple[str, ...]] = {}
-    for node, ports in sorted(wanted.items()):
+    wanted: dict[str, set[int]] = {}
+    for task, node in zip(manifest.tasks, executors, strict=True):
+        read = {getattr(entry.source, "input", None) for entry in task.inputs}
+        ports = [index for index, port in enumerate(manifest.inputs) if port.name in read]
         if ports:
-            groups[tuple(ports)] = (*groups.get(tuple(ports), ()), node)
+            wanted.setdefault(node, set()).update(ports)
+    groups: dict[tuple[int, ...], tuple[str, ...]] = {}
+    for node, indices in wanted.items():
+        key = tuple(sorted(indices))
+        groups[key] = (*groups.get(key, ()), node)
     return groups

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,6 +51,8 @@ from splitup.tensors import StepsDigest, bytes_to_array, check_inputs
 from splitup.wire import CLIENT, End, PlanCertificate, Progress, Takeover, TaskFailure, Trace
 
 _log = logging.getLogger("splitup.client.session")
+
+_Group = tuple[tuple[int, ...], tuple[str, ...]]  # inputs, and the nodes that read just these
 
 TRACE_TIMEOUT_S: Final = 2.0  # a node tells its times at once after the end, or not at all
 
@@ -119,6 +121,7 @@ class Session:
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()
         self._outgoing = 0  # steps that are not sent yet
+        self._rest: list[tuple[list[LogEntry], list[_Group]]] = []  # for others than the first task
         self._takeovers: list[bytes] = []  # sealed frames, in order
         self._traces: list[Trace] = []
         self._told: set[str] = set()  # nodes whose spans are all here
@@ -127,6 +130,7 @@ class Session:
         self._deadline = deadline
         self._timer = self._loop.call_at(deadline, self._on_deadline)
         self._failover_timer: asyncio.TimerHandle | None = None
+        self._failover_at = 0.0  # when it wakes
         self._steps = 0
         self._ended = False
         self._is_open = False
@@ -290,10 +294,30 @@ class Session:
         entries = [
             LogEntry(step, hashlib.sha256(data).digest(), len(data), data) for data in tensors
         ]
-        for node, sealed in self._finish_inputs(entries):
-            with contextlib.suppress(SplitUpError):  # the failover knows what to do about it
-                self._links[node].send(sealed)
+        self._send_rest()
+        groups = list(self._consumers.items())
+        for group in groups[:1]:
+            self._send_group(entries, *group)
+        # the others' inputs are not wanted before its output, nor is a processor to wake them
+        self._rest.append((entries, groups[1:]))
+        self._loop.call_soon(self._send_rest)
+        self._log_inputs(entries)
         return True
+
+    def _send_rest(self) -> None:
+        """Send what waits for the turn after the first task's inputs."""
+        rest, self._rest = self._rest, []
+        for entries, groups in rest:
+            for group in groups:
+                self._send_group(entries, *group)
+
+    def _send_group(
+        self, entries: list[LogEntry], ports: tuple[int, ...], nodes: tuple[str, ...]
+    ) -> None:
+        for sealed in self._seal_inputs(entries, ports):
+            for node in nodes:
+                with contextlib.suppress(SplitUpError):  # the failover knows what to do about it
+                    self._links[node].send(sealed)
 
     async def _send(self, outgoing: _Outgoing) -> None:
         step, entries = outgoing.step, []
@@ -304,33 +328,35 @@ class Session:
                 name = LogName(CLIENT, port, self.plan.request.client, step, apart=True)
                 await self._store.write([LogObject(name, data, digest)])
             entries.append(LogEntry(step, digest, len(data), None if is_large else data))
-        for node, sealed in self._finish_inputs(entries):
-            link = self._links[node]
-            with contextlib.suppress(SplitUpError):
-                if link.queued_bytes + len(sealed) > limits.LINK_QUEUE_BYTES:
-                    await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
-                link.send(sealed)
+        self._log_inputs(entries)
+        for ports, nodes in list(self._consumers.items()):
+            for sealed in self._seal_inputs(entries, ports):
+                for node in nodes:
+                    link = self._links[node]
+                    with contextlib.suppress(SplitUpError):
+                        if link.queued_bytes + len(sealed) > limits.LINK_QUEUE_BYTES:
+                            await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
+                        link.send(sealed)
 
-    def _finish_inputs(self, entries: list[LogEntry]) -> Iterator[tuple[str, bytes]]:
-        """Log a step's inputs and yield what goes to whom."""
+    def _log_inputs(self, entries: list[LogEntry]) -> None:
+        """Log a step's inputs, which are sent in the same turn or will be."""
         for port, entry in enumerate(entries):
             self._writer.append(CLIENT, port, entry)
             self._input_digests[port].add(entry.digest)
         self._steps_sent += 1
         self._outgoing -= 1
-        for ports, nodes in self._consumers.items():
-            frames = [
-                make_entry_frame(self.execution_id, (CLIENT, port), entries[port]) for port in ports
-            ]
-            for sealed in seal_frames(self._identity, frames):
-                for node in nodes:
-                    yield node, sealed
+
+    def _seal_inputs(self, entries: list[LogEntry], ports: tuple[int, ...]) -> list[bytes]:
+        source = [(CLIENT, port) for port in ports]
+        frames = [make_entry_frame(self.execution_id, one, entries[one[1]]) for one in source]
+        return seal_frames(self._identity, frames)
 
     def _seal_entry(self, port: int, entry: LogEntry) -> bytes:
         frame = make_entry_frame(self.execution_id, (CLIENT, port), entry)
         return seal_frame(self._identity, frame)
 
     def _send_all(self, sealed: bytes, nodes: Iterable[str]) -> None:
+        self._send_rest()
         for node in nodes:
             link = self._links.get(node)
             with contextlib.suppress(SplitUpError):  # the failover, or its refund, settles it
@@ -399,15 +425,19 @@ class Session:
             self._do(self._failover.process_failure(node, reason, self._loop.time()))
 
     def _schedule(self) -> None:
-        """Wake up when the failover may have to do something."""
+        """Wake up when the failover may have to do something, or earlier and look again."""
+        at = self._failover.next_time() if self._is_open else None
         if self._failover_timer is not None:
+            if at is not None and self._failover_at <= at:
+                return  # the usual case: every step that comes back puts it off
             self._failover_timer.cancel()
             self._failover_timer = None
-        at = self._failover.next_time() if self._is_open else None
         if at is not None:
+            self._failover_at = at
             self._failover_timer = self._loop.call_at(at, self._on_failover_timer)
 
     def _on_failover_timer(self) -> None:
+        self._failover_timer = None
         self._do(self._failover.tick(self._loop.time()))
 
     def _do(self, commands: Iterable[Command]) -> None:
