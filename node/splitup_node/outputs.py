@@ -149,7 +149,7 @@ class Outputs:
             targets = execution.get_targets(source, run.step, zeros)
             digest = await self._send_direct(execution, source, run.step, data, targets)
             name = LogName(run.task, port, execution.node, run.step, apart=True)
-            await execution.store.write([LogObject(name, data, digest)])
+            await execution.store.write([LogObject(name, data, digest, len(data))])
         except SplitUpError as error:
             reason = f"its output cannot be stored: {error}"
             self._fail(execution.id, run.task, run.step, reason)

@@ -302,7 +302,7 @@ class Session:
             is_large = len(data) > limits.INLINE_TENSOR_BYTES
             if is_large:
                 name = LogName(CLIENT, port, self.plan.request.client, step, apart=True)
-                await self._store.write([LogObject(name, data, digest)])
+                await self._store.write([LogObject(name, data, digest, len(data))])
             entries.append(LogEntry(step, digest, len(data), None if is_large else data))
         for node, sealed in self._finish_inputs(entries):
             link = self._links[node]

@@ -7,7 +7,6 @@ segment after segment in the background; readers follow a chain of segments to i
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -20,9 +19,16 @@ from splitup import limits
 from splitup.errors import PeerFault, Refused, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.net.gateway import GatewayClient, LogRead, LogWrite
-from splitup.net.objects import NotStored, get_object, put_object
+from splitup.net.objects import (
+    Body,
+    NotStored,
+    compute_sha256,
+    count_bytes,
+    get_object,
+    put_object,
+)
 from splitup.protocol.keys import LogName
-from splitup.protocol.logs import LogEntry, LogReader, PortLog, Segment
+from splitup.protocol.logs import LogEntry, LogReader, PortLog
 from splitup.protocol.queue import PortId
 from splitup.protocol.takeovers import Roster
 from splitup.tensors import TensorSpec
@@ -45,8 +51,14 @@ class LogObject:
     """An object to store; ``digest`` is its SHA-256."""
 
     name: LogName
-    data: bytes | memoryview
+    data: Body
     digest: bytes
+    length: int  # bytes
+
+
+async def make_log_object(name: LogName, data: Body) -> LogObject:
+    """Hash what is to be stored; much of it on a thread."""
+    return LogObject(name, data, await compute_sha256(data), count_bytes(data))
 
 
 class LogStore(Protocol):
@@ -139,7 +151,7 @@ class GrantedLogs:
         """Return PUT grants for the objects: those known upfront for the first, or asked for."""
         first = objects[0]
         known = await self._find_upfront("PUT", first.name)
-        if known is not None and known.length_bytes == len(first.data):
+        if known is not None and known.length_bytes == first.length:
             del self._known["PUT", known.key]
             return {first.name: (known, None)}
         grants = await self._ask(
@@ -149,7 +161,7 @@ class GrantedLogs:
                     port=item.name.port,
                     number=item.name.number,
                     apart=item.name.apart,
-                    length_bytes=len(item.data),
+                    length_bytes=item.length,
                     sha256=item.digest.hex(),
                 )
                 for item in objects
@@ -354,7 +366,9 @@ class LogWriter:
                 if (segment := log.get_oldest()) is not None
             ]:
                 objects = [
-                    await _encode(segment, self._execution_id, log.previous)
+                    await make_log_object(
+                        segment.name, segment.encode(self._execution_id, log.previous)
+                    )
                     for log, segment in batch
                 ]
                 await self._store.write(objects)
@@ -365,17 +379,6 @@ class LogWriter:
         except SplitUpError as error:
             _log.warning("the log of %s cannot be stored: %s", self._execution_id, error)
             self.error = error
-
-
-async def _encode(segment: Segment, execution_id: str, previous: str) -> LogObject:
-    """Return a segment as it is stored; one larger than a frame is put together on a thread."""
-
-    def encode() -> LogObject:
-        data = segment.encode(execution_id, previous)
-        return LogObject(segment.name, data, hashlib.sha256(data).digest())
-
-    size = sum(len(entry.data) for entry in segment.entries if entry.data is not None)
-    return encode() if size <= limits.INLINE_TENSOR_BYTES else await asyncio.to_thread(encode)
 
 
 async def iter_log(

@@ -163,7 +163,7 @@ async def test_f21_large_tensor_that_is_cut_off_is_never_used(
     data = bytes(range(256)) * (limits.INLINE_TENSOR_BYTES // 256 + 1)
     digest = hashlib.sha256(data).digest()
     name = LogName(2, 0, NODE, 7, apart=True)
-    await logs.write([LogObject(name, data, digest)])
+    await logs.write([LogObject(name, data, digest, len(data))])
     entry = LogEntry(7, digest, len(data), None)
     assert await read_tensor(logs, LogName(2, 0, NODE, 0), entry) == data
     store.cut_bytes = 1

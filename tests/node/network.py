@@ -37,7 +37,7 @@ from splitup.net.frames import (
 from splitup.net.http import Server, make_app, serve_app
 from splitup.net.links import DATA_PATH, Link, LinkPool
 from splitup.net.logs import LogObject, iter_log, read_tensor
-from splitup.net.objects import NotStored
+from splitup.net.objects import NotStored, get_parts
 from splitup.protocol.ends import sign_end
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogReader
@@ -185,7 +185,8 @@ class StoredLogs:
             await self.store.takes.wait()
         for item in objects:
             key = item.name.get_key(self.execution_id)
-            assert self.store.objects.setdefault(key, bytes(item.data)) == item.data
+            data = b"".join(get_parts(item.data))
+            assert self.store.objects.setdefault(key, data) == data and len(data) == item.length
 
     async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
         if self.store.down:
