@@ -24,6 +24,7 @@ MAX_FRAME_BYTES: Final = INLINE_TENSOR_BYTES + 4 * KIB
 PIECE_BYTES: Final = 256 * KIB  # of a larger tensor: what a small frame may have to wait for
 DIRECT_BYTES: Final = 32 * MIB  # of pieces that wait for one peer, or are ahead of the store
 DIRECT_HEAD_START_S: Final = 0.05  # that pieces get before the same bytes go to the store
+DIRECT_CONNECT_S: Final = 0.5  # a first large input waits for its readers; the store is no faster
 PIECES_BYTES: Final = 256 * MIB  # of tensors that a node is being sent; beyond, from the store
 BUNDLE_FRAMES: Final = 256  # tensors under one signature: a batch's, or all inputs of a step
 MAX_TENSOR_BYTES: Final = (

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from splitup.client.collector import (
 from splitup.client.outcome import Array
 from splitup.crypto.keys import Identity
 from splitup.errors import ExecutionFailed, InvalidInput, SplitUpError
-from splitup.frames import FRAME_HEADER_BYTES, FrameKind, decode_frames
+from splitup.frames import FRAME_HEADER_BYTES, FrameKind, decode_frames, decode_piece
 from splitup.graph.manifest import Manifest
 from splitup.net.frames import (
     make_entry_frame,
@@ -40,7 +40,7 @@ from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.links import Link, LinkPool
 from splitup.net.logs import LogObject, LogWriter, has_large_tensors, open_logs, read_tensor
-from splitup.net.objects import compute_sha256
+from splitup.net.pieces import Pieces, has_room, send_direct
 from splitup.protocol.ends import sign_end
 from splitup.protocol.failover import Command, Failover, GiveUp, Probe, Replace
 from splitup.protocol.keys import LogName
@@ -92,7 +92,10 @@ class Session:
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._roster = Roster(self.plan)
-        self._collector = OutputCollector(manifest, self.plan, verify_seal, self._roster)
+        self._pieces = Pieces()
+        self._collector = OutputCollector(
+            manifest, self.plan, verify_seal, self._roster, self._pieces.take
+        )
         self._failover = Failover(self.plan, manifest, self._loop.time())
         self._specs = tuple(port.spec for port in manifest.inputs)
         self._consumers = get_input_consumers(manifest, self.executors)
@@ -116,9 +119,12 @@ class Session:
             allow_loopback=allow_loopback,
         )
         self._links: dict[str, Link] = {}
+        self._announced: dict[str, asyncio.Event] = {}  # set once the node has the plan, or not
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()
         self._outgoing = 0  # steps that are not sent yet
+        self._storing_bytes = 0  # of inputs that are on their way to the store
+        self._stored = asyncio.Event()
         self._takeovers: list[bytes] = []  # sealed frames, in order
         self._traces: list[Trace] = []
         self._told: set[str] = set()  # nodes whose spans are all here
@@ -158,7 +164,8 @@ class Session:
     def _open_link(self, node: str) -> None:
         entry = self.plan.node_of(node)
         self._links[node] = self._pool.open(entry.node, entry.endpoint, self.execution_id)
-        self._start(self._announce(entry.endpoint))
+        self._announced[node] = asyncio.Event()
+        self._start(self._announce(node, entry.endpoint))
 
     def submit(self, inputs: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
         """Send one step; the future gives its outputs by name. Steps run in the order submitted.
@@ -259,20 +266,23 @@ class Session:
 
     # ---- sending -------------------------------------------------------------------------------
 
-    async def _announce(self, endpoint: str) -> None:
+    async def _announce(self, node: str, endpoint: str) -> None:
         # the committee tells the nodes too; whoever is first saves the other's delay
         with contextlib.suppress(SplitUpError):
             await self._node_http.post_json(f"{endpoint}/v1/plan", self.certificate)
+        self._announced[node].set()
 
     async def _write(self) -> None:
         while True:
             outgoing = await self._outbox.get()
+            large: dict[int, LogObject] = {}
             try:
-                await self._send(outgoing)
-            except SplitUpError as error:
-                self._fail(Failure(str(error)))
+                large = await self._send(outgoing)
             finally:
-                self._outbox.task_done()
+                if large:
+                    self._start(self._store_large(outgoing.step, large))
+                else:
+                    self._finish_step()
 
     async def _flush(self) -> None:
         while True:
@@ -290,37 +300,99 @@ class Session:
         entries = [
             LogEntry(step, hashlib.sha256(data).digest(), len(data), data) for data in tensors
         ]
-        for node, sealed in self._finish_inputs(entries):
+        self._add_digests(entries)
+        for node, sealed in self._seal_inputs(dict(enumerate(entries))):
             with contextlib.suppress(SplitUpError):  # the failover knows what to do about it
                 self._links[node].send(sealed)
+        self._steps_sent += 1
         return True
 
-    async def _send(self, outgoing: _Outgoing) -> None:
+    async def _send(self, outgoing: _Outgoing) -> dict[int, LogObject]:
+        """Send a step, large inputs straight to their readers; return those: they are to be stored.
+
+        When the store is far behind, it is waited for.
+        """
         step, entries = outgoing.step, []
+        large: dict[int, LogObject] = {}
         for port, data in enumerate(outgoing.tensors):
-            digest = await compute_sha256(data)
-            is_large = len(data) > limits.INLINE_TENSOR_BYTES
-            if is_large:
+            if len(data) <= limits.INLINE_TENSOR_BYTES:
+                digest = hashlib.sha256(data).digest()
+            else:
+                while self._storing_bytes > limits.DIRECT_BYTES:
+                    self._stored.clear()
+                    await self._stored.wait()
+                self._storing_bytes += len(data)
+                links = await self._find_direct_links(port, len(data))
+                source = (CLIENT, port)
+                digest = await send_direct(
+                    self._identity, links, self.execution_id, source, step, data
+                )
                 name = LogName(CLIENT, port, self.plan.request.client, step, apart=True)
-                await self._store.write([LogObject(name, data, digest, len(data))])
-            entries.append(LogEntry(step, digest, len(data), None if is_large else data))
-        for node, sealed in self._finish_inputs(entries):
+                large[port] = LogObject(name, data, digest, len(data))
+            entries.append(LogEntry(step, digest, len(data), None if port in large else data))
+        self._add_digests(entries)
+        small = {port: entry for port, entry in enumerate(entries) if port not in large}
+        await self._send_inputs(small)
+        return large
+
+    async def _store_large(self, step: int, large: Mapping[int, LogObject]) -> None:
+        """Store what is too large for a frame, then tell its readers."""
+        try:
+            await self._store.write(list(large.values()))
+            entries = {
+                port: LogEntry(step, item.digest, item.length, None) for port, item in large.items()
+            }
+            await self._send_inputs(entries)
+        except SplitUpError as error:
+            self._fail(Failure(str(error)))
+        finally:
+            self._storing_bytes -= sum(item.length for item in large.values())
+            self._stored.set()
+            self._finish_step()
+
+    def _finish_step(self) -> None:
+        self._steps_sent += 1
+        self._outbox.task_done()
+
+    async def _find_direct_links(self, port: int, nbytes: int) -> list[Link]:
+        """Return the links of readers that an input goes to ahead of the store.
+
+        Pieces are lost on a node that has no plan yet, so the first step may wait for it.
+        """
+        readers = {
+            node for ports, nodes in self._consumers.items() if port in ports for node in nodes
+        }
+        links = [self._links[node] for node in sorted(readers)]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.DIRECT_CONNECT_S):
+                for link in links:
+                    await self._announced[link.peer].wait()
+                    await link.connected.wait()
+        return [link for link in links if has_room(link, nbytes, limits.DIRECT_BYTES)]
+
+    async def _send_inputs(self, entries: Mapping[int, LogEntry]) -> None:
+        for node, sealed in self._seal_inputs(entries):
             link = self._links[node]
             with contextlib.suppress(SplitUpError):
                 if link.queued_bytes + len(sealed) > limits.LINK_QUEUE_BYTES:
                     await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
                 link.send(sealed)
 
-    def _finish_inputs(self, entries: list[LogEntry]) -> Iterator[tuple[str, bytes]]:
-        """Log a step's inputs and yield what goes to whom."""
-        for port, entry in enumerate(entries):
-            self._writer.append(CLIENT, port, entry)
-            self._input_digests[port].add(entry.digest)
-        self._steps_sent += 1
+    def _add_digests(self, entries: Sequence[LogEntry]) -> None:
+        """Account for a step's inputs, in the order of steps."""
+        for digest, entry in zip(self._input_digests, entries, strict=True):
+            digest.add(entry.digest)
         self._outgoing -= 1
+
+    def _seal_inputs(self, entries: Mapping[int, LogEntry]) -> Iterator[tuple[str, bytes]]:
+        """Log inputs of a step, by port, and yield what goes to whom."""
+        for port, entry in entries.items():
+            self._writer.append(CLIENT, port, entry)
         for ports, nodes in self._consumers.items():
             frames = [
-                make_entry_frame(self.execution_id, (CLIENT, port), entries[port]) for port in ports
+                make_entry_frame(self.execution_id, (CLIENT, port), entries[port])
+                for port in ports
+                if port in entries
             ]
             for sealed in seal_frames(self._identity, frames):
                 for node in nodes:
@@ -340,6 +412,10 @@ class Session:
     # ---- receiving -----------------------------------------------------------------------------
 
     def _on_frame(self, link: Link, data: bytes) -> None:
+        if (piece := decode_piece(data)) is not None:
+            if self._collector.check_piece(link.peer, piece):
+                self._pieces.add(piece)
+            return
         seal, frames = decode_frames(data)
         for frame in frames:
             for fact in self._collector.receive(frame, seal):
@@ -371,7 +447,7 @@ class Session:
             name = LogName(need.task, need.port, need.node, 0)
             entry = LogEntry(need.step, need.digest, need.length, None)
             data = await read_tensor(self._store, name, entry)
-            for fact in self._collector.receive_stored(need, bytes(data)):
+            for fact in self._collector.receive_stored(need, data):
                 self._take(fact)
         except SplitUpError as error:
             self._blame(need.node, f"its output cannot be read: {error}")

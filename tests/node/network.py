@@ -17,7 +17,7 @@ from splitup_node.supervisor import WORKER_ARGV, Supervisor
 from splitup import limits
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.errors import StorageUnavailable
-from splitup.frames import Frame, FrameKind, Piece, decode_frame
+from splitup.frames import Frame, FrameKind, Piece, decode_frame, decode_piece
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
     InputSource,
@@ -304,15 +304,18 @@ class TestClient:
             self.identity, self._on_frame, on_closed=self.closed.put_nowait, allow_loopback=True
         )
         self.outputs: asyncio.Queue[Frame] = asyncio.Queue()
+        self.direct: asyncio.Queue[Frame] = asyncio.Queue()  # behind pieces, which are not kept
         self.failures: asyncio.Queue[TaskFailure] = asyncio.Queue()
         self.traces: asyncio.Queue[Trace] = asyncio.Queue()
         self.progress: asyncio.Queue[Progress] = asyncio.Queue()
         self.links: list[Link] = []
 
     def _on_frame(self, link: Link, data: bytes) -> None:
+        if decode_piece(data) is not None:
+            return
         frame, _ = decode_frame(data)
         if frame.kind is FrameKind.TENSOR:
-            self.outputs.put_nowait(frame)
+            (self.direct if frame.direct else self.outputs).put_nowait(frame)
         elif frame.kind is FrameKind.ERROR:
             self.failures.put_nowait(TaskFailure.parse(bytes(frame.payload)))
         elif frame.kind is FrameKind.PROGRESS:
