@@ -107,13 +107,8 @@ class GrantedLogs:
         while left:
             try:
                 puts = await self._find_puts(left[: limits.LOG_OBJECTS])
-                while left and (grants := puts.get(left[0].name)) is not None:
-                    try:
-                        await self._put(left[0], *grants)
-                    except PeerFault:
-                        if grants[1] is not None:
-                            raise
-                        break  # stored by a try whose answer was lost: ask how to compare
+                while left and (put := puts.get(left[0].name)) is not None:
+                    await self._put(left[0], put)
                     del left[0]
             except Unavailable as error:
                 await pauses.wait(error)
@@ -136,24 +131,21 @@ class GrantedLogs:
                 self._known.pop(("GET", name.get_key(self._execution_id)), None)
                 await pauses.wait(error)
 
-    async def _put(self, item: LogObject, put: Grant, existing: Grant | None) -> None:
-        await put_object(
-            self._http(),
-            put,
-            item.data,
-            existing=existing,
-            deadline_s=min(30.0, max(0.1, self._deadline_s - self._now_s())),
-        )
+    async def _put(self, item: LogObject, put: Grant) -> None:
+        deadline_s = min(30.0, max(0.1, self._deadline_s - self._now_s()))
+        try:
+            await put_object(self._http(), put, item.data, deadline_s=deadline_s)
+        except PeerFault:  # perhaps stored by a try whose answer was lost: compare
+            existing = await self._find_get(item.name)
+            await put_object(self._http(), put, item.data, existing=existing, deadline_s=deadline_s)
 
-    async def _find_puts(
-        self, objects: Sequence[LogObject]
-    ) -> dict[LogName, tuple[Grant, Grant | None]]:
+    async def _find_puts(self, objects: Sequence[LogObject]) -> dict[LogName, Grant]:
         """Return PUT grants for the objects: those known upfront for the first, or asked for."""
         first = objects[0]
         known = await self._find_upfront("PUT", first.name)
         if known is not None and known.length_bytes == first.length:
             del self._known["PUT", known.key]
-            return {first.name: (known, None)}
+            return {first.name: known}
         grants = await self._ask(
             [
                 LogWrite(
@@ -168,10 +160,8 @@ class GrantedLogs:
             ],
             [],
         )
-        keys = {item.name: item.name.get_key(self._execution_id) for item in objects}
-        return {
-            name: (grants.find("PUT", key), grants.get("GET", key)) for name, key in keys.items()
-        }
+        names = [item.name for item in objects]
+        return {name: grants.find("PUT", name.get_key(self._execution_id)) for name in names}
 
     async def _find_get(self, name: LogName) -> Grant:
         key = name.get_key(self._execution_id)
