@@ -208,17 +208,16 @@ def get_input_consumers(
 ) -> dict[tuple[int, ...], tuple[str, ...]]:
     """Return the executors of the tasks that take graph inputs, by the inputs (by index) they take.
 
-    Who reads the same inputs gets the same frames.
+    Who reads the same inputs gets the same frames; whoever runs the earliest task comes first.
     """
-    wanted: dict[str, list[int]] = {}
-    for index, port in enumerate(manifest.inputs):
-        for task, node in zip(manifest.tasks, executors, strict=True):
-            ports = wanted.setdefault(node, [])
-            reads = any(getattr(entry.source, "input", None) == port.name for entry in task.inputs)
-            if reads and index not in ports:
-                ports.append(index)
-    groups: dict[tuple[int, ...], tuple[str, ...]] = {}
-    for node, ports in sorted(wanted.items()):
+    wanted: dict[str, set[int]] = {}
+    for task, node in zip(manifest.tasks, executors, strict=True):
+        read = {getattr(entry.source, "input", None) for entry in task.inputs}
+        ports = [index for index, port in enumerate(manifest.inputs) if port.name in read]
         if ports:
-            groups[tuple(ports)] = (*groups.get(tuple(ports), ()), node)
+            wanted.setdefault(node, set()).update(ports)
+    groups: dict[tuple[int, ...], tuple[str, ...]] = {}
+    for node, indices in wanted.items():
+        key = tuple(sorted(indices))
+        groups[key] = (*groups.get(key, ()), node)
     return groups

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from splitup.client.collector import (
     TraceReceived,
     get_input_consumers,
 )
+from splitup.client.large import LargeInputs
 from splitup.client.outcome import Array
 from splitup.crypto.keys import Identity
 from splitup.errors import ExecutionFailed, InvalidInput, SplitUpError
@@ -40,7 +41,7 @@ from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.links import Link, LinkPool
 from splitup.net.logs import LogObject, LogWriter, has_large_tensors, open_logs, read_tensor
-from splitup.net.pieces import Pieces, has_room, send_direct
+from splitup.net.pieces import Pieces
 from splitup.protocol.ends import sign_end
 from splitup.protocol.failover import Command, Failover, GiveUp, Probe, Replace
 from splitup.protocol.keys import LogName
@@ -51,6 +52,8 @@ from splitup.tensors import StepsDigest, bytes_to_array, check_inputs
 from splitup.wire import CLIENT, End, PlanCertificate, Progress, Takeover, TaskFailure, Trace
 
 _log = logging.getLogger("splitup.client.session")
+
+_Group = tuple[tuple[int, ...], tuple[str, ...]]  # inputs, and the nodes that read just these
 
 TRACE_TIMEOUT_S: Final = 2.0  # a node tells its times at once after the end, or not at all
 
@@ -110,6 +113,7 @@ class Session:
             has_large_tensors=has_large_tensors(manifest),
         )
         self._writer = LogWriter(self.execution_id, self.plan.request.client, self._store)
+        self._large = LargeInputs(identity, self.plan.request, self._store)
         self._pool = LinkPool(
             identity,
             self._on_frame,
@@ -119,12 +123,12 @@ class Session:
             allow_loopback=allow_loopback,
         )
         self._links: dict[str, Link] = {}
-        self._announced: dict[str, asyncio.Event] = {}  # set once the node has the plan, or not
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()
         self._outgoing = 0  # steps that are not sent yet
-        self._storing_bytes = 0  # of inputs that are on their way to the store
-        self._stored = asyncio.Event()
+        self._rest: list[
+            tuple[Mapping[int, LogEntry], list[_Group]]
+        ] = []  # for others than the first task
         self._takeovers: list[bytes] = []  # sealed frames, in order
         self._traces: list[Trace] = []
         self._told: set[str] = set()  # nodes whose spans are all here
@@ -164,7 +168,6 @@ class Session:
     def _open_link(self, node: str) -> None:
         entry = self.plan.node_of(node)
         self._links[node] = self._pool.open(entry.node, entry.endpoint, self.execution_id)
-        self._announced[node] = asyncio.Event()
         self._start(self._announce(node, entry.endpoint))
 
     def submit(self, inputs: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
@@ -270,7 +273,7 @@ class Session:
         # the committee tells the nodes too; whoever is first saves the other's delay
         with contextlib.suppress(SplitUpError):
             await self._node_http.post_json(f"{endpoint}/v1/plan", self.certificate)
-        self._announced[node].set()
+        self._large.mark_announced(node)
 
     async def _write(self) -> None:
         while True:
@@ -297,112 +300,104 @@ class Session:
         readers = [self._links[node] for nodes in self._consumers.values() for node in nodes]
         if any(link.queued_bytes > free for link in readers):
             return False
-        entries = [
-            LogEntry(step, hashlib.sha256(data).digest(), len(data), data) for data in tensors
-        ]
-        self._add_digests(entries)
-        for node, sealed in self._seal_inputs(dict(enumerate(entries))):
-            with contextlib.suppress(SplitUpError):  # the failover knows what to do about it
-                self._links[node].send(sealed)
+        entries = {
+            port: LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
+            for port, data in enumerate(tensors)
+        }
+        self._send_rest()
+        groups = list(self._consumers.items())
+        for group in groups[:1]:
+            self._send_group(entries, *group)
+        # sockets are written to after this turn: the others' frames would keep the first one's
+        self._rest.append((entries, groups[1:]))
+        self._loop.call_soon(self._send_rest)
+        self._log_inputs(entries)
+        for port, entry in entries.items():
+            self._input_digests[port].add(entry.digest)
+        self._outgoing -= 1
         self._steps_sent += 1
         return True
 
-    async def _send(self, outgoing: _Outgoing) -> dict[int, LogObject]:
-        """Send a step, large inputs straight to their readers; return those: they are to be stored.
+    def _send_rest(self) -> None:
+        """Send what waits for the turn after the first task's inputs."""
+        rest, self._rest = self._rest, []
+        for entries, groups in rest:
+            for group in groups:
+                self._send_group(entries, *group)
 
-        When the store is far behind, it is waited for.
-        """
-        step, entries = outgoing.step, []
+    def _send_group(
+        self, entries: Mapping[int, LogEntry], ports: tuple[int, ...], nodes: tuple[str, ...]
+    ) -> None:
+        for sealed in self._seal_inputs(entries, ports):
+            for node in nodes:
+                with contextlib.suppress(SplitUpError):  # the failover knows what to do about it
+                    self._links[node].send(sealed)
+
+    async def _send(self, outgoing: _Outgoing) -> dict[int, LogObject]:
+        """Send a step; return its large inputs, by port, which are to be stored."""
+        step, entries = outgoing.step, dict[int, LogEntry]()
         large: dict[int, LogObject] = {}
         for port, data in enumerate(outgoing.tensors):
-            if len(data) <= limits.INLINE_TENSOR_BYTES:
-                digest = hashlib.sha256(data).digest()
+            if len(data) > limits.INLINE_TENSOR_BYTES:
+                groups = self._consumers.items()
+                readers = [node for ports, nodes in groups if port in ports for node in nodes]
+                links = [self._links[node] for node in readers]
+                large[port] = await self._large.send(port, step, data, links)
             else:
-                while self._storing_bytes > limits.DIRECT_BYTES:
-                    self._stored.clear()
-                    await self._stored.wait()
-                self._storing_bytes += len(data)
-                links = await self._find_direct_links(port, len(data))
-                source = (CLIENT, port)
-                digest = await send_direct(
-                    self._identity, links, self.execution_id, source, step, data
-                )
-                name = LogName(CLIENT, port, self.plan.request.client, step, apart=True)
-                large[port] = LogObject(name, data, digest, len(data))
-            entries.append(LogEntry(step, digest, len(data), None if port in large else data))
-        self._add_digests(entries)
-        small = {port: entry for port, entry in enumerate(entries) if port not in large}
-        await self._send_inputs(small)
+                entries[port] = LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
+            digest = large[port].digest if port in large else entries[port].digest
+            self._input_digests[port].add(digest)
+        self._outgoing -= 1
+        await self._send_entries(entries)
         return large
 
     async def _store_large(self, step: int, large: Mapping[int, LogObject]) -> None:
         """Store what is too large for a frame, then tell its readers."""
         try:
-            await self._store.write(list(large.values()))
+            await self._large.store(list(large.values()))
             entries = {
                 port: LogEntry(step, item.digest, item.length, None) for port, item in large.items()
             }
-            await self._send_inputs(entries)
+            await self._send_entries(entries)
         except SplitUpError as error:
             self._fail(Failure(str(error)))
         finally:
-            self._storing_bytes -= sum(item.length for item in large.values())
-            self._stored.set()
             self._finish_step()
 
     def _finish_step(self) -> None:
         self._steps_sent += 1
         self._outbox.task_done()
 
-    async def _find_direct_links(self, port: int, nbytes: int) -> list[Link]:
-        """Return the links of readers that an input goes to ahead of the store.
+    async def _send_entries(self, entries: Mapping[int, LogEntry]) -> None:
+        self._log_inputs(entries)
+        for ports, nodes in list(self._consumers.items()):
+            for sealed in self._seal_inputs(entries, ports):
+                for node in nodes:
+                    link = self._links[node]
+                    with contextlib.suppress(SplitUpError):
+                        if link.queued_bytes + len(sealed) > limits.LINK_QUEUE_BYTES:
+                            await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
+                        link.send(sealed)
 
-        Pieces are lost on a node that has no plan yet, so the first step may wait for it.
-        """
-        readers = {
-            node for ports, nodes in self._consumers.items() if port in ports for node in nodes
-        }
-        links = [self._links[node] for node in sorted(readers)]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limits.DIRECT_CONNECT_S):
-                for link in links:
-                    await self._announced[link.peer].wait()
-                    await link.connected.wait()
-        return [link for link in links if has_room(link, nbytes, limits.DIRECT_BYTES)]
-
-    async def _send_inputs(self, entries: Mapping[int, LogEntry]) -> None:
-        for node, sealed in self._seal_inputs(entries):
-            link = self._links[node]
-            with contextlib.suppress(SplitUpError):
-                if link.queued_bytes + len(sealed) > limits.LINK_QUEUE_BYTES:
-                    await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
-                link.send(sealed)
-
-    def _add_digests(self, entries: Sequence[LogEntry]) -> None:
-        """Account for a step's inputs, in the order of steps."""
-        for digest, entry in zip(self._input_digests, entries, strict=True):
-            digest.add(entry.digest)
-        self._outgoing -= 1
-
-    def _seal_inputs(self, entries: Mapping[int, LogEntry]) -> Iterator[tuple[str, bytes]]:
-        """Log inputs of a step, by port, and yield what goes to whom."""
+    def _log_inputs(self, entries: Mapping[int, LogEntry]) -> None:
+        """Log inputs of a step, which are sent in the same turn or will be."""
         for port, entry in entries.items():
             self._writer.append(CLIENT, port, entry)
-        for ports, nodes in self._consumers.items():
-            frames = [
-                make_entry_frame(self.execution_id, (CLIENT, port), entries[port])
-                for port in ports
-                if port in entries
-            ]
-            for sealed in seal_frames(self._identity, frames):
-                for node in nodes:
-                    yield node, sealed
+
+    def _seal_inputs(self, entries: Mapping[int, LogEntry], ports: tuple[int, ...]) -> list[bytes]:
+        frames = [
+            make_entry_frame(self.execution_id, (CLIENT, port), entries[port])
+            for port in ports
+            if port in entries
+        ]
+        return seal_frames(self._identity, frames)
 
     def _seal_entry(self, port: int, entry: LogEntry) -> bytes:
         frame = make_entry_frame(self.execution_id, (CLIENT, port), entry)
         return seal_frame(self._identity, frame)
 
     def _send_all(self, sealed: bytes, nodes: Iterable[str]) -> None:
+        self._send_rest()
         for node in nodes:
             link = self._links.get(node)
             with contextlib.suppress(SplitUpError):  # the failover, or its refund, settles it
