@@ -335,21 +335,28 @@ class Session:
 
     async def _send(self, outgoing: _Outgoing) -> dict[int, LogObject]:
         """Send a step; return its large inputs, by port, which are to be stored."""
-        step, entries = outgoing.step, dict[int, LogEntry]()
-        large: dict[int, LogObject] = {}
-        for port, data in enumerate(outgoing.tensors):
-            if len(data) > limits.INLINE_TENSOR_BYTES:
-                groups = self._consumers.items()
-                readers = [node for ports, nodes in groups if port in ports for node in nodes]
-                links = [self._links[node] for node in readers]
-                large[port] = await self._large.send(port, step, data, links)
-            else:
-                entries[port] = LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
-            digest = large[port].digest if port in large else entries[port].digest
-            self._input_digests[port].add(digest)
-        self._outgoing -= 1
+        step, tensors = outgoing.step, dict(enumerate(outgoing.tensors))
+        most = limits.INLINE_TENSOR_BYTES
+        large_tensors = {port: data for port, data in tensors.items() if len(data) > most}
+        entries = {
+            port: LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
+            for port, data in tensors.items()
+            if port not in large_tensors
+        }
         await self._send_entries(entries)
+        large: dict[int, LogObject] = {}
+        if large_tensors:
+            readers = {port: self._find_readers(port) for port in large_tensors}
+            large = await self._large.send(step, large_tensors, readers)
+        for port in tensors:
+            item = large[port] if port in large else entries[port]
+            self._input_digests[port].add(item.digest)
+        self._outgoing -= 1
         return large
+
+    def _find_readers(self, port: int) -> list[Link]:
+        groups = self._consumers.items()
+        return [self._links[node] for ports, nodes in groups if port in ports for node in nodes]
 
     async def _store_large(self, step: int, large: Mapping[int, LogObject]) -> None:
         """Store what is too large for a frame, then tell its readers."""
