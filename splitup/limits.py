@@ -34,6 +34,7 @@ SEGMENT_STEPS: Final = 256  # steps per log object: 1 MB of a 4 KB port; its hea
 SEGMENT_BYTES: Final = 4 * MIB  # a log object stays one PUT of bounded memory
 SEGMENT_HEADER_BYTES: Final = 24 * KIB  # 256 lengths, and 256 digests of tensors stored apart
 LOG_STEP_BYTES: Final = 640  # a step's share of the headers, even if every step is an object
+SEGMENT_PAUSE_S: Final = 0.004  # after 256 KiB of a segment: 64 MB/s while the log is not behind
 SEGMENT_AGE_S: Final = 1.0  # older steps are written although the segment is not full …
 FLUSH_PERIOD_S: Final = 0.5  # … and this is how often that is looked at: 1.5 s and a PUT at most
 LOG_MEMORY_BYTES: Final = 256 * MIB  # of one execution, not stored yet: the store is too slow then

@@ -64,8 +64,11 @@ async def make_log_object(name: LogName, data: Body) -> LogObject:
 class LogStore(Protocol):
     """The log objects of one execution, as one party may write and read them."""
 
-    async def write(self, objects: Sequence[LogObject]) -> None:
-        """Store objects, once; raise SplitUpError when one cannot be stored."""
+    async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
+        """Store objects, once, pausing between pieces (``put_object``).
+
+        Raises SplitUpError when one cannot be stored.
+        """
 
     async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
         """Return an object. Raises NotStored when there is none, other errors as they come."""
@@ -100,7 +103,7 @@ class GrantedLogs:
         self._upfront_lock = asyncio.Lock()
         self._known: dict[tuple[str, str], Grant] = {}
 
-    async def write(self, objects: Sequence[LogObject]) -> None:
+    async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
         """Store objects, one after the other. Raises StorageUnavailable, PeerFault, Refused."""
         pauses = _Pauses(self._deadline_s - self._now_s())
         left = list(objects)
@@ -108,7 +111,7 @@ class GrantedLogs:
             try:
                 puts = await self._find_puts(left[: limits.LOG_OBJECTS])
                 while left and (put := puts.get(left[0].name)) is not None:
-                    await self._put(left[0], put)
+                    await self._put(left[0], put, pause_s)
                     del left[0]
             except Unavailable as error:
                 await pauses.wait(error)
@@ -131,10 +134,10 @@ class GrantedLogs:
                 self._known.pop(("GET", name.get_key(self._execution_id)), None)
                 await pauses.wait(error)
 
-    async def _put(self, item: LogObject, put: Grant) -> None:
+    async def _put(self, item: LogObject, put: Grant, pause_s: float) -> None:
         deadline_s = min(30.0, max(0.1, self._deadline_s - self._now_s()))
         try:
-            await put_object(self._http(), put, item.data, deadline_s=deadline_s)
+            await put_object(self._http(), put, item.data, deadline_s=deadline_s, pause_s=pause_s)
         except PeerFault:  # perhaps stored by a try whose answer was lost: compare
             existing = await self._find_get(item.name)
             await put_object(self._http(), put, item.data, existing=existing, deadline_s=deadline_s)
@@ -361,7 +364,9 @@ class LogWriter:
                     )
                     for log, segment in batch
                 ]
-                await self._store.write(objects)
+                is_behind = any(log.is_behind for log, _ in batch)
+                pause_s = 0.0 if is_behind else limits.SEGMENT_PAUSE_S
+                await self._store.write(objects, pause_s=pause_s)
                 if self.error is not None:
                     return
                 for (log, segment), item in zip(batch, objects, strict=True):

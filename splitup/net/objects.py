@@ -64,8 +64,12 @@ async def put_object(
     *,
     deadline_s: float = 60.0,
     existing: Grant | None = None,
+    pause_s: float = 0.0,
 ) -> None:
     """Write one object within ``deadline_s`` from now; return when the server has it.
+
+    ``pause_s`` between pieces of 256 KiB leaves the network, and a store on this machine, to what
+    is more urgent.
 
     Objects are written once. When the key is taken (412), for example by an earlier try of ours
     whose answer got lost, this succeeds only if ``existing``, a GET grant for the key, yields equal
@@ -82,7 +86,7 @@ async def put_object(
     pauses = Pauses(end)
     while True:
         try:
-            status = await _send(session, grant, data, end)
+            status = await _send(session, grant, data, end, pause_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = describe_failure(error)
         else:
@@ -170,12 +174,14 @@ class Pauses:
         self._pause_s = min(2 * self._pause_s, limits.OBJECT_RETRY_S)
 
 
-async def _send(session: aiohttp.ClientSession, grant: Grant, data: Body, end: float) -> int:
+async def _send(
+    session: aiohttp.ClientSession, grant: Grant, data: Body, end: float, pause_s: float
+) -> int:
     size_bytes = count_bytes(data)
     is_small = size_bytes <= _PIECE_BYTES
     async with session.put(
         URL(grant.url, encoded=True),
-        data=b"".join(get_parts(data)) if is_small else _slice(data),
+        data=b"".join(get_parts(data)) if is_small else _slice(data, pause_s),
         headers={"Content-Length": str(size_bytes)} | grant.headers,
         allow_redirects=False,
         skip_auto_headers=("Content-Type",),
@@ -184,7 +190,7 @@ async def _send(session: aiohttp.ClientSession, grant: Grant, data: Body, end: f
         return response.status
 
 
-async def _slice(data: Body) -> AsyncIterator[bytes | memoryview]:
+async def _slice(data: Body, pause_s: float) -> AsyncIterator[bytes | memoryview]:
     """Yield pieces, the large ones uncopied; the loop's other tasks run between them."""
     small: list[bytes | memoryview] = []
     room = _PIECE_BYTES
@@ -192,7 +198,7 @@ async def _slice(data: Body) -> AsyncIterator[bytes | memoryview]:
         is_small = len(part) <= _PIECE_BYTES // 4
         if small and (len(part) > room or not is_small):
             yield b"".join(small)
-            await asyncio.sleep(0)  # a socket that takes all of it suspends nobody
+            await asyncio.sleep(pause_s)  # a socket that takes all of it suspends nobody
             small, room = [], _PIECE_BYTES
         if is_small:
             small.append(part)
@@ -201,7 +207,7 @@ async def _slice(data: Body) -> AsyncIterator[bytes | memoryview]:
         view = memoryview(part)
         for start in range(0, len(view), _PIECE_BYTES):
             yield view[start : start + _PIECE_BYTES]
-            await asyncio.sleep(0)
+            await asyncio.sleep(pause_s)
     yield b"".join(small)
 
 

@@ -117,6 +117,11 @@ class PortLog:
             self._close()
         return bool(self._closed)
 
+    @property
+    def is_behind(self) -> bool:
+        """Return whether a segment was filled before the last one was stored."""
+        return len(self._closed) > 1
+
     def get_oldest(self) -> Segment | None:
         """Return the segment to store next."""
         return self._closed[0] if self._closed else None

@@ -176,7 +176,7 @@ class StoredLogs:
     store: Store
     execution_id: str
 
-    async def write(self, objects: Sequence[LogObject]) -> None:
+    async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
         if self.store.down:
             raise StorageUnavailable("the store is down; start it")
         if not self.store.takes.is_set():

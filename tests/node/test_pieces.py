@@ -22,7 +22,9 @@ from splitup.errors import PeerFault
 from splitup.frames import Piece
 from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
-from splitup.net.pieces import Pieces
+from splitup.net.links import Link
+from splitup.net.pieces import Pieces, has_room
+from splitup.net.relay import RELAY_PATH
 from splitup.protocol.keys import LogName
 from splitup.protocol.takeovers import Roster
 from splitup.wire import CLIENT, PlanCertificate, PlanNode
@@ -221,6 +223,25 @@ async def test_f20_client_has_the_store_where_pieces_have_no_room(
         monkeypatch.setattr(node.engine._outputs, "_direct_bytes", direct_bytes)
     async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 3) as session:
         await check_steps(session, large, [X, X + 1, X + 2])
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_up", "most_bytes", "expected"),
+    [
+        ("http://127.0.0.1:1", True, 100, True),
+        ("", True, 100, True),  # accepted
+        ("http://127.0.0.1:1", False, 100, False),
+        ("http://127.0.0.1:1", True, 99, False),
+        (f"http://127.0.0.1:1{RELAY_PATH}/0x12", True, 100, False),
+    ],
+)
+async def test_pieces_go_where_they_are_fast(
+    endpoint: str, is_up: bool, most_bytes: int, expected: bool
+) -> None:
+    link = Link("0x12", "", endpoint=endpoint)
+    if is_up:
+        link.connected.set()
+    assert has_room(link, 100, most_bytes) is expected
 
 
 # ---- what a node takes in pieces ---------------------------------------------------------------
