@@ -126,6 +126,7 @@ class Session:
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()
         self._outgoing = 0  # steps that are not sent yet
+        self._unstored: set[int] = set()  # steps whose large inputs readers may not have yet
         self._rest: list[
             tuple[Mapping[int, LogEntry], list[_Group]]
         ] = []  # for others than the first task
@@ -189,10 +190,11 @@ class Session:
         future.add_done_callback(_consume)  # the session raises it again, see SplitUp.session
         self._futures[step] = future
         self._outgoing += 1
+        if any(len(data) > limits.INLINE_TENSOR_BYTES for data in tensors):
+            self._unstored.add(step)
         if self._outgoing > 1 or not self._send_now(step, tensors):
             self._outbox.put_nowait(_Outgoing(step, tensors))
-        self._failover.process_submitted(step, self._loop.time())
-        self._schedule()
+        self._watch()
         return future
 
     async def step(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -366,6 +368,8 @@ class Session:
                 port: LogEntry(step, item.digest, item.length, None) for port, item in large.items()
             }
             await self._send_entries(entries)
+            self._unstored.discard(step)
+            self._watch()
         except SplitUpError as error:
             self._fail(Failure(str(error)))
         finally:
@@ -484,6 +488,16 @@ class Session:
         at = self._failover.next_time() if self._is_open else None
         if at is not None:
             self._failover_timer = self._loop.call_at(at, self._on_failover_timer)
+
+    def _watch(self) -> None:
+        """Expect every step before the first that may still be on its way to its readers.
+
+        For a slow store nobody is to blame but the store.
+        """
+        last = min(self._unstored, default=self._steps) - 1
+        if last >= 0:
+            self._failover.process_submitted(last, self._loop.time())
+        self._schedule()
 
     def _on_failover_timer(self) -> None:
         self._do(self._failover.tick(self._loop.time()))

@@ -225,6 +225,25 @@ async def test_f20_client_has_the_store_where_pieces_have_no_room(
         await check_steps(session, large, [X, X + 1, X + 2])
 
 
+async def test_f20_nobody_is_blamed_while_the_store_takes_its_time(
+    large: Large, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "DIRECT_BYTES", 0)
+    async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 1) as session:
+        large.store.takes.clear()
+        future = session.submit({"x": X})
+        await large.store.asked.get()
+        while session._failover.find_silent() is not None:
+            await asyncio.sleep(0.01)  # until the connections stand
+        assert session._failover.next_time() is None, "nothing can become late"
+        large.store.takes.set()
+        z = (await future)["z"]
+        assert z.tobytes() == compute_reference([X], 3)[0].tobytes()
+        await session.finish()
+        for node in large.nodes:
+            await node.finished.get()
+
+
 @pytest.mark.parametrize(
     ("endpoint", "is_up", "most_bytes", "expected"),
     [
