@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from splitup import limits
 from splitup.crypto.keys import Identity
@@ -68,14 +68,22 @@ class Clients:
         """Send a sealed frame over the newest of the client's links."""
         if keep:
             execution.keep_for_client(sealed)
+        for link in self._iter_links(execution):
+            try:
+                link.send(sealed)
+            except Unavailable as error:
+                _log.warning("client of %s: %s", execution.id, error)
+                continue
+            return
+
+    def find_link(self, execution: Execution) -> Link | None:
+        """Return the newest of the client's links, None when it has none."""
+        return next(self._iter_links(execution), None)
+
+    def _iter_links(self, execution: Execution) -> Iterator[Link]:
         for link in reversed(self._links.get(execution.client_key, ())):
             if link.execution_id in ("", execution.id):
-                try:
-                    link.send(sealed)
-                except Unavailable as error:
-                    _log.warning("client of %s: %s", execution.id, error)
-                    continue
-                return
+                yield link
 
     def on_opened(self, link: Link) -> None:
         """Send a client that is there, perhaps again, all that it may have missed."""

@@ -24,6 +24,7 @@ from splitup.graph.manifest import Manifest
 from splitup.net.frames import make_message_frame, seal_frame, verify_seal
 from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup.net.logs import read_tensor
+from splitup.net.pieces import Pieces
 from splitup.protocol.ends import check_end
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry
@@ -36,7 +37,7 @@ from splitup_node.crash import crash_point
 from splitup_node.executions import Execution, OpenStore, Part, get_first_task, make_execution
 from splitup_node.ipc import RunAnswer
 from splitup_node.outputs import Outputs
-from splitup_node.pieces import Pieces
+from splitup_node.pieces import check_piece
 from splitup_node.replay import Replay
 from splitup_node.runs import Runs
 from splitup_node.sessions import choose_idle, find_stale
@@ -281,7 +282,8 @@ class Engine:
         if (piece := decode_piece(data)) is not None:
             execution = self._executions.get(piece.execution_id)
             if execution is not None and execution.parts and not execution.is_over:
-                self._pieces.add(execution, link.peer, piece)
+                if check_piece(execution, link.peer, piece):
+                    self._pieces.add(piece)
             return  # before its plan it is not worth its room
         seal, frames = decode_frames(data)
         for frame in frames:

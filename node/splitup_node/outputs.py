@@ -1,14 +1,13 @@
 """From a finished run to its readers: frames to other nodes and the client, entries to the log.
 
-A tensor too large for a frame is hashed on a thread and stored by itself, while its bytes go to the
-nodes that read it; they are told again when the store has it. Small ones leave in the worker's own
+A tensor too large for a frame is hashed on a thread and stored by itself, while its bytes go to
+whoever reads it; they are told again when the store has it. Small ones leave in the worker's own
 callback.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import time
@@ -19,16 +18,16 @@ from splitup import limits
 from splitup.crypto.keys import Identity
 from splitup.errors import SplitUpError
 from splitup.frames import Frame
-from splitup.net.frames import make_entry_frame, make_stored_frame, seal_frame, seal_frames
-from splitup.net.links import LinkPool
+from splitup.net.frames import make_entry_frame, seal_frame, seal_frames
+from splitup.net.links import Link, LinkPool
 from splitup.net.logs import LogObject
-from splitup.net.objects import compute_sha256
+from splitup.net.pieces import has_room, send_direct
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogEntry
 from splitup.protocol.queue import PortId, Run, Tensor
 from splitup_node.clients import Clients
 from splitup_node.executions import Execution
-from splitup_node.pieces import find_direct_links, send_pieces
+from splitup_node.pieces import find_direct_links
 
 _log = logging.getLogger("splitup.node.outputs")
 
@@ -150,10 +149,10 @@ class Outputs:
         try:
             if run.task not in execution.parts:
                 return  # another node's meanwhile
-            targets = execution.get_targets(source, run.step, zeros)
-            digest = await self._send_direct(execution, source, run.step, data, targets)
+            links = self._find_direct_links(execution, source, run.step, zeros, len(data))
+            digest = await send_direct(self._identity, links, execution.id, source, run.step, data)
             name = LogName(run.task, port, execution.node, run.step, apart=True)
-            await execution.store.write([LogObject(name, data, digest)])
+            await execution.store.write([LogObject(name, data, digest, len(data))])
         except SplitUpError as error:
             reason = f"its output cannot be stored: {error}"
             self._fail(execution.id, run.task, run.step, reason)
@@ -167,30 +166,28 @@ class Outputs:
         self.send_entry(execution, source, entry, execution.get_targets(source, run.step, zeros))
         on_done()
 
-    async def _send_direct(
+    def _find_direct_links(
         self,
         execution: Execution,
         source: PortId,
         step: int,
-        data: bytes | memoryview,
-        targets: Iterable[str],
-    ) -> bytes:
-        """Send a large tensor to the readers that can take it; return its digest."""
+        zeros: Collection[int],
+        nbytes: int,
+    ) -> list[Link]:
+        """Return the links of readers that a large tensor goes to ahead of the store.
+
+        None while the store is that far behind: it sets the pace then.
+        """
         most = self._direct_bytes
-        links = find_direct_links(self._pool, execution, targets, len(data), most)
-        digest, _ = await asyncio.gather(
-            compute_sha256(data), send_pieces(links, execution.id, source, step, data)
-        )
-        if links:
-            frame = make_stored_frame(execution.id, *source, step, digest, len(data), direct=True)
-            sealed = seal_frame(self._identity, frame)
-            for link in links:
-                link.send_bulk(sealed)  # behind the pieces
-            with contextlib.suppress(TimeoutError):  # of a slow reader the store need not wait
-                async with asyncio.timeout(limits.DIRECT_HEAD_START_S):
-                    for link in links:
-                        await link.drain_bulk()
-        return digest
+        if execution.publishing_bytes > most:
+            return []
+        targets = execution.get_targets(source, step, zeros)
+        links = find_direct_links(self._pool, execution, targets, nbytes, most)
+        if execution.is_result(source, step):
+            link = self._clients.find_link(execution)
+            if link is not None and has_room(link, nbytes, most):
+                links.append(link)
+        return links
 
 
 def _find_readers(execution: Execution, targets: Iterable[str]) -> _Readers:

@@ -144,4 +144,5 @@ def _append(
     )
     if not is_large:
         return []
-    return [LogObject(LogName(task, port, execution.node, step, apart=True), data, digest)]
+    name = LogName(task, port, execution.node, step, apart=True)
+    return [LogObject(name, data, digest, len(data))]

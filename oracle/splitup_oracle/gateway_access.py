@@ -161,9 +161,8 @@ def compute_log_rights(
         name = LogName(write.task, write.port, author, write.number, write.apart)
         key = name.get_key(execution_id)
         rights.append(Right("PUT", key, write.length_bytes, write.sha256))
-        rights.append(Right("GET", key, write.length_bytes))
-    for read in request.reads:
-        is_own = read.task in runs and read.node in nodes  # to go on with after a restart
+    for read in request.reads:  # one's own, to compare, or to go on with after a restart
+        is_own = is_client if read.task == CLIENT else read.task in runs and read.node in nodes
         if not is_own and (read.task, read.port) not in readable:
             raise _refuse(
                 f"the key {requester} does not read port {read.port} of task {read.task} of "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from splitup.errors import BadSignature, PeerFault
-from splitup.frames import Frame, FrameKind, Seal
+from splitup.frames import Frame, FrameKind, Piece, Seal
 from splitup.graph.manifest import Manifest
 from splitup.protocol.queue import PortId
 from splitup.protocol.takeovers import Roster
@@ -19,6 +19,8 @@ from splitup.tensors import TensorSpec
 from splitup.wire import Plan, Progress, TaskFailure, Trace
 
 Verify = Callable[[Seal, str], None]  # (signature, public key); raises BadSignature
+# (execution, port, step, digest): what came in pieces, if it is that
+TakePieces = Callable[[str, PortId, int, bytes], memoryview | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class OutputCollector:
     plan: Plan
     verify: Verify
     roster: Roster
+    take_pieces: TakePieces
     _slots: dict[tuple[int, int, int], _Slot] = field(default_factory=dict)
     _first_missing: int = 0
     _done: set[int] = field(default_factory=set)  # beyond the first that is missing
@@ -101,11 +104,30 @@ class OutputCollector:
             return [progress]
         raise PeerFault(f"a node sent a {frame.kind.name} frame, which only clients do")
 
+    def check_piece(self, node: str, piece: Piece) -> bool:
+        """Return whether a piece of an output, from ``node``, is worth its room.
+
+        Raises PeerFault when nobody may send it here.
+        """
+        spec = self._specs.get((piece.task, piece.port))
+        if (
+            piece.execution_id != self.plan.request.execution_id
+            or spec is None
+            or not spec.accepts(piece.length)
+            or piece.step >= self.plan.request.steps
+        ):
+            raise PeerFault(f"node {node} sent pieces of what is no output here", peer=node)
+        if node != self.roster.get_author(piece.task):
+            if self.roster.takeovers:
+                return False  # it was replaced
+            raise PeerFault(f"node {node} sent pieces of task {piece.task}", peer=node)
+        return not self._is_known(piece.task, piece.port, piece.step)
+
     def renew(self, task: int) -> None:
         """Expect the outputs of ``task`` from another node: forget those of unfinished steps."""
         self._slots = {key: slot for key, slot in self._slots.items() if key[0] != task}
 
-    def receive_stored(self, need: FetchNeeded, data: bytes) -> list[Fact]:
+    def receive_stored(self, need: FetchNeeded, data: bytes | memoryview) -> list[Fact]:
         """Take a tensor fetched from the store, whose digest the caller has checked."""
         slot = self._slots.get((need.task, need.port, need.step))
         if slot is None or slot.data is not None or slot.digest != need.digest:
@@ -115,10 +137,10 @@ class OutputCollector:
 
     def _receive_tensor(self, frame: Frame, seal: Seal) -> list[Fact]:
         spec = self._specs.get((frame.task, frame.port))
-        if spec is None or frame.step >= self.plan.request.steps or frame.direct:
+        if spec is None or frame.step >= self.plan.request.steps:
             raise PeerFault(
                 f"a node sent task {frame.task} port {frame.port} step {frame.step}, "
-                "which is no output of this execution, or comes in pieces"
+                "which is no output of this execution"
             )
         executor = self.roster.get_author(frame.task)
         if not spec.accepts(frame.length):
@@ -133,9 +155,12 @@ class OutputCollector:
                 return []
             raise
         key = (frame.task, frame.port, frame.step)
-        known = self._slots.get(key)
-        is_done = frame.step < self._first_missing or frame.step in self._done
-        if known is not None or is_done:
+        data: bytes | memoryview | None = frame.payload
+        if frame.stored or frame.direct:
+            port = (frame.task, frame.port)
+            data = self.take_pieces(frame.execution_id, port, frame.step, frame.digest)
+        if self._is_known(*key):
+            known = self._slots.get(key)
             if known is not None and known.digest != frame.digest:
                 raise PeerFault(
                     f"node {executor} sent two different outputs for task {frame.task}, "
@@ -144,15 +169,20 @@ class OutputCollector:
                     evidence=seal.signed + seal.signature,
                 )
             return []
-        if frame.stored:
-            self._slots[key] = _Slot(frame.digest, None)
-            return [
-                FetchNeeded(
-                    frame.task, frame.port, executor, frame.step, frame.digest, frame.length
-                )
-            ]
-        self._slots[key] = _Slot(frame.digest, frame.payload)
-        return self._complete(frame.step)
+        if data is not None:
+            self._slots[key] = _Slot(frame.digest, data)
+            return self._complete(frame.step)
+        if frame.direct:
+            return []  # not whole: the store will have it
+        self._slots[key] = _Slot(frame.digest, None)
+        return [
+            FetchNeeded(frame.task, frame.port, executor, frame.step, frame.digest, frame.length)
+        ]
+
+    def _is_known(self, task: int, port: int, step: int) -> bool:
+        """Return whether an output is here, or being fetched."""
+        is_done = step < self._first_missing or step in self._done
+        return is_done or (task, port, step) in self._slots
 
     def _complete(self, step: int) -> list[Fact]:
         outputs: list[bytes | memoryview] = []

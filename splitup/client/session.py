@@ -24,10 +24,11 @@ from splitup.client.collector import (
     TraceReceived,
     get_input_consumers,
 )
+from splitup.client.large import LargeInputs
 from splitup.client.outcome import Array
 from splitup.crypto.keys import Identity
 from splitup.errors import ExecutionFailed, InvalidInput, SplitUpError
-from splitup.frames import FRAME_HEADER_BYTES, FrameKind, decode_frames
+from splitup.frames import FRAME_HEADER_BYTES, FrameKind, decode_frames, decode_piece
 from splitup.graph.manifest import Manifest
 from splitup.net.frames import (
     make_entry_frame,
@@ -40,7 +41,7 @@ from splitup.net.gateway import GatewayClient
 from splitup.net.http import SignedClient
 from splitup.net.links import Link, LinkPool
 from splitup.net.logs import LogObject, LogWriter, has_large_tensors, open_logs, read_tensor
-from splitup.net.objects import compute_sha256
+from splitup.net.pieces import Pieces
 from splitup.protocol.ends import sign_end
 from splitup.protocol.failover import Command, Failover, GiveUp, Probe, Replace
 from splitup.protocol.keys import LogName
@@ -94,7 +95,10 @@ class Session:
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._roster = Roster(self.plan)
-        self._collector = OutputCollector(manifest, self.plan, verify_seal, self._roster)
+        self._pieces = Pieces()
+        self._collector = OutputCollector(
+            manifest, self.plan, verify_seal, self._roster, self._pieces.take
+        )
         self._failover = Failover(self.plan, manifest, self._loop.time())
         self._specs = tuple(port.spec for port in manifest.inputs)
         self._consumers = get_input_consumers(manifest, self.executors)
@@ -109,6 +113,7 @@ class Session:
             has_large_tensors=has_large_tensors(manifest),
         )
         self._writer = LogWriter(self.execution_id, self.plan.request.client, self._store)
+        self._large = LargeInputs(identity, self.plan.request, self._store)
         self._pool = LinkPool(
             identity,
             self._on_frame,
@@ -121,7 +126,10 @@ class Session:
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()
         self._outgoing = 0  # steps that are not sent yet
-        self._rest: list[tuple[list[LogEntry], list[_Group]]] = []  # for others than the first task
+        self._unstored: set[int] = set()  # steps whose large inputs readers may not have yet
+        self._rest: list[
+            tuple[Mapping[int, LogEntry], list[_Group]]
+        ] = []  # for others than the first task
         self._takeovers: list[bytes] = []  # sealed frames, in order
         self._traces: list[Trace] = []
         self._told: set[str] = set()  # nodes whose spans are all here
@@ -162,7 +170,7 @@ class Session:
     def _open_link(self, node: str) -> None:
         entry = self.plan.node_of(node)
         self._links[node] = self._pool.open(entry.node, entry.endpoint, self.execution_id)
-        self._start(self._announce(entry.endpoint))
+        self._start(self._announce(node, entry.endpoint))
 
     def submit(self, inputs: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
         """Send one step; the future gives its outputs by name. Steps run in the order submitted.
@@ -183,10 +191,11 @@ class Session:
         future.add_done_callback(_consume)  # the session raises it again, see SplitUp.session
         self._futures[step] = future
         self._outgoing += 1
+        if any(len(data) > limits.INLINE_TENSOR_BYTES for data in tensors):
+            self._unstored.add(step)
         if self._outgoing > 1 or not self._send_now(step, tensors):
             self._outbox.put_nowait(_Outgoing(step, tensors))
-        self._failover.process_submitted(step, self._loop.time())
-        self._schedule()
+        self._watch()
         return future
 
     async def step(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -263,20 +272,23 @@ class Session:
 
     # ---- sending -------------------------------------------------------------------------------
 
-    async def _announce(self, endpoint: str) -> None:
+    async def _announce(self, node: str, endpoint: str) -> None:
         # the committee tells the nodes too; whoever is first saves the other's delay
         with contextlib.suppress(SplitUpError):
             await self._node_http.post_json(f"{endpoint}/v1/plan", self.certificate)
+        self._large.mark_announced(node)
 
     async def _write(self) -> None:
         while True:
             outgoing = await self._outbox.get()
+            large: dict[int, LogObject] = {}
             try:
-                await self._send(outgoing)
-            except SplitUpError as error:
-                self._fail(Failure(str(error)))
+                large = await self._send(outgoing)
             finally:
-                self._outbox.task_done()
+                if large:
+                    self._start(self._store_large(outgoing.step, large))
+                else:
+                    self._finish_step()
 
     async def _flush(self) -> None:
         while True:
@@ -291,9 +303,10 @@ class Session:
         readers = [self._links[node] for nodes in self._consumers.values() for node in nodes]
         if any(link.queued_bytes > free for link in readers):
             return False
-        entries = [
-            LogEntry(step, hashlib.sha256(data).digest(), len(data), data) for data in tensors
-        ]
+        entries = {
+            port: LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
+            for port, data in enumerate(tensors)
+        }
         self._send_rest()
         groups = list(self._consumers.items())
         for group in groups[:1]:
@@ -302,6 +315,10 @@ class Session:
         self._rest.append((entries, groups[1:]))
         self._loop.call_soon(self._send_rest)
         self._log_inputs(entries)
+        for port, entry in entries.items():
+            self._input_digests[port].add(entry.digest)
+        self._outgoing -= 1
+        self._steps_sent += 1
         return True
 
     def _send_rest(self) -> None:
@@ -312,22 +329,58 @@ class Session:
                 self._send_group(entries, *group)
 
     def _send_group(
-        self, entries: list[LogEntry], ports: tuple[int, ...], nodes: tuple[str, ...]
+        self, entries: Mapping[int, LogEntry], ports: tuple[int, ...], nodes: tuple[str, ...]
     ) -> None:
         for sealed in self._seal_inputs(entries, ports):
             for node in nodes:
                 with contextlib.suppress(SplitUpError):  # the failover knows what to do about it
                     self._links[node].send(sealed)
 
-    async def _send(self, outgoing: _Outgoing) -> None:
-        step, entries = outgoing.step, []
-        for port, data in enumerate(outgoing.tensors):
-            digest = await compute_sha256(data)
-            is_large = len(data) > limits.INLINE_TENSOR_BYTES
-            if is_large:
-                name = LogName(CLIENT, port, self.plan.request.client, step, apart=True)
-                await self._store.write([LogObject(name, data, digest)])
-            entries.append(LogEntry(step, digest, len(data), None if is_large else data))
+    async def _send(self, outgoing: _Outgoing) -> dict[int, LogObject]:
+        """Send a step; return its large inputs, by port, which are to be stored."""
+        step, tensors = outgoing.step, dict(enumerate(outgoing.tensors))
+        most = limits.INLINE_TENSOR_BYTES
+        large_tensors = {port: data for port, data in tensors.items() if len(data) > most}
+        entries = {
+            port: LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
+            for port, data in tensors.items()
+            if port not in large_tensors
+        }
+        await self._send_entries(entries)
+        large: dict[int, LogObject] = {}
+        if large_tensors:
+            readers = {port: self._find_readers(port) for port in large_tensors}
+            large = await self._large.send(step, large_tensors, readers)
+        for port in tensors:
+            item = large[port] if port in large else entries[port]
+            self._input_digests[port].add(item.digest)
+        self._outgoing -= 1
+        return large
+
+    def _find_readers(self, port: int) -> list[Link]:
+        groups = self._consumers.items()
+        return [self._links[node] for ports, nodes in groups if port in ports for node in nodes]
+
+    async def _store_large(self, step: int, large: Mapping[int, LogObject]) -> None:
+        """Store what is too large for a frame, then tell its readers."""
+        try:
+            await self._large.store(list(large.values()))
+            entries = {
+                port: LogEntry(step, item.digest, item.length, None) for port, item in large.items()
+            }
+            await self._send_entries(entries)
+            self._unstored.discard(step)
+            self._watch()
+        except SplitUpError as error:
+            self._fail(Failure(str(error)))
+        finally:
+            self._finish_step()
+
+    def _finish_step(self) -> None:
+        self._steps_sent += 1
+        self._outbox.task_done()
+
+    async def _send_entries(self, entries: Mapping[int, LogEntry]) -> None:
         self._log_inputs(entries)
         for ports, nodes in list(self._consumers.items()):
             for sealed in self._seal_inputs(entries, ports):
@@ -338,17 +391,17 @@ class Session:
                             await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
                         link.send(sealed)
 
-    def _log_inputs(self, entries: list[LogEntry]) -> None:
-        """Log a step's inputs, which are sent in the same turn or will be."""
-        for port, entry in enumerate(entries):
+    def _log_inputs(self, entries: Mapping[int, LogEntry]) -> None:
+        """Log inputs of a step, which are sent in the same turn or will be."""
+        for port, entry in entries.items():
             self._writer.append(CLIENT, port, entry)
-            self._input_digests[port].add(entry.digest)
-        self._steps_sent += 1
-        self._outgoing -= 1
 
-    def _seal_inputs(self, entries: list[LogEntry], ports: tuple[int, ...]) -> list[bytes]:
-        source = [(CLIENT, port) for port in ports]
-        frames = [make_entry_frame(self.execution_id, one, entries[one[1]]) for one in source]
+    def _seal_inputs(self, entries: Mapping[int, LogEntry], ports: tuple[int, ...]) -> list[bytes]:
+        frames = [
+            make_entry_frame(self.execution_id, (CLIENT, port), entries[port])
+            for port in ports
+            if port in entries
+        ]
         return seal_frames(self._identity, frames)
 
     def _seal_entry(self, port: int, entry: LogEntry) -> bytes:
@@ -366,6 +419,10 @@ class Session:
     # ---- receiving -----------------------------------------------------------------------------
 
     def _on_frame(self, link: Link, data: bytes) -> None:
+        if (piece := decode_piece(data)) is not None:
+            if self._collector.check_piece(link.peer, piece):
+                self._pieces.add(piece)
+            return
         seal, frames = decode_frames(data)
         for frame in frames:
             for fact in self._collector.receive(frame, seal):
@@ -397,7 +454,7 @@ class Session:
             name = LogName(need.task, need.port, need.node, 0)
             entry = LogEntry(need.step, need.digest, need.length, None)
             data = await read_tensor(self._store, name, entry)
-            for fact in self._collector.receive_stored(need, bytes(data)):
+            for fact in self._collector.receive_stored(need, data):
                 self._take(fact)
         except SplitUpError as error:
             self._blame(need.node, f"its output cannot be read: {error}")
@@ -435,6 +492,16 @@ class Session:
         if at is not None:
             self._failover_at = at
             self._failover_timer = self._loop.call_at(at, self._on_failover_timer)
+
+    def _watch(self) -> None:
+        """Expect every step before the first that may still be on its way to its readers.
+
+        For a slow store nobody is to blame but the store.
+        """
+        last = min(self._unstored, default=self._steps) - 1
+        if last >= 0:
+            self._failover.process_submitted(last, self._loop.time())
+        self._schedule()
 
     def _on_failover_timer(self) -> None:
         self._failover_timer = None

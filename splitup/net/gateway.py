@@ -229,7 +229,7 @@ class GatewayClient:
         reads: Sequence[LogRead],
         takeovers: Sequence[SignedTakeover] = (),
     ) -> Grants:
-        """Return grants for log objects: PUT and GET of one's own, GET of others'."""
+        """Return grants for log objects: PUT of one's own, GET of one's own and of others'."""
         request = LogRequest(
             certificate=certificate,
             takeovers=tuple(takeovers),

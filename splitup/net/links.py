@@ -47,7 +47,8 @@ class Link:
     ) -> None:
         self.peer = peer
         # of an opened link, the one that the next try connects to first: plans that are under way
-        # at once may know a node that moved by different endpoints
+        # at once may know a node that moved by different endpoints; of an accepted one our own, if
+        # it is a relay's
         self.endpoints = deque([endpoint], maxlen=limits.LINK_ENDPOINTS)
         self.execution_id = execution_id  # "" when the link serves every execution
         self.error: SplitUpError | None = None

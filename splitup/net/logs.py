@@ -7,7 +7,6 @@ segment after segment in the background; readers follow a chain of segments to i
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -20,9 +19,16 @@ from splitup import limits
 from splitup.errors import PeerFault, Refused, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.net.gateway import GatewayClient, LogRead, LogWrite
-from splitup.net.objects import NotStored, get_object, put_object
+from splitup.net.objects import (
+    Body,
+    NotStored,
+    compute_sha256,
+    count_bytes,
+    get_object,
+    put_object,
+)
 from splitup.protocol.keys import LogName
-from splitup.protocol.logs import LogEntry, LogReader, PortLog, Segment
+from splitup.protocol.logs import LogEntry, LogReader, PortLog
 from splitup.protocol.queue import PortId
 from splitup.protocol.takeovers import Roster
 from splitup.tensors import TensorSpec
@@ -45,15 +51,24 @@ class LogObject:
     """An object to store; ``digest`` is its SHA-256."""
 
     name: LogName
-    data: bytes | memoryview
+    data: Body
     digest: bytes
+    length: int  # bytes
+
+
+async def make_log_object(name: LogName, data: Body) -> LogObject:
+    """Hash what is to be stored; much of it on a thread."""
+    return LogObject(name, data, await compute_sha256(data), count_bytes(data))
 
 
 class LogStore(Protocol):
     """The log objects of one execution, as one party may write and read them."""
 
-    async def write(self, objects: Sequence[LogObject]) -> None:
-        """Store objects, once; raise SplitUpError when one cannot be stored."""
+    async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
+        """Store objects, once, pausing between pieces (``put_object``).
+
+        Raises SplitUpError when one cannot be stored.
+        """
 
     async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
         """Return an object. Raises NotStored when there is none, other errors as they come."""
@@ -88,20 +103,15 @@ class GrantedLogs:
         self._upfront_lock = asyncio.Lock()
         self._known: dict[tuple[str, str], Grant] = {}
 
-    async def write(self, objects: Sequence[LogObject]) -> None:
+    async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
         """Store objects, one after the other. Raises StorageUnavailable, PeerFault, Refused."""
         pauses = _Pauses(self._deadline_s - self._now_s())
         left = list(objects)
         while left:
             try:
                 puts = await self._find_puts(left[: limits.LOG_OBJECTS])
-                while left and (grants := puts.get(left[0].name)) is not None:
-                    try:
-                        await self._put(left[0], *grants)
-                    except PeerFault:
-                        if grants[1] is not None:
-                            raise
-                        break  # stored by a try whose answer was lost: ask how to compare
+                while left and (put := puts.get(left[0].name)) is not None:
+                    await self._put(left[0], put, pause_s)
                     del left[0]
             except Unavailable as error:
                 await pauses.wait(error)
@@ -124,24 +134,21 @@ class GrantedLogs:
                 self._known.pop(("GET", name.get_key(self._execution_id)), None)
                 await pauses.wait(error)
 
-    async def _put(self, item: LogObject, put: Grant, existing: Grant | None) -> None:
-        await put_object(
-            self._http(),
-            put,
-            item.data,
-            existing=existing,
-            deadline_s=min(30.0, max(0.1, self._deadline_s - self._now_s())),
-        )
+    async def _put(self, item: LogObject, put: Grant, pause_s: float) -> None:
+        deadline_s = min(30.0, max(0.1, self._deadline_s - self._now_s()))
+        try:
+            await put_object(self._http(), put, item.data, deadline_s=deadline_s, pause_s=pause_s)
+        except PeerFault:  # perhaps stored by a try whose answer was lost: compare
+            existing = await self._find_get(item.name)
+            await put_object(self._http(), put, item.data, existing=existing, deadline_s=deadline_s)
 
-    async def _find_puts(
-        self, objects: Sequence[LogObject]
-    ) -> dict[LogName, tuple[Grant, Grant | None]]:
+    async def _find_puts(self, objects: Sequence[LogObject]) -> dict[LogName, Grant]:
         """Return PUT grants for the objects: those known upfront for the first, or asked for."""
         first = objects[0]
         known = await self._find_upfront("PUT", first.name)
-        if known is not None and known.length_bytes == len(first.data):
+        if known is not None and known.length_bytes == first.length:
             del self._known["PUT", known.key]
-            return {first.name: (known, None)}
+            return {first.name: known}
         grants = await self._ask(
             [
                 LogWrite(
@@ -149,17 +156,15 @@ class GrantedLogs:
                     port=item.name.port,
                     number=item.name.number,
                     apart=item.name.apart,
-                    length_bytes=len(item.data),
+                    length_bytes=item.length,
                     sha256=item.digest.hex(),
                 )
                 for item in objects
             ],
             [],
         )
-        keys = {item.name: item.name.get_key(self._execution_id) for item in objects}
-        return {
-            name: (grants.find("PUT", key), grants.get("GET", key)) for name, key in keys.items()
-        }
+        names = [item.name for item in objects]
+        return {name: grants.find("PUT", name.get_key(self._execution_id)) for name in names}
 
     async def _find_get(self, name: LogName) -> Grant:
         key = name.get_key(self._execution_id)
@@ -354,10 +359,14 @@ class LogWriter:
                 if (segment := log.get_oldest()) is not None
             ]:
                 objects = [
-                    await _encode(segment, self._execution_id, log.previous)
+                    await make_log_object(
+                        segment.name, segment.encode(self._execution_id, log.previous)
+                    )
                     for log, segment in batch
                 ]
-                await self._store.write(objects)
+                is_behind = any(log.is_behind for log, _ in batch)
+                pause_s = 0.0 if is_behind else limits.SEGMENT_PAUSE_S
+                await self._store.write(objects, pause_s=pause_s)
                 if self.error is not None:
                     return
                 for (log, segment), item in zip(batch, objects, strict=True):
@@ -365,17 +374,6 @@ class LogWriter:
         except SplitUpError as error:
             _log.warning("the log of %s cannot be stored: %s", self._execution_id, error)
             self.error = error
-
-
-async def _encode(segment: Segment, execution_id: str, previous: str) -> LogObject:
-    """Return a segment as it is stored; one larger than a frame is put together on a thread."""
-
-    def encode() -> LogObject:
-        data = segment.encode(execution_id, previous)
-        return LogObject(segment.name, data, hashlib.sha256(data).digest())
-
-    size = sum(len(entry.data) for entry in segment.entries if entry.data is not None)
-    return encode() if size <= limits.INLINE_TENSOR_BYTES else await asyncio.to_thread(encode)
 
 
 async def iter_log(

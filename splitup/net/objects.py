@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import aiohttp
@@ -22,30 +22,54 @@ from splitup.errors import InvalidInput, PeerFault, StorageUnavailable
 from splitup.wire import Grant
 
 RETRYABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
+# what is hashed or written at once: frames wait for it, 0.1 ms
 _PIECE_BYTES: Final = 256 * limits.KIB
 _FIRST_PAUSE_S: Final = 0.05
+
+Body = bytes | memoryview | Sequence[bytes | memoryview]  # in parts: nothing is copied
 
 
 class NotStored(StorageUnavailable):
     """The object does not exist, or not yet."""
 
 
-async def compute_sha256(data: bytes | memoryview) -> bytes:
-    """Return the SHA-256 of ``data``; what is too large for a frame is hashed on a thread."""
-    if len(data) <= limits.INLINE_TENSOR_BYTES:
-        return hashlib.sha256(data).digest()
-    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+def count_bytes(data: Body) -> int:
+    """Return how many bytes there are."""
+    return sum(map(len, get_parts(data)))
+
+
+async def compute_sha256(data: Body) -> bytes:
+    """Return the SHA-256 of ``data``, on a thread if it is more than a piece."""
+    if count_bytes(data) <= _PIECE_BYTES:
+        return _hash(data)
+    return await asyncio.to_thread(_hash, data)
+
+
+def _hash(data: Body) -> bytes:
+    digest = hashlib.sha256()
+    for part in get_parts(data):
+        digest.update(part)
+    return digest.digest()
+
+
+def get_parts(data: Body) -> Sequence[bytes | memoryview]:
+    """Return the parts of a body, one if it is whole."""
+    return (data,) if isinstance(data, bytes | memoryview) else data
 
 
 async def put_object(
     session: aiohttp.ClientSession,
     grant: Grant,
-    data: bytes | memoryview,
+    data: Body,
     *,
     deadline_s: float = 60.0,
     existing: Grant | None = None,
+    pause_s: float = 0.0,
 ) -> None:
     """Write one object within ``deadline_s`` from now; return when the server has it.
+
+    ``pause_s`` between pieces of 256 KiB leaves the network, and a store on this machine, to what
+    is more urgent.
 
     Objects are written once. When the key is taken (412), for example by an earlier try of ours
     whose answer got lost, this succeeds only if ``existing``, a GET grant for the key, yields equal
@@ -53,7 +77,7 @@ async def put_object(
     bytes are there).
     """
     check_grant(grant, "PUT")
-    size_bytes = memoryview(data).nbytes
+    size_bytes = count_bytes(data)
     if grant.length_bytes is not None and grant.length_bytes != size_bytes:
         raise InvalidInput(
             f"object {grant.key} must have {grant.length_bytes} bytes, not {size_bytes}"
@@ -62,7 +86,7 @@ async def put_object(
     pauses = Pauses(end)
     while True:
         try:
-            status = await _send(session, grant, data, end)
+            status = await _send(session, grant, data, end, pause_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = describe_failure(error)
         else:
@@ -151,12 +175,14 @@ class Pauses:
 
 
 async def _send(
-    session: aiohttp.ClientSession, grant: Grant, data: bytes | memoryview, end: float
+    session: aiohttp.ClientSession, grant: Grant, data: Body, end: float, pause_s: float
 ) -> int:
+    size_bytes = count_bytes(data)
+    is_small = size_bytes <= _PIECE_BYTES
     async with session.put(
         URL(grant.url, encoded=True),
-        data=_slice(memoryview(data).cast("B")),
-        headers={"Content-Length": str(memoryview(data).nbytes)} | grant.headers,
+        data=b"".join(get_parts(data)) if is_small else _slice(data, pause_s),
+        headers={"Content-Length": str(size_bytes)} | grant.headers,
         allow_redirects=False,
         skip_auto_headers=("Content-Type",),
         timeout=_timeout(end),
@@ -164,10 +190,25 @@ async def _send(
         return response.status
 
 
-async def _slice(data: memoryview) -> AsyncIterator[memoryview]:
-    """Yield pieces without copying, so that the loop's other tasks run during a large upload."""
-    for start in range(0, data.nbytes, _PIECE_BYTES):
-        yield data[start : start + _PIECE_BYTES]
+async def _slice(data: Body, pause_s: float) -> AsyncIterator[bytes | memoryview]:
+    """Yield pieces, the large ones uncopied; the loop's other tasks run between them."""
+    small: list[bytes | memoryview] = []
+    room = _PIECE_BYTES
+    for part in get_parts(data):
+        is_small = len(part) <= _PIECE_BYTES // 4
+        if small and (len(part) > room or not is_small):
+            yield b"".join(small)
+            await asyncio.sleep(pause_s)  # a socket that takes all of it suspends nobody
+            small, room = [], _PIECE_BYTES
+        if is_small:
+            small.append(part)
+            room -= len(part)
+            continue
+        view = memoryview(part)
+        for start in range(0, len(view), _PIECE_BYTES):
+            yield view[start : start + _PIECE_BYTES]
+            await asyncio.sleep(pause_s)
+    yield b"".join(small)
 
 
 async def _fetch(

@@ -176,6 +176,7 @@ class Tunnel:
         """Check who wants a data connection, then dial it and serve it."""
         try:
             link = self._acceptor.authenticate(header)
+            link.endpoints.appendleft(self.make_endpoint(relay))
             async with asyncio.timeout(limits.HTTP_TIMEOUT_S):
                 stream = await self._dial(
                     f"{relay}{STREAM_PATH}/{ticket}", limits.MAX_FRAME_BYTES + 1

@@ -14,7 +14,6 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final
 
 from splitup import limits
@@ -49,8 +48,11 @@ class Segment:
     name: LogName
     entries: tuple[LogEntry, ...]
 
-    def encode(self, execution_id: str, previous: str) -> bytes:
-        """Return the object's bytes; ``previous`` is the digest of the segment before."""
+    def encode(self, execution_id: str, previous: str) -> list[bytes | memoryview]:
+        """Return the object's bytes in parts, the tensors uncopied.
+
+        ``previous`` is the digest of the segment before.
+        """
         header = SegmentHeader(
             execution_id=execution_id,
             task=self.name.task,
@@ -71,7 +73,7 @@ class Segment:
         tensors = (
             entry.data for entry in self.entries if entry.data is not None and not entry.is_zero
         )
-        return b"".join(chain((size, header), tensors))
+        return [size + header, *tensors]
 
 
 class PortLog:
@@ -114,6 +116,11 @@ class PortLog:
         if self._open and self._opened_at <= before:
             self._close()
         return bool(self._closed)
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether a segment was filled before the last one was stored."""
+        return len(self._closed) > 1
 
     def get_oldest(self) -> Segment | None:
         """Return the segment to store next."""

@@ -82,7 +82,6 @@ class LocalGateway:
             name = LogName(write.task, write.port, author, write.number, write.apart)
             key, length = name.get_key(plan.request.execution_id), write.length_bytes
             grants.append(sign.presign_put(key, length_bytes=length, sha256=write.sha256))
-            grants.append(sign.presign_get(key, length_bytes=length))
         for read in reads:
             grants.append(sign.presign_get(read.name.get_key(plan.request.execution_id)))
         return Grants(grants=tuple(grants))

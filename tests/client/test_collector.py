@@ -13,13 +13,15 @@ from splitup.client.collector import (
     get_input_consumers,
 )
 from splitup.errors import BadSignature, PeerFault
-from splitup.frames import FrameKind, decode_frame
+from splitup.frames import FrameKind, Piece, decode_frame
 from splitup.net.frames import (
     make_message_frame,
     make_stored_frame,
     seal_frame,
     verify_seal,
 )
+from splitup.net.pieces import Pieces
+from splitup.protocol.queue import PortId
 from splitup.protocol.takeovers import Roster
 from splitup.wire import Span, TaskFailure, Trace
 from tests.client.parties import make_parties
@@ -29,7 +31,8 @@ ONE, TWO = b"\0\0\x80\x3f", b"\0\0\0\x40"
 
 
 def make_collector() -> OutputCollector:
-    return OutputCollector(PARTIES.manifest, PARTIES.plan, verify_seal, Roster(PARTIES.plan))
+    roster = Roster(PARTIES.plan)
+    return OutputCollector(PARTIES.manifest, PARTIES.plan, verify_seal, roster, Pieces().take)
 
 
 def test_a_step_is_done_when_its_outputs_are_there() -> None:
@@ -78,6 +81,44 @@ def test_stored_output_is_fetched_first() -> None:
     assert isinstance(need, FetchNeeded)
     assert collector.receive_stored(need, ONE) == [StepDone(3, (ONE,))]
     assert collector.receive_stored(need, ONE) == []
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_output_in_pieces_is_taken_when_it_is_whole(is_whole: bool) -> None:
+    taken: list[tuple[PortId, int]] = []
+
+    def take(execution_id: str, port: PortId, step: int, digest: bytes) -> memoryview | None:
+        taken.append((port, step))
+        return memoryview(ONE) if is_whole else None
+
+    collector, digest = make_collector(), hashlib.sha256(ONE).digest()
+    collector.take_pieces = take
+    frames = [
+        make_stored_frame(PARTIES.execution_id, 1, 0, 3, digest, 4, direct=direct)
+        for direct in (True, False)
+    ]
+    first, second = [
+        collector.receive(*decode_frame(seal_frame(PARTIES.nodes[1], frame))) for frame in frames
+    ]
+    node = PARTIES.nodes[1].address
+    if is_whole:
+        assert (first, second) == ([StepDone(3, (ONE,))], [])
+    else:
+        assert (first, second) == ([], [FetchNeeded(1, 0, node, 3, digest, 4)])
+    assert taken == [((1, 0), 3)] * 2, "nothing stays that nobody waits for"
+
+
+def test_a15_pieces_that_nobody_may_send_are_faults() -> None:
+    collector, node = make_collector(), PARTIES.nodes[1].address
+    piece = Piece(PARTIES.execution_id, 1, 0, 0, 4, 0, ONE)
+    assert collector.check_piece(node, piece)
+    for change in ({"task": 0}, {"port": 1}, {"step": 4}, {"length": 8}, {"execution_id": "0x12"}):
+        with pytest.raises(PeerFault, match="no output here"):
+            collector.check_piece(node, replace(piece, **change))  # type: ignore[arg-type]
+    with pytest.raises(PeerFault, match="pieces of task 1"):
+        collector.check_piece(PARTIES.nodes[0].address, piece)
+    collector.receive(*PARTIES.make_output(0, ONE))
+    assert not collector.check_piece(node, piece), "it is there already"
 
 
 def test_failures_and_traces_are_believed_of_the_node_alone() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from aiohttp import web
 
@@ -52,3 +54,61 @@ class RelayServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+
+class BreakingProxy:
+    """A TCP proxy whose connections lag, and break after so many bytes; those beyond are whole."""
+
+    LAG_S = 0.002  # of every piece of 4 KB
+
+    def __init__(self, target: int, budgets: Sequence[int]) -> None:
+        self._target = target
+        self._budgets: Iterator[int] = iter(budgets)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server
+        self.connections = 0
+
+    async def start(self) -> int:
+        """Listen; return the port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._pipe_both(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pipe_both(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        left = next(self._budgets, None)
+        there, back = await asyncio.open_connection("127.0.0.1", self._target)
+
+        async def pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            nonlocal left
+            with contextlib.suppress(ConnectionError):
+                while data := await source.read(4_096):
+                    await asyncio.sleep(self.LAG_S)
+                    sink.write(data if left is None else data[:left])
+                    await sink.drain()
+                    if left is not None and (left := left - len(data)) <= 0:
+                        return
+
+        both = [
+            asyncio.ensure_future(pipe(reader, back)),
+            asyncio.ensure_future(pipe(there, writer)),
+        ]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in both:
+                one.cancel()
+            for end in (writer, back):
+                end.transport.abort()
+            await asyncio.gather(*both, return_exceptions=True)

@@ -58,8 +58,7 @@ class FlakyStore:
         if self.refuse:
             raise Refused("the quota is used up", status=403)
         names = [LogName(w.task, w.port, NODE, w.number, w.apart) for w in writes]
-        pairs = [(method, name) for name in names for method in ("PUT", "GET")]
-        pairs += [("GET", read.name) for read in reads]
+        pairs = [("PUT", name) for name in names] + [("GET", read.name) for read in reads]
         return Grants(grants=tuple(self.grant(method, name) for method, name in pairs))
 
     def grant(self, method: str, name: LogName) -> Grant:
@@ -163,7 +162,7 @@ async def test_f21_large_tensor_that_is_cut_off_is_never_used(
     data = bytes(range(256)) * (limits.INLINE_TENSOR_BYTES // 256 + 1)
     digest = hashlib.sha256(data).digest()
     name = LogName(2, 0, NODE, 7, apart=True)
-    await logs.write([LogObject(name, data, digest)])
+    await logs.write([LogObject(name, data, digest, len(data))])
     entry = LogEntry(7, digest, len(data), None)
     assert await read_tensor(logs, LogName(2, 0, NODE, 0), entry) == data
     store.cut_bytes = 1

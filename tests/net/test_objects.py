@@ -14,7 +14,7 @@ from aiohttp import web
 
 from splitup import limits
 from splitup.errors import InvalidInput, PeerFault, SplitUpError, StorageUnavailable
-from splitup.net.objects import get_object, put_object
+from splitup.net.objects import compute_sha256, count_bytes, get_object, put_object
 from splitup.wire import Grant
 from tests.builders import HANG_S
 
@@ -254,3 +254,17 @@ async def test_a12_no_url_when_nobody_listens(session: aiohttp.ClientSession) ->
     with pytest.raises(StorageUnavailable) as caught:
         await get(script, session, deadline_s=0.2)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "sizes", [[5], [10, 0, 300_000, 7], [90_000] * 4 + [3], [262_145, 1, 70_000]]
+)
+async def test_parts_arrive_as_one_object(
+    script: Script, session: aiohttp.ClientSession, sizes: list[int]
+) -> None:
+    parts = [bytes([number]) * size for number, size in enumerate(sizes)]
+    script.answers = [200]
+    await put_object(session, script.grant("PUT", length_bytes=sum(sizes)), parts, pause_s=1e-4)
+    assert script.requests == [("PUT", b"".join(parts))]
+    digest = await compute_sha256([memoryview(part) for part in parts])
+    assert digest == hashlib.sha256(b"".join(parts)).digest() and count_bytes(parts) == sum(sizes)

@@ -27,7 +27,7 @@ from splitup.net.relay import (
 )
 from splitup.net.tunnel import Tunnel
 from tests.builders import HANG_S
-from tests.net.relays import RelayServer
+from tests.net.relays import BreakingProxy, RelayServer
 
 
 class HiddenNode:
@@ -195,6 +195,27 @@ async def test_f11_a_lost_relay_is_replaced_and_links_follow(
     await pool.close(flush_s=0)
     await other.stop()
     await relay.start()  # for the fixture's end
+
+
+async def test_f10_no_frame_is_lost_on_a_way_to_the_relay_that_lags_and_breaks(
+    relay: RelayServer, node: HiddenNode
+) -> None:
+    await node.join(relay)
+    budgets = [0, 100, 9_000, 60_000, 1_500, 150_000, 30_000]  # some break within the handshake
+    proxy = BreakingProxy(relay.port, budgets)
+    endpoint = f"http://127.0.0.1:{await proxy.start()}{RELAY_PATH}/{node.identity.address}"
+    pool = open_pool()
+    link = pool.open(node.identity.address, endpoint)
+    frames = [bytes([number]) * 10_000 for number in range(40)]
+    for frame in frames:
+        link.send(frame)
+    arrived: dict[bytes, None] = {}  # in the order of their first arrival
+    while len(arrived) < len(frames):
+        arrived[await node.take()] = None
+    assert list(arrived) == frames
+    assert proxy.connections <= len(budgets) + 1, "it comes back once for every break"
+    await pool.close()
+    await proxy.stop()
 
 
 async def test_the_newest_connection_of_a_node_counts(

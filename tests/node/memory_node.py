@@ -24,7 +24,7 @@ FLUSH_S = 0.5
 
 
 class Forgetful:
-    async def write(self, objects: Sequence[LogObject]) -> None:
+    async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
         await asyncio.sleep(0)
 
     async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:

@@ -17,7 +17,7 @@ from splitup_node.supervisor import WORKER_ARGV, Supervisor
 from splitup import limits
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.errors import StorageUnavailable
-from splitup.frames import Frame, FrameKind, Piece, decode_frame
+from splitup.frames import Frame, FrameKind, Piece, decode_frame, decode_piece
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
     InputSource,
@@ -37,7 +37,7 @@ from splitup.net.frames import (
 from splitup.net.http import Server, make_app, serve_app
 from splitup.net.links import DATA_PATH, Link, LinkPool
 from splitup.net.logs import LogObject, iter_log, read_tensor
-from splitup.net.objects import NotStored
+from splitup.net.objects import NotStored, get_parts
 from splitup.protocol.ends import sign_end
 from splitup.protocol.keys import LogName
 from splitup.protocol.logs import LogReader
@@ -176,7 +176,7 @@ class StoredLogs:
     store: Store
     execution_id: str
 
-    async def write(self, objects: Sequence[LogObject]) -> None:
+    async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
         if self.store.down:
             raise StorageUnavailable("the store is down; start it")
         if not self.store.takes.is_set():
@@ -185,7 +185,8 @@ class StoredLogs:
             await self.store.takes.wait()
         for item in objects:
             key = item.name.get_key(self.execution_id)
-            assert self.store.objects.setdefault(key, bytes(item.data)) == item.data
+            data = b"".join(get_parts(item.data))
+            assert self.store.objects.setdefault(key, data) == data and len(data) == item.length
 
     async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
         if self.store.down:
@@ -303,15 +304,18 @@ class TestClient:
             self.identity, self._on_frame, on_closed=self.closed.put_nowait, allow_loopback=True
         )
         self.outputs: asyncio.Queue[Frame] = asyncio.Queue()
+        self.direct: asyncio.Queue[Frame] = asyncio.Queue()  # behind pieces, which are not kept
         self.failures: asyncio.Queue[TaskFailure] = asyncio.Queue()
         self.traces: asyncio.Queue[Trace] = asyncio.Queue()
         self.progress: asyncio.Queue[Progress] = asyncio.Queue()
         self.links: list[Link] = []
 
     def _on_frame(self, link: Link, data: bytes) -> None:
+        if decode_piece(data) is not None:
+            return
         frame, _ = decode_frame(data)
         if frame.kind is FrameKind.TENSOR:
-            self.outputs.put_nowait(frame)
+            (self.direct if frame.direct else self.outputs).put_nowait(frame)
         elif frame.kind is FrameKind.ERROR:
             self.failures.put_nowait(TaskFailure.parse(bytes(frame.payload)))
         elif frame.kind is FrameKind.PROGRESS:

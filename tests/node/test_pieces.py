@@ -13,13 +13,20 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from splitup_node.executions import Execution, make_execution
-from splitup_node.pieces import Pieces
+from splitup_node.pieces import check_piece
 
 from splitup import limits
+from splitup.client.session import Session
 from splitup.crypto.keys import generate_identity
 from splitup.errors import PeerFault
 from splitup.frames import Piece
+from splitup.net.gateway import GatewayClient
+from splitup.net.http import SignedClient
+from splitup.net.links import Link
+from splitup.net.pieces import Pieces, has_room
+from splitup.net.relay import RELAY_PATH
 from splitup.protocol.keys import LogName
+from splitup.protocol.takeovers import Roster
 from splitup.wire import CLIENT, PlanCertificate, PlanNode
 from tests.builders import HANG_S
 from tests.node.network import (
@@ -44,10 +51,13 @@ class Large:
     def __init__(self, nodes: list[TestNode], store: Store, client: TestClient) -> None:
         self.nodes, self.store, self.client = nodes, store, client
 
-    async def begin(self, steps: int = 1) -> PlanCertificate:
+    def make_certificate(self, steps: int) -> PlanCertificate:
         entries = [self.nodes[index].entry for index in (0, 1, 0)]
         key, tag = self.client.identity.signing_key_hex, secrets.token_hex(8)
-        certificate = make_certificate(MANIFEST, entries, key, steps=steps, tag=tag)
+        return make_certificate(MANIFEST, entries, key, steps=steps, tag=tag)
+
+    async def begin(self, steps: int = 1) -> PlanCertificate:
+        certificate = self.make_certificate(steps)
         for node in self.nodes:
             node.engine.start(certificate, MANIFEST)
         await self.client.connect(certificate)
@@ -150,6 +160,109 @@ async def test_pieces_of_the_client_are_taken_too(large: Large) -> None:
     await large.finish(certificate, [X])
 
 
+# ---- the client's side ------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def open_session(
+    large: Large, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> AsyncIterator[Session]:
+    """Open a client's session over both nodes, on their store."""
+    certificate = large.make_certificate(steps)
+    for node in large.nodes:
+        node.engine.start(certificate, MANIFEST)
+    logs = large.store.open(certificate, MANIFEST, Roster(certificate.plan))
+    monkeypatch.setattr("splitup.client.session.open_logs", lambda *_, **__: logs)
+    async with SignedClient(large.client.identity) as http:
+        session = Session(
+            certificate,
+            MANIFEST,
+            large.client.identity,
+            http,
+            GatewayClient(("http://127.0.0.1:1",), None, http=http),
+            deadline=asyncio.get_running_loop().time() + HANG_S,
+            allow_loopback=True,
+        )
+        session.open()
+        try:
+            yield session
+        finally:
+            large.store.takes.set()
+            await session.close()
+
+
+async def check_steps(session: Session, large: Large, xs: list[np.ndarray]) -> None:
+    """Run steps and check their outputs; then let the store have all of it."""
+    futures = [session.submit({"x": x}) for x in xs]
+    outputs = [(await future)["z"] for future in futures]
+    assert [z.tobytes() for z in outputs] == [z.tobytes() for z in compute_reference(xs, 3)]
+    large.store.takes.set()
+    await session.finish()
+    await session.store_inputs()
+    request = session.plan.request
+    stored = await read_log(large.store, request.execution_id, CLIENT, 0, request.client)
+    assert stored == [x.tobytes() for x in xs]
+    for node in large.nodes:
+        await node.finished.get()
+
+
+async def test_client_needs_no_store_for_large_tensors(
+    large: Large, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 1) as session:
+        large.store.takes.clear()
+        await check_steps(session, large, [X])
+
+
+@pytest.mark.parametrize("direct_bytes", [0, limits.INLINE_TENSOR_BYTES])
+async def test_f20_client_has_the_store_where_pieces_have_no_room(
+    large: Large, monkeypatch: pytest.MonkeyPatch, direct_bytes: int
+) -> None:
+    monkeypatch.setattr(limits, "DIRECT_BYTES", direct_bytes)
+    for node in large.nodes:
+        monkeypatch.setattr(node.engine._outputs, "_direct_bytes", direct_bytes)
+    async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 3) as session:
+        await check_steps(session, large, [X, X + 1, X + 2])
+
+
+async def test_f20_nobody_is_blamed_while_the_store_takes_its_time(
+    large: Large, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "DIRECT_BYTES", 0)
+    async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 1) as session:
+        large.store.takes.clear()
+        future = session.submit({"x": X})
+        await large.store.asked.get()
+        while session._failover.find_silent() is not None:
+            await asyncio.sleep(0.01)  # until the connections stand
+        assert session._failover.next_time() is None, "nothing can become late"
+        large.store.takes.set()
+        z = (await future)["z"]
+        assert z.tobytes() == compute_reference([X], 3)[0].tobytes()
+        await session.finish()
+        for node in large.nodes:
+            await node.finished.get()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_up", "most_bytes", "expected"),
+    [
+        ("http://127.0.0.1:1", True, 100, True),
+        ("", True, 100, True),  # accepted
+        ("http://127.0.0.1:1", False, 100, False),
+        ("http://127.0.0.1:1", True, 99, False),
+        (f"http://127.0.0.1:1{RELAY_PATH}/0x12", True, 100, False),
+    ],
+)
+async def test_pieces_go_where_they_are_fast(
+    endpoint: str, is_up: bool, most_bytes: int, expected: bool
+) -> None:
+    link = Link("0x12", "", endpoint=endpoint)
+    if is_up:
+        link.connected.set()
+    assert has_room(link, 100, most_bytes) is expected
+
+
 # ---- what a node takes in pieces ---------------------------------------------------------------
 
 
@@ -182,41 +295,42 @@ def cut(execution: Execution, step: int = 0) -> list[Piece]:
 async def test_pieces_in_order_make_the_tensor_once() -> None:
     (execution, sender), pieces = make_reader(), Pieces()
     for piece in cut(execution):
-        pieces.add(execution, sender, piece)
-        pieces.add(execution, sender, piece)  # repeated: ignored
+        assert check_piece(execution, sender, piece)
+        pieces.add(piece)
+        pieces.add(piece)  # repeated: ignored
     assert pieces.take(execution.id, (0, 0), 0, DIGEST) == DATA
     assert pieces.take(execution.id, (0, 0), 0, DIGEST) is None
 
 
 async def test_tensor_with_a_gap_is_left_to_the_store() -> None:
-    (execution, sender), pieces = make_reader(), Pieces()
+    (execution, _), pieces = make_reader(), Pieces()
     first, second, *rest = cut(execution)
     for piece in (first, *rest, second):
-        pieces.add(execution, sender, piece)
+        pieces.add(piece)
     assert pieces.take(execution.id, (0, 0), 0, DIGEST) is None
 
 
 async def test_a15_pieces_that_nobody_may_send_are_faults() -> None:
-    (execution, sender), pieces = make_reader(), Pieces()
+    execution, sender = make_reader()
     piece = cut(execution)[0]
     with pytest.raises(PeerFault, match="sends pieces"):
-        pieces.add(execution, "ab" * 32, piece)
+        check_piece(execution, "ab" * 32, piece)
     with pytest.raises(PeerFault, match="nobody may send"):
-        pieces.add(execution, sender, replace(piece, task=2))
+        check_piece(execution, sender, replace(piece, task=2))
     with pytest.raises(PeerFault, match="bytes"):
-        pieces.add(execution, sender, replace(piece, length=len(DATA) + 4))
+        check_piece(execution, sender, replace(piece, length=len(DATA) + 4))
     with pytest.raises(PeerFault, match="nobody paid"):
-        pieces.add(execution, sender, replace(piece, step=2))
+        check_piece(execution, sender, replace(piece, step=2))
 
 
 async def test_a25_pieces_beyond_the_bound_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PIECES_BYTES", len(DATA))
-    (execution, sender), pieces = make_reader(), Pieces()
+    (execution, _), pieces = make_reader(), Pieces()
     for step in range(2):
         for piece in cut(execution, step):
-            pieces.add(execution, sender, piece)
+            pieces.add(piece)
     assert pieces.take(execution.id, (0, 0), 1, DIGEST) is None
     pieces.drop(execution.id)
     for piece in cut(execution, 1):
-        pieces.add(execution, sender, piece)
+        pieces.add(piece)
     assert pieces.take(execution.id, (0, 0), 1, DIGEST) == DATA

@@ -69,7 +69,6 @@ def test_newcomer_writes_below_its_own_prefix_and_reads_whoever_ran_the_task_bef
     mine = (write(1),)
     assert ask(4, writes=mine, reads=(read(0, address(1)),), replaced=(1,)) == [
         f"PUT t0001.0/{address(4)}/00000",
-        f"GET t0001.0/{address(4)}/00000",
         f"GET t0000.0/{address(1)}/00000",
     ]
     assert ask(5, reads=(read(1, address(2)), read(1, address(4))), replaced=(2,)) == [
@@ -78,8 +77,12 @@ def test_newcomer_writes_below_its_own_prefix_and_reads_whoever_ran_the_task_bef
     ]
 
 
-def test_an_executor_reads_its_own_log_after_a_restart_and_nobody_elses_of_its_task() -> None:
+def test_everybody_reads_the_own_log_and_nobody_elses_of_its_task() -> None:
     assert ask(2, reads=(read(1, address(2)),)) == [f"GET t0001.0/{address(2)}/00000"]
+    client = PLAN.request.client
+    assert ask(0, reads=(read(CLIENT, client),)) == [f"GET input.0/{client}/00000"]
+    with pytest.raises(Refused, match="does not read"):
+        ask(4, reads=(read(CLIENT, client),), replaced=(1,))
     with pytest.raises(Refused, match="does not read"):
         ask(4, reads=(read(1, address(2)),), replaced=(1,))
 

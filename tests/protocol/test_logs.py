@@ -25,7 +25,7 @@ def store(log: PortLog) -> list[bytes]:
     """Return the objects of all closed segments, marked as stored."""
     objects = []
     while (segment := log.get_oldest()) is not None:
-        data = segment.encode(EXECUTION, log.previous)
+        data = b"".join(segment.encode(EXECUTION, log.previous))
         log.mark_stored(segment, hashlib.sha256(data).hexdigest())
         objects.append(data)
     return objects

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import botocore.auth
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from splitup import limits
 from splitup.crypto.keystore import write_secret_file
 from splitup.errors import ConfigurationError, InvalidInput
-from splitup.storage.presign import Presigner, check_object_key
+from splitup.storage.presign import Presigner, check_object_key, create_client
 
 
 @pytest.fixture
@@ -39,6 +41,26 @@ def test_a11_urls_are_sigv4_with_path_addressing(offline: Presigner) -> None:
     get = offline.presign_get("e/1/x")
     assert parse_qs(urlsplit(get.url).query)["X-Amz-Algorithm"] == ["AWS4-HMAC-SHA256"]
     assert get.method == "GET" and get.headers == {}
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "https://s3.example/under/"])
+@pytest.mark.parametrize("key", ["e/0xab/t1.0/2", "a b/c+d~é=&?#%41*'", "models/" + "x" * 200])
+def test_urls_are_those_that_boto3_gives(
+    credentials: Path, key: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: at)
+    client, signer = (
+        create_client(endpoint, credentials),
+        Presigner.open(endpoint, "b", credentials),
+    )
+    where = {"Bucket": "b", "Key": key}
+    get = signer.presign_get(key, expires_s=60)
+    assert get.url == client.generate_presigned_url("get_object", Params=where, ExpiresIn=60)
+    put = signer.presign_put(key, length_bytes=7, sha256="0" * 64)
+    checksum = put.headers["x-amz-checksum-sha256"]
+    what = where | {"ContentLength": 7, "IfNoneMatch": "*", "ChecksumSHA256": checksum}
+    assert put.url == client.generate_presigned_url("put_object", Params=what, ExpiresIn=900)
 
 
 @pytest.mark.parametrize("expires_s", [0, -1, limits.PRESIGN_EXPIRY_S + 1, 7 * 24 * 3600])
