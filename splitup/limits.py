@@ -282,6 +282,7 @@ PLAN_PUSHES: Final = 5  # of one member to nodes that do not answer, over 15 s a
 PLAN_SUBMIT_STAGE_S: Final = 1.5  # per rank: longer than a block
 COMMITMENTS_STAGE_S: Final = 1.5  # per rank: longer than a block
 VERIFICATION_STAGE_S: Final = 1.0  # per rank: a small task has been recomputed by then
+VERIFICATION_REPEAT_S: Final = 5.0  # an order is sent again: a restarted node was not there for it
 VERIFICATION_SILENCE_S: Final = 10.0  # a validator that says nothing is passed over …
 VERIFICATION_STEP_S: Final = 0.1  # … plus this for every step it has to recompute
 VALIDATOR_REVEAL_S: Final = 10.0  # it needs no computing, only one of its tries to arrive

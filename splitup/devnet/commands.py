@@ -17,7 +17,7 @@ from typing import Any, Final
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.config import NETWORK_FILE, NetworkConfig
-from splitup.devnet.network import DevnetOptions, run_devnet
+from splitup.devnet.network import DevnetOptions, compute_patience_s, run_devnet
 from splitup.devnet.processes import read_tail
 from splitup.devnet.state import DevnetState, read_runtime, read_supervisor
 from splitup.devnet.status import Health, fetch_health
@@ -25,7 +25,7 @@ from splitup.errors import ConfigurationError, SplitUpError, Unavailable
 from splitup.net.http import SignedClient
 
 _STOP_TIMEOUT_S: Final = 60.0
-_DETACH_TIMEOUT_S: Final = 150.0
+_PREPARE_TIMEOUT_S: Final = 90.0  # for what comes before the parties: chain, store, stakes
 _POLL_S: Final = 0.1
 
 
@@ -90,11 +90,13 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
             stderr=output,
             start_new_session=True,
         )
-    ends = time.monotonic() + _DETACH_TIMEOUT_S
+    began = time.monotonic()
     while not (read_supervisor(directory) == process.pid and read_runtime(directory).ready):
         if process.poll() is not None:
             raise Unavailable(f"the network did not start:\n{read_tail(log)}")
-        if time.monotonic() > ends:
+        state = DevnetState.load(directory)  # None for a moment at the first start
+        parties_s = 0.0 if state is None else compute_patience_s(state.members, state.nodes)
+        if time.monotonic() - began > _PREPARE_TIMEOUT_S + parties_s:
             process.terminate()
             raise Unavailable(f"the network is not ready yet; its log is {log}")
         time.sleep(_POLL_S)

@@ -57,6 +57,8 @@ NODES = tuple(make_identity(2000 + number) for number in range(3))
 CHEAP = CheapScheme()
 TICK_S = 0.5
 STABLE_S = 10.0  # from then on the network delivers, and who is down comes back
+_RECORDS = (ev.Persist, ev.Forget)
+_VOTES = (SnapshotVote, PlanVote)
 END_S = 300.0  # by then everything that can be decided must be: two turns of the longest back-off
 
 
@@ -361,7 +363,7 @@ class History:
 
     def _carry_out(self, life: Life, commands: Sequence[ev.Command]) -> None:
         """As the process does: one transaction, then the sends; and it may die between any two."""
-        records = [c for c in commands if isinstance(c, ev.Persist | ev.Forget)]
+        records = [c for c in commands if isinstance(c, _RECORDS)]
         others = [one for c in commands for one in self._split(life, c)]
         last = self._find_death(life, bool(records), len(others))
         if last == -1:
@@ -435,7 +437,7 @@ class History:
             if twisted is None:
                 return
             message = twisted
-        if isinstance(message, SnapshotVote | PlanVote):
+        if isinstance(message, _VOTES):
             self.checker.note_vote(message)
         scenario, rng = self.scenario, self.random
         to = self.accounts.index(account)
