@@ -116,6 +116,7 @@ MAX_EXPERTS: Final = 4_096  # of a layer; models have up to 512, and each is sev
 MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
 KERNEL_CACHE_BYTES: Final = 1024 * MIB  # compiled tasks have 50 to 500 KB: thousands of them
+MIN_NODE_BYTES: Final = 1_000_000  # of a node's memory; less is a number that lacks its unit
 MAX_DEVICES: Final = 64  # of one node; the largest machines have 16 GPUs
 MAX_KERNEL_THREADS: Final = 256  # of one worker; more cores than this are several sockets
 

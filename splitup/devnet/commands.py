@@ -19,7 +19,7 @@ from splitup.chain.deployment import Deployment
 from splitup.config import NETWORK_FILE, NetworkConfig
 from splitup.devnet.network import DevnetOptions, compute_patience_s, run_devnet
 from splitup.devnet.processes import read_tail
-from splitup.devnet.state import DevnetState, read_runtime, read_supervisor
+from splitup.devnet.state import DevnetState, make_directory, read_runtime, read_supervisor
 from splitup.devnet.status import Health, fetch_health
 from splitup.errors import ConfigurationError, SplitUpError, Unavailable
 from splitup.net.http import SignedClient
@@ -77,7 +77,7 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
             f"stop it with: splitup down --dir {directory}"
         )
     log = directory / "logs" / "supervisor.log"
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(log.parent)
     command = [sys.executable, "-m", "splitup.cli", "up", "--dir", str(directory)]
     command += [] if options.nodes is None else ["--nodes", str(options.nodes)]
     command += [] if options.members is None else ["--members", str(options.members)]

@@ -178,6 +178,11 @@ class Devnet:
                 f"the network in {self.directory} has {state.members} members, and keeps them; "
                 f"start another one with: splitup up --members {options.members} --dir OTHER"
             )
+        elif options.vram_bytes not in (None, state.vram_bytes):
+            raise ConfigurationError(
+                f"the nodes in {self.directory} have {state.vram_bytes} bytes of memory each, and "
+                "keep them; start another network with: splitup up --dir OTHER"
+            )
         elif options.nodes is not None and options.nodes != state.nodes:
             state = state.resize(options.nodes)
         state.check_ports(self.directory)

@@ -84,6 +84,12 @@ async def test_a_network_keeps_its_members(tmp_path: Path) -> None:
     assert read_supervisor(tmp_path) is None
 
 
+async def test_nodes_keep_their_memory(tmp_path: Path) -> None:
+    DevnetState.create(nodes=1, vram_bytes=10**9).save(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"have 1000000000 bytes .* keep them"):
+        await Devnet(DevnetOptions(tmp_path, vram_bytes=10**8), print).start()
+
+
 def test_busy_port_is_one_sentence(tmp_path: Path) -> None:
     state = DevnetState.create(nodes=1, vram_bytes=1)
     state.check_ports(tmp_path)
