@@ -40,16 +40,8 @@ from splitup.protocol.verification import Economics
 from splitup.wire import Heartbeat, Message, Plan, Request, Snapshot
 from tests.builders import make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
-from tests.protocol.simulator import (
-    CHAIN_ID,
-    CLIENT,
-    GRACE_S,
-    MARKET,
-    make_committee,
-    make_identity,
-    make_keys,
-    read_result,
-)
+from tests.protocol.committees import CHAIN_ID, make_committee, make_identity, make_keys
+from tests.protocol.simulator import CLIENT, GRACE_S, MARKET, read_result
 
 ECONOMICS = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)
 MANIFEST = make_chain_manifest(2)
