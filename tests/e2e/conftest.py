@@ -27,6 +27,7 @@ from splitup.devnet.state import DevnetState, read_runtime, read_supervisor
 from splitup.devnet.status import Health, fetch_health
 from splitup.net.http import SignedClient
 from tests.builders import HANG_S
+from tests.texts import read_account
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "packages-4m"
@@ -169,9 +170,9 @@ class Network:
 
     def name_of(self, address: str) -> str:
         """Return the party's name for an account: the keystore in its directory says it."""
-        for keystore in self.directory.glob("*/keystore.json"):
-            if json.loads(keystore.read_text())["address"].lower().endswith(address[2:]):
-                return keystore.parent.name
+        for folder in self.directory.iterdir():
+            if read_account(folder) == address:
+                return folder.name
         raise AssertionError(f"nobody has {address}")
 
     async def top_up(self, name: str, spare_micro_usdc: int = 0) -> None:

@@ -10,32 +10,16 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 from splitup_node.status import read_status
 
 from splitup.client.connection import SplitUp
-from splitup.client.generation import generate_tokens
 from splitup.client.session import Session
-from splitup.decode.sampler import Sampler
 from tests.builders import HANG_S
-from tests.e2e.conftest import MODEL, Network
-from tests.texts import go_on
-
-PROMPT = "library for"
-TOKENS = 250
-
-Disturb = Callable[[Session, int], None]  # (session, tokens so far)
-
-
-@dataclass
-class Generation:
-    tokens: list[int]
-    gap_s: float  # the longest between two tokens
-    session: Session
+from tests.e2e.conftest import Network
+from tests.texts import TOKENS, Disturb, Text, generate_text
 
 
 async def generate(
@@ -44,27 +28,18 @@ async def generate(
     *,
     mend: Callable[[], None] = lambda: None,
     max_tokens: int = TOKENS,
-) -> Generation:
+) -> Text:
     """Generate, ``mend`` after the last token, and see that it was verified and paid."""
     async with SplitUp.connect(network.config) as net:
-        decoder, tokenizer = await net.make_decoder(
-            MODEL, PROMPT, max_tokens=max_tokens, sampler=Sampler(0.8, 7)
-        )
-        go_on(decoder)
-        tokens, gap_s, at = [], 0.0, None
-        async with net.session(MODEL, steps=decoder.max_steps, deadline_s=240) as session:
-            async for token in generate_tokens(session, decoder, tokenizer):
-                now = time.monotonic()
-                gap_s, at = max(gap_s, now - (at or now)), now
-                tokens.append(token.id)
-                disturb(session, len(tokens))
+        done = await generate_text(net, disturb, deadline_s=240, max_tokens=max_tokens)
         mend()
+        session = done.session
         receipt = await net.receipt(session.execution_id)
         assert receipt.status == "settled" and receipt.steps == session.steps
         assert not receipt.slashes
         paid = {payment.account for payment in receipt.payments}
         assert set(session.executors) <= paid
-    return Generation(tokens, gap_s, session)
+    return done
 
 
 @pytest.fixture(scope="module")
