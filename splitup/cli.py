@@ -6,11 +6,12 @@ Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the networ
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 import typer
@@ -19,7 +20,7 @@ from rich.table import Table
 
 from splitup import loops
 from splitup.client.choices import CheckedPlan, PassedOver, fetch_unexplained, report_choice
-from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp
+from splitup.client.connection import DEFAULT_DEADLINE_S, RECEIPT_TIMEOUT_S, SplitUp
 from splitup.client.generation import DecoderName
 from splitup.client.inputs import format_usdc, parse_usdc
 from splitup.client.outcome import Array, Receipt, Result
@@ -30,6 +31,8 @@ from splitup.devnet.network import DevnetOptions
 from splitup.disputes import DisputeOptions, judge_dispute
 from splitup.errors import InvalidInput, SplitUpError
 from splitup.generate import GenerateOptions, describe_receipt, read_lookahead, run_generate
+
+_WAIT_UNSAID_S: Final = 2.0  # who waits longer is told for what
 
 app = typer.Typer(
     name="splitup",
@@ -273,6 +276,8 @@ def receipt_command(
     def run() -> None:
         async def fetch() -> Receipt:
             async with SplitUp.connect(config) as net:
+                said = f"waiting until the chain has closed it, at most {RECEIPT_TIMEOUT_S:g} s"
+                asyncio.get_running_loop().call_later(_WAIT_UNSAID_S, output.say, said)
                 return await net.receipt(execution_id)
 
         receipt = loops.run(fetch())
