@@ -68,7 +68,8 @@ def up(options: DevnetOptions, say: Callable[[str], None]) -> None:
 def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
     """Start a network in the background and return when it is ready.
 
-    Raises Unavailable, with the end of the supervisor's log, when it does not come up.
+    Raises ConfigurationError as ``Devnet.start``, and Unavailable, with the end of the supervisor's
+    log, when it does not come up.
     """
     directory = options.directory.absolute()
     if (pid := read_supervisor(directory)) is not None:
@@ -82,6 +83,7 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
     command += [] if options.nodes is None else ["--nodes", str(options.nodes)]
     command += [] if options.members is None else ["--members", str(options.members)]
     command += [] if options.vram_bytes is None else ["--vram", str(options.vram_bytes)]
+    start = log.stat().st_size if log.exists() else 0
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -93,7 +95,11 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
     began = time.monotonic()
     while not (read_supervisor(directory) == process.pid and read_runtime(directory).ready):
         if process.poll() is not None:
-            raise Unavailable(f"the network did not start:\n{read_tail(log)}")
+            said = read_tail(log, start=start)
+            mistake = said.rpartition("error: ")[2] if process.returncode == 2 else ""
+            if mistake:  # of ours: it says the way out
+                raise ConfigurationError(mistake)
+            raise Unavailable(f"the network did not start:\n{said}")
         state = DevnetState.load(directory)  # None for a moment at the first start
         parties_s = 0.0 if state is None else compute_patience_s(state.members, state.nodes)
         if time.monotonic() - began > _PREPARE_TIMEOUT_S + parties_s:
