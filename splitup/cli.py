@@ -6,34 +6,37 @@ Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the networ
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 import typer
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 from splitup import loops
 from splitup.client.choices import CheckedPlan, PassedOver, fetch_unexplained, report_choice
-from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp
+from splitup.client.connection import DEFAULT_DEADLINE_S, RECEIPT_TIMEOUT_S, SplitUp
 from splitup.client.generation import DecoderName
 from splitup.client.inputs import format_usdc, parse_usdc
 from splitup.client.outcome import Array, Receipt, Result
-from splitup.config import DEFAULT_HOME, HOME_VARIABLE
-from splitup.console import Output, run_command
+from splitup.config import DEFAULT_HOME, HOME_VARIABLE, MemoryField
+from splitup.console import EXIT_CODES, Output, run_command
 from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_detached
 from splitup.devnet.network import DevnetOptions
 from splitup.disputes import DisputeOptions, judge_dispute
 from splitup.errors import InvalidInput, SplitUpError
 from splitup.generate import GenerateOptions, describe_receipt, read_lookahead, run_generate
 
+_WAIT_UNSAID_S: Final = 2.0  # who waits longer is told for what
+
 app = typer.Typer(
     name="splitup",
-    help="Run models on the network, or run a network of your own.",
+    help=f"Run models on the network, or run a network of your own.\n\n{EXIT_CODES}",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -144,7 +147,9 @@ def generate_command(
     top_p: Annotated[
         float,
         typer.Option(
-            "--top-p", metavar="P", help="Draw from the fewest tokens of this probability."
+            "--top-p",
+            metavar="P",
+            help="Draw from the fewest tokens of this probability, above 0 and at most 1.",
         ),
     ] = 1.0,
     stop: Annotated[
@@ -179,10 +184,12 @@ def generate_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Continue a text, token by token as they come."""
-    output = Output.open(as_json)
+    output, has_text = Output.open(as_json), False
 
     def write(text: str) -> None:
+        nonlocal has_text
         if not output.as_json:
+            has_text = True
             sys.stdout.write(text)
             sys.stdout.flush()
 
@@ -205,7 +212,7 @@ def generate_command(
         try:
             done = loops.run(run_generate(options, write, output.say))
         except SplitUpError:
-            write("\n")
+            write("\n" * has_text)
             raise
         if output.as_json:
             output.print_json(done.to_dict())
@@ -269,6 +276,8 @@ def receipt_command(
     def run() -> None:
         async def fetch() -> Receipt:
             async with SplitUp.connect(config) as net:
+                said = f"waiting until the chain has closed it, at most {RECEIPT_TIMEOUT_S:g} s"
+                asyncio.get_running_loop().call_later(_WAIT_UNSAID_S, output.say, said)
                 return await net.receipt(execution_id)
 
         receipt = loops.run(fetch())
@@ -396,7 +405,9 @@ def _read_input(text: str) -> tuple[str, Array]:
     try:
         return name, np.load(Path(file), allow_pickle=False)
     except OSError as error:
-        raise InvalidInput(f"input file {file} cannot be read: {error.strerror}") from None
+        raise InvalidInput(
+            f"input file {file} cannot be read ({error.strerror}); write it with numpy.save"
+        ) from None
     except ValueError as error:
         raise InvalidInput(
             f"input file {file} is no array of numbers ({error}); write it with numpy.save"
@@ -426,7 +437,9 @@ def _describe_result(result: Result, files: dict[str, Path]) -> dict[str, Any]:
 def up_command(
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", metavar="N", help="Number of nodes (default: 6, or as before)."),
+        typer.Option(
+            "--nodes", metavar="N", help="Number of nodes, 1 to 64 (default: 6, or as before)."
+        ),
     ] = None,
     directory: DirFlag = DEFAULT_HOME,
     members: Annotated[
@@ -434,12 +447,17 @@ def up_command(
         typer.Option(
             "--members",
             metavar="N",
-            help="Committee members, 3f + 1 of them to survive f: 4, 7, 10 … 31 (default: 4).",
+            help="Committee members, 3f + 1 of them to survive f: 4, 7, 10 … 31 "
+            "(default: 4, or as before).",
         ),
     ] = None,
     vram: Annotated[
         str | None,
-        typer.Option("--vram", metavar="SIZE", help="Memory per node: 1GB, 900MB (default: 1GB)."),
+        typer.Option(
+            "--vram",
+            metavar="SIZE",
+            help="Memory per node: 1GB, 900MB (default: 1GB; kept after the first start).",
+        ),
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when it is ready; it keeps running.")
@@ -553,9 +571,11 @@ def demo_command(
 
 def _parse_size(text: str) -> int:
     try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
+        return int(TypeAdapter(MemoryField).validate_python(text))
     except ValidationError:
-        raise InvalidInput(f"--vram {text} is no size; write for example 1GB or 900MB") from None
+        raise InvalidInput(
+            f"--vram {text} is no size, or too little; write for example 1GB or 900MB"
+        ) from None
 
 
 _run = partial(run_command, interrupted="interrupted")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from splitup import limits
 from splitup.codec import parse_json
@@ -43,6 +43,8 @@ GatewayUrlsField = Annotated[
     BeforeValidator(_split_commas),
     Field(min_length=1, max_length=limits.MAX_GATEWAYS),
 ]
+# memory of a node; a number so small lacks its unit
+MemoryField = Annotated[ByteSize, Field(ge=limits.MIN_NODE_BYTES)]
 _Config = TypeVar("_Config", bound=BaseModel)
 _PATH_FIELDS: Final = ("deployment", "user_keystore", "user_passphrase_file", "cache")
 
@@ -88,7 +90,8 @@ class NetworkConfig(BaseModel):
         """Open the user's key file; raise ConfigurationError when there is none or it is bad."""
         if self.user_keystore is None or self.user_passphrase_file is None:
             raise ConfigurationError(
-                "no key is configured; pass --keystore FILE and --passphrase-file FILE"
+                "no key is configured; name its files in SPLITUP_USER_KEYSTORE and "
+                "SPLITUP_USER_PASSPHRASE_FILE, or in the network's file"
             )
         return load_identity(self.user_keystore, self.user_passphrase_file)
 
@@ -169,7 +172,7 @@ def _explain(error: ValidationError, path: Path | None) -> ConfigurationError:
     if first["type"] == "missing" and not file.exists():
         return ConfigurationError(
             f"no network is configured (there is no {file}); start one with: splitup up, "
-            f"point {HOME_VARIABLE} to its directory, or pass --{name.replace('_', '-')}"
+            f"or point {HOME_VARIABLE} to the file or directory of another"
         )
     return ConfigurationError(
         f"network setting '{name}' is not usable: {first['msg']}; "

@@ -6,12 +6,17 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import typer
 from rich.console import Console
 
 from splitup.errors import InvalidInput, SplitUpError
+
+EXIT_CODES: Final = (
+    "Exit codes: 0 done; 1 the network, the chain or a peer failed, or the answer is no; "
+    "2 a flag, file, key or balance is wrong; 130 interrupted."
+)
 
 
 @dataclass(frozen=True, slots=True)

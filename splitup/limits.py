@@ -120,6 +120,7 @@ MAX_EXPERTS: Final = 4_096  # of a layer; models have up to 512, and each is sev
 MAX_ROPE_DIMS: Final = 4_096  # rotary elements of a head; models use 64 to 512
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
 KERNEL_CACHE_BYTES: Final = 1024 * MIB  # compiled tasks have 50 to 500 KB: thousands of them
+MIN_NODE_BYTES: Final = 1_000_000  # of a node's memory; less is a number that lacks its unit
 MAX_DEVICES: Final = 64  # of one node; the largest machines have 16 GPUs
 MAX_KERNEL_THREADS: Final = 256  # of one worker; more cores than this are several sockets
 
@@ -286,6 +287,7 @@ PLAN_PUSHES: Final = 5  # of one member to nodes that do not answer, over 15 s a
 PLAN_SUBMIT_STAGE_S: Final = 1.5  # per rank: longer than a block
 COMMITMENTS_STAGE_S: Final = 1.5  # per rank: longer than a block
 VERIFICATION_STAGE_S: Final = 1.0  # per rank: a small task has been recomputed by then
+VERIFICATION_REPEAT_S: Final = 5.0  # an order is sent again: a restarted node was not there for it
 VERIFICATION_SILENCE_S: Final = 10.0  # a validator that says nothing is passed over …
 VERIFICATION_STEP_S: Final = 0.1  # … plus this for every step it has to recompute
 VALIDATOR_REVEAL_S: Final = 10.0  # it needs no computing, only one of its tries to arrive

@@ -17,10 +17,11 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from splitup import limits
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.config import NetworkConfig
-from splitup.console import Output, run_command
+from splitup.console import EXIT_CODES, Output, run_command
 from splitup.crypto.keys import Identity
 from splitup.errors import ConfigurationError, InvalidInput
 from splitup.graph.manifest import Manifest, load_manifest
@@ -54,7 +55,7 @@ from splitup_deploy.weights import watch_hashing
 
 app = typer.Typer(
     name="splitup-deploy",
-    help="Compile a model into tasks, register it, and look at registered ones.",
+    help="Compile a model into tasks, register it, and look at registered ones.\n\n" + EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -101,7 +102,13 @@ BalanceFlag = Annotated[
     typer.Option("--balance", help="Shortest step of one user, or most steps a second of many."),
 ]
 MaxTasksFlag = Annotated[
-    int | None, typer.Option("--max-tasks", metavar="N", min=1, help="The most tasks to cut into.")
+    int | None,
+    typer.Option(
+        "--max-tasks",
+        metavar="N",
+        min=1,
+        help=f"The most tasks to cut into (default: {limits.MAX_TASKS}).",
+    ),
 ]
 PrivateFlag = Annotated[
     int | None,
@@ -109,11 +116,18 @@ PrivateFlag = Annotated[
         "--private",
         metavar="K",
         min=0,
-        help="Blocks at each end that users run themselves, with embedding and head.",
+        help="Blocks at each end that users run themselves, with embedding and head "
+        "(default: nodes run all).",
     ),
 ]
 ContextFlag = Annotated[
-    int | None, typer.Option("--context", metavar="N", min=1, help="Tokens a sequence may have.")
+    int | None,
+    typer.Option(
+        "--context",
+        metavar="N",
+        min=1,
+        help="Tokens a sequence may have (default: as many as the model was trained for).",
+    ),
 ]
 ChunkFlag = Annotated[
     int | None,
@@ -236,7 +250,9 @@ def inspect_command(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="Registered name or id; or, to compile, a directory or callable."
+            metavar="MODEL",
+            help="Registered name or id; or, to compile, what 'register --model' takes, or a "
+            "config.json.",
         ),
     ],
     target_vram: TargetFlag = None,

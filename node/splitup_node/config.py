@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from splitup import limits
-from splitup.config import GatewayUrlsField, RpcUrlField, load_toml
+from splitup.config import GatewayUrlsField, MemoryField, RpcUrlField, load_toml
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import load_identity
 from splitup.wire import EndpointField
@@ -66,7 +66,6 @@ allow_loopback = {allow_loopback}
 
 
 DeviceField = Annotated[str, Field(pattern=r"^[A-Za-z0-9:_+.-]+$", max_length=64)]
-MemoryField = Annotated[ByteSize, Field(ge=1)]
 
 
 class NodeConfig(BaseModel):

@@ -8,6 +8,7 @@ to stderr, one line each.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import sys
@@ -33,23 +34,39 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="A committee member, or the storage gateway, of a SplitUp network.",
+    help="A committee member, or the storage gateway, of a SplitUp network.\n\n"
+    "Exit codes: 0 done, or stopped by SIGTERM or Ctrl-C; 1 the chain, the store or a peer failed; "
+    "2 a flag, file or key is wrong.",
 )
 
 ConfigOption = Annotated[
-    Path, typer.Option("--config", metavar="FILE", help="TOML file; see docs.")
+    Path,
+    typer.Option(
+        "--config", metavar="FILE", help="TOML file; 'run' and 'gateway' list what is in it."
+    ),
 ]
 
 
-@app.command()
+@app.command(short_help="Serve as a committee member until SIGTERM or Ctrl-C.")
 def run(config: ConfigOption = Path("oracle.toml")) -> None:
-    """Serve as a committee member until SIGTERM or Ctrl-C."""
+    """Serve as a committee member until SIGTERM or Ctrl-C.
+
+    In the file: rpc_url, deployment (file with the contracts' addresses), keystore,
+    passphrase_file, data_dir, listen_port, gateway_urls; and, unless the default will do,
+    listen_host (127.0.0.1), confirmations (0 blocks), allow_loopback (false).
+    """
     _execute(lambda stop: run_member(OracleConfig.load(config), stop))
 
 
-@app.command()
+@app.command(short_help="Serve as the storage gateway until SIGTERM or Ctrl-C.")
 def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
-    """Serve as the storage gateway until SIGTERM or Ctrl-C."""
+    """Serve as the storage gateway until SIGTERM or Ctrl-C.
+
+    In the file: rpc_url, deployment (file with the contracts' addresses), s3_endpoint, bucket,
+    credentials (JSON with access_key and secret_key), listen_port, data_dir; and, unless the
+    default will do, listen_host (127.0.0.1), public_url (where it listens), open_models (false),
+    open_uploads (false), upload_deposit_micro_usdc, upload_bytes_per_day.
+    """
     _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
 
 
@@ -64,6 +81,7 @@ def bond(
         bool,
         typer.Option("--release", help="Ask for it back; when the wait is over, take it back."),
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the bond that answers for what this member signs; add to it or take it back.
 
@@ -83,7 +101,10 @@ def bond(
             if release:
                 await chain.send("bonds", "release" if until else "requestRelease")
             held = await chain.call("bonds", "bondOf", identity.address)
-            print(f"the bond of {identity.address} is {format_usdc(held)}")
+            if as_json:
+                print(json.dumps({"member": identity.address, "bond_micro_usdc": held}))
+            else:
+                print(f"the bond of {identity.address} is {format_usdc(held)}")
 
     _execute(act)
 

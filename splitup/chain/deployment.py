@@ -70,7 +70,7 @@ class Deployment:
             first = error.errors()[0]
             raise ConfigurationError(
                 f"the deployment file {path} is damaged: {'.'.join(map(str, first['loc']))}: "
-                f"{first['msg']}"
+                f"{first['msg']}; get it again from whoever deployed the contracts"
             ) from None
         return cls(**fields.model_dump())
 

@@ -42,6 +42,7 @@ async def wait_for_receipt(
     came do not mean that every executor can commit to its part, and nobody else would call.
     """
     failure: ChainUnavailable | None = None
+    is_known = False
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -50,7 +51,7 @@ async def wait_for_receipt(
                     if row["status"] in (Status.SETTLED, Status.REFUNDED):
                         events = await chain.fetch_events("market", from_block=from_block)
                         return make_receipt(execution_id, events)
-                    failure = None
+                    failure, is_known = None, row["status"] != Status.UNKNOWN
                     if row["client"] == account and chain.clock.now_s() >= row["deadline"]:
                         await _try_refund(chain, execution_id)
                 except ChainUnavailable as error:
@@ -60,9 +61,14 @@ async def wait_for_receipt(
         pass
     if failure is not None:
         raise failure
+    if not is_known:
+        raise Unavailable(
+            f"the chain knows no execution {execution_id}, and waiting {timeout_s:g} s changed "
+            "nothing; compare the id with what 'splitup generate' or 'splitup run' printed"
+        )
     raise Unavailable(
-        f"execution {execution_id} is unknown to the chain, or was not settled within "
-        f"{timeout_s:g} s; its money stays locked until then: ask for the receipt again later"
+        f"execution {execution_id} was not settled within {timeout_s:g} s; its money stays locked "
+        "until then: ask for the receipt again later"
     )
 
 

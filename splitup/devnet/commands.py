@@ -17,15 +17,15 @@ from typing import Any, Final
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.config import NETWORK_FILE, NetworkConfig
-from splitup.devnet.network import DevnetOptions, run_devnet
+from splitup.devnet.network import DevnetOptions, compute_patience_s, run_devnet
 from splitup.devnet.processes import read_tail
-from splitup.devnet.state import DevnetState, read_runtime, read_supervisor
+from splitup.devnet.state import DevnetState, make_directory, read_runtime, read_supervisor
 from splitup.devnet.status import Health, fetch_health
 from splitup.errors import ConfigurationError, SplitUpError, Unavailable
 from splitup.net.http import SignedClient
 
 _STOP_TIMEOUT_S: Final = 60.0
-_DETACH_TIMEOUT_S: Final = 150.0
+_PREPARE_TIMEOUT_S: Final = 90.0  # for what comes before the parties: chain, store, stakes
 _POLL_S: Final = 0.1
 
 
@@ -68,7 +68,8 @@ def up(options: DevnetOptions, say: Callable[[str], None]) -> None:
 def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
     """Start a network in the background and return when it is ready.
 
-    Raises Unavailable, with the end of the supervisor's log, when it does not come up.
+    Raises ConfigurationError as ``Devnet.start``, and Unavailable, with the end of the supervisor's
+    log, when it does not come up.
     """
     directory = options.directory.absolute()
     if (pid := read_supervisor(directory)) is not None:
@@ -77,11 +78,12 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
             f"stop it with: splitup down --dir {directory}"
         )
     log = directory / "logs" / "supervisor.log"
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(log.parent)
     command = [sys.executable, "-m", "splitup.cli", "up", "--dir", str(directory)]
     command += [] if options.nodes is None else ["--nodes", str(options.nodes)]
     command += [] if options.members is None else ["--members", str(options.members)]
     command += [] if options.vram_bytes is None else ["--vram", str(options.vram_bytes)]
+    start = log.stat().st_size if log.exists() else 0
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -90,11 +92,17 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
             stderr=output,
             start_new_session=True,
         )
-    ends = time.monotonic() + _DETACH_TIMEOUT_S
+    began = time.monotonic()
     while not (read_supervisor(directory) == process.pid and read_runtime(directory).ready):
         if process.poll() is not None:
-            raise Unavailable(f"the network did not start:\n{read_tail(log)}")
-        if time.monotonic() > ends:
+            said = read_tail(log, start=start)
+            mistake = said.rpartition("error: ")[2] if process.returncode == 2 else ""
+            if mistake:  # of ours: it says the way out
+                raise ConfigurationError(mistake)
+            raise Unavailable(f"the network did not start:\n{said}")
+        state = DevnetState.load(directory)  # None for a moment at the first start
+        parties_s = 0.0 if state is None else compute_patience_s(state.members, state.nodes)
+        if time.monotonic() - began > _PREPARE_TIMEOUT_S + parties_s:
             process.terminate()
             raise Unavailable(f"the network is not ready yet; its log is {log}")
         time.sleep(_POLL_S)

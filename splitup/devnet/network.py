@@ -33,7 +33,9 @@ from splitup.errors import ChainUnavailable, ConfigurationError, Unavailable
 from splitup.net.http import SignedClient
 from splitup.storage.server import ObjectServer, start_object_server
 
-START_TIMEOUT_S: Final = 120.0  # the slowest part: every node compiles on first start
+CHAIN_TIMEOUT_S: Final = 60.0  # to its first answer, which takes a tenth of a second
+_READY_TIMEOUT_S: Final = 60.0  # to be ready, and …
+_PARTY_TIMEOUT_S: Final = 6.0  # … for every member and node: they share the cores with all others
 _PROBE_S: Final = 0.2
 
 Report = Callable[[str], None]
@@ -55,6 +57,11 @@ class DevnetOptions:
 
 DEFAULT_NODES: Final = 6
 DEFAULT_VRAM_BYTES: Final = 10**9
+
+
+def compute_patience_s(members: int, nodes: int) -> float:
+    """Return how long a network of so many may take from its first process until it is ready."""
+    return _READY_TIMEOUT_S + _PARTY_TIMEOUT_S * (members + nodes)
 
 
 class Devnet:
@@ -171,6 +178,11 @@ class Devnet:
                 f"the network in {self.directory} has {state.members} members, and keeps them; "
                 f"start another one with: splitup up --members {options.members} --dir OTHER"
             )
+        elif options.vram_bytes not in (None, state.vram_bytes):
+            raise ConfigurationError(
+                f"the nodes in {self.directory} have {state.vram_bytes} bytes of memory each, and "
+                "keep them; start another network with: splitup up --dir OTHER"
+            )
         elif options.nodes is not None and options.nodes != state.nodes:
             state = state.resize(options.nodes)
         state.check_ports(self.directory)
@@ -192,7 +204,7 @@ class Devnet:
         child = spawn("chain", command, log=self._log("chain"))
         self._add_group([child])
         url = funding.make_endpoint(state.chain_port)
-        async with Rpc(url) as rpc, asyncio.timeout(START_TIMEOUT_S):
+        async with Rpc(url) as rpc, asyncio.timeout(CHAIN_TIMEOUT_S):
             while True:
                 child.check_running()
                 with contextlib.suppress(ChainUnavailable):
@@ -217,7 +229,8 @@ class Devnet:
         self, chain: Chain, http: SignedClient, state: DevnetState
     ) -> Health:
         loop = asyncio.get_running_loop()
-        ends = loop.time() + START_TIMEOUT_S
+        patience_s = compute_patience_s(state.members, state.nodes)
+        ends = loop.time() + patience_s
         said = ""
         while True:
             for child in self.children:
@@ -231,7 +244,7 @@ class Devnet:
                 return health
             if loop.time() > ends:
                 raise Unavailable(
-                    f"the network was not ready within {START_TIMEOUT_S:g} s ({line}); "
+                    f"the network was not ready within {patience_s:g} s ({line}); "
                     f"the logs are in {self.directory / 'logs'}"
                 )
             await asyncio.sleep(_PROBE_S)

@@ -105,11 +105,11 @@ def find_program(name: str) -> Path:
     return path
 
 
-def read_tail(log: Path, lines: int = 12) -> str:
-    """Return the last lines of a log, indented; it may be missing or empty."""
+def read_tail(log: Path, lines: int = 12, *, start: int = 0) -> str:
+    """Return the last lines of a log from byte ``start`` on, indented; it may be missing or empty."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         text = ""

@@ -129,7 +129,7 @@ class Lock:
 
     def acquire(self) -> None:
         """Take the lock; raise ConfigurationError naming the process that holds it."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(self._path.parent)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _try_lock(descriptor):
             os.close(descriptor)
@@ -148,6 +148,20 @@ class Lock:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def make_directory(directory: Path) -> None:
+    """Make a network's directory, where there is none; raise ConfigurationError."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(directory, os.W_OK | os.X_OK):
+            return
+        problem = "no right to write there"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    raise ConfigurationError(
+        f"{directory} cannot hold a network ({problem}); choose another with --dir"
+    )
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -22,7 +22,10 @@ _PAGE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """A registered node; ``tasks`` are those it holds in the latest snapshot."""
+    """A registered node; ``tasks`` are those it holds in the latest snapshot.
+
+    ``in_snapshot``: it is offered there, at the endpoint that it has now.
+    """
 
     address: str
     endpoint: str
@@ -114,10 +117,11 @@ async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> 
             endpoint=node["endpoint"],
             stake_micro_usdc=node["stake"],
             answers=answer,
-            in_snapshot=node["account"] in entries,
-            tasks=entries[node["account"]].resident if node["account"] in entries else (),
+            in_snapshot=entry is not None and entry.endpoint == node["endpoint"],
+            tasks=entry.resident if entry is not None else (),
         )
         for node, answer in zip(registered, node_answers, strict=True)
+        for entry in [entries.get(node["account"])]
     )
     return Health(
         block=head.number,

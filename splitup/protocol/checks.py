@@ -29,7 +29,7 @@ class Check:
     validators: tuple[str, ...]  # in order
     steps: int
     asked_at: dict[str, float] = field(default_factory=dict)  # a prefix of ``validators``
-    ordered: set[str] = field(default_factory=set)  # whom we have sent the order to
+    order_at: dict[str, float] = field(default_factory=dict)  # validator -> not before
     held: dict[str, str] = field(default_factory=dict)  # validator -> root
     fixed_at: dict[str, float] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)
@@ -93,16 +93,19 @@ class Check:
             self.asked_at[validator] = now
 
     def find_orders(self, attestations: Attestations, now: float, place: int) -> list[str]:
-        """Return whom to send the order to now, each at most once; members take turns."""
+        """Return whom to send the order to now; members take turns.
+
+        It is sent again while nothing comes of it: who was down when it came may be back.
+        """
         due = [
             validator
             for validator, asked_at in self.asked_at.items()
-            if validator not in self.ordered
-            and validator not in self.answers
-            and now - asked_at >= place * limits.VERIFICATION_STAGE_S
+            if validator not in self.answers
+            and validator not in self.given_up
+            and now >= self.order_at.get(validator, asked_at + place * limits.VERIFICATION_STAGE_S)
             and attestations.find_fixed(self.task, validator) is None
         ]
-        self.ordered.update(due)
+        self.order_at.update(dict.fromkeys(due, now + limits.VERIFICATION_REPEAT_S))
         return due
 
     # ---- where it stands --------------------------------------------------------------------

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
+from splitup_oracle.cli import app as oracle_app
+from splitup_oracle.config import GatewayConfig, OracleConfig
 from typer.testing import CliRunner
 
 from splitup.cli import app
@@ -27,12 +31,16 @@ def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "m", "--input", "x=bad.npy", "--output", "o"], 2, "no array of numbers"),
         (["run", "m", "--input", "x=good.npy", "--output", "o"], 2, "splitup up"),
         (["generate", "m", "--prompt", "a", "--json"], 2, "splitup up"),
+        (["generate", "m", "--prompt", "a"], 2, "splitup up"),
         (["generate", "m", "--prompt", "a", "--lookahead-window", "5"], 2, "has no window"),
         (["receipt", "0x12"], 2, "splitup up"),
         (["status"], 2, "there is no network"),
         (["down"], 2, "no network runs"),
         (["up", "--nodes", "0"], 2, "--nodes is 0"),
         (["up", "--vram", "lots"], 2, "--vram lots is no size"),
+        (["up", "--vram", "8"], 2, "too little; write for example 1GB"),
+        (["up", "--dir", "good.npy"], 2, "choose another with --dir"),
+        (["up", "--dir", "good.npy/net", "--detach"], 2, "choose another with --dir"),
     ],
 )
 def test_errors_are_one_sentence_with_the_way_out(
@@ -43,7 +51,7 @@ def test_errors_are_one_sentence_with_the_way_out(
     done = RUNNER.invoke(app, arguments)
     assert done.exit_code == code, done.output
     assert message in done.output
-    assert len(done.output.strip().splitlines()) == 1
+    assert done.output == done.output.strip() + "\n" and done.output.count("\n") == 1
     assert not Path("o").exists()
 
 
@@ -68,3 +76,9 @@ def test_doctor_command_reports_as_json() -> None:
     report = json.loads(done.stdout)
     assert done.exit_code == (0 if report["ok"] else 1)
     assert {"python", "device (tinygrad)", "clock", "disk"} <= {c["name"] for c in report["checks"]}
+
+
+@pytest.mark.parametrize(("verb", "model"), [("run", OracleConfig), ("gateway", GatewayConfig)])
+def test_help_names_every_setting_of_the_file(verb: str, model: type[BaseModel]) -> None:
+    text = RUNNER.invoke(oracle_app, [verb, "--help"]).output
+    assert model.model_fields.keys() <= set(re.findall(r"[a-z0-9_]+", text))

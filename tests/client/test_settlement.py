@@ -106,3 +106,9 @@ async def test_execution_that_is_not_closed_in_time_is_said_so() -> None:
         await wait_for_receipt(chain, EXECUTION, from_block=0, timeout_s=0.05)
     chain.status = Status.SETTLED
     assert await refund(chain, EXECUTION, patience_s=1) is None
+
+
+async def test_an_id_that_the_chain_never_saw_is_said_so() -> None:
+    chain: Any = FakeChain(Status.UNKNOWN)
+    with pytest.raises(Unavailable, match="the chain knows no execution"):
+        await wait_for_receipt(chain, EXECUTION, from_block=0, timeout_s=0.05)

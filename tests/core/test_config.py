@@ -68,7 +68,7 @@ def test_flags_alone_are_enough() -> None:
         None, rpc_url="http://a:1", deployment=Path("d.json"), gateway_urls="http://b:1"
     )
     assert config.deployment == Path("d.json")
-    with pytest.raises(ConfigurationError, match="--keystore"):
+    with pytest.raises(ConfigurationError, match="SPLITUP_USER_KEYSTORE"):
         config.load_user()
 
 

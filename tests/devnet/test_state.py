@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from splitup.devnet.commands import up_detached
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import read_tail, spawn
 from splitup.devnet.state import (
@@ -84,6 +85,12 @@ async def test_a_network_keeps_its_members(tmp_path: Path) -> None:
     assert read_supervisor(tmp_path) is None
 
 
+async def test_nodes_keep_their_memory(tmp_path: Path) -> None:
+    DevnetState.create(nodes=1, vram_bytes=10**9).save(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"have 1000000000 bytes .* keep them"):
+        await Devnet(DevnetOptions(tmp_path, vram_bytes=10**8), print).start()
+
+
 def test_busy_port_is_one_sentence(tmp_path: Path) -> None:
     state = DevnetState.create(nodes=1, vram_bytes=1)
     state.check_ports(tmp_path)
@@ -93,6 +100,17 @@ def test_busy_port_is_one_sentence(tmp_path: Path) -> None:
             ConfigurationError, match=r"which this network's gateway-0 uses, is taken"
         ):
             state.check_ports(tmp_path)
+
+
+def test_a_detached_start_says_why_it_failed(tmp_path: Path) -> None:
+    state = DevnetState.create(nodes=1, vram_bytes=1)
+    state.save(tmp_path)
+    log = tmp_path / "logs" / "supervisor.log"
+    log.parent.mkdir()
+    log.write_text("error: of an earlier start\n")
+    with socket.create_server(("127.0.0.1", state.chain_port)):
+        with pytest.raises(ConfigurationError, match=rf"^port {state.chain_port}, which .* --dir"):
+            up_detached(DevnetOptions(tmp_path), print)
 
 
 def test_damaged_state_is_refused(tmp_path: Path) -> None:

@@ -11,18 +11,23 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
 from splitup.client.connection import SplitUp
-from splitup.config import NETWORK_FILE
+from splitup.config import NETWORK_FILE, NetworkConfig
+from splitup.crypto.keystore import load_identity
 from splitup.devnet.processes import find_program, read_tail
 from splitup.devnet.state import DevnetState, read_runtime, read_supervisor
 from splitup.devnet.status import Health, fetch_health
 from splitup.net.http import SignedClient
 from tests.builders import HANG_S
+from tests.texts import read_account
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "packages-4m"
@@ -143,18 +148,46 @@ class Network:
         if name in self.replacements:
             self.replacements[name].wait(HANG_S)
 
-    def start_again(self, *names: str) -> None:
-        """Start nodes that were killed, and wait until they hold everything again."""
+    def revive(self, *names: str) -> None:
+        """Start nodes that were killed, where nobody has yet."""
+        for name in names:
+            replacement = self.replacements.get(name)
+            if replacement is None or replacement.poll() is not None:
+                self.replace(name, find_program("splitup-node"), "run")
+
+    def restart(self, *names: str) -> None:
+        """Start nodes with what their files say now, and wait as for those that were killed."""
         for name in names:
             self.replace(name, find_program("splitup-node"), "run")
-        self.wait_for_holders(self.nodes)
+        self.start_again(*names)
+
+    def start_again(self, *names: str) -> None:
+        """Start nodes that were killed, and wait until they hold everything again."""
+        self.revive(*names)
+        for name in names:
+            wait_for(partial(self.is_replaced, name), self.describe)
+        self.wait_for_all()
 
     def name_of(self, address: str) -> str:
         """Return the party's name for an account: the keystore in its directory says it."""
-        for keystore in self.directory.glob("*/keystore.json"):
-            if json.loads(keystore.read_text())["address"].lower().endswith(address[2:]):
-                return keystore.parent.name
+        for folder in self.directory.iterdir():
+            if read_account(folder) == address:
+                return folder.name
         raise AssertionError(f"nobody has {address}")
+
+    async def top_up(self, name: str, spare_micro_usdc: int = 0) -> None:
+        """Make a node's stake whole, without which it may not serve, and add to it."""
+        folder, config = self.directory / name, NetworkConfig.load(self.config)
+        key = load_identity(folder / "keystore.json", folder / "passphrase").private_key
+        deployment = Deployment.load(config.deployment)
+        async with await Chain.connect(config.rpc_url, deployment, private_key=key) as chain:
+            node = await chain.call("nodes", "nodeOf", chain.address)
+            least = await chain.call("nodes", "minStake", node["vramGb"])
+            amount = max(0, least - node["stake"]) + spare_micro_usdc
+            if amount:
+                await chain.send("usdc", "mint", chain.address, amount, wait=False)
+                await chain.send("usdc", "approve", deployment.nodes, amount, wait=False)
+                await chain.send("nodes", "topUp", amount)
 
     def fetch_health(self) -> Health:
         async def fetch() -> Health:

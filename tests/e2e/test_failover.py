@@ -10,58 +10,36 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 from splitup_node.status import read_status
 
 from splitup.client.connection import SplitUp
-from splitup.client.generation import generate_tokens
 from splitup.client.session import Session
-from splitup.decode.sampler import Sampler
 from tests.builders import HANG_S
-from tests.e2e.conftest import MODEL, Network, wait_for
-from tests.texts import go_on
-
-PROMPT = "library for"
-TOKENS = 250
-
-Disturb = Callable[[Session, int], None]  # (session, tokens so far)
-
-
-@dataclass
-class Generation:
-    tokens: list[int]
-    gap_s: float  # the longest between two tokens
-    session: Session
+from tests.e2e.conftest import Network
+from tests.texts import TOKENS, Disturb, Text, generate_text
 
 
 async def generate(
     network: Network,
     disturb: Disturb = lambda session, count: None,
     *,
+    mend: Callable[[], None] = lambda: None,
     max_tokens: int = TOKENS,
-) -> Generation:
+) -> Text:
+    """Generate, ``mend`` after the last token, and see that it was verified and paid."""
     async with SplitUp.connect(network.config) as net:
-        decoder, tokenizer = await net.make_decoder(
-            MODEL, PROMPT, max_tokens=max_tokens, sampler=Sampler(0.8, 7)
-        )
-        go_on(decoder)
-        tokens, gap_s, at = [], 0.0, None
-        async with net.session(MODEL, steps=decoder.max_steps, deadline_s=240) as session:
-            async for token in generate_tokens(session, decoder, tokenizer):
-                now = time.monotonic()
-                gap_s, at = max(gap_s, now - (at or now)), now
-                tokens.append(token.id)
-                disturb(session, len(tokens))
+        done = await generate_text(net, disturb, deadline_s=240, max_tokens=max_tokens)
+        mend()
+        session = done.session
         receipt = await net.receipt(session.execution_id)
         assert receipt.status == "settled" and receipt.steps == session.steps
         assert not receipt.slashes
         paid = {payment.account for payment in receipt.payments}
         assert set(session.executors) <= paid
-    return Generation(tokens, gap_s, session)
+    return done
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +53,7 @@ def undisturbed(network: Network) -> list[int]:
 def test_f26_killed_node_costs_a_pause_and_no_token(
     network: Network, undisturbed: list[int], position: str
 ) -> None:
+    """One stays down until all is settled; others are back to answer for what they did before."""
     killed: list[str] = []
 
     def disturb(session: Session, count: int) -> None:
@@ -83,8 +62,12 @@ def test_f26_killed_node_costs_a_pause_and_no_token(
             killed.append(network.name_of(session.executors[place]))
             network.kill(killed[0])
 
+    def mend() -> None:
+        if position != "last":
+            network.revive(*killed)
+
     try:
-        done = asyncio.run(generate(network, disturb))
+        done = asyncio.run(generate(network, disturb, mend=mend))
     finally:
         network.start_again(*killed)
     assert done.tokens == undisturbed
@@ -105,7 +88,7 @@ def test_f26_two_nodes_killed_in_sequence(network: Network, undisturbed: list[in
             network.kill(killed[-1])
 
     try:
-        done = asyncio.run(generate(network, disturb))
+        done = asyncio.run(generate(network, disturb, mend=lambda: network.revive(*killed)))
     finally:
         network.start_again(*killed)
     print(f"two: gap {done.gap_s:.2f} s, {done.session.takeovers} takeovers")
@@ -165,9 +148,7 @@ def test_nodes_behind_a_relay_give_the_same_tokens(
     try:
         for name, file in files.items():
             file.write_text(f'relay = "{relay}"\n{direct[name]}')
-        network.start_again(*names)
-        for name in names:
-            wait_for(lambda name=name: network.is_replaced(name), network.describe)
+        network.restart(*names)
         for _ in range(20):  # of seven tasks, or before the plan knows of the relay
             done = asyncio.run(generate(network))
             assert done.tokens == undisturbed
@@ -181,4 +162,4 @@ def test_nodes_behind_a_relay_give_the_same_tokens(
     finally:
         for name, file in files.items():
             file.write_text(direct[name])
-        network.start_again(*names)
+        network.restart(*names)

@@ -27,6 +27,7 @@ from tests.builders import HANG_S
 from tests.e2e.conftest import CHUNK, EXAMPLE, MODEL, Network, wait_for
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
+SPARE_MICRO_USDC = 1_000_000  # more than a node loses in a test
 PROMPT = "library for"
 
 
@@ -258,6 +259,9 @@ def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network)
     name = "node-1"
     network.replace(name, sys.executable, LYING_NODE, "always")
     try:
+        # slashed as a validator it would fall below the least stake: it would be given no task,
+        # and an execution whose snapshot still offers it could not be settled
+        asyncio.run(network.top_up(name, SPARE_MICRO_USDC))
         wait_for(lambda: network.is_replaced(name), network.describe)
         network.wait_for_all()
         address = next(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from tests.e2e.test_network import compute_reference, make_inputs
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
 STEPS = 2
-SPARE_MICRO_USDC = 1_000_000_000  # more than a node of the devnet has at stake in a test
 Settled = tuple[Result, Receipt, tuple[TaskVerdict, ...]]
 
 
@@ -47,23 +45,9 @@ def replace_nodes(network: Network, **behaviours: str) -> Iterator[dict[str, str
         for name in names:
             network.replacements[name].terminate()
             network.replacements[name].wait(HANG_S)
-        asyncio.run(fill_up(network, names))
-
-
-async def fill_up(network: Network, names: Iterable[str]) -> None:
-    """Make slashed stakes whole, without which no node may serve, and start honest programs."""
-    program = find_program("splitup-node")
-    async with SplitUp.connect(network.config) as net:
         for name in names:
-            keystore = json.loads((network.directory / name / "keystore.json").read_text())
-            address = "0x" + keystore["address"].lower().removeprefix("0x")
-            await net.chain.send("usdc", "mint", address, SPARE_MICRO_USDC)
-            config = network.directory / name / "node.toml"
-            stake = await asyncio.create_subprocess_exec(
-                program, "stake", "--config", config, stdout=asyncio.subprocess.DEVNULL
-            )
-            assert await stake.wait() == 0
-            network.replace(name, program, "run")
+            asyncio.run(network.top_up(name))  # who was slashed may not serve
+            network.replace(name, find_program("splitup-node"), "run")
 
 
 async def fetch_stakes(net: SplitUp, nodes: dict[str, str]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.heads import Heads
 from splitup.wire import ZERO_BYTES32, Heartbeat
 from tests.builders import HANG_S
-from tests.protocol.simulator import COMMITTEE, make_committee, make_identity
+from tests.protocol.committees import COMMITTEE, make_committee, make_identity
 
 NODE = make_identity(50)
 BLOCKS = [f"0x{n:064x}" for n in range(9)]

@@ -37,8 +37,8 @@ from splitup.protocol.events import (
     Tick,
 )
 from splitup.wire import Heartbeat
-from tests.protocol.simulator import COMMITTEE, make_committee, make_identity, read_result
-from tests.protocol.test_committee import VERIFY_NONE
+from tests.protocol.committees import COMMITTEE, make_committee, make_identity
+from tests.protocol.simulator import VERIFY_NONE, read_result
 
 NODES: Final = 10_000
 DISTINCT: Final = 400  # identities; making ten thousand takes longer than measuring

@@ -29,8 +29,8 @@ from splitup.protocol.events import (
 )
 from splitup.wire import Heartbeat
 from tests.builders import HANG_S, address, task_id
-from tests.protocol.simulator import CHAIN_ID, COMMITTEE, GRACE_S, make_committee
-from tests.protocol.test_committee import VERIFY_NONE
+from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee
+from tests.protocol.simulator import GRACE_S, VERIFY_NONE
 
 NODES = 10_000
 HEAD = "0x" + "01" * 32

@@ -15,7 +15,7 @@ from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain, compute_quorum_size
 from splitup.crypto.scheme import Scheme
 from splitup.errors import BadSignature
-from tests.protocol.simulator import make_committee
+from tests.protocol.committees import make_committee
 
 
 def _mac(*parts: bytes) -> bytes:

@@ -24,15 +24,10 @@ from splitup.protocol import events as ev
 from splitup.protocol.certificates import CommitteeView
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.membership import Membership
-from tests.protocol.histories import ECONOMICS, Broken
-from tests.protocol.simulator import (
-    CHAIN_ID,
-    COMMITTEE,
-    GRACE_S,
-    make_identity,
-    make_view,
-    read_result,
-)
+from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_identity, make_view
+from tests.protocol.histories import ECONOMICS
+from tests.protocol.scenarios import Broken
+from tests.protocol.simulator import GRACE_S, read_result
 from tests.protocol.test_keygen import spoil
 
 DOMAIN = Domain(CHAIN_ID, COMMITTEE)

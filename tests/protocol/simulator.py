@@ -11,19 +11,16 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 
 from splitup import limits
-from splitup.crypto import bls, dkg, quorum
+from splitup.crypto import bls, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest, TaskSource
 from splitup.protocol import events as ev
 from splitup.protocol.attestations import Attestations, check_attestation
-from splitup.protocol.certificates import (
-    CommitteeMember as Seat,
-)
 from splitup.protocol.certificates import (
     CommitteeView,
     check_certificate,
@@ -32,7 +29,6 @@ from splitup.protocol.certificates import (
 )
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.ends import sign_end
-from splitup.protocol.keygen import make_ceremony
 from splitup.protocol.messages import DrawPartial, Equivocation
 from splitup.protocol.openings import OPENING, sign_request
 from splitup.protocol.routes import get_sources
@@ -63,62 +59,22 @@ from splitup.wire import (
     VerificationResult,
 )
 from tests.builders import address, make_chain_manifest
+from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee, make_identity, make_keys
 
 Exposures = tuple[tuple[str, int], ...]
 
-CHAIN_ID = 31337
-COMMITTEE = address(0xC0)
 MARKET = address(0xA)
 CLIENT = address(0xC)
 GRACE_S = 60
+VERIFY_ALL = Economics(sampling_bps=10_000, reward_milli=1_200, slash_milli=100_000)
+VERIFY_NONE = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)
 RESULT_TYP = "splitup-verification-result"
-
-
-def make_identity(number: int) -> Identity:
-    return Identity.from_private_key(number.to_bytes(32, "big"))
 
 
 CLIENT_IDENTITY = make_identity(999)
 # Once for all members of a simulation: it is pure, and two pairings. What does not verify raises,
 # and is not kept.
 bls.verify_signature = lru_cache(1_024)(bls.verify_signature)
-
-
-@cache
-def make_committee(size: int = 4) -> tuple[tuple[Identity, ...], CommitteeView]:
-    members = sorted((make_identity(1000 + i) for i in range(size)), key=lambda m: m.address)
-    return tuple(members), make_view(members)
-
-
-def make_view(identities: Sequence[Identity], configuration: int = 1) -> CommitteeView:
-    members = sorted(identities, key=lambda m: m.address)
-    return CommitteeView(
-        configuration=configuration,
-        members=tuple(
-            Seat(m.address, m.signing_key_hex, f"http://127.0.0.1:{7000 + i}")
-            for i, m in enumerate(members)
-        ),
-        quorum=quorum.compute_quorum_size(len(members)),
-        group_key="",
-        domain=quorum.Domain(CHAIN_ID, COMMITTEE),
-    )
-
-
-@cache
-def make_keys(size: int = 4) -> tuple[dkg.GroupKey, tuple[bytes, ...]]:
-    """A real key generation with fixed entropy."""
-    members, view = make_committee(size)
-    ceremony = make_ceremony(view)
-    dealings = {i: dkg.make_dealing(ceremony, i, bytes([i + 1]) * 32) for i in range(size)}
-    group = dkg.compute_group(ceremony, dealings)
-    shares = []
-    for place, identity in enumerate(members):
-        opened = {
-            dealer: dkg.open_and_verify_share(ceremony, dealing, place, identity)
-            for dealer, dealing in dealings.items()
-        }
-        shares.append(dkg.compute_secret_share(ceremony, group, place, opened))
-    return group, tuple(shares)
 
 
 @dataclass(slots=True)
@@ -941,3 +897,24 @@ def digest(*parts: object) -> str:
 def read_result(token: str) -> tuple[VerificationResult, str]:
     claims = verify_jws(token, typ=RESULT_TYP, audience=COMMITTEE, now_s=None)
     return VerificationResult.from_value(claims.body), claims.issuer
+
+
+def start(seed: int = 1, **options: object) -> Simulation:
+    """A simulation with its first snapshot on chain."""
+    simulation = Simulation(seed, **options)  # type: ignore[arg-type]
+    assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
+    return simulation
+
+
+def settle(simulation: Simulation, *execution_ids: str, within_s: float = 60) -> None:
+    assert simulation.run(within_s, lambda: simulation.is_settled(*execution_ids)), (
+        simulation.logs[-5:],
+        simulation.faults[-5:],
+    )
+    simulation.run(3)
+    simulation.check()
+
+
+def get_slashes(simulation: Simulation, execution_id: str) -> dict[str, int]:
+    settlement = simulation.chain.settlements[execution_id]
+    return {slash.node: slash.amount_micro_usdc for slash in settlement.slashes}

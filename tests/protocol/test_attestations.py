@@ -9,7 +9,7 @@ from splitup.errors import BadSignature, PeerFault
 from splitup.protocol.attestations import Attestations, check_attestation, sign_attestation
 from splitup.wire import EMPTY_DIGEST, Attestation, Held, Ruling, SignedAttestation, Silence
 from tests.builders import address
-from tests.protocol.simulator import make_committee, make_identity
+from tests.protocol.committees import make_committee, make_identity
 
 MEMBERS, VIEW = make_committee()
 VALIDATOR = address(11)

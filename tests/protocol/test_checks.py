@@ -202,12 +202,23 @@ def test_strangers_and_second_answers_do_not_count() -> None:
     assert check.held == {VALIDATORS[0]: "0x" + "1" * 64}
 
 
-def test_orders_are_staged_and_sent_once() -> None:
+def test_orders_are_staged_and_sent_again_to_who_is_silent() -> None:
     check, attestations = start()
+    staged, again = limits.VERIFICATION_STAGE_S, limits.VERIFICATION_REPEAT_S
     assert check.find_orders(attestations, 0.0, 1) == []
-    assert check.find_orders(attestations, limits.VERIFICATION_STAGE_S, 1) == [VALIDATORS[0]]
-    assert check.find_orders(attestations, limits.VERIFICATION_STAGE_S, 1) == []
-    attest(attestations, answer(0, BAD))
+    assert check.find_orders(attestations, staged, 1) == [VALIDATORS[0]]
+    assert check.find_orders(attestations, staged, 1) == []
+    assert check.find_orders(attestations, staged + again - 0.1, 1) == []
+    assert check.find_orders(attestations, staged + again, 1) == [VALIDATORS[0]]
+    attest(attestations, answer(0, BAD))  # committed to: it has the order
+    assert check.find_orders(attestations, staged + 2 * again, 1) == []
     check.add(answer(0, BAD))
     check.advance(attestations, commit(), 2.0, 3.0)
     assert check.find_orders(attestations, 3.0, 0) == [VALIDATORS[1]]
+
+
+def test_who_was_passed_over_gets_no_order() -> None:
+    check, attestations = start()
+    late = SILENCE_S + 0.1
+    check.advance(attestations, None, None, late)
+    assert check.find_orders(attestations, late, 0) == [VALIDATORS[1]]

@@ -19,7 +19,8 @@ from tests.builders import (
     make_request,
     make_snapshot,
 )
-from tests.protocol.simulator import Simulation, make_identity
+from tests.protocol.committees import make_identity
+from tests.protocol.simulator import Simulation
 
 VERIFY_ALL, VERIFY_NONE = Economics(10_000, 1_200, 100_000), Economics(0, 1_200, 100_000)
 SHAPES = {"chain": make_chain_manifest(4), "diamond": make_diamond_manifest()}

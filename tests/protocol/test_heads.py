@@ -10,7 +10,8 @@ from splitup.protocol.events import NodeRecord
 from splitup.protocol.heads import Heads
 from splitup.protocol.liveness import Nodes
 from splitup.wire import ZERO_BYTES32, Heartbeat
-from tests.protocol.simulator import Simulation, make_identity
+from tests.protocol.committees import make_identity
+from tests.protocol.simulator import Simulation
 
 NODE = make_identity(50)
 

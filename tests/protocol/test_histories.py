@@ -18,15 +18,8 @@ import pytest
 from splitup.crypto.scheme import REAL
 from splitup.protocol.committee import CommitteeMember
 from splitup.protocol.events import Command, Persist, SubmitEvidence, Tick
-from tests.protocol.histories import (
-    Broken,
-    History,
-    Partition,
-    Scenario,
-    make_scenario,
-    run_scenario,
-    run_seed,
-)
+from tests.protocol.histories import History, run_scenario, run_seed
+from tests.protocol.scenarios import Broken, Partition, Scenario, make_scenario
 
 # with the systematic ones below more than ten thousand; more by the environment, for long searches
 HISTORIES = int(os.environ.get("SPLITUP_HISTORIES", "8600"))

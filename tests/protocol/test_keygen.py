@@ -21,7 +21,7 @@ from splitup.protocol.events import (
     PostDealing,
 )
 from splitup.protocol.keygen import KeyGeneration, Predecessor, make_ceremony
-from tests.protocol.simulator import make_committee, make_identity, make_view
+from tests.protocol.committees import make_committee, make_identity, make_view
 
 
 class Board:

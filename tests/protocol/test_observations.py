@@ -19,7 +19,7 @@ from splitup.protocol.observations import (
 )
 from splitup.wire import NodeView, Observation
 from tests.builders import address, task_id
-from tests.protocol.simulator import make_committee
+from tests.protocol.committees import make_committee
 
 RESIDENT = tuple(sorted(task_id(number) for number in range(12)))
 

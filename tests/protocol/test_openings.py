@@ -10,8 +10,7 @@ from splitup.errors import BadSignature, PeerFault, Unavailable
 from splitup.protocol import events as ev
 from splitup.protocol.openings import OPENING, check_signed
 from splitup.wire import SignedRequest
-from tests.protocol.simulator import CLIENT_IDENTITY, Simulation
-from tests.protocol.test_committee import VERIFY_ALL, settle, start
+from tests.protocol.simulator import CLIENT_IDENTITY, VERIFY_ALL, Simulation, settle, start
 
 CLIENT = CLIENT_IDENTITY.address
 

@@ -12,8 +12,7 @@ from splitup.protocol.cases import Agreement, compute_pledges_root
 from splitup.protocol.messages import CommitmentsVote, DrawMade, DrawPartial, PledgesTold
 from splitup.protocol.verification import Economics
 from splitup.wire import Message, Pledge
-from tests.protocol.simulator import Network, Simulation
-from tests.protocol.test_committee import VERIFY_ALL, settle, start
+from tests.protocol.simulator import VERIFY_ALL, Network, Simulation, settle, start
 
 
 def find_plan(simulation: Simulation, execution_id: str):  # type: ignore[no-untyped-def]

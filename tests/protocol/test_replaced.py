@@ -10,8 +10,15 @@ from splitup.errors import BadSignature, PeerFault
 from splitup.protocol import events as ev
 from splitup.protocol.takeovers import sign_takeover
 from splitup.wire import Plan, SignedTakeover, Takeover, Takeovers
-from tests.protocol.simulator import CLIENT_IDENTITY, Network, Simulation
-from tests.protocol.test_committee import VERIFY_ALL, get_slashes, settle, start
+from tests.protocol.simulator import (
+    CLIENT_IDENTITY,
+    VERIFY_ALL,
+    Network,
+    Simulation,
+    get_slashes,
+    settle,
+    start,
+)
 
 
 def break_first(plan: Plan) -> Collection[str]:

@@ -12,7 +12,7 @@ from splitup.protocol.certificates import RANDOMNESS_DOMAIN
 from splitup.protocol.events import FetchManifest, FetchSnapshot, Forget, Persist
 from splitup.protocol.shared import Beacon, Ledger, Library, compute_member_order
 from tests.builders import address, make_chain_manifest, make_snapshot
-from tests.protocol.simulator import make_keys
+from tests.protocol.committees import make_keys
 
 ALPHA = b"what is signed"
 

@@ -18,7 +18,7 @@ from splitup.protocol.snapshots import compute_snapshot
 from splitup.roots import compute_classes
 from splitup.wire import Heartbeat, NodeView, Observation, Snapshot
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
-from tests.protocol.simulator import make_identity
+from tests.protocol.committees import make_identity
 
 HEAD = "0x" + "0b" * 32
 TASKS = [f"{n:064x}" for n in range(4)]

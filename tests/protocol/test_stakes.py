@@ -9,8 +9,7 @@ import pytest
 from splitup import limits
 from splitup.protocol import events as ev
 from splitup.protocol.verification import compute_penalty
-from tests.protocol.simulator import Simulation
-from tests.protocol.test_committee import VERIFY_ALL, VERIFY_NONE, settle, start
+from tests.protocol.simulator import VERIFY_ALL, VERIFY_NONE, Simulation, settle, start
 
 PENALTY = compute_penalty(10 * 4, VERIFY_NONE)  # S of one task over four steps
 

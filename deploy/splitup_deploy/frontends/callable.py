@@ -49,7 +49,9 @@ def load_callable(source: str, sizes: Sizes | None = None) -> SourceModel:
         try:
             module = importlib.import_module(module_name)
         except ImportError as error:
-            raise InvalidModel(f"cannot import '{module_name}': {error}") from None
+            raise InvalidModel(
+                f"cannot import '{module_name}' ({error}); run this where Python finds it"
+            ) from None
         function = getattr(module, function_name, None)
         if not callable(function):
             raise InvalidModel(f"module '{module_name}' has no function '{function_name}'")
