@@ -49,6 +49,28 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrent:
+    """The layers with a gated delta rule in the place of attention, and its sizes.
+
+    ``taps`` is the length of the convolution. A memory decays as a whole, or ``by_channel`` of its
+    keys. Value head h has key head h mod ``key_heads``.
+    """
+
+    layers: frozenset[int]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    by_channel: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Return how many values of a row the convolution takes: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """The numbers that shape a decoder, and how it varies from Llama's (the defaults)."""
 
@@ -64,11 +86,13 @@ class DecoderConfig:
     rope: Rope
     tied: bool
     local: Local | None = None
+    recurrent: Recurrent | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # query and key heads are normed before they turn
     fused: bool = False  # q, k, v and gate, up are stored as one tensor each
+    output_gate: bool = False  # a query head is stored with a gate behind it, of what it reads
     unit_norms: bool = False  # norms multiply by 1 + weight
     post_norms: bool = False  # what attention and MLP add is normed as well
     activation: Literal["silu", "gelu-tanh"] = "silu"
@@ -96,6 +120,9 @@ class Weights(Protocol):
 
 # What a block's MLP adds: gets the step, the normed rows [rows, hidden] in memory and the layer.
 FeedForward = Callable[["Step", Tensor, int], Tensor]
+# What a block does between its rows: gets the step, x [rows, hidden] and the layer; returns x plus
+# what it adds, and the new values of the layer's states by name.
+Mixer = Callable[["Step", Tensor, int], tuple[Tensor, dict[str, Tensor]]]
 
 
 def trace_decoder(
@@ -103,11 +130,12 @@ def trace_decoder(
     weights: Weights,
     chunk: int | None = None,
     feed_forward: FeedForward | None = None,
+    mixer: Mixer | None = None,
 ) -> TracedModel:
     """Trace a step of up to ``chunk`` rows: tokens, layout, outputs -> logits [R, vocab].
 
     No chunk means 64 rows, or the context if that is less. ``feed_forward`` takes the place of the
-    dense MLP. Raises InvalidModel for a chunk that is no size or larger than the context.
+    dense MLP, ``mixer`` that of attention. Raises InvalidModel for a chunk that is no size or larger than the context.
     """
     if chunk is not None and not 1 <= chunk <= config.context:
         raise InvalidModel(
@@ -130,8 +158,8 @@ def trace_decoder(
         x = tracer.mark(x, "embed")
         updates = {}
         for layer in range(config.layers):
-            x, update = step.attention(x, layer)
-            updates[f"layers.{layer}.kv"] = update
+            x, states = (mixer or Step.attend)(step, x, layer)
+            updates |= states
             x = step.mlp(x, layer, feed_forward or compute_dense_mlp)
         x = step.norm(x, "model.norm.weight", "final norm")
         x = tracer.mark(tracer.lookup(x, outputs), "head: rows")
@@ -148,7 +176,7 @@ class Layout:
     """What a step says about its rows: ``layout`` int32 [rows, 2 + 2 chunk], column by column."""
 
     def __init__(self, tracer: Tracer, layout: Tensor, rows: UOp | int, chunk: int) -> None:
-        self._tracer, self._chunk, self._rows = tracer, chunk, rows
+        self._tracer, self.chunk, self._rows = tracer, chunk, rows
         self._layout = layout
 
     def _take(self, rows: UOp | int, start: int, count: int) -> Tensor:
@@ -163,6 +191,19 @@ class Layout:
         """Return how many cache rows count, as the first row says: int32 [1]."""
         return self._take(1, 1, 1).reshape(1).maximum(0).minimum(context)
 
+    @property
+    def sources(self) -> Tensor:
+        """Return the new rows seen from the start on, counted from 1: int32 [rows, chunk]."""
+        return self._take(self._rows, 2, self.chunk)
+
+    @property
+    def shifts(self) -> Tensor:
+        """Return how much further on each of the last rows that count stood: int32 [chunk].
+
+        Whoever uses one has to bound it.
+        """
+        return self._take(1, 2 + self.chunk, self.chunk).reshape(self.chunk)
+
     def find_slots(self, context: int) -> Tensor:
         """Return where the key that a row sees at a position stands: int32 [rows, context].
 
@@ -171,10 +212,10 @@ class Layout:
         """
         start = self.get_start(context)
         place = self._tracer.iota(context)
-        sources = self._take(self._rows, 2, self._chunk).permute(1, 0)  # [chunk, rows]
+        sources = self.sources.permute(1, 0)  # [chunk, rows]
         source = self._tracer.lookup(sources, place - start).permute(1, 0)  # [rows, context]
         place, start = place.reshape(1, context), start.reshape(1, 1)
-        is_named = (source > 0) & (source <= self._chunk)
+        is_named = (source > 0) & (source <= self.chunk)
         fresh = is_named.where(source, 0) + start - 1
         return (place < start).where(place, is_named.where(fresh, -context))
 
@@ -184,10 +225,9 @@ class Layout:
         The last chunk of them look further on by what the first row's columns say.
         """
         place = self._tracer.iota(context)
-        last = place - (self.get_start(context) - self._chunk)
-        shifts = self._take(1, 2 + self._chunk, self._chunk).reshape(self._chunk)
-        shift = self._tracer.lookup(shifts, last)
-        return place + shift.maximum(0).minimum(self._chunk)
+        last = place - (self.get_start(context) - self.chunk)
+        shift = self._tracer.lookup(self.shifts, last)
+        return place + shift.maximum(0).minimum(self.chunk)
 
 
 class Step:
@@ -309,7 +349,7 @@ class Step:
             turned.append(heads[:, :count, 2 * half :])
         return self.tracer.mark(Tensor.cat(*turned, dim=2), label + ": rope")
 
-    def attention(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def attend(self, x: Tensor, layer: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Return x plus the attention of one layer, and the layer's new KV cache."""
         c, rows, mark = self.config, self.rows, self.tracer.mark
         label, prefix = f"block {layer} attention", f"model.layers.{layer}"
@@ -323,8 +363,14 @@ class Step:
         ]
         if c.fused:
             parts = [(name, heads * c.head_dim)]
+        gates = c.heads if c.output_gate else 0
+        if gates:
+            parts[0] = (parts[0][0], 2 * gates * c.head_dim)
         qkv = mark(self.project(h, name, parts, c.hidden, c.qkv_bias), f"{label}: q, k, v")
-        qkv = qkv.reshape(rows, heads, c.head_dim)
+        qkv = qkv.reshape(rows, heads + gates, c.head_dim)
+        if gates:
+            pairs = qkv[:, : 2 * gates].reshape(rows, gates, 2, c.head_dim)
+            gate, qkv = pairs[:, :, 1], pairs[:, :, 0].cat(qkv[:, 2 * gates :], dim=1)
         qk = self.norm_heads(qkv[:, :turned], layer, label) if c.qk_norm else qkv
         qk = self.rotate(qk, layer, label)
         fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
@@ -350,10 +396,14 @@ class Step:
         total = mark(powers.sum(3), f"{label}: softmax sum")  # [rows, kv_heads, groups]
         spread = powers.reshape(rows, c.kv_heads, groups, c.context, 1)
         mixed = (spread * values).sum(3)
-        mixed = mark((mixed / total.unsqueeze(3)).reshape(rows, width), f"{label}: values")
+        mixed = (mixed / total.unsqueeze(3)).reshape(rows, width)
+        if gates:
+            mixed = mark(mixed, f"{label}: values") * sigmoid(gate.reshape(rows, width))
+        mixed = mark(mixed, f"{label}: values")
         name = f"{prefix}.self_attn.o_proj"
         branch = self.project(mixed, name, [(name, c.hidden)], width, c.output_bias)
-        return self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label), cache
+        x = self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label)
+        return x, {f"layers.{layer}.kv": cache}
 
     def find_slots(self, layer: int) -> Tensor:
         """Return the cache rows that a layer's rows see, by position: int32 [rows, context]."""
@@ -418,6 +468,11 @@ def bound_slots(slots: Tensor, context: int) -> Tensor:
     if context & (context - 1) == 0:
         return slots & (context - 1)
     return slots.maximum(0).minimum(context - 1)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-x)), which is what x * sigmoid(x), SiLU, is made of as well."""
+    return (1.0 + (-x).exp()).reciprocal()
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

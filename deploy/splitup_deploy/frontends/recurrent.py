@@ -1,0 +1,353 @@
+"""Layers with a matrix for a memory: the gated delta rule, in the decoder's step function.
+
+Such a layer keeps, per head, a matrix S of keys by values instead of a row per position. A token
+with key k, value v, write strength b and decay a (one per head, or one per key channel) does
+
+    S <- diag(a) S,   u = b (v - S^T k),   S <- S + k u^T,   and reads   S^T q
+
+before which queries, keys and values pass a convolution over the last few tokens. A matrix cannot
+forget a row, and a step may not be kept whole, so S stands further back (``docs/adr/0024-…``):
+
+    Positions are divided into spans of G, a power of two and at least the chunk. A row reads S as
+    it was one whole span before its own, and all rows since then, 2 G at most, one by one. These
+    are rows that count, or new ones along its own path: no branch of a tree reaches behind them.
+
+With the decay D(j, t) of the positions behind j up to t, and u of earlier rows known,
+
+    u_t = b_t (v_t - D(., t) S^T k_t - sum_j D(j, t) (k_t . k_j) u_j)
+
+is a triangular system in the rows of t's own span. W, the inverse of its matrix, is found a row at
+a time by joining halves: a row in the second half of 2 m aligned positions takes on what the first
+half's rows have (log2 G times). A path crosses at most one border between spans in a step, so u is
+solved twice over: the second time with the first span's u.
+
+Every value of a row is computed from positions only, along its path and in their order. So it is
+the same bytes whatever else is in the step and whatever the chunks were, as with attention.
+Sources: arXiv 2412.06464, section 3; arXiv 2510.26692, section 3 (decay by channel).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from tinygrad.tensor import Tensor
+
+from splitup.tensors import TensorSpec
+from splitup_deploy.frontends.decoder import DecoderConfig, Mixer, Recurrent, Step, sigmoid
+
+_TINY = 1e-6  # added to a head's squared length
+
+
+def choose_mixer(config: DecoderConfig) -> Mixer | None:
+    """Return what the blocks of a model with recurrent layers do between rows, None for others."""
+    shape = config.recurrent
+    if shape is None:
+        return None
+
+    def mix(step: Step, x: Tensor, layer: int) -> tuple[Tensor, dict[str, Tensor]]:
+        if layer not in shape.layers:
+            return step.attend(x, layer)
+        return DeltaRule(step, shape, layer).compute(x)
+
+    return mix
+
+
+class Seen(NamedTuple):
+    """Where rows stand: in the layer's states as they were, or among the new ones; -1 if not."""
+
+    old: Tensor
+    new: Tensor
+
+    def take(self, start: int, end: int) -> Seen:
+        """Return columns ``start`` to ``end`` of both."""
+        return Seen(self.old[:, start:end], self.new[:, start:end])
+
+
+class DeltaRule:
+    """One recurrent layer of one step while it is traced.
+
+    Its states, with G the span, C the chunk, H value heads:
+
+        memory  float32 [2, H, key_dim, value_dim]  S as the start's own span reads it, and the next
+        rows    float32 [2 G + C, columns]          the last 2 G rows that count, then the new ones
+        conv    float32 [taps - 1 + C, channels]    the same of what the convolution reads
+        start   int32 [1]                           the step's start
+    """
+
+    def __init__(self, step: Step, shape: Recurrent, layer: int) -> None:
+        self.step, self.shape, self.layer = step, shape, layer
+        self.chunk = step.layout.chunk
+        self.span = 1 << (self.chunk - 1).bit_length()
+        self.label, self.prefix = f"block {layer} memory", f"model.layers.{layer}.linear_attn"
+        heads, span = shape.value_heads, self.span
+        rates = shape.key_dim if shape.by_channel else 1
+        self.sizes = {
+            "key": (shape.key_heads, shape.key_dim),
+            "update": (heads, shape.value_dim),
+            "error": (heads, shape.value_dim),
+            "inverse": (heads, span),
+            "matrix": (heads, span),
+            "decay": (heads, rates),
+            "rate": (heads, rates),
+        }
+        width = sum(math.prod(size) for size in self.sizes.values())
+        self.old_rows = self._state("rows", 2 * span + self.chunk, width)
+        self.old_conv = self._state("conv", shape.taps - 1 + self.chunk, shape.channels)
+        self.old_memory = self._state("memory", 2, heads, shape.key_dim, shape.value_dim)
+        spec = TensorSpec(f"layers.{layer}.start", "int32", (1,))
+        self.old_start = step.tracer.state(spec)
+        context = step.config.context
+        self.start = step.layout.get_start(context)
+        position = step.layout.positions.maximum(0).minimum(context)
+        self.position = position.reshape(step.rows, 1)
+
+    def compute(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return x plus what the layer adds to it [rows, hidden], and its new states by name."""
+        step, s, span = self.step, self.shape, self.span
+        rows, heads, width = step.rows, s.value_heads, s.value_heads * s.value_dim
+        h = step.norm(x, f"model.layers.{self.layer}.input_layernorm.weight", f"{self.label}: norm")
+        sides, value, conv = self._convolve(h)
+        rate, strength = self._compute_rates(h)
+        first = (self.position & -span) - span  # where the span before a row's own begins
+        place = step.tracer.iota(2 * span).reshape(1, 2 * span)
+        seen = self._find(first + place, 2 * span)
+        decay = self._mark(self._see("rate", rate, seen.take(span, 2 * span)).sum(1), "decay")
+        before = self._see("decay", decay, seen.take(span - 1, span))
+        before = self._mark(before.reshape(rows, *self.sizes["decay"]), "decay before")
+        fresh = {"key": sides[:, 1], "rate": rate, "decay": decay}
+        weights = self._weigh(sides, decay, before, seen)
+        fresh |= self._invert(weights, strength, seen.take(span, 2 * span))
+        memory = self._move_memory()
+        recalled = self._recall(memory, sides, (decay + before).exp())
+        lacking = value - recalled[:, 1]
+        past = weights[:, 1].reshape(rows, 2 * span, heads, 1)[:, :span]
+        update = value  # anything: what rows of the first span read is old
+        for _ in range(2):
+            missed = (past * self._see("update", update, seen.take(0, span))).sum(1)
+            error = (lacking - missed) * strength.reshape(rows, heads, 1)
+            error = self._mark(error, "error")
+            spread = fresh["inverse"].permute(0, 2, 1).reshape(rows, span, heads, 1)
+            update = (spread * self._see("error", error, seen.take(span, 2 * span))).sum(1)
+            update = self._mark(update, "update")
+        fresh |= {"error": error, "update": update}
+        spread = weights[:, 0].reshape(rows, 2 * span, heads, 1)
+        read = recalled[:, 0] + (spread * self._see("update", update, seen)).sum(1)
+        read = self._mark(read * s.key_dim**-0.5, "read")
+        weight = step.tensor(step.weights.get(f"{self.prefix}.norm.weight", s.value_dim))
+        mixed = step.normalise(read, weight).reshape(rows, width)
+        mixed = self._mark(mixed * self._compute_gate(h), "values")
+        name = f"{self.prefix}.out_proj"
+        branch = step.project(mixed, name, [(name, step.config.hidden)], width, False)
+        x = step.tracer.mark(x + branch, f"{self.label}: output")
+        return x, self._collect(fresh, conv, memory)
+
+    # ---- what rows bring -----------------------------------------------------------------------
+
+    def _convolve(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys [rows, 2, key_heads, key_dim], values, and what was convolved."""
+        step, s, rows = self.step, self.shape, self.step.rows
+        name = f"{self.prefix}.in_proj_qkv"
+        fresh = step.project(h, name, [(name, s.channels)], step.config.hidden, False)
+        fresh = self._mark(fresh, "q, k, v")
+        back = step.tracer.iota(s.taps).reshape(1, s.taps) - (s.taps - 1)
+        seen = self._find(self.position + back, s.taps - 1)
+        weight = step.tensor(
+            step.weights.get(f"{self.prefix}.conv1d.weight", s.channels, s.taps)
+        )
+        inputs = self.step.tracer.lookup(self.old_conv, seen.old) + self.step.tracer.lookup(
+            fresh, seen.new
+        )
+        mixed = (inputs * weight.permute(1, 0).reshape(1, s.taps, s.channels)).sum(1)
+        mixed = self._mark(mixed, "convolution")
+        mixed = self._mark(mixed * sigmoid(mixed), "activation")
+        split = 2 * s.key_heads * s.key_dim
+        sides = mixed[:, :split].reshape(rows, 2, s.key_heads, s.key_dim)
+        length = sides.square().sum(3, keepdim=True) + _TINY
+        sides = self._mark(sides * length.rsqrt(), "q, k norm")
+        value = mixed[:, split:].reshape(rows, s.value_heads, s.value_dim)
+        return sides, self._mark(value, "v"), fresh
+
+    def _compute_rates(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logarithm of the decay, [rows, value_heads, 1 or key_dim], and strengths."""
+        step, s, prefix = self.step, self.shape, self.prefix
+        parts = [(f"{prefix}.in_proj_{part}", s.value_heads) for part in "ab"]
+        both = step.project(h, f"{prefix}.in_proj_ab", parts, step.config.hidden, False)
+        both = self._mark(both, "rates")
+        heads, sizes = s.value_heads, self.sizes["rate"]
+        alpha = both[:, :heads].reshape(step.rows, *sizes)
+        bias = step.tensor(step.weights.get(f"{prefix}.dt_bias", math.prod(sizes)))
+        alpha = alpha + bias.reshape(1, *sizes)
+        soft = alpha.maximum(0.0) + (1.0 + (-alpha.abs()).exp()).log()
+        slope = step.tensor(step.weights.get(f"{prefix}.A", heads)).reshape(1, heads, 1)
+        rate = self._mark(soft * slope, "decay of a row")
+        return rate, self._mark(sigmoid(both[:, heads:]), "strength")
+
+    def _compute_gate(self, h: Tensor) -> Tensor:
+        """Return what the values are multiplied by: [rows, value_heads * value_dim]."""
+        s, name = self.shape, f"{self.prefix}.in_proj_z"
+        parts = [(name, s.value_heads * s.value_dim)]
+        gate = self.step.project(h, name, parts, self.step.config.hidden, False)
+        gate = self._mark(gate, "gate")
+        return gate * sigmoid(gate)
+
+    # ---- where rows stand ----------------------------------------------------------------------
+
+    def _find(self, places: Tensor, count: int) -> Seen:
+        """Return where the rows at these positions of a row's path are: int32 [rows, n].
+
+        Old ones stand in states that keep the last ``count`` that counted.
+        """
+        step, chunk = self.step, self.chunk
+        lookup, n = step.tracer.lookup, places.shape[1]
+        ahead = places - self.start.reshape(1, 1)
+        old = lookup(self._find_kept(count)[:count] + 1, ahead + count) - 1
+        number = step.tracer.iota(chunk).reshape(1, 1, chunk)
+        sources = step.layout.sources.reshape(step.rows, 1, chunk)
+        hit = number == ahead.reshape(step.rows, n, 1)
+        new = hit.where(sources, 0).sum(2)
+        new = (places <= self.position).where(new, 0) - 1
+        return Seen(self._mark(old, "old rows seen"), self._mark(new, "new rows seen"))
+
+    def _find_kept(self, count: int) -> Tensor:
+        """Return which old row each of the last ``count`` before the start is: int32, -1 for none.
+
+        There are ``chunk`` more, without meaning.
+        """
+        chunk, shifts = self.chunk, self.step.layout.shifts
+        shifts = shifts.maximum(0).minimum(chunk)
+        shifts = shifts[max(chunk - count, 0) :].pad(((max(count - chunk, 0), chunk),))
+        place = self.step.tracer.iota(count + chunk)
+        is_any = place + self.start >= count
+        return is_any.where(place + (self.start - self.old_start) + shifts, -1)
+
+    def _see(self, name: str, fresh: Tensor, seen: Seen) -> Tensor:
+        """Return a column of the rows seen: [rows, n, *size]; zeros where there is none."""
+        old = self._get_old(name)
+        return self.step.tracer.lookup(old, seen.old) + self.step.tracer.lookup(fresh, seen.new)
+
+    def _get_old(self, name: str) -> Tensor:
+        names = list(self.sizes)
+        ends = [0]
+        for size in self.sizes.values():
+            ends.append(ends[-1] + math.prod(size))
+        at = names.index(name)
+        column = self.old_rows[:, ends[at] : ends[at + 1]]
+        return column.reshape(2 * self.span + self.chunk, *self.sizes[name])
+
+    # ---- the rule ------------------------------------------------------------------------------
+
+    def _weigh(self, sides: Tensor, decay: Tensor, before: Tensor, seen: Seen) -> Tensor:
+        """Return (q, k of a row) . (k of one it sees), decayed: [rows, 2, 2 span, value_heads]."""
+        s, rows, window = self.shape, self.step.rows, 2 * self.span
+        heads, rates = self.sizes["decay"]
+        is_before = self.step.tracer.iota(window).reshape(1, window, 1, 1) < self.span
+        since = is_before.where(before.reshape(rows, 1, heads, rates), 0.0)
+        since = since + decay.reshape(rows, 1, heads, rates)
+        both = Seen(*(index.reshape(rows, 1, window).expand(rows, 2, window) for index in seen))
+        keys = self._see("key", sides[:, 1], both)  # [rows, 2, window, key_heads, key_dim]
+        dots = sides.reshape(rows, 2, 1, s.key_heads, s.key_dim) * keys
+        faded = (since - self._see("decay", decay, seen)).exp()
+        faded = self._mark(faded.reshape(rows, 1, window, heads), "decay since")
+        dots = self._mark(dots.sum(4), "q k, k k")
+        groups = heads // s.key_heads
+        dots = dots.reshape(rows, 2, window, 1, s.key_heads)
+        dots = dots.expand(rows, 2, window, groups, s.key_heads)
+        return self._mark(dots.reshape(rows, 2, window, heads) * faded, "weights")
+
+    def _invert(self, weights: Tensor, strength: Tensor, own: Seen) -> dict[str, Tensor]:
+        """Return each row of the triangular matrix of its span, and of its inverse."""
+        span, rows, heads = self.span, self.step.rows, self.shape.value_heads
+        place = self.step.tracer.iota(span).reshape(1, 1, span)
+        offset = (self.position & (span - 1)).reshape(rows, 1, 1)
+        matrix = weights[:, 1, span:].permute(0, 2, 1) * strength.reshape(rows, heads, 1)
+        matrix = self._mark((place < offset).where(matrix, 0.0), "matrix")
+        inverse = (place == offset).where(Tensor(1.0), 0.0).expand(rows, heads, span)
+        half = 1
+        while half < span:
+            # the first half of 2 * half aligned positions, for a row in the second
+            is_second = (offset & half) != 0
+            is_first = is_second & ((place & -half) == (offset & -half) - half)
+            if half == 1:
+                inverse = inverse - is_first.where(matrix, 0.0)
+            else:
+                through = self._see("matrix", matrix, own)  # [rows, span, heads, span]
+                through = (inverse.permute(0, 2, 1).reshape(rows, span, heads, 1) * through).sum(1)
+                through = self._mark(is_first.where(through, 0.0), "joining halves")
+                found = self._see("inverse", inverse, own)
+                found = (through.permute(0, 2, 1).reshape(rows, span, heads, 1) * found).sum(1)
+                inverse = inverse - is_first.where(found, 0.0)
+            inverse = self._mark(inverse, "inverse")
+            half *= 2
+        if span == 1:
+            inverse = self._mark(inverse, "inverse")
+        return {"matrix": matrix, "inverse": inverse}
+
+    def _recall(self, memory: Tensor, sides: Tensor, decay: Tensor) -> Tensor:
+        """Return what queries and keys find in the memory: [rows, 2, value_heads, value_dim]."""
+        s, rows = self.shape, self.step.rows
+        heads, rates = self.sizes["decay"]
+        groups = heads // s.key_heads
+        spread = sides.reshape(rows, 2, 1, s.key_heads, s.key_dim)
+        spread = spread.expand(rows, 2, groups, s.key_heads, s.key_dim)
+        spread = spread.reshape(rows, 2, heads, s.key_dim) * decay.reshape(rows, 1, heads, rates)
+        spread = self._mark(spread, "decayed q, k").reshape(rows, 2, heads, s.key_dim, 1)
+        which = (self.position & -self.span) > (self.start.reshape(1, 1) & -self.span)
+        which = which.where(Tensor(1), 0).expand(rows, 2)
+        found = self.step.tracer.lookup(memory, which)
+        return self._mark((spread * found).sum(3), "recalled")
+
+    def _move_memory(self) -> Tensor:
+        """Return the memory as this step reads it: one span further when the start is."""
+        s, span, lookup = self.shape, self.span, self.step.tracer.lookup
+        heads, rates = self.sizes["decay"]
+        groups = heads // s.key_heads
+        begin = self.start & -span
+        # the rows of the span before the start's own, by their places in the old state
+        place = self.step.tracer.iota(span) + (begin - self.start) + span
+        rows = self._mark(lookup(self._find_kept(2 * span) + 1, place) - 1, "rows to remember")
+        decay = self._mark(lookup(self._get_old("decay"), rows), "their decay")
+        last = decay[span - 1 :]
+        keys = lookup(self._get_old("key"), rows.reshape(span, 1).expand(span, groups))
+        keys = keys.reshape(span, heads, s.key_dim) * (last - decay).exp()
+        keys = self._mark(keys, "their keys").reshape(span, heads, s.key_dim, 1)
+        updates = self._mark(lookup(self._get_old("update"), rows), "their updates")
+        updates = updates.reshape(span, heads, 1, s.value_dim)
+        faded = self.old_memory[1] * last.reshape(heads, rates, 1).exp()
+        later = self._mark(faded + (keys * updates).sum(0), "remembered")
+        is_same = begin.reshape(1, 1, 1, 1) == (self.old_start & -span).reshape(1, 1, 1, 1)
+        moved = Tensor.stack(self.old_memory[1], later)
+        moved = is_same.where(self.old_memory, moved)
+        return self._mark((begin > 0).reshape(1, 1, 1, 1).where(moved, 0.0), "memory")
+
+    def _collect(
+        self, fresh: dict[str, Tensor], conv: Tensor, memory: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the layer's new states by name."""
+        flat = [
+            fresh[name].reshape(self.step.rows, math.prod(size))
+            for name, size in self.sizes.items()
+        ]
+        rows = self._mark(Tensor.cat(*flat, dim=1), "new rows")
+        states = {
+            "rows": self._write(self.old_rows, rows, 2 * self.span),
+            "conv": self._write(self.old_conv, conv, self.shape.taps - 1),
+            "memory": memory,
+            "start": self._mark(self.start, "start"),
+        }
+        return {f"layers.{self.layer}.{name}": state for name, state in states.items()}
+
+    def _write(self, old: Tensor, fresh: Tensor, count: int) -> Tensor:
+        """Return the last ``count`` rows that count, then the new ones, then zeros."""
+        place = self.step.tracer.iota(count + self.chunk)
+        kept = self.step.tracer.lookup(old, self._find_kept(count))
+        new = self.step.tracer.lookup(fresh, place - count)
+        is_kept = (place < count).reshape(count + self.chunk, 1)
+        return self._mark(is_kept.where(kept, new), "rows kept")
+
+    def _state(self, name: str, *shape: int) -> Tensor:
+        spec = TensorSpec(f"layers.{self.layer}.{name}", "float32", shape)
+        return self.step.tracer.state(spec)
+
+    def _mark(self, value: Tensor, label: str) -> Tensor:
+        return self.step.tracer.mark(value, f"{self.label}: {label}")
