@@ -31,7 +31,8 @@ from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.devices import select_device
 from splitup.graph.runtime import TaskProgram
 from splitup_deploy.frontends.decoder import trace_decoder
-from splitup_deploy.frontends.gguf import GgufWeights, read_config
+from splitup_deploy.frontends.gguf import GgufWeights
+from splitup_deploy.frontends.gguf_config import FAMILIES, read_config
 from splitup_deploy.frontends.gguf_file import read_gguf
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCAB = 768, 2_048, 12, 12, 4, 32_000
@@ -133,7 +134,7 @@ def load(path: Path, rows: int, threads: int, *, products: bool) -> Run:
     """Compile the uncut model and return a function that times TOKENS steps, or one of rows."""
     file = read_gguf(path)
     config = read_config(file, "llama", CONTEXT)
-    traced = trace_decoder(config, GgufWeights(file, config, interleaved=True))
+    traced = trace_decoder(config, GgufWeights(file, config, FAMILIES["llama"]))
 
     def get_bytes(name: str) -> memoryview:
         return memoryview(b"".join(traced.weights[name].read()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,13 +56,17 @@ _LLAMA3 = {
 
 @dataclass(frozen=True)
 class Case:
-    """One checkpoint: ``change`` is laid over the common configuration."""
+    """One checkpoint: ``change`` is laid over the common configuration.
+
+    ``shapes`` yields its weights' names and shapes where ``iter_shapes`` does not know the family.
+    """
 
     architecture: str
     model_type: str
     change: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
     context: int | None = None
+    shapes: Callable[[Case], Iterator[tuple[str, tuple[int, ...]]]] | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -197,6 +201,9 @@ CASES: dict[str, Case] = {
 
 def iter_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield every weight's Hugging Face name and shape."""
+    if case.shapes is not None:
+        yield from case.shapes(case)
+        return
     c, family = case.config, case.model_type
     hidden, inner = c["hidden_size"], c["intermediate_size"]
     size = c.get("head_dim", hidden // c["num_attention_heads"])

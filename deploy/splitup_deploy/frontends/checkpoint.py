@@ -81,10 +81,11 @@ class DirectoryWeights:
         spec = TensorSpec(name, dtypes.pop(), shape)
         return WeightSource(spec, tuple(part for source in sources for part in source.parts))
 
-    def check_all_read(self, allowed: tuple[str, ...] = ()) -> None:
+    def check_all_read(self, allowed: tuple[str, ...] = (), prefixes: tuple[str, ...] = ()) -> None:
         """Raise InvalidModel for a weight that nobody asked for: it would change the results."""
         for name in self._tensors:
-            if name not in self._asked and name not in allowed and not _DERIVED.fullmatch(name):
+            is_allowed = name in allowed or name.startswith(prefixes) or _DERIVED.fullmatch(name)
+            if name not in self._asked and not is_allowed:
                 raise InvalidModel(
                     f"'{self._directory}' has a weight '{name}' for which config.json has no use: "
                     "the weights belong to another configuration or to an unknown variation"

@@ -71,6 +71,23 @@ class Recurrent:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Attention that keeps keys and values compressed (``splitup_deploy.frontends.latent``).
+
+    A cache row has ``rank`` compressed elements, then ``turned`` ones of a key that all heads
+    share; these turn, 2i and 2i + 1 together. Without ``query_rank`` queries are not compressed.
+    ``split``: what expands keys and values is stored as two weights.
+    """
+
+    rank: int
+    turned: int
+    value_dim: int
+    query_rank: int | None
+    norm_epsilon: float
+    split: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """The numbers that shape a decoder, and how it varies from Llama's (the defaults)."""
 
@@ -86,11 +103,13 @@ class DecoderConfig:
     rope: Rope
     tied: bool
     local: Local | None = None
+    latent: Latent | None = None
     recurrent: Recurrent | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # query and key heads are normed before they turn
+    wide_qk_norm: bool = False  # the same, but all query heads as one row and all key heads as one
     fused: bool = False  # q, k, v and gate, up are stored as one tensor each
     output_gate: bool = False  # a query head is stored with a gate behind it, of what it reads
     unit_norms: bool = False  # norms multiply by 1 + weight
@@ -135,7 +154,8 @@ def trace_decoder(
     """Trace a step of up to ``chunk`` rows: tokens, layout, outputs -> logits [R, vocab].
 
     No chunk means 64 rows, or the context if that is less. ``feed_forward`` takes the place of the
-    dense MLP, ``mixer`` that of attention. Raises InvalidModel for a chunk that is no size or larger than the context.
+    dense MLP, ``mixer`` that of attention. Raises InvalidModel for a chunk that is no size or
+    larger than the context.
     """
     if chunk is not None and not 1 <= chunk <= config.context:
         raise InvalidModel(
@@ -156,7 +176,7 @@ def trace_decoder(
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
         x = tracer.mark(x, "embed")
-        updates = {}
+        updates: dict[str, Tensor] = {}
         for layer in range(config.layers):
             x, states = (mixer or Step.attend)(step, x, layer)
             updates |= states
@@ -305,10 +325,10 @@ class Step:
         weight = self.tensor(self.weights.get(name, size or self.config.hidden))
         return weight + 1.0 if self.config.unit_norms else weight
 
-    def normalise(self, x: Tensor, weight: Tensor) -> Tensor:
+    def normalise(self, x: Tensor, weight: Tensor, epsilon: float | None = None) -> Tensor:
         """Return x divided by the root of its last axis's mean square, times ``weight``."""
         mean = x.square().mean(x.ndim - 1, keepdim=True)
-        return x * (mean + self.config.norm_epsilon).rsqrt() * weight
+        return x * (mean + (epsilon or self.config.norm_epsilon)).rsqrt() * weight
 
     def add(self, x: Tensor, branch: Tensor, norm: str, label: str) -> Tensor:
         """Return x plus a branch, which a model with ``post_norms`` norms first."""
@@ -320,6 +340,13 @@ class Step:
     def norm_heads(self, qk: Tensor, layer: int, label: str) -> Tensor:
         """Return the RMS norm of every query and key head of [rows, heads, head_dim]."""
         c, prefix = self.config, f"model.layers.{layer}.self_attn"
+        if c.wide_qk_norm:
+            wide = []
+            for name, first, count in (("q", 0, c.heads), ("k", c.heads, c.kv_heads)):
+                part = qk[:, first : first + count].reshape(self.rows, count * c.head_dim)
+                weight = self.norm_weight(f"{prefix}.{name}_norm.weight", count * c.head_dim)
+                wide.append(self.normalise(part, weight).reshape(self.rows, count, c.head_dim))
+            return self.tracer.mark(Tensor.cat(*wide, dim=1), f"{label}: q, k norm")
         query, key = (
             self.norm_weight(f"{prefix}.{name}_norm.weight", c.head_dim)
             .reshape(1, c.head_dim)
@@ -328,24 +355,27 @@ class Step:
         )
         return self.tracer.mark(self.normalise(qk, query.cat(key)), f"{label}: q, k norm")
 
-    def rotate(self, heads: Tensor, layer: int, label: str) -> Tensor:
-        """Return the query and key heads, which are the first, turned by their position.
+    def rotate(self, heads: Tensor, count: int, layer: int, label: str) -> Tensor:
+        """Return the first ``count`` of heads [rows, heads, size], turned by their position.
 
         Every layer has the table under its own name: a shared one would make the first layer's
         task send its rows to all others.
         """
         c = self.config
         rope = c.local.rope if c.local is not None and layer in c.local.layers else c.rope
-        half = rope.pairs
+        half, size = rope.pairs, int(heads.shape[2])
         spec = TensorSpec(f"layers.{layer}.rope", "float32", (c.context, 2, half))
         table = self.tracer.weight(WeightSource(spec, (RopeTable(rope, c.context),)))
         angles = self.select(self.layout.positions, c.context, table)  # [rows, 2, half]
         angles = self.tracer.mark(angles, label + ": rope angles")
         cosine, sine = angles[:, 0:1, :], angles[:, 1:2, :]
-        count = c.heads + c.kv_heads
-        first, second = heads[:, :count, :half], heads[:, :count, half : 2 * half]
+        if c.latent is None:
+            first, second = heads[:, :count, :half], heads[:, :count, half : 2 * half]
+        else:  # what turns together lies side by side, and half a head apart from here on
+            pairs = heads[:, :count, : 2 * half].reshape(self.rows, count, half, 2)
+            first, second = pairs[:, :, :, 0], pairs[:, :, :, 1]
         turned = [first * cosine - second * sine, second * cosine + first * sine]
-        if 2 * half < c.head_dim:
+        if 2 * half < size:
             turned.append(heads[:, :count, 2 * half :])
         return self.tracer.mark(Tensor.cat(*turned, dim=2), label + ": rope")
 
@@ -371,11 +401,29 @@ class Step:
         if gates:
             pairs = qkv[:, : 2 * gates].reshape(rows, gates, 2, c.head_dim)
             gate, qkv = pairs[:, :, 1], pairs[:, :, 0].cat(qkv[:, 2 * gates :], dim=1)
-        qk = self.norm_heads(qkv[:, :turned], layer, label) if c.qk_norm else qkv
-        qk = self.rotate(qk, layer, label)
+        is_normed = c.qk_norm or c.wide_qk_norm
+        qk = self.norm_heads(qkv[:, :turned], layer, label) if is_normed else qkv
+        qk = self.rotate(qk, turned, layer, label)
         fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
         fresh = mark(fresh, f"{label}: k, v")  # else the cache is not written in vectors
         cache = mark(self.write_cache(layer, fresh), f"{label}: KV cache")
+        query = qk[:, : c.heads].reshape(rows, c.kv_heads, groups, 1, c.head_dim)
+        mixed = self.read_cache(layer, query, cache[:, 0], cache[:, 1])
+        if gates:
+            mixed = mark(mixed * sigmoid(gate.reshape(rows, width)), f"{label}: gated values")
+        name = f"{prefix}.self_attn.o_proj"
+        branch = self.project(mixed, name, [(name, c.hidden)], width, c.output_bias)
+        x = self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label)
+        return x, {f"layers.{layer}.kv": cache}
+
+    def read_cache(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Return the attention of query [rows, kv_heads, groups, 1, size] over a layer's cache.
+
+        Keys and values are [context, kv_heads, size]; the result [rows, heads * size of a value].
+        """
+        c, rows, mark = self.config, self.rows, self.tracer.mark
+        label, groups = f"block {layer} attention", int(query.shape[2])
+        width = int(query.shape[1]) * groups * int(values.shape[2])
         slots = mark(self.find_slots(layer), f"{label}: cache rows seen")  # [rows, context]
         # one index per query head: broadcast later, what is looked up would be written to memory
         index = (
@@ -384,9 +432,8 @@ class Step:
             .expand(rows, groups, c.context)
         )
         keys, values = (
-            self.tracer.lookup(cache[:, part], index).permute(0, 3, 1, 2, 4) for part in (0, 1)
-        )  # [rows, kv_heads, groups, context, head_dim]
-        query = qk[:, : c.heads].reshape(rows, c.kv_heads, groups, 1, c.head_dim)
+            self.tracer.lookup(table, index).permute(0, 3, 1, 2, 4) for table in (keys, values)
+        )  # [rows, kv_heads, groups, context, size]
         scores = (query * keys).sum(4) * (c.attention_scale or 1.0 / math.sqrt(c.head_dim))
         if c.attention_cap is not None:
             scores = soft_cap(scores, c.attention_cap)
@@ -394,16 +441,9 @@ class Step:
         scores = mark(is_seen.where(scores, MASKED), f"{label}: scores")
         powers = mark((scores - scores.max(3, keepdim=True)).exp(), f"{label}: softmax")
         total = mark(powers.sum(3), f"{label}: softmax sum")  # [rows, kv_heads, groups]
-        spread = powers.reshape(rows, c.kv_heads, groups, c.context, 1)
+        spread = powers.reshape(rows, *powers.shape[1:3], c.context, 1)
         mixed = (spread * values).sum(3)
-        mixed = (mixed / total.unsqueeze(3)).reshape(rows, width)
-        if gates:
-            mixed = mark(mixed, f"{label}: values") * sigmoid(gate.reshape(rows, width))
-        mixed = mark(mixed, f"{label}: values")
-        name = f"{prefix}.self_attn.o_proj"
-        branch = self.project(mixed, name, [(name, c.hidden)], width, c.output_bias)
-        x = self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label)
-        return x, {f"layers.{layer}.kv": cache}
+        return mark((mixed / total.unsqueeze(3)).reshape(rows, width), f"{label}: values")
 
     def find_slots(self, layer: int) -> Tensor:
         """Return the cache rows that a layer's rows see, by position: int32 [rows, context]."""
@@ -416,17 +456,17 @@ class Step:
         return is_near.where(slots, -c.context)
 
     def write_cache(self, layer: int, fresh: Tensor) -> Tensor:
-        """Return the layer's KV cache: kept rows, new ones [rows, 2, kv_heads, head_dim], zeros.
+        """Return the layer's KV cache: kept rows, new ones [rows, *shape of one], zeros.
 
         Nothing is left of rows that were not kept.
         """
         c = self.config
-        row = (2, c.kv_heads, c.head_dim)
+        row = tuple(int(size) for size in fresh.shape[1:])
         old = self.tracer.state(TensorSpec(f"layers.{layer}.kv", "float32", (c.context, *row)))
         place, start = self.tracer.iota(c.context), self.layout.get_start(c.context)
         kept = self.tracer.lookup(old, self.layout.find_kept(c.context))
         new = self.tracer.lookup(fresh, place - start)
-        return (place < start).reshape(c.context, 1, 1, 1).where(kept, new)
+        return (place < start).reshape(c.context, *(1,) * len(row)).where(kept, new)
 
     def mlp(self, x: Tensor, layer: int, feed_forward: FeedForward) -> Tensor:
         """Return x plus the feed-forward part of one layer."""
@@ -447,17 +487,23 @@ class Step:
 
 def compute_dense_mlp(step: Step, h: Tensor, layer: int) -> Tensor:
     """Return the gated MLP of h [rows, hidden]."""
-    c = step.config
-    prefix, name = f"model.layers.{layer}.mlp", f"model.layers.{layer}.mlp.gate_up_proj"
-    parts = [(f"{prefix}.{part}_proj", c.intermediate) for part in ("gate", "up")]
+    prefix = f"model.layers.{layer}.mlp"
+    return compute_gated_mlp(step, h, prefix, step.config.intermediate, f"block {layer} MLP")
+
+
+def compute_gated_mlp(step: Step, h: Tensor, prefix: str, inner: int, label: str) -> Tensor:
+    """Return the gated MLP of h [rows, hidden] whose weights are called ``prefix``.*_proj."""
+    c, name = step.config, f"{prefix}.gate_up_proj"
+    parts = [(f"{prefix}.{part}_proj", inner) for part in ("gate", "up")]
     if c.fused:
-        parts = [(name, 2 * c.intermediate)]
-    both = step.project(h, name, parts, c.hidden, c.mlp_bias)
-    both = step.tracer.mark(both, f"block {layer} MLP: gate and up")
-    active = step.activate(both[:, : c.intermediate], both[:, c.intermediate :])
-    active = step.tracer.mark(active, f"block {layer} MLP: activation")
+        parts = [(name, 2 * inner)]
+    both = step.tracer.mark(
+        step.project(h, name, parts, c.hidden, c.mlp_bias), f"{label}: gate and up"
+    )
+    active = step.activate(both[:, :inner], both[:, inner:])
+    active = step.tracer.mark(active, f"{label}: activation")
     down = f"{prefix}.down_proj"
-    return step.project(active, down, [(down, c.hidden)], c.intermediate, c.mlp_bias)
+    return step.project(active, down, [(down, c.hidden)], inner, c.mlp_bias)
 
 
 def bound_slots(slots: Tensor, context: int) -> Tensor:

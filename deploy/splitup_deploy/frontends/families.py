@@ -189,13 +189,19 @@ def read_shape(
     return config
 
 
-def add_rope(fields: Fields, config: DecoderConfig) -> DecoderConfig:
-    """Return the configuration with the one rope that all its layers share."""
+def add_rope(fields: Fields, config: DecoderConfig, partial: float | None = None) -> DecoderConfig:
+    """Return the configuration with the one rope that all its layers share.
+
+    ``partial`` is the part of a head that turns where a field may say another one.
+    """
+    if partial is not None:
+        partial = fields.get_number("partial_rotary_factor", partial)
     defaults = RopeDefaults(
         config.head_dim,
         fields.get_integer("max_position_embeddings"),
         config.context,
         theta=fields.get_number("rope_theta", 10_000.0),
+        partial=partial,
     )
     return replace(config, rope=read_rope(find_rope_parameters(fields), defaults))
 

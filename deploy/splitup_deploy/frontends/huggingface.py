@@ -7,11 +7,10 @@ from typing import Any
 
 from splitup import limits
 from splitup.errors import InvalidModel
-from splitup_deploy.frontends import moe
 from splitup_deploy.frontends.checkpoint import DirectoryWeights, read_json
-from splitup_deploy.frontends.decoder import DecoderConfig, trace_decoder
-from splitup_deploy.frontends.families import ARCHITECTURES
+from splitup_deploy.frontends.decoder import DecoderConfig
 from splitup_deploy.frontends.fields import Fields
+from splitup_deploy.frontends.language import ARCHITECTURES, trace_language_model
 from splitup_deploy.frontends.model import Sizes, SourceModel, Text
 
 
@@ -30,23 +29,30 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
     text = Text(tokenizer, _read_eos_ids(directory, table), config.vocab, config.context)
     weights = DirectoryWeights(directory)
-    traced = trace_decoder(config, weights, sizes.chunk, moe.choose_feed_forward(config))
-    weights.check_all_read(("lm_head.weight",) if config.tied else ())
+    traced = trace_language_model(config, weights, sizes.chunk)
+    unused = ("lm_head.weight",) if config.tied else ()
+    weights.check_all_read(unused, _list_further_blocks(table, config))
     return SourceModel("text-generation", traced, text)
 
 
 def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
     """Read a config.json, in its old and new spellings; raises InvalidModel."""
     names = table.get("architectures")
-    known = {**ARCHITECTURES, **moe.ARCHITECTURES}
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in list(known):
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in list(ARCHITECTURES):
         raise InvalidModel(
-            f"architecture {names!r:.80} is not supported; these are: {', '.join(known)}"
+            f"architecture {names!r:.80} is not supported; these are: {', '.join(ARCHITECTURES)}"
         )
     fields = Fields(table)
-    config = known[names[0]](fields, context)
+    config = ARCHITECTURES[names[0]](fields, context)
     fields.check_all_read()
     return config
+
+
+def _list_further_blocks(table: dict[str, Any], config: DecoderConfig) -> tuple[str, ...]:
+    """Return what names of weights start with of blocks that only predict tokens further ahead."""
+    count = table.get("num_nextn_predict_layers")
+    last = config.layers + min(count, limits.MAX_LAYERS) if type(count) is int else 0
+    return tuple(f"model.layers.{layer}." for layer in range(config.layers, last))
 
 
 def _read_eos_ids(directory: Path, table: dict[str, Any]) -> tuple[int, ...]:

@@ -1,30 +1,71 @@
-"""Mixtures of experts: Mixtral and Qwen3-MoE, as a feed-forward part of the decoder.
+"""Mixtures of experts as a feed-forward part of the decoder.
 
 For every row a router chooses ``active`` of the experts, its slots, and weighs them by gates. The
 weights of all experts of a layer are one tensor, from which every slot looks its expert's up;
 tinygrad turns that into a load, so a step reads the weights of chosen experts only. The experts of
 a layer are a ``Bank``: one too large for a task is divided by experts (``splitup_deploy.divide``).
-Sources: arXiv 2401.04088, section 2.1; arXiv 2505.09388, section 2.
+Shared experts are a dense MLP beside them, which every row goes through.
+What a family chooses of this is in ``splitup_deploy.frontends.moefamilies``.
+Sources: arXiv 2401.04088, section 2.1; arXiv 2505.09388, section 2; arXiv 2412.19437, section
+2.1.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from dataclasses import fields as list_fields
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
+from tinygrad.uop.ops import UOp
 
-from splitup import limits
 from splitup.errors import InvalidModel
 from splitup.tensors import TensorSpec
-from splitup_deploy.frontends.decoder import DecoderConfig, FeedForward, Step, compute_dense_mlp
-from splitup_deploy.frontends.families import add_qwen_window, add_rope, add_window, read_shape
-from splitup_deploy.frontends.fields import Fields
+from splitup_deploy.frontends.decoder import (
+    MASKED,
+    DecoderConfig,
+    FeedForward,
+    Step,
+    compute_dense_mlp,
+    compute_gated_mlp,
+)
 from splitup_deploy.frontends.quantised import dequantise
 from splitup_deploy.weights import WeightSource
+
+# What the scores of a row's experts are divided by is at least this, as in llama.cpp: the smallest
+# float16. Sigmoids may all be zero.
+MIN_SCORES: Final = 2.0**-14
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """How a row's experts are chosen and weighed.
+
+    ``renormalised``: the gates of a row's chosen experts add up to one. ``scale`` multiplies them
+    after that. ``biased``: the choice, and nothing else, goes by scores plus a bias of every
+    expert. With several ``groups`` of neighbouring experts only those of ``groups_taken`` can be
+    chosen: the groups whose ``group_best`` best experts have the largest sum.
+    """
+
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalised: bool = False
+    scale: float = 1.0
+    biased: bool = False
+    groups: int = 1
+    groups_taken: int = 1
+    group_best: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The experts that every row goes through: one MLP, ``name`` in a block's MLP.
+
+    ``gated``: what it adds is multiplied by the sigmoid of one more output, ``name``_gate.
+    """
+
+    intermediate: int
+    name: str
+    gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +73,16 @@ class Experts:
     """The experts of every layer but ``dense_layers``, and what their weights are called.
 
     ``prefix`` is their module in a block; ``names`` are gate, up and down projection.
-    ``renormalised``: the gates of a row's chosen experts add up to one.
     """
 
     count: int
     active: int
     intermediate: int
-    renormalised: bool
     prefix: str
     names: tuple[str, str, str]
+    router: Router
     dense_layers: frozenset[int] = frozenset()
+    shared: Shared | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,51 +90,6 @@ class MoeConfig(DecoderConfig):
     """A decoder with experts."""
 
     experts: Experts | None = None
-
-
-def read_mixtral(fields: Fields, context: int | None) -> MoeConfig:
-    """Read a MixtralForCausalLM configuration."""
-    config = _add_rope(fields, read_shape(fields, context, epsilon=1e-5))
-    if fields.get("sliding_window") is not None:
-        config = add_window(fields, config, range(config.layers))
-    experts = Experts(
-        count=fields.get_integer("num_local_experts", most=limits.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=config.intermediate,
-        renormalised=True,
-        prefix="block_sparse_moe",
-        names=("w1", "w3", "w2"),
-    )
-    return _add_experts(fields, config, experts)
-
-
-def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
-    """Read a Qwen3MoeForCausalLM configuration; some layers may have a dense MLP."""
-    bias = fields.get_flag("attention_bias", False)
-    config = add_qwen_window(fields, _add_rope(fields, read_shape(fields, context)))
-    config = replace(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
-    period = fields.get_integer("decoder_sparse_step", 1)
-    dense = fields.get("mlp_only_layers", [])
-    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
-        raise fields.refuse("mlp_only_layers", "a list of layers")
-    experts = Experts(
-        count=fields.get_integer("num_experts", most=limits.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=fields.get_integer("moe_intermediate_size"),
-        renormalised=fields.get_flag("norm_topk_prob", False),
-        prefix="mlp",
-        names=("gate_proj", "up_proj", "down_proj"),
-        dense_layers=frozenset(
-            layer for layer in range(config.layers) if layer in dense or (layer + 1) % period
-        ),
-    )
-    return _add_experts(fields, config, experts)
-
-
-ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
-    "MixtralForCausalLM": read_mixtral,
-    "Qwen3MoeForCausalLM": read_qwen3_moe,
-}
 
 
 def choose_feed_forward(config: DecoderConfig) -> FeedForward | None:
@@ -129,7 +125,21 @@ def compute_experts(step: Step, h: Tensor, layer: int, experts: Experts) -> Tens
     result = (gate_of_slot != 0.0).where(result * gate_of_slot, 0.0)
     result = mark(result, f"{label}: output")  # [rows, slots, hidden]
     step.tracer.mark_bank(result, chosen, gates, [h], experts.count)
-    return result.sum(1)
+    if experts.shared is None:
+        return result.sum(1)
+    return result.sum(1) + compute_shared(step, h, layer, experts, experts.shared)
+
+
+def compute_shared(step: Step, h: Tensor, layer: int, experts: Experts, shared: Shared) -> Tensor:
+    """Return what the shared experts add to h [rows, hidden]."""
+    label, hidden = f"block {layer} shared expert", step.config.hidden
+    prefix = f"model.layers.{layer}.{experts.prefix}.{shared.name}"
+    result = compute_gated_mlp(step, h, prefix, shared.intermediate, label)
+    if shared.gated:
+        gate = step.matmul(h, step.weights.get(f"{prefix}_gate.weight", 1, hidden), 1, hidden)
+        gate = step.tracer.mark(gate, f"{label}: gate")
+        result = step.tracer.mark(result, f"{label}: ungated") * compute_sigmoid(gate)
+    return step.tracer.mark(result, f"{label}: output")
 
 
 def route(step: Step, h: Tensor, layer: int, experts: Experts) -> tuple[Tensor, Tensor]:
@@ -137,27 +147,58 @@ def route(step: Step, h: Tensor, layer: int, experts: Experts) -> tuple[Tensor, 
 
     Of equal scores, the first expert's is taken.
     """
-    mark, label = step.tracer.mark, f"block {layer} router"
+    mark, label, router = step.tracer.mark, f"block {layer} router", experts.router
     count, rows, slots = experts.count, step.rows, experts.active
-    name = f"model.layers.{layer}.{experts.prefix}.gate.weight"
-    logits = step.matmul(
-        h, step.weights.get(name, count, step.config.hidden), count, step.config.hidden
-    )
-    logits = mark(logits, f"{label}: logits")
-    powers = mark((logits - logits.max(1, keepdim=True)).exp(), f"{label}: softmax")
-    scores = mark(powers / powers.sum(1, keepdim=True), f"{label}: scores")
-    one, other = scores.reshape(rows, count, 1), scores.reshape(rows, 1, count)
-    place = step.tracer.iota(count)
-    earlier = place.reshape(1, 1, count) < place.reshape(1, count, 1)
-    before = (one < other) | ((one == other) & earlier)
-    rank = mark(before.where(1, 0).cast(dtypes.int32).sum(2), f"{label}: rank")
+    name = f"model.layers.{layer}.{experts.prefix}.gate"
+    weight = step.weights.get(f"{name}.weight", count, step.config.hidden)
+    logits = mark(step.matmul(h, weight, count, step.config.hidden), f"{label}: logits")
+    if router.scoring == "sigmoid":
+        scores = mark(compute_sigmoid(logits), f"{label}: scores")
+    else:
+        powers = mark((logits - logits.max(1, keepdim=True)).exp(), f"{label}: softmax")
+        scores = mark(powers / powers.sum(1, keepdim=True), f"{label}: scores")
+    choice = scores
+    if router.biased:
+        bias = step.tensor(step.weights.get(f"{name}.e_score_correction_bias", count))
+        choice = mark(scores + bias, f"{label}: scores with bias")
+    if router.groups > 1:
+        choice = _hide_groups(step, choice, experts, label)
+    rank = mark(_rank(step, choice, rows, count), f"{label}: rank")
     taken = rank.reshape(rows, 1, count) == step.tracer.iota(slots).reshape(1, slots, 1)
-    chosen = taken.where(place.reshape(1, 1, count), 0).sum(2)
+    chosen = taken.where(step.tracer.iota(count).reshape(1, 1, count), 0).sum(2)
     chosen = mark(chosen, f"{label}: chosen experts")
     gates = mark(taken.where(scores.reshape(rows, 1, count), 0.0).sum(2), f"{label}: their scores")
-    if experts.renormalised:
-        gates = gates / gates.sum(1, keepdim=True)
-    return chosen, mark(gates * 1.0, f"{label}: gates")
+    if router.renormalised:
+        total = gates.sum(1, keepdim=True)
+        gates = gates / (total.maximum(MIN_SCORES) if router.scoring == "sigmoid" else total)
+    return chosen, mark(gates * router.scale, f"{label}: gates")
+
+
+def compute_sigmoid(x: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-x)), which is 0 where the power is infinite."""
+    return (1.0 + (-x).exp()).reciprocal()
+
+
+def _hide_groups(step: Step, choice: Tensor, experts: Experts, label: str) -> Tensor:
+    """Return the choice [rows, count] without the experts of groups that are not taken."""
+    mark, rows, router = step.tracer.mark, step.rows, experts.router
+    groups, size = router.groups, experts.count // router.groups
+    split = choice.reshape(rows, groups, size)
+    rank = mark(_rank(step, split, rows, groups, size), f"{label}: rank in group")
+    best = mark((rank < router.group_best).where(split, 0.0).sum(2), f"{label}: groups")
+    rank = mark(_rank(step, best, rows, groups), f"{label}: rank of groups")
+    is_open = (rank < router.groups_taken).reshape(rows, groups, 1)
+    return mark(is_open.where(split, MASKED).reshape(rows, experts.count), f"{label}: choice")
+
+
+def _rank(step: Step, scores: Tensor, *shape: UOp | int) -> Tensor:
+    """Return how many of the last axis come before each score: int32 ``shape``."""
+    *outer, count = shape
+    one, other = scores.reshape(*outer, count, 1), scores.reshape(*outer, 1, count)
+    place, ones = step.tracer.iota(int(count)), (1,) * len(outer)
+    earlier = place.reshape(*ones, 1, count) < place.reshape(*ones, count, 1)
+    before = (one < other) | ((one == other) & earlier)
+    return before.where(1, 0).cast(dtypes.int32).sum(len(outer) + 1)
 
 
 def _look_up(
@@ -194,20 +235,3 @@ def _look_up(
     if joined.encoding:
         return dequantise(found.cast(dtypes.uint8), joined.encoding)
     return found if is_plain else found.lshift(16).bitcast(dtypes.float32)
-
-
-def _add_rope(fields: Fields, config: DecoderConfig) -> DecoderConfig:
-    if "rope_parameters" not in fields:
-        fields.get_number("rope_theta")  # the families' own default is not the plain one
-    return add_rope(fields, config)
-
-
-def _add_experts(fields: Fields, config: DecoderConfig, experts: Experts) -> MoeConfig:
-    for key in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"):
-        fields.get(key)  # matter in training only
-    if experts.active > experts.count:
-        raise InvalidModel(
-            f"config.json asks for {experts.active} active experts of {experts.count}"
-        )
-    values = {field.name: getattr(config, field.name) for field in list_fields(DecoderConfig)}
-    return MoeConfig(**values, experts=experts)

@@ -12,10 +12,9 @@ from splitup import limits
 from splitup.errors import InvalidModel
 from splitup.tensors import TensorSpec
 from splitup_deploy.frontends.checkpoint import FLOAT_DTYPES, WEIGHT_SUFFIXES, read_json
-from splitup_deploy.frontends.decoder import trace_decoder
 from splitup_deploy.frontends.huggingface import parse_config
+from splitup_deploy.frontends.language import trace_language_model
 from splitup_deploy.frontends.model import Sizes, SourceModel
-from splitup_deploy.frontends.moe import choose_feed_forward
 from splitup_deploy.weights import Absent, WeightSource
 
 _SUFFIXES: Final = (*WEIGHT_SUFFIXES, ".index.json", ".gguf", ".onnx")
@@ -37,7 +36,7 @@ def load_shapes(source: str, sizes: Sizes) -> SourceModel:
     table = read_json(file, limits.MAX_CONFIG_BYTES)
     config = parse_config(table, sizes.context)
     weights = ShapeWeights(table)
-    traced = trace_decoder(config, weights, sizes.chunk, choose_feed_forward(config))
+    traced = trace_language_model(config, weights, sizes.chunk)
     return SourceModel("text-generation", traced, None)
 
 

@@ -1,17 +1,22 @@
-"""Write what Hugging Face's models compute on the checkpoints of ``tests/deploy/checkpoints.py``.
+"""Write what Hugging Face's models compute on small random checkpoints.
+
+These are the cases of ``tests/deploy/checkpoints.py`` (in ``logits.npz``) and of
+``tests/deploy/mixtures.py`` (in ``mixture_logits.npz``).
 
 Run it again after changing a checkpoint, in an environment of its own:
 
     python -m venv /tmp/golden && /tmp/golden/bin/pip install torch transformers
-    PYTHONPATH=. /tmp/golden/bin/python tests/deploy/golden/make_golden.py
+    PYTHONPATH=. /tmp/golden/bin/python tests/deploy/golden/make_golden.py [FILE ...]
 
-``logits.npz`` gets, for every case, float32 logits after every token, computed at once (prefill)
+A file gets, for every case, float32 logits after every token, computed at once (prefill)
 and one token at a time, and the digest of the checkpoint they belong to.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,7 @@ import numpy as np
 import torch
 import transformers
 
+from tests.deploy import mixtures
 from tests.deploy.checkpoints import (
     CASES,
     GOLDEN,
@@ -53,10 +59,16 @@ def compute_logits(case: Case) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, An
     return whole.numpy(), torch.stack(rows).numpy()
 
 
-def main() -> None:
-    """Compute and write all cases."""
+FILES: dict[str, Mapping[str, Case]] = {
+    "logits.npz": CASES,
+    "mixture_logits.npz": mixtures.CASES,
+}
+
+
+def write(file: Path, cases: Mapping[str, Case]) -> None:
+    """Compute and write all cases of a file."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
-    for name, case in CASES.items():
+    for name, case in cases.items():
         whole, steps = compute_logits(case)
         gap = float(np.linalg.norm(whole - steps) / np.linalg.norm(whole))
         spread = float(np.abs(whole).max())
@@ -64,9 +76,10 @@ def main() -> None:
         arrays[f"{name}/prefill"] = whole.astype("<f4")
         arrays[f"{name}/steps"] = steps.astype("<f4")
         arrays[f"{name}/digest"] = np.array(compute_checkpoint_digest(case))
-    np.savez_compressed(GOLDEN / "logits.npz", **arrays)
-    print(f"{(GOLDEN / 'logits.npz').stat().st_size} bytes")
+    np.savez_compressed(file, **arrays)
+    print(f"{file.stat().st_size} bytes")
 
 
 if __name__ == "__main__":
-    main()
+    for name in sys.argv[1:] or FILES:
+        write(GOLDEN / name, FILES[name])
