@@ -52,9 +52,9 @@ def iter_shapes(case: Case) -> Shapes:
         for norm in ("input", "post_attention"):
             yield f"{prefix}{norm}_layernorm.weight", (hidden,)
         is_latent = "kv_lora_rank" in c
-        list_attention = _iter_latent if is_latent else _iter_attention
+        list_attention = iter_latent if is_latent else _iter_attention
         yield from list_attention(case, prefix + "self_attn.")
-        yield from _iter_mlp(case, layer, prefix + "mlp.")
+        yield from iter_mlp(case, layer, prefix + "mlp.")
 
 
 def _iter_attention(case: Case, prefix: str) -> Shapes:
@@ -73,7 +73,8 @@ def _iter_attention(case: Case, prefix: str) -> Shapes:
         yield f"{prefix}k_norm.weight", (kv_heads * size if wide else size,)
 
 
-def _iter_latent(case: Case, prefix: str) -> Shapes:
+def iter_latent(case: Case, prefix: str) -> Shapes:
+    """Yield the weights of a layer's compressed attention."""
     c = case.config
     hidden, heads, rank, turned, fixed = (
         c[key]
@@ -98,7 +99,8 @@ def _iter_latent(case: Case, prefix: str) -> Shapes:
     yield prefix + "o_proj.weight", (hidden, heads * c["v_head_dim"])
 
 
-def _iter_mlp(case: Case, layer: int, prefix: str) -> Shapes:
+def iter_mlp(case: Case, layer: int, prefix: str) -> Shapes:
+    """Yield the weights of a layer's MLP, of its experts and router."""
     c = case.config
     hidden, inner = c["hidden_size"], c["intermediate_size"]
 
@@ -107,7 +109,8 @@ def _iter_mlp(case: Case, layer: int, prefix: str) -> Shapes:
             yield f"{name}{part}_proj.weight", (size, hidden)
         yield f"{name}down_proj.weight", (hidden, size)
 
-    if layer < c.get("first_k_dense_replace", 0):
+    is_dense = "num_experts_per_tok" not in c
+    if is_dense or layer < c.get("first_k_dense_replace", 0):
         yield from list_mlp(prefix, inner)
         return
     count = c.get("num_experts") or c["n_routed_experts"]

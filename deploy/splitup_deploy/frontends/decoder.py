@@ -53,7 +53,8 @@ class Recurrent:
     """The layers with a gated delta rule in the place of attention, and its sizes.
 
     ``taps`` is the length of the convolution. A memory decays as a whole, or ``by_channel`` of its
-    keys. Value head h has key head h mod ``key_heads``.
+    keys. Of v value heads for every key head, head h has key head h div v. ``converted``: it is
+    h mod key_heads, and what A_log is the logarithm of is stored, negated (GGUF's converter).
     """
 
     layers: frozenset[int]
@@ -63,6 +64,7 @@ class Recurrent:
     value_dim: int
     taps: int
     by_channel: bool = False
+    converted: bool = False
 
     @property
     def channels(self) -> int:
@@ -410,7 +412,7 @@ class Step:
         query = qk[:, : c.heads].reshape(rows, c.kv_heads, groups, 1, c.head_dim)
         mixed = self.read_cache(layer, query, cache[:, 0], cache[:, 1])
         if gates:
-            mixed = mark(mixed * sigmoid(gate.reshape(rows, width)), f"{label}: gated values")
+            mixed = mark(mixed * compute_sigmoid(gate.reshape(rows, width)), f"{label}: gated values")
         name = f"{prefix}.self_attn.o_proj"
         branch = self.project(mixed, name, [(name, c.hidden)], width, c.output_bias)
         x = self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label)
@@ -516,8 +518,8 @@ def bound_slots(slots: Tensor, context: int) -> Tensor:
     return slots.maximum(0).minimum(context - 1)
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """Return 1 / (1 + exp(-x)), which is what x * sigmoid(x), SiLU, is made of as well."""
+def compute_sigmoid(x: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-x)), which is 0 where the power is infinite."""
     return (1.0 + (-x).exp()).reciprocal()
 
 

@@ -34,20 +34,20 @@ from typing import NamedTuple
 from tinygrad.tensor import Tensor
 
 from splitup.tensors import TensorSpec
-from splitup_deploy.frontends.decoder import DecoderConfig, Mixer, Recurrent, Step, sigmoid
+from splitup_deploy.frontends.decoder import DecoderConfig, Mixer, Recurrent, Step, compute_sigmoid
 
 _TINY = 1e-6  # added to a head's squared length
 
 
-def choose_mixer(config: DecoderConfig) -> Mixer | None:
-    """Return what the blocks of a model with recurrent layers do between rows, None for others."""
+def choose_mixer(config: DecoderConfig, attention: Mixer | None) -> Mixer | None:
+    """Return what blocks do between rows: the delta rule, or in the other layers ``attention``."""
     shape = config.recurrent
     if shape is None:
-        return None
+        return attention
 
     def mix(step: Step, x: Tensor, layer: int) -> tuple[Tensor, dict[str, Tensor]]:
         if layer not in shape.layers:
-            return step.attend(x, layer)
+            return (attention or Step.attend)(step, x, layer)
         return DeltaRule(step, shape, layer).compute(x)
 
     return mix
@@ -79,7 +79,9 @@ class DeltaRule:
         self.step, self.shape, self.layer = step, shape, layer
         self.chunk = step.layout.chunk
         self.span = 1 << (self.chunk - 1).bit_length()
-        self.label, self.prefix = f"block {layer} memory", f"model.layers.{layer}.linear_attn"
+        self.label = f"block {layer} memory"
+        module = "self_attn" if shape.by_channel else "linear_attn"
+        self.prefix = f"model.layers.{layer}.{module}"
         heads, span = shape.value_heads, self.span
         rates = shape.key_dim if shape.by_channel else 1
         self.sizes = {
@@ -134,11 +136,10 @@ class DeltaRule:
         spread = weights[:, 0].reshape(rows, 2 * span, heads, 1)
         read = recalled[:, 0] + (spread * self._see("update", update, seen)).sum(1)
         read = self._mark(read * s.key_dim**-0.5, "read")
-        weight = step.tensor(step.weights.get(f"{self.prefix}.norm.weight", s.value_dim))
-        mixed = step.normalise(read, weight).reshape(rows, width)
-        mixed = self._mark(mixed * self._compute_gate(h), "values")
-        name = f"{self.prefix}.out_proj"
-        branch = step.project(mixed, name, [(name, step.config.hidden)], width, False)
+        name = f"{self.prefix}.{'o_proj' if s.by_channel else 'out_proj'}"
+        branch = step.project(
+            self._gate(h, read), name, [(name, step.config.hidden)], width, False
+        )
         x = step.tracer.mark(x + branch, f"{self.label}: output")
         return x, self._collect(fresh, conv, memory)
 
@@ -146,21 +147,27 @@ class DeltaRule:
 
     def _convolve(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys [rows, 2, key_heads, key_dim], values, and what was convolved."""
-        step, s, rows = self.step, self.shape, self.step.rows
-        name = f"{self.prefix}.in_proj_qkv"
-        fresh = step.project(h, name, [(name, s.channels)], step.config.hidden, False)
-        fresh = self._mark(fresh, "q, k, v")
+        step, s, rows, prefix = self.step, self.shape, self.step.rows, self.prefix
+        parts, kernels = [(f"{prefix}.in_proj_qkv", s.channels)], [(f"{prefix}.conv1d", s.channels)]
+        if s.by_channel:
+            widths = zip("qkv", (s.key_heads * s.key_dim,) * 3, strict=True)
+            parts = [(f"{prefix}.{part}_proj", width) for part, width in widths]
+            kernels = [(part.replace("_proj", "_conv1d"), width) for part, width in parts]
+        fresh = self._project(h, "in_proj_qkv", parts, "q, k, v")
         back = step.tracer.iota(s.taps).reshape(1, s.taps) - (s.taps - 1)
         seen = self._find(self.position + back, s.taps - 1)
-        weight = step.tensor(
-            step.weights.get(f"{self.prefix}.conv1d.weight", s.channels, s.taps)
+        old, new = (
+            step.tracer.lookup(table, index)
+            for table, index in zip((self.old_conv, fresh), seen, strict=True)
         )
-        inputs = self.step.tracer.lookup(self.old_conv, seen.old) + self.step.tracer.lookup(
-            fresh, seen.new
+        names = [(f"{name}.weight", width) for name, width in kernels]
+        kernel = step.weights.get(names[0][0], s.channels, 1, s.taps) if len(names) == 1 else (
+            step.weights.join(f"{prefix}.conv1d.weight", names, s.channels, 1, s.taps)
         )
-        mixed = (inputs * weight.permute(1, 0).reshape(1, s.taps, s.channels)).sum(1)
+        weight = step.tensor(kernel).reshape(s.channels, s.taps).permute(1, 0)
+        mixed = ((old + new) * weight.reshape(1, s.taps, s.channels)).sum(1)
         mixed = self._mark(mixed, "convolution")
-        mixed = self._mark(mixed * sigmoid(mixed), "activation")
+        mixed = self._mark(mixed * compute_sigmoid(mixed), "activation")
         split = 2 * s.key_heads * s.key_dim
         sides = mixed[:, :split].reshape(rows, 2, s.key_heads, s.key_dim)
         length = sides.square().sum(3, keepdim=True) + _TINY
@@ -171,25 +178,51 @@ class DeltaRule:
     def _compute_rates(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logarithm of the decay, [rows, value_heads, 1 or key_dim], and strengths."""
         step, s, prefix = self.step, self.shape, self.prefix
-        parts = [(f"{prefix}.in_proj_{part}", s.value_heads) for part in "ab"]
-        both = step.project(h, f"{prefix}.in_proj_ab", parts, step.config.hidden, False)
-        both = self._mark(both, "rates")
         heads, sizes = s.value_heads, self.sizes["rate"]
-        alpha = both[:, :heads].reshape(step.rows, *sizes)
+        if s.by_channel:
+            alpha = self._project_twice(h, "f", "decay input")
+            parts = [(f"{prefix}.b_proj", heads)]
+            beta = self._project(h, "b_proj", parts, "strength input")
+        else:
+            parts = [(f"{prefix}.in_proj_{part}", heads) for part in "ab"]
+            both = self._project(h, "in_proj_ab", parts, "decay and strength inputs")
+            alpha, beta = both[:, :heads], both[:, heads:]
         bias = step.tensor(step.weights.get(f"{prefix}.dt_bias", math.prod(sizes)))
-        alpha = alpha + bias.reshape(1, *sizes)
+        alpha = alpha.reshape(step.rows, *sizes) + bias.reshape(1, *sizes)
         soft = alpha.maximum(0.0) + (1.0 + (-alpha.abs()).exp()).log()
-        slope = step.tensor(step.weights.get(f"{prefix}.A", heads)).reshape(1, heads, 1)
-        rate = self._mark(soft * slope, "decay of a row")
-        return rate, self._mark(sigmoid(both[:, heads:]), "strength")
+        shape = (1, 1, heads, 1) if s.by_channel else (heads,)
+        slope = step.tensor(step.weights.get(f"{prefix}.A_log", *shape)).reshape(1, heads, 1)
+        rate = self._mark(soft * (slope if s.converted else -slope.exp()), "decay of a row")
+        return rate, self._mark(compute_sigmoid(beta), "strength")
 
-    def _compute_gate(self, h: Tensor) -> Tensor:
-        """Return what the values are multiplied by: [rows, value_heads * value_dim]."""
-        s, name = self.shape, f"{self.prefix}.in_proj_z"
-        parts = [(name, s.value_heads * s.value_dim)]
-        gate = self.step.project(h, name, parts, self.step.config.hidden, False)
-        gate = self._mark(gate, "gate")
-        return gate * sigmoid(gate)
+    def _gate(self, h: Tensor, values: Tensor) -> Tensor:
+        """Return values [rows, value_heads, value_dim] normed and gated."""
+        s, name = self.shape, "o_norm" if self.shape.by_channel else "norm"
+        weight = self.step.tensor(self.step.weights.get(f"{self.prefix}.{name}.weight", s.value_dim))
+        width = s.value_heads * s.value_dim
+        normed = self.step.normalise(values, weight).reshape(self.step.rows, width)
+        if s.by_channel:
+            gate = compute_sigmoid(self._project_twice(h, "g", "gate"))
+        else:
+            parts = [(f"{self.prefix}.in_proj_z", width)]
+            gate = self._project(h, "in_proj_z", parts, "gate")
+            gate = gate * compute_sigmoid(gate)
+        return self._mark(normed * gate, "values")
+
+    def _project(
+        self, h: Tensor, name: str, parts: list[tuple[str, int]], label: str, inner: int = 0
+    ) -> Tensor:
+        name = parts[0][0] if len(parts) == 1 else f"{self.prefix}.{name}"
+        inner = inner or self.step.config.hidden
+        return self._mark(self.step.project(h, name, parts, inner, False), label)
+
+    def _project_twice(self, h: Tensor, name: str, label: str) -> Tensor:
+        """Return h through two layers of which the inner one is as wide as a head."""
+        s = self.shape
+        parts = [(f"{self.prefix}.{name}_a_proj", s.value_dim)]
+        low = self._project(h, name, parts, f"{label}, narrow")
+        parts = [(f"{self.prefix}.{name}_b_proj", s.value_heads * s.value_dim)]
+        return self._project(low, name, parts, label, s.value_dim)
 
     # ---- where rows stand ----------------------------------------------------------------------
 
@@ -247,13 +280,14 @@ class DeltaRule:
         both = Seen(*(index.reshape(rows, 1, window).expand(rows, 2, window) for index in seen))
         keys = self._see("key", sides[:, 1], both)  # [rows, 2, window, key_heads, key_dim]
         dots = sides.reshape(rows, 2, 1, s.key_heads, s.key_dim) * keys
+        if s.by_channel:
+            since = since.reshape(rows, 1, window, heads, rates)
+            faded = (since - self._see("decay", decay, both)).exp()
+            return self._mark((dots * faded).sum(4), "weights")
         faded = (since - self._see("decay", decay, seen)).exp()
         faded = self._mark(faded.reshape(rows, 1, window, heads), "decay since")
         dots = self._mark(dots.sum(4), "q k, k k")
-        groups = heads // s.key_heads
-        dots = dots.reshape(rows, 2, window, 1, s.key_heads)
-        dots = dots.expand(rows, 2, window, groups, s.key_heads)
-        return self._mark(dots.reshape(rows, 2, window, heads) * faded, "weights")
+        return self._mark(self._spread(dots, 3) * faded, "weights")
 
     def _invert(self, weights: Tensor, strength: Tensor, own: Seen) -> dict[str, Tensor]:
         """Return each row of the triangular matrix of its span, and of its inverse."""
@@ -287,10 +321,7 @@ class DeltaRule:
         """Return what queries and keys find in the memory: [rows, 2, value_heads, value_dim]."""
         s, rows = self.shape, self.step.rows
         heads, rates = self.sizes["decay"]
-        groups = heads // s.key_heads
-        spread = sides.reshape(rows, 2, 1, s.key_heads, s.key_dim)
-        spread = spread.expand(rows, 2, groups, s.key_heads, s.key_dim)
-        spread = spread.reshape(rows, 2, heads, s.key_dim) * decay.reshape(rows, 1, heads, rates)
+        spread = self._spread(sides, 2) * decay.reshape(rows, 1, heads, rates)
         spread = self._mark(spread, "decayed q, k").reshape(rows, 2, heads, s.key_dim, 1)
         which = (self.position & -self.span) > (self.start.reshape(1, 1) & -self.span)
         which = which.where(Tensor(1), 0).expand(rows, 2)
@@ -308,7 +339,9 @@ class DeltaRule:
         rows = self._mark(lookup(self._find_kept(2 * span) + 1, place) - 1, "rows to remember")
         decay = self._mark(lookup(self._get_old("decay"), rows), "their decay")
         last = decay[span - 1 :]
+        # one index per head of a group: broadcast later, they would be written to memory
         keys = lookup(self._get_old("key"), rows.reshape(span, 1).expand(span, groups))
+        keys = keys if s.converted else keys.permute(0, 2, 1, 3)
         keys = keys.reshape(span, heads, s.key_dim) * (last - decay).exp()
         keys = self._mark(keys, "their keys").reshape(span, heads, s.key_dim, 1)
         updates = self._mark(lookup(self._get_old("update"), rows), "their updates")
@@ -319,6 +352,17 @@ class DeltaRule:
         moved = Tensor.stack(self.old_memory[1], later)
         moved = is_same.where(self.old_memory, moved)
         return self._mark((begin > 0).reshape(1, 1, 1, 1).where(moved, 0.0), "memory")
+
+    def _spread(self, x: Tensor, axis: int) -> Tensor:
+        """Return x with its axis of key heads repeated for the value heads."""
+        s, shape = self.shape, x.shape
+        groups = s.value_heads // s.key_heads
+        ones, both = (1, s.key_heads), (groups, s.key_heads)
+        if not s.converted:
+            ones, both = ones[::-1], both[::-1]
+        x = x.reshape(*shape[:axis], *ones, *shape[axis + 1 :])
+        x = x.expand(*shape[:axis], *both, *shape[axis + 1 :])
+        return x.reshape(*shape[:axis], s.value_heads, *shape[axis + 1 :])
 
     def _collect(
         self, fresh: dict[str, Tensor], conv: Tensor, memory: Tensor
