@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from tests.deploy import moes
+from tests.deploy.checkpoints import Case
+from tests.deploy.checkpoints import iter_shapes as iter_case_shapes
+from tests.deploy.checkpoints import make_weights as make_case_weights
 from tests.deploy.llamas import TINY, make_weights
 
 ALIGNMENT = 32
@@ -37,6 +40,27 @@ NAMES = {
     "block_sparse_moe.experts.w1": "ffn_gate_exps",
     "block_sparse_moe.experts.w3": "ffn_up_exps",
     "block_sparse_moe.experts.w2": "ffn_down_exps",
+}
+MIXTURE_NAMES = {
+    **NAMES,
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
+MIXTURES = {
+    "olmoe": "olmoe",
+    "glm4_moe": "glm4moe",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
 }
 ARRAY = 9
 
@@ -218,3 +242,120 @@ def save_gguf(
     head.update(metadata or {})
     write_gguf(path, {k: v for k, v in head.items() if v is not None}, tensors)
     return table, weights
+
+
+def save_mixture(
+    path: Path,
+    case: Case,
+    *,
+    forms: Mapping[str, str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    split: bool = True,
+) -> dict[str, np.ndarray]:
+    """Write a case of ``tests/deploy/mixtures.py`` as its converter does.
+
+    Returns the weights that it stands for, by HF names. ``split``: kv_b as two tensors.
+    """
+    c, family = case.config, MIXTURES[case.model_type]
+    shapes, forms = dict(iter_case_shapes(case)), forms or {}
+    tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    weights: dict[str, np.ndarray] = {}
+
+    def place(name: str, array: np.ndarray) -> np.ndarray:
+        short = name.split(".")[-2]
+        form = forms.get(short, forms.get("", "F32")) if array.ndim > 1 else "F32"
+        if array.shape[-1] % BLOCKS.get(form, (1, 0))[0]:
+            form = "F32"  # as the converter does where blocks do not divide a row
+        data, values = quantise(np.ascontiguousarray(array), form)
+        shape: tuple[int, ...] = array.shape
+        if short.endswith("_exps"):  # all of a layer's in one tensor
+            _, (count, *_), before = tensors.get(name, (form, (0,), b""))
+            shape, data = (count + 1, *shape), before + data
+        tensors[name] = (form, shape, data)
+        return values.reshape(array.shape)
+
+    for name, data in make_case_weights(case).items():
+        array = np.frombuffer(data, "<f4").reshape(shapes[name])
+        stem, _, kind = name.rpartition(".")
+        if kind == "e_score_correction_bias":
+            stem, kind = name, "bias"
+        layer, _, rest = stem.removeprefix("model.layers.").partition(".")
+        rest = re.sub(r"experts\.[0-9]+", "experts", rest)
+        found = MIXTURE_NAMES.get(stem) or f"blk.{layer}.{MIXTURE_NAMES[rest]}"
+        if family == "glm4moe":
+            found = found.replace("ffn_norm", "post_attention_norm")
+        if rest == "self_attn.kv_b_proj" and split:
+            fixed = c["qk_nope_head_dim"]
+            both = array.reshape(c["num_attention_heads"], -1, c["kv_lora_rank"])
+            prefix = f"blk.{layer}.attn_"
+            key = place(f"{prefix}k_b.weight", both[:, :fixed].transpose(0, 2, 1))
+            value = place(f"{prefix}v_b.weight", both[:, fixed:])
+            whole = np.concatenate([key.transpose(0, 2, 1), value], 1)
+            weights[name] = whole.reshape(array.shape)
+            continue
+        weights[name] = place(f"{found}.{kind}", array)
+    head: dict[str, Any] = {"general.architecture": family}
+    values = describe_mixture(case, split)
+    head |= {f"{family}.{key}": value for key, value in values.items()}
+    head |= make_tokens(c["vocab_size"]) | dict(metadata or {})
+    write_gguf(path, {k: v for k, v in head.items() if v is not None}, tensors)
+    return weights
+
+
+def describe_mixture(case: Case, split: bool) -> dict[str, Any]:
+    """Return the family's metadata, as the converter writes them; None where there is nothing."""
+    c, latent = case.config, "kv_lora_rank" in case.config
+    heads = c["num_attention_heads"]
+    size = c.get("head_dim", c["hidden_size"] // heads)
+    scaling = c.get("rope_scaling") or {}
+    parameters = c.get("rope_parameters", {})
+    partial = parameters.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
+    values: dict[str, Any] = {
+        "block_count": c["num_hidden_layers"],
+        "context_length": c["max_position_embeddings"],
+        "embedding_length": c["hidden_size"],
+        "feed_forward_length": c["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": c["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": c["rms_norm_eps"],
+        "rope.freq_base": float(parameters.get("rope_theta", c.get("rope_theta", 10_000.0))),
+        "rope.dimension_count": int(size * partial),
+        "vocab_size": c["vocab_size"],
+        "expert_count": c.get("num_experts", c.get("n_routed_experts")),
+        "expert_used_count": c["num_experts_per_tok"],
+    }
+    if "n_routed_experts" in c:
+        is_softmax = case.model_type == "deepseek_v2"
+        values |= {
+            "expert_feed_forward_length": c["moe_intermediate_size"],
+            "expert_shared_count": c["n_shared_experts"],
+            "leading_dense_block_count": c["first_k_dense_replace"],
+            "expert_weights_scale": c["routed_scaling_factor"],
+            "expert_weights_norm": c["norm_topk_prob"],
+            "expert_gating_func": 1 if is_softmax else 2,
+            "expert_group_count": c.get("n_group"),
+            "expert_group_used_count": c.get("topk_group"),
+        }
+    if not latent:
+        return values | {"attention.key_length": size, "attention.value_length": size}
+    rank, turned, fixed = (
+        c[key] for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim")
+    )
+    lengths = {"key_length": turned + fixed, "value_length": c["v_head_dim"]}
+    if split:
+        lengths = {f"{key}_mla": value for key, value in lengths.items()}
+        lengths |= {"head_count_kv": 1, "key_length": rank + turned, "value_length": rank}
+    values |= {f"attention.{key}": value for key, value in lengths.items()}
+    values |= {
+        "attention.kv_lora_rank": rank,
+        "attention.q_lora_rank": c["q_lora_rank"],
+        "rope.dimension_count": turned,
+    }
+    if scaling:
+        values |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": scaling["factor"],
+            "rope.scaling.original_context_length": scaling["original_max_position_embeddings"],
+            "rope.scaling.yarn_log_multiplier": 0.1 * scaling["mscale_all_dim"],
+        }
+    return values

@@ -1,4 +1,7 @@
-"""Routers, shared experts and compressed attention: the logits of Hugging Face's own models."""
+"""Routers, shared experts and compressed attention, from Hugging Face directories and GGUF files.
+
+Their logits are those of Hugging Face's own models.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from tests.deploy.checkpoints import (
     compute_checkpoint_digest,
     save_checkpoint,
 )
+from tests.deploy.ggufs import save_mixture
 from tests.deploy.llamas import relative_error
 from tests.deploy.mixtures import CASES
 from tests.deploy.steps import feed
@@ -37,3 +41,16 @@ def test_logits_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None
     given = feed(load_reference(str(tmp_path), Sizes(context=case.context)), TOKENS)
     assert relative_error(given, golden[f"{name}/steps"]) <= BOUND
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "deepseek-v2-groups"])
+def test_files_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None:
+    save_mixture(tmp_path / "m.gguf", CASES[name])
+    given = feed(load_reference(str(tmp_path / "m.gguf")), TOKENS, rows=4)
+    assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
+
+
+def test_files_with_one_expansion_agree(golden: dict[str, Any], tmp_path: Path) -> None:
+    save_mixture(tmp_path / "m.gguf", CASES["moonlight"], split=False)
+    given = feed(load_reference(str(tmp_path / "m.gguf")), TOKENS, rows=4)
+    assert relative_error(given, golden["moonlight/prefill"]) <= BOUND

@@ -85,7 +85,12 @@ _SHARED_EXPERT_FIELDS: Final = {
     "expert_group_used_count": "topk_group",
     "leading_dense_block_count": "first_k_dense_replace",
 }
-_SHARED_EXPERT_DEFAULTS: Final = {"routed_scaling_factor": 1.0, "norm_topk_prob": False}
+_SHARED_EXPERT_DEFAULTS: Final = {
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": False,
+    "n_shared_experts": None,
+    "first_k_dense_replace": 0,
+}
 FAMILIES: Final = {
     "llama": Family("LlamaForCausalLM", interleaved=True),
     "qwen2": Family("Qwen2ForCausalLM"),
@@ -103,7 +108,26 @@ FAMILIES: Final = {
         ("expert_gating_func",),
         {"ffn_norm": "post_attention_norm"},
     ),
+    "deepseek2": Family(  # DeepSeek-V3 and what is built like it; V2 is below
+        "DeepseekV3ForCausalLM",
+        _SHARED_EXPERT_FIELDS,
+        {**_SHARED_EXPERT_DEFAULTS, "n_group": 1, "topk_group": 1},
+        (
+            "expert_gating_func",
+            "attention.q_lora_rank",
+            "attention.kv_lora_rank",
+            "attention.key_length_mla",
+            "attention.value_length_mla",
+            "rope.scaling.yarn_log_multiplier",
+        ),
+    ),
 }
+_DEEPSEEK_V2: Final = Family(  # with a router of its own
+    "DeepseekV2ForCausalLM",
+    _SHARED_EXPERT_FIELDS,
+    _SHARED_EXPERT_DEFAULTS,
+    FAMILIES["deepseek2"].checked,
+)
 _MIXTRAL: Final = Family(  # a llama with experts
     "MixtralForCausalLM",
     {**_EXPERT_FIELDS, "expert_count": "num_local_experts"},
@@ -111,6 +135,10 @@ _MIXTRAL: Final = Family(  # a llama with experts
 )
 MAX_RADIANS: Final = 16  # models turn by at most 1; the series for sines is slow far from 0
 ROPE_FACTORS: Final = "rope_freqs.weight"  # how Llama 3.1's scaling is written down
+_SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers
+_BIAS: Final = "exp_probs_b"
+_SPLIT: Final = "blk.0.attn_k_b.weight"
+_KV_RANK: Final = "attention.kv_lora_rank"
 _FAMILY: Final = "general.architecture"
 # Files may say nothing by a zero.
 _ABSENT_AT_ZERO: Final = ("n_shared_experts", "n_group", "topk_group", "routed_scaling_factor")
@@ -123,6 +151,8 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
     kind = FAMILIES[family]
     if family == "llama" and keys.get("expert_count", 0) != 0:
         kind = _MIXTRAL
+    if family == "deepseek2" and _read_gating(file, keys) == _SOFTMAX:
+        kind = _DEEPSEEK_V2
     known = {**_FIELDS, **_ROPE_FIELDS, **kind.fields}
     for key in keys:
         if key not in known and key not in _CHECKED and key not in kind.checked:
@@ -138,6 +168,8 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
             f"'{file.path}' turns heads by more than {MAX_RADIANS} radians per position: "
             "its rope.freq_base or factors are wrong"
         )
+    if config.latent is not None:
+        return _complete_latent(file, config, frequencies)
     return replace(
         config,
         rope=replace(config.rope, frequencies=frequencies),
@@ -178,19 +210,100 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     table["vocab_size"] = get_shape(file, "token_embd.weight")[0]
     table["tie_word_embeddings"] = "output.weight" not in file.tensors
     table["rope_scaling"] = _read_scaling(file, keys)
+    if _KV_RANK in keys:
+        return table | _read_latent(file, keys)
     heads, hidden = table.get("num_attention_heads"), table.get("hidden_size")
     if type(heads) is int and type(hidden) is int and heads > 0:
         table.setdefault("head_dim", hidden // heads)
     table.setdefault("num_key_value_heads", heads)
-    rows, size = get_shape(file, "blk.0.attn_q.weight")[0], table.get("head_dim")
-    # before any table is computed for heads that the file does not have
+    rows = get_shape(file, "blk.0.attn_q.weight")[0]
+    size = _check_heads(file, heads, table.get("head_dim"), rows)
+    if kind.architecture == "Glm4MoeForCausalLM":
+        table |= _read_glm4(file, keys, size)
+    return table
+
+
+def _check_heads(file: GgufFile, heads: Any, size: Any, rows: int) -> int:
+    """Return a head's size; raises InvalidModel before a table is computed for absent heads."""
     if type(heads) is not int or type(size) is not int or heads * size != rows:
         raise InvalidModel(
             f"'{file.path}' says {heads!r:.40} heads of {size!r:.40}; its query has {rows} rows"
         )
-    if kind.architecture == "Glm4MoeForCausalLM":
-        table |= _read_glm4(file, keys, size)
-    return table
+    return size
+
+
+def _read_latent(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of compressed attention, from files with one or two expansions."""
+    split = _SPLIT in file.tensors
+    heads, rank, turned = (
+        keys.get(key) for key in ("attention.head_count", _KV_RANK, "rope.dimension_count")
+    )
+    suffix = "_mla" if split else ""
+    size, value = (keys.get(f"attention.{part}_length{suffix}") for part in ("key", "value"))
+    query = "blk.0.attn_q_b.weight" if "attention.q_lora_rank" in keys else "blk.0.attn_q.weight"
+    size = _check_heads(file, heads, size, get_shape(file, query)[0])
+    rows = get_shape(file, "blk.0.attn_kv_a_mqa.weight")[0]
+    if type(rank) is not int or type(turned) is not int or rank + turned != rows:
+        raise InvalidModel(
+            f"'{file.path}' compresses keys and values to {rank!r:.40} elements and turns "
+            f"{turned!r:.40}; its tensor gives {rows}"
+        )
+    wanted = {"attention.head_count_kv": heads}
+    if split:  # as the cache has them
+        lengths = {"attention.key_length": rows, "attention.value_length": rank}
+        wanted = {"attention.head_count_kv": 1, **lengths}
+    for key, number in wanted.items():
+        if keys.get(key, number) != number:
+            raise InvalidModel(f"'{file.path}' has {key} = {keys[key]!r:.40}; supported: {number}")
+    return {
+        "kv_lora_rank": rank,
+        "q_lora_rank": keys.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": size - turned,
+        "v_head_dim": value,
+        "num_key_value_heads": heads,
+        "head_dim": size,
+    }
+
+
+def _read_gating(file: GgufFile, keys: dict[str, Any]) -> int:
+    """Return how deepseek2's router scores; where nothing is said, as the oldest files mean it."""
+    kind = keys.get("expert_gating_func", 0)
+    if kind == 0 and not any(_BIAS in name for name in file.tensors):
+        return _SOFTMAX
+    if kind not in (_SOFTMAX, _SIGMOID):
+        raise InvalidModel(
+            f"'{file.path}' has expert_gating_func = {kind!r:.40}; supported: {_SOFTMAX} for "
+            f"softmax and {_SIGMOID} for sigmoid"
+        )
+    if kind == _SOFTMAX and keys.get("expert_group_count", 0) not in (0, 1):
+        raise InvalidModel(
+            f"'{file.path}' has expert_group_count = {keys['expert_group_count']!r:.40} with a "
+            "softmax, for which llama.cpp and the original choose differently: not supported"
+        )
+    return int(kind)
+
+
+def _complete_latent(
+    file: GgufFile, config: DecoderConfig, frequencies: tuple[Decimal, ...]
+) -> DecoderConfig:
+    """Return the configuration with what the file's tensors say.
+
+    Inner norms have the model's own epsilon in llama.cpp.
+    """
+    assert config.latent is not None and isinstance(config, moe.MoeConfig)
+    split = _SPLIT in file.tensors
+    experts = config.experts
+    if experts is not None:
+        first = min(set(range(config.layers)) - experts.dense_layers)
+        biased = f"blk.{first}.{_BIAS}.bias" in file.tensors
+        experts = replace(experts, router=replace(experts.router, biased=biased))
+    return replace(
+        config,
+        rope=replace(config.rope, frequencies=frequencies),
+        latent=replace(config.latent, norm_epsilon=config.norm_epsilon, split=split),
+        experts=experts,
+    )
 
 
 def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any]:
@@ -198,10 +311,10 @@ def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any
     turned = keys.get("rope.dimension_count")
     if type(turned) is not int or not 0 < turned <= size:
         raise InvalidModel(f"'{file.path}' turns {turned!r:.40} of a head's {size} elements")
-    if keys.get("expert_gating_func", 0) not in (0, 2):  # 0: not said
+    if keys.get("expert_gating_func", 0) not in (0, _SIGMOID):  # 0: not said
         raise InvalidModel(
             f"'{file.path}' has expert_gating_func = {keys['expert_gating_func']!r:.40}; "
-            "supported: 2, sigmoid"
+            f"supported: {_SIGMOID}, sigmoid"
         )
     return {
         "partial_rotary_factor": turned / size,
@@ -212,8 +325,9 @@ def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any
 def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: DecoderConfig) -> None:
     """Raise InvalidModel where the file says more than the configuration, and something else."""
     experts = config.experts if isinstance(config, moe.MoeConfig) else None
+    value = keys.get("attention.value_length") if config.latent else config.head_dim
     for key, wanted in (
-        ("attention.value_length", config.head_dim),
+        ("attention.value_length", value),
         ("rope.dimension_count", 2 * config.rope.pairs),
         ("vocab_size", config.vocab),
         ("expert_count", experts.count if experts else 0),
@@ -242,6 +356,14 @@ def _read_scaling(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any] | None
     values = {name: keys[key] for key, name in _ROPE_FIELDS.items() if key in keys}
     if kind == "linear":
         values = {"factor": values.get("factor")}
+    elif _KV_RANK in keys:
+        weight = keys.get("rope.scaling.yarn_log_multiplier")
+        if type(weight) is not float or not 0 < weight < 1:
+            raise InvalidModel(
+                f"'{file.path}' has rope.scaling.yarn_log_multiplier = {weight!r:.40}, which "
+                "compressed attention needs: convert it again"
+            )
+        values |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * weight)  # llama.cpp's legacy
     return {"rope_type": kind, **values}
 
 

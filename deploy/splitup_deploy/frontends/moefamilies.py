@@ -215,6 +215,8 @@ def _read_latent(fields: Fields, context: int | None) -> DecoderConfig:
     config = read_shape(fields, context, grouped=False)
     turned, fixed = (fields.get_integer(f"qk_{part}_head_dim") for part in ("rope", "nope"))
     fields.expect("qk_head_dim", turned + fixed)
+    if turned % 2:
+        raise fields.refuse("qk_rope_head_dim", "an even number")
     latent = Latent(
         rank=fields.get_integer("kv_lora_rank"),
         turned=turned,
