@@ -54,7 +54,7 @@ def iter_shapes(case: Case) -> Shapes:
         is_latent = "kv_lora_rank" in c
         list_attention = iter_latent if is_latent else _iter_attention
         yield from list_attention(case, prefix + "self_attn.")
-        yield from iter_mlp(case, layer, prefix + "mlp.")
+        yield from _iter_mlp(case, layer, prefix + "mlp.")
 
 
 def _iter_attention(case: Case, prefix: str) -> Shapes:
@@ -99,8 +99,7 @@ def iter_latent(case: Case, prefix: str) -> Shapes:
     yield prefix + "o_proj.weight", (hidden, heads * c["v_head_dim"])
 
 
-def iter_mlp(case: Case, layer: int, prefix: str) -> Shapes:
-    """Yield the weights of a layer's MLP, of its experts and router."""
+def _iter_mlp(case: Case, layer: int, prefix: str) -> Shapes:
     c = case.config
     hidden, inner = c["hidden_size"], c["intermediate_size"]
 
@@ -109,8 +108,7 @@ def iter_mlp(case: Case, layer: int, prefix: str) -> Shapes:
             yield f"{name}{part}_proj.weight", (size, hidden)
         yield f"{name}down_proj.weight", (hidden, size)
 
-    is_dense = "num_experts_per_tok" not in c
-    if is_dense or layer < c.get("first_k_dense_replace", 0):
+    if layer < c.get("first_k_dense_replace", 0):
         yield from list_mlp(prefix, inner)
         return
     count = c.get("num_experts") or c["n_routed_experts"]

@@ -412,7 +412,9 @@ class Step:
         query = qk[:, : c.heads].reshape(rows, c.kv_heads, groups, 1, c.head_dim)
         mixed = self.read_cache(layer, query, cache[:, 0], cache[:, 1])
         if gates:
-            mixed = mark(mixed * compute_sigmoid(gate.reshape(rows, width)), f"{label}: gated values")
+            mixed = mark(
+                mixed * compute_sigmoid(gate.reshape(rows, width)), f"{label}: gated values"
+            )
         name = f"{prefix}.self_attn.o_proj"
         branch = self.project(mixed, name, [(name, c.hidden)], width, c.output_bias)
         x = self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label)

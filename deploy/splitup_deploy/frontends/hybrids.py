@@ -16,11 +16,31 @@ from splitup_deploy.frontends.decoder import DecoderConfig, Recurrent
 from splitup_deploy.frontends.families import read_shape
 from splitup_deploy.frontends.fields import Fields
 from splitup_deploy.frontends.moe import Experts, Router, Shared
-from splitup_deploy.frontends.moefamilies import PROJECTIONS, add_experts
+from splitup_deploy.frontends.moefamilies import (
+    PROJECTIONS,
+    add_experts,
+    read_experts,
+    read_latent,
+    read_sigmoid_router,
+)
 from splitup_deploy.frontends.ropefields import RopeDefaults, find_rope_parameters, read_rope
 
 # They say how weights are stored while training, or of blocks that predict further ahead.
 _UNUSED: Final = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+# Kimi's names, and what others call the same
+_KIMI_NAMES: Final = {
+    "model_max_length": "max_position_embeddings",
+    "num_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "num_expert_group": "n_group",
+    "moe_renormalize": "norm_topk_prob",
+}
+_KIMI_FIXED: Final = {
+    "mla_use_nope": True,
+    "moe_router_activation_func": "sigmoid",
+    "use_grouped_topk": True,
+}
 
 
 def read_qwen3_5(fields: Fields, context: int | None) -> DecoderConfig:
@@ -44,9 +64,37 @@ def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
     return add_experts(fields, _read_qwen3_5(fields, config), experts)
 
 
+def read_kimi_linear(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a KimiLinearForCausalLM configuration: compressed attention that does not turn."""
+    fields.rename(_KIMI_NAMES)
+    for key, plain in _KIMI_FIXED.items():
+        fields.expect(key, plain)
+    for key in ("head_dim", "rope_theta"):  # without effect
+        fields.get(key)
+    linear = fields.get_fields("linear_attn_config")
+    if linear is None:
+        raise fields.refuse("linear_attn_config", "an object")
+    heads, size = linear.get_integer("num_heads"), linear.get_integer("head_dim")
+    config = read_latent(fields, context, turning=False)
+    shape = make_recurrent(
+        _read_numbers(linear, config.layers),
+        key_heads=heads,
+        value_heads=heads,
+        key_dim=size,
+        value_dim=size,
+        taps=linear.get_integer("short_conv_kernel_size"),
+        by_channel=True,
+    )
+    linear.check_all_read()
+    experts = read_experts(fields, config.layers, read_sigmoid_router(fields, grouped=True))
+    experts = replace(experts, prefix="block_sparse_moe", names=("w1", "w3", "w2"))
+    return add_experts(fields, replace(config, recurrent=shape), experts)
+
+
 ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], DecoderConfig]]] = {
     "Qwen3_5ForCausalLM": read_qwen3_5,
     "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
+    "KimiLinearForCausalLM": read_kimi_linear,
 }
 
 
@@ -98,6 +146,19 @@ def make_recurrent(layers: frozenset[int], **sizes: Any) -> Recurrent:
             f"and a convolution over {shape.taps} tokens, which is not possible"
         )
     return shape
+
+
+def _read_numbers(linear: Fields, layers: int) -> frozenset[int]:
+    """Return Kimi's recurrent layers, which it counts from 1, as it does the others."""
+    kda, full = linear.get("kda_layers", []), linear.get("full_attn_layers", [])
+    if (
+        not isinstance(kda, list)
+        or not isinstance(full, list)
+        or any(type(number) is not int for number in (*kda, *full))
+        or sorted((*kda, *full)) != list(range(1, layers + 1))
+    ):
+        raise linear.refuse("kda_layers", f"with full_attn_layers the numbers 1 to {layers}")
+    return frozenset(number - 1 for number in kda)
 
 
 def _read_layers(

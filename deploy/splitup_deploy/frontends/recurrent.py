@@ -137,9 +137,7 @@ class DeltaRule:
         read = recalled[:, 0] + (spread * self._see("update", update, seen)).sum(1)
         read = self._mark(read * s.key_dim**-0.5, "read")
         name = f"{self.prefix}.{'o_proj' if s.by_channel else 'out_proj'}"
-        branch = step.project(
-            self._gate(h, read), name, [(name, step.config.hidden)], width, False
-        )
+        branch = step.project(self._gate(h, read), name, [(name, step.config.hidden)], width, False)
         x = step.tracer.mark(x + branch, f"{self.label}: output")
         return x, self._collect(fresh, conv, memory)
 
@@ -161,8 +159,10 @@ class DeltaRule:
             for table, index in zip((self.old_conv, fresh), seen, strict=True)
         )
         names = [(f"{name}.weight", width) for name, width in kernels]
-        kernel = step.weights.get(names[0][0], s.channels, 1, s.taps) if len(names) == 1 else (
-            step.weights.join(f"{prefix}.conv1d.weight", names, s.channels, 1, s.taps)
+        kernel = (
+            step.weights.get(names[0][0], s.channels, 1, s.taps)
+            if len(names) == 1
+            else (step.weights.join(f"{prefix}.conv1d.weight", names, s.channels, 1, s.taps))
         )
         weight = step.tensor(kernel).reshape(s.channels, s.taps).permute(1, 0)
         mixed = ((old + new) * weight.reshape(1, s.taps, s.channels)).sum(1)
@@ -198,7 +198,9 @@ class DeltaRule:
     def _gate(self, h: Tensor, values: Tensor) -> Tensor:
         """Return values [rows, value_heads, value_dim] normed and gated."""
         s, name = self.shape, "o_norm" if self.shape.by_channel else "norm"
-        weight = self.step.tensor(self.step.weights.get(f"{self.prefix}.{name}.weight", s.value_dim))
+        weight = self.step.tensor(
+            self.step.weights.get(f"{self.prefix}.{name}.weight", s.value_dim)
+        )
         width = s.value_heads * s.value_dim
         normed = self.step.normalise(values, weight).reshape(self.step.rows, width)
         if s.by_channel:
@@ -364,9 +366,7 @@ class DeltaRule:
         x = x.expand(*shape[:axis], *both, *shape[axis + 1 :])
         return x.reshape(*shape[:axis], s.value_heads, *shape[axis + 1 :])
 
-    def _collect(
-        self, fresh: dict[str, Tensor], conv: Tensor, memory: Tensor
-    ) -> dict[str, Tensor]:
+    def _collect(self, fresh: dict[str, Tensor], conv: Tensor, memory: Tensor) -> dict[str, Tensor]:
         """Return the layer's new states by name."""
         flat = [
             fresh[name].reshape(self.step.rows, math.prod(size))
