@@ -28,6 +28,7 @@ Sources: arXiv 2412.06464, section 3; arXiv 2510.26692, section 3 (decay by chan
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -54,14 +55,18 @@ def choose_mixer(config: DecoderConfig, attention: Mixer | None) -> Mixer | None
 
 
 class Seen(NamedTuple):
-    """Where rows stand: in the layer's states as they were, or among the new ones; -1 if not."""
+    """Where rows stand that others see: int32 [rows, n], outside for none.
 
+    ``places`` are rows of a state as it will be, where new ones begin at 2 spans; ``old`` those of
+    the state as it was.
+    """
+
+    places: Tensor
     old: Tensor
-    new: Tensor
 
     def take(self, start: int, end: int) -> Seen:
         """Return columns ``start`` to ``end`` of both."""
-        return Seen(self.old[:, start:end], self.new[:, start:end])
+        return Seen(self.places[:, start:end], self.old[:, start:end])
 
 
 class DeltaRule:
@@ -100,7 +105,7 @@ class DeltaRule:
         spec = TensorSpec(f"layers.{layer}.start", "int32", (1,))
         self.old_start = step.tracer.state(spec)
         context = step.config.context
-        self.start = step.layout.get_start(context)
+        self.start = self._mark(step.layout.get_start(context), "start")
         position = step.layout.positions.maximum(0).minimum(context)
         self.position = position.reshape(step.rows, 1)
 
@@ -109,11 +114,14 @@ class DeltaRule:
         step, s, span = self.step, self.shape, self.span
         rows, heads, width = step.rows, s.value_heads, s.value_heads * s.value_dim
         h = step.norm(x, f"model.layers.{self.layer}.input_layernorm.weight", f"{self.label}: norm")
-        sides, value, conv = self._convolve(h)
+        sides, value, states = self._convolve(h)
         rate, strength = self._compute_rates(h)
         first = (self.position & -span) - span  # where the span before a row's own begins
         place = step.tracer.iota(2 * span).reshape(1, 2 * span)
-        seen = self._find(first + place, 2 * span)
+        places = self._find(first + place, 2 * span)
+        kept = self._find_kept(2 * span)[: 2 * span]
+        old = self._mark(step.tracer.lookup(kept + 1, places) - 1, "old rows seen")
+        seen = Seen(places, old)
         decay = self._mark(self._see("rate", rate, seen.take(span, 2 * span)).sum(1), "decay")
         before = self._see("decay", decay, seen.take(span - 1, span))
         before = self._mark(before.reshape(rows, *self.sizes["decay"]), "decay before")
@@ -132,19 +140,21 @@ class DeltaRule:
             spread = fresh["inverse"].permute(0, 2, 1).reshape(rows, span, heads, 1)
             update = (spread * self._see("error", error, seen.take(span, 2 * span))).sum(1)
             update = self._mark(update, "update")
-        fresh |= {"error": error, "update": update}
+        table = self._keep_rows(fresh | {"error": error, "update": update})
+        states |= {"rows": table, "memory": memory, "start": self.start}
         spread = weights[:, 0].reshape(rows, 2 * span, heads, 1)
-        read = recalled[:, 0] + (spread * self._see("update", update, seen)).sum(1)
+        found = step.tracer.lookup(self._get_column(table, "update"), places)
+        read = recalled[:, 0] + (spread * found).sum(1)
         read = self._mark(read * s.key_dim**-0.5, "read")
         name = f"{self.prefix}.{'o_proj' if s.by_channel else 'out_proj'}"
         branch = step.project(self._gate(h, read), name, [(name, step.config.hidden)], width, False)
         x = step.tracer.mark(x + branch, f"{self.label}: output")
-        return x, self._collect(fresh, conv, memory)
+        return x, {f"layers.{self.layer}.{name}": state for name, state in states.items()}
 
     # ---- what rows bring -----------------------------------------------------------------------
 
-    def _convolve(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and keys [rows, 2, key_heads, key_dim], values, and what was convolved."""
+    def _convolve(self, h: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return queries and keys [rows, 2, key_heads, key_dim], values, and the state of that."""
         step, s, rows, prefix = self.step, self.shape, self.step.rows, self.prefix
         parts, kernels = [(f"{prefix}.in_proj_qkv", s.channels)], [(f"{prefix}.conv1d", s.channels)]
         if s.by_channel:
@@ -153,11 +163,8 @@ class DeltaRule:
             kernels = [(part.replace("_proj", "_conv1d"), width) for part, width in parts]
         fresh = self._project(h, "in_proj_qkv", parts, "q, k, v")
         back = step.tracer.iota(s.taps).reshape(1, s.taps) - (s.taps - 1)
-        seen = self._find(self.position + back, s.taps - 1)
-        old, new = (
-            step.tracer.lookup(table, index)
-            for table, index in zip((self.old_conv, fresh), seen, strict=True)
-        )
+        places = self._find(self.position + back, s.taps - 1)
+        table = self._write(self.old_conv, fresh, s.taps - 1)
         names = [(f"{name}.weight", width) for name, width in kernels]
         kernel = (
             step.weights.get(names[0][0], s.channels, 1, s.taps)
@@ -165,7 +172,8 @@ class DeltaRule:
             else (step.weights.join(f"{prefix}.conv1d.weight", names, s.channels, 1, s.taps))
         )
         weight = step.tensor(kernel).reshape(s.channels, s.taps).permute(1, 0)
-        mixed = ((old + new) * weight.reshape(1, s.taps, s.channels)).sum(1)
+        inputs = step.tracer.lookup(table, places)
+        mixed = (inputs * weight.reshape(1, s.taps, s.channels)).sum(1)
         mixed = self._mark(mixed, "convolution")
         mixed = self._mark(mixed * compute_sigmoid(mixed), "activation")
         split = 2 * s.key_heads * s.key_dim
@@ -173,7 +181,7 @@ class DeltaRule:
         length = sides.square().sum(3, keepdim=True) + _TINY
         sides = self._mark(sides * length.rsqrt(), "q, k norm")
         value = mixed[:, split:].reshape(rows, s.value_heads, s.value_dim)
-        return sides, self._mark(value, "v"), fresh
+        return sides, self._mark(value, "v"), {"conv": table}
 
     def _compute_rates(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logarithm of the decay, [rows, value_heads, 1 or key_dim], and strengths."""
@@ -228,21 +236,20 @@ class DeltaRule:
 
     # ---- where rows stand ----------------------------------------------------------------------
 
-    def _find(self, places: Tensor, count: int) -> Seen:
+    def _find(self, positions: Tensor, count: int) -> Tensor:
         """Return where the rows at these positions of a row's path are: int32 [rows, n].
 
-        Old ones stand in states that keep the last ``count`` that counted.
+        That is in a state of the last ``count`` rows that count and the new ones, as it will be;
+        -1 for none.
         """
-        step, chunk = self.step, self.chunk
-        lookup, n = step.tracer.lookup, places.shape[1]
-        ahead = places - self.start.reshape(1, 1)
-        old = lookup(self._find_kept(count)[:count] + 1, ahead + count) - 1
+        step, chunk, n = self.step, self.chunk, positions.shape[1]
+        ahead = positions - self.start.reshape(1, 1)
         number = step.tracer.iota(chunk).reshape(1, 1, chunk)
         sources = step.layout.sources.reshape(step.rows, 1, chunk)
-        hit = number == ahead.reshape(step.rows, n, 1)
-        new = hit.where(sources, 0).sum(2)
-        new = (places <= self.position).where(new, 0) - 1
-        return Seen(self._mark(old, "old rows seen"), self._mark(new, "new rows seen"))
+        named = (number == ahead.reshape(step.rows, n, 1)).where(sources, 0).sum(2)
+        is_new = (positions <= self.position) & (named > 0) & (named <= chunk)
+        old = (ahead < 0).where((ahead + count).maximum(-1), -1)
+        return self._mark(is_new.where(named + (count - 1), old), "rows seen")
 
     def _find_kept(self, count: int) -> Tensor:
         """Return which old row each of the last ``count`` before the start is: int32, -1 for none.
@@ -258,16 +265,13 @@ class DeltaRule:
 
     def _see(self, name: str, fresh: Tensor, seen: Seen) -> Tensor:
         """Return a column of the rows seen: [rows, n, *size]; zeros where there is none."""
-        old = self._get_old(name)
-        return self.step.tracer.lookup(old, seen.old) + self.step.tracer.lookup(fresh, seen.new)
+        lookup, old = self.step.tracer.lookup, self._get_column(self.old_rows, name)
+        return lookup(old, seen.old) + lookup(fresh, seen.places - 2 * self.span)
 
-    def _get_old(self, name: str) -> Tensor:
-        names = list(self.sizes)
-        ends = [0]
-        for size in self.sizes.values():
-            ends.append(ends[-1] + math.prod(size))
-        at = names.index(name)
-        column = self.old_rows[:, ends[at] : ends[at + 1]]
+    def _get_column(self, table: Tensor, name: str) -> Tensor:
+        widths = {other: math.prod(size) for other, size in self.sizes.items()}
+        start = sum(widths[other] for other in itertools.takewhile(name.__ne__, widths))
+        column = table[:, start : start + widths[name]]
         return column.reshape(2 * self.span + self.chunk, *self.sizes[name])
 
     # ---- the rule ------------------------------------------------------------------------------
@@ -339,14 +343,18 @@ class DeltaRule:
         # the rows of the span before the start's own, by their places in the old state
         place = self.step.tracer.iota(span) + (begin - self.start) + span
         rows = self._mark(lookup(self._find_kept(2 * span) + 1, place) - 1, "rows to remember")
-        decay = self._mark(lookup(self._get_old("decay"), rows), "their decay")
+        decay = self._mark(lookup(self._get_column(self.old_rows, "decay"), rows), "their decay")
         last = decay[span - 1 :]
         # one index per head of a group: broadcast later, they would be written to memory
-        keys = lookup(self._get_old("key"), rows.reshape(span, 1).expand(span, groups))
+        keys = lookup(
+            self._get_column(self.old_rows, "key"), rows.reshape(span, 1).expand(span, groups)
+        )
         keys = keys if s.converted else keys.permute(0, 2, 1, 3)
         keys = keys.reshape(span, heads, s.key_dim) * (last - decay).exp()
         keys = self._mark(keys, "their keys").reshape(span, heads, s.key_dim, 1)
-        updates = self._mark(lookup(self._get_old("update"), rows), "their updates")
+        updates = self._mark(
+            lookup(self._get_column(self.old_rows, "update"), rows), "their updates"
+        )
         updates = updates.reshape(span, heads, 1, s.value_dim)
         faded = self.old_memory[1] * last.reshape(heads, rates, 1).exp()
         later = self._mark(faded + (keys * updates).sum(0), "remembered")
@@ -366,20 +374,14 @@ class DeltaRule:
         x = x.expand(*shape[:axis], *both, *shape[axis + 1 :])
         return x.reshape(*shape[:axis], s.value_heads, *shape[axis + 1 :])
 
-    def _collect(self, fresh: dict[str, Tensor], conv: Tensor, memory: Tensor) -> dict[str, Tensor]:
-        """Return the layer's new states by name."""
+    def _keep_rows(self, fresh: dict[str, Tensor]) -> Tensor:
+        """Return the state of rows: those that are kept, then the new ones."""
         flat = [
             fresh[name].reshape(self.step.rows, math.prod(size))
             for name, size in self.sizes.items()
         ]
         rows = self._mark(Tensor.cat(*flat, dim=1), "new rows")
-        states = {
-            "rows": self._write(self.old_rows, rows, 2 * self.span),
-            "conv": self._write(self.old_conv, conv, self.shape.taps - 1),
-            "memory": memory,
-            "start": self._mark(self.start, "start"),
-        }
-        return {f"layers.{self.layer}.{name}": state for name, state in states.items()}
+        return self._write(self.old_rows, rows, 2 * self.span)
 
     def _write(self, old: Tensor, fresh: Tensor, count: int) -> Tensor:
         """Return the last ``count`` rows that count, then the new ones, then zeros."""
