@@ -27,8 +27,8 @@ from splitup_deploy.frontends.gguf_config import (
 )
 from splitup_deploy.frontends.gguf_file import GgufFile, GgufTensor, read_gguf
 from splitup_deploy.frontends.gguf_tokenizer import make_tokenizer
-from splitup_deploy.frontends.language import trace_language_model
-from splitup_deploy.frontends.model import Sizes, SourceModel, Text
+from splitup_deploy.frontends.language import make_text, trace_language_model
+from splitup_deploy.frontends.model import Sizes, SourceModel
 from splitup_deploy.weights import FileSlice, Part, WeightSource
 
 _EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.([0-9]+)\.(\w+)")
@@ -126,7 +126,7 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     tokenizer = make_tokenizer(file.metadata, config.vocab)
     if tokenizer is None:
         return SourceModel("function", traced, None)
-    text = Text(tokenizer, _read_eos_ids(file, config.vocab), config.vocab, config.context)
+    text = make_text(config, tokenizer, _read_eos_ids(file, config.vocab))
     return SourceModel("text-generation", traced, text)
 
 

@@ -23,6 +23,7 @@ QWEN_FIELDS: Final = {
 }
 QWEN_CHECKED: Final = ("ssm.inner_size", "rope.dimension_sections")
 KIMI_CHECKED: Final = ("ssm.conv_kernel", "kda.head_dim")
+_SIGMOID: Final = 2  # llama.cpp's number
 
 
 def find_attention(file: GgufFile) -> str:
@@ -50,6 +51,11 @@ def read_kimi(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
         raise InvalidModel(
             f"'{file.path}' has attention.head_count_kv = {counts!r:.40}; a list of 0 and 1 is "
             "wanted, one per block"
+        )
+    if keys.get("expert_gating_func", 0) not in (0, _SIGMOID):  # 0: not said
+        raise InvalidModel(
+            f"'{file.path}' has expert_gating_func = {keys['expert_gating_func']!r:.40}; "
+            f"supported: {_SIGMOID}, sigmoid"
         )
     layers: dict[int, list[int]] = {0: [], 1: []}
     for number, count in enumerate(counts, 1):
