@@ -99,7 +99,9 @@ MAX_WEIGHTS: Final = 65_536  # tensors of one task, or of one safetensors file
 MAX_SYMBOLS: Final = 4  # of one task: rows that come in, rows that go out, and room for two more
 MAX_RANK: Final = 16  # a KV cache of a multi-head model has 4; tinygrad's own views reach 8
 MAX_DIMENSION: Final = 2**31 - 1  # index arithmetic of every renderer is safe in 32 bits
-MAX_ELEMENTS: Final = 2**40  # of a value that is never written to memory (a one-hot product)
+MAX_ELEMENTS: Final = (
+    2**43  # of a value never written to memory: 64 rows looking up 8 of 384 experts are 2^42.4
+)
 MAX_VALUE_BYTES: Final = 64 * 1024 * MIB  # of a value that is; no GPU port or weight is larger
 MAX_TASK_FLOPS: Final = 2**50  # one step of one task: an hour of a 300 GFLOP/s CPU
 MAX_NAME_CHARS: Final = 256  # of ports and tensors; names of weights in the wild reach 120

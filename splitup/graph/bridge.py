@@ -175,7 +175,7 @@ def _list_operands(reader: _Reader, uop: UOp, dtype: str) -> list[tuple[UOp, str
     """Return the operands to read first, each with the dtype that it is to have."""
     if (known := reader.placeholders.get(uop)) is not None:
         return list(zip(known.operands, (known.dtype, "int32"), strict=False))
-    if uop.op is Ops.CONST:
+    if uop.op is Ops.CONST or _is_view(reader, uop):
         return []
     if uop.op in _TRANSPARENT or uop.op.name in MOVEMENT or uop.op in (Ops.REDUCE, Ops.CONTIGUOUS):
         return [(uop.src[0], dtype)]
@@ -199,12 +199,19 @@ def _list_operands(reader: _Reader, uop: UOp, dtype: str) -> list[tuple[UOp, str
     raise InvalidModel(f"the traced graph uses {uop.op.name}, which tasks do not support")
 
 
+def _is_view(reader: _Reader, uop: UOp) -> bool:
+    """Say whether an operation gives a buffer its shape: nothing reads the buffer without one."""
+    known = reader.placeholders.get(uop.src[0]) if uop.op is Ops.RESHAPE else None
+    return known is not None and not known.operands
+
+
 def _is_weak_const(uop: UOp) -> bool:
     return uop.op is Ops.CONST and uop.dtype in _WEAK
 
 
 def _read_one(reader: _Reader, uop: UOp, dtype: str, operands: list[int]) -> int:
-    if (known := reader.placeholders.get(uop)) is not None:
+    buffer = uop.src[0] if _is_view(reader, uop) else uop
+    if (known := reader.placeholders.get(buffer)) is not None:
         arg: Arg = None if known.operands else known.index
         position = reader.add(Node(known.op, known.dtype, tuple(operands), arg), known.dims)
         return _reshape(reader, position, _get_shape(uop))

@@ -61,6 +61,7 @@ MIXTURES = {
     "glm4_moe": "glm4moe",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
 }
 ARRAY = 9
 

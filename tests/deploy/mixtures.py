@@ -122,11 +122,17 @@ def _iter_mlp(case: Case, layer: int, prefix: str) -> Shapes:
         yield from list_mlp(prefix + "shared_experts.", c["n_shared_experts"] * inner)
 
 
+_SINGLE = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
 CASES: dict[str, Case] = {
     "olmoe": Case(
         "OlmoeForCausalLM",
         "olmoe",
-        {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24},
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+        },
         shapes=iter_shapes,
     ),
     "glm4-moe": Case(
@@ -139,19 +145,7 @@ CASES: dict[str, Case] = {
             "use_qk_norm": True,
             "partial_rotary_factor": 0.5,
             "rope_theta": 1000.0,
-        },
-        shapes=iter_shapes,
-    ),
-    "glm4-moe-groups": Case(
-        "Glm4MoeForCausalLM",
-        "glm4_moe",
-        {
-            **_EXPERTS,
-            "n_group": 4,
-            "topk_group": 2,
-            "first_k_dense_replace": 0,
-            "norm_topk_prob": False,
-            "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
+            "num_nextn_predict_layers": 1,
         },
         shapes=iter_shapes,
     ),
@@ -160,6 +154,7 @@ CASES: dict[str, Case] = {
         "deepseek_v2",
         {
             **_LATENT,
+            **_SINGLE,
             "norm_topk_prob": False,
             "topk_method": "greedy",
             "rope_theta": 1000.0,
@@ -172,6 +167,7 @@ CASES: dict[str, Case] = {
         "deepseek_v2",
         {
             **_LATENT,
+            **_SINGLE,
             "q_lora_rank": 20,
             "norm_topk_prob": False,
             "topk_method": "group_limited_greedy",
@@ -194,10 +190,27 @@ CASES: dict[str, Case] = {
         },
         shapes=iter_shapes,
     ),
-    "moonlight": Case(
-        "DeepseekV3ForCausalLM",
-        "deepseek_v3",
-        {**_LATENT, "n_group": 1, "topk_group": 1, "rope_theta": 500.0},
+    "glm4-moe-lite": Case(
+        "Glm4MoeLiteForCausalLM",
+        "glm4_moe_lite",
+        {**_LATENT, "q_lora_rank": 20, "n_group": 1, "topk_group": 1, "rope_theta": 1000.0},
         shapes=iter_shapes,
     ),
 }
+# Every row of its matrices can be stored in blocks of 32, and it has no group.
+BLOCKS = Case(
+    "DeepseekV3ForCausalLM",
+    "deepseek_v3",
+    {
+        **_LATENT,
+        **_SINGLE,
+        "moe_intermediate_size": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_theta": 500.0,
+    },
+    shapes=iter_shapes,
+)

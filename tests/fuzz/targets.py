@@ -33,8 +33,9 @@ from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import get_task_key, load_manifest
 from splitup.graph.rules import load_graph
 from splitup.tensors import parse_safetensors
+from tests.deploy import mixtures
 from tests.deploy.checkpoints import CASES, GOLDEN, save_safetensors
-from tests.deploy.ggufs import save_gguf
+from tests.deploy.ggufs import save_gguf, save_mixture
 from tests.deploy.llamas import EXAMPLE
 from tests.deploy.moes import MIXTRAL
 from tests.deploy.onnxes import save_vision
@@ -85,6 +86,8 @@ def _write(kind: str) -> bytes:
         elif kind == "gguf with experts":
             forms = dict.fromkeys(("ffn_gate_exps", "ffn_up_exps"), "Q8_0")
             save_gguf(path, {**MIXTRAL, "num_hidden_layers": 1}, forms=forms)
+        elif kind == "gguf with compressed attention":
+            save_mixture(path, mixtures.CASES["deepseek-v3"])
         elif kind == "onnx":
             save_vision(path)
         else:
@@ -123,12 +126,17 @@ def _read_config(path: Path) -> None:
 
 TARGETS: Final[dict[str, Target]] = {
     "config": Target(
-        lambda: [json.dumps(case.config).encode() for case in CASES.values()],
+        lambda: [
+            json.dumps(case.config).encode() for case in (*CASES.values(), *mixtures.CASES.values())
+        ],
         _read_config,
         is_json=True,
     ),
     "gguf": Target(
-        lambda: [_write("gguf"), _write("gguf with experts")], lambda path: _use(load_gguf, path)
+        lambda: [
+            _write(f"gguf{what}") for what in ("", " with experts", " with compressed attention")
+        ],
+        lambda path: _use(load_gguf, path),
     ),
     "graph": Target(lambda: _compile_example()[1], _read_graph, is_json=True),
     "manifest": Target(lambda: [_compile_example()[0]], _read_manifest, is_json=True),

@@ -131,6 +131,18 @@ def read_deepseek_v3(fields: Fields, context: int | None) -> MoeConfig:
     return add_experts(fields, config, read_experts(fields, config.layers, router))
 
 
+def read_glm4_moe_lite(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a Glm4MoeLiteForCausalLM configuration: a DeepSeek-V3 with one dense block."""
+    fields.expect("partial_rotary_factor", 1.0)
+    kinds = fields.get("mlp_layer_types")
+    if kinds is not None and (
+        not isinstance(kinds, list) or kinds != ["dense"] + ["sparse"] * (len(kinds) - 1)
+    ):
+        raise fields.refuse("mlp_layer_types", "dense, then sparse")
+    fields.expect("first_k_dense_replace", 1)
+    return read_deepseek_v3(fields, context)
+
+
 ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
     "MixtralForCausalLM": read_mixtral,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
@@ -138,6 +150,7 @@ ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
     "Glm4MoeForCausalLM": read_glm4_moe,
     "DeepseekV2ForCausalLM": read_deepseek_v2,
     "DeepseekV3ForCausalLM": read_deepseek_v3,
+    "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
 }
 
 
