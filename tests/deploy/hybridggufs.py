@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.deploy.checkpoints import Case, iter_shapes, make_weights
-from tests.deploy.ggufs import MIXTURE_NAMES, make_tokens, write_gguf
+from tests.deploy.ggufs import BLOCKS, MIXTURE_NAMES, make_tokens, quantise, write_gguf
 
 FAMILIES = {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "kimi_linear": "kimi-linear"}
 NAMES = {
@@ -41,18 +41,35 @@ KIMI_NAMES = {
 }
 
 
-def save_hybrid(path: Path, case: Case, metadata: Mapping[str, Any] | None = None) -> None:
-    """Write a case in whole precision; a metadata key of None is left out."""
+def save_hybrid(
+    path: Path,
+    case: Case,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    form: str = "F32",
+    widened: bool = False,
+) -> None:
+    """Write a case, matrices in ``form`` or, ``widened``, as the float32 that this stands for.
+
+    A metadata key of None is left out.
+    """
     shapes, family = dict(iter_shapes(case)), FAMILIES[case.model_type]
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
-    for name, data in make_weights(case).items():
-        array = np.frombuffer(data, "<f4").reshape(shapes[name])
+    for name, raw in make_weights(case).items():
+        array = np.frombuffer(raw, "<f4").reshape(shapes[name])
         for found, values in convert(case, name, array).items():
-            shape, data = values.shape, np.ascontiguousarray(values, "<f4").tobytes()
+            is_plain = (
+                values.ndim < 2 or "conv1d" in found or values.shape[-1] % BLOCKS.get(form, (1, 0))[0]
+            )
+            kind = "F32" if is_plain else form
+            shape: tuple[int, ...] = values.shape
+            data, values = quantise(np.ascontiguousarray(values, "<f4"), kind)
+            if widened:
+                kind, data = "F32", values.astype("<f4").tobytes()
             if "_exps." in found:  # all of a layer's in one tensor
-                _, (count, *_), before = tensors.get(found, ("F32", (0,), b""))
+                _, (count, *_), before = tensors.get(found, (kind, (0,), b""))
                 shape, data = (count + 1, *shape), before + data
-            tensors[found] = ("F32", shape, data)
+            tensors[found] = (kind, shape, data)
     head: dict[str, Any] = {"general.architecture": family}
     head |= {f"{family}.{key}": value for key, value in describe(case).items()}
     head |= make_tokens(case.config["vocab_size"]) | dict(metadata or {})

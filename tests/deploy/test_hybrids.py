@@ -92,6 +92,14 @@ def test_directories_agree(name: str, golden: dict[str, Any], tmp_path: Path) ->
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
 
+def test_quantised_files_agree_with_what_they_stand_for(tmp_path: Path) -> None:
+    logits = []
+    for widened in (False, True):
+        save_hybrid(tmp_path / "m.gguf", CASES["qwen3.5"], form="Q8_0", widened=widened)
+        logits.append(feed(load_reference(str(tmp_path / "m.gguf"), Sizes(chunk=1)), TOKENS[:6]))
+    assert relative_error(*logits) <= BOUND
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_chunks_of_every_size_give_the_same_bytes(
     name: str, programs: dict[str, TaskProgram]
