@@ -342,4 +342,5 @@ def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:
         eos_ids=text.eos_ids,
         vocab=text.vocab,
         context=text.context,
+        is_recurrent=text.is_recurrent,
     )

@@ -16,7 +16,7 @@ from splitup.client.session import Session
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sequential import SequentialDecoder
-from splitup.decode.step import Decoder, make_arrays
+from splitup.decode.step import Decoder, StepInput, check_path, make_arrays
 from splitup.decode.stop import StopFilter
 from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import Manifest, TextInfo
@@ -112,10 +112,15 @@ async def generate_tokens(
     chunk = get_chunk(session.manifest)
     in_flight: deque[tuple[dict[str, Array], asyncio.Future[dict[str, Array]]]] = deque()
     ends = StopFilter(stop)
+    last: StepInput | None = None
+    is_recurrent = session.manifest.text is not None and session.manifest.text.is_recurrent
     number, vocabulary, loop = 0, 0, asyncio.get_running_loop()
     while not decoder.finished and not ends.found:
         position = None
         while (step := decoder.next_step()) is not None:
+            if is_recurrent:
+                check_path(step, last)
+                last = step
             arrays = make_arrays(step, chunk)
             in_flight.append((arrays, session.submit(arrays)))
             position = step.positions[step.outputs[0]]

@@ -134,6 +134,33 @@ def make_block_step(
     )
 
 
+def check_path(step: StepInput, last: StepInput | None) -> None:
+    """Raise InvalidInput for a step that a model with recurrent layers cannot follow.
+
+    What counted when the ``last`` step was made is in their memory for good: a step begins there
+    or later, or anew at 0. And a row comes of one row before it: it sees that one, all that this
+    one sees, and itself.
+    """
+    if last is not None and 0 < step.start < last.start:
+        raise InvalidInput(
+            f"a step starts at {step.start}, and the last one at {last.start}: this model has "
+            "recurrent layers, which cannot go back; start at 0 and feed the sequence again"
+        )
+    for row, seen in enumerate(step.sees):
+        path = sorted(seen, key=lambda other: step.positions[other])
+        places = [step.positions[other] for other in path]
+        leads = set(step.sees[path[-2]]) if len(path) > 1 else set()
+        if (
+            places != list(range(step.start, step.positions[row] + 1))
+            or path[-1] != row
+            or leads != set(path[:-1])
+        ):
+            raise InvalidInput(
+                f"row {row} of a step does not follow one row before it: this model has recurrent "
+                "layers, which take sequences and trees, and no blocks that see themselves"
+            )
+
+
 def make_arrays(step: StepInput, chunk: int) -> dict[str, npt.NDArray[Any]]:
     """Return a step as a model of this chunk takes it, by name.
 

@@ -6,6 +6,7 @@ form. The registered name and price list are on the chain; the manifest holds ne
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -164,13 +165,17 @@ class Task(_Program):
 
 
 class TextInfo(_Record):
-    """How to talk to a text model: its tokenizer.json and the tokens that end a text."""
+    """How to talk to a text model: its tokenizer.json and the tokens that end a text.
+
+    ``is_recurrent``: its steps must follow paths (``splitup.decode.step.check_path``).
+    """
 
     tokenizer_digest: Digest
     tokenizer_bytes: Annotated[int, Field(ge=1, le=limits.MAX_TOKENIZER_BYTES)]
     eos_ids: Annotated[tuple[Size, ...], Field(max_length=limits.MAX_PORTS)]
     vocab: Length
     context: Annotated[int, Field(ge=1, le=limits.MAX_CONTEXT)]
+    is_recurrent: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
 
 class Manifest(_Record):

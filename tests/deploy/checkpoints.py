@@ -58,7 +58,8 @@ _LLAMA3 = {
 class Case:
     """One checkpoint: ``change`` is laid over the common configuration.
 
-    ``shapes`` yields its weights' names and shapes where ``iter_shapes`` does not know the family.
+    ``without`` names fields that are left out of that. ``shapes`` yields its weights' names and
+    shapes where ``iter_shapes`` does not know the family.
     """
 
     architecture: str
@@ -67,11 +68,13 @@ class Case:
     dtype: str = "float32"
     context: int | None = None
     shapes: Callable[[Case], Iterator[tuple[str, tuple[int, ...]]]] | None = None
+    without: frozenset[str] = frozenset()
 
     @property
     def config(self) -> dict[str, Any]:
         names = {"architectures": [self.architecture], "model_type": self.model_type}
-        return {**names, **_BASE, **self.change}
+        base = {key: value for key, value in _BASE.items() if key not in self.without}
+        return {**names, **base, **self.change}
 
 
 CASES: dict[str, Case] = {
@@ -256,6 +259,8 @@ def make_weights(case: Case) -> dict[str, bytes]:
         values = random.uniform(-0.35, 0.35, shape).astype("<f4")
         if "norm" in name and "gemma" not in case.model_type:
             values += 1
+        if name.endswith("A_log"):
+            values -= 2  # memories that last longer than a few tokens
         if case.dtype == "bfloat16":
             weights[name] = (values.view("<u4") >> 16).astype("<u2").tobytes()
         else:

@@ -52,7 +52,7 @@ def iter_shapes(case: Case) -> Shapes:
         for norm in ("input", "post_attention"):
             yield f"{prefix}{norm}_layernorm.weight", (hidden,)
         is_latent = "kv_lora_rank" in c
-        list_attention = _iter_latent if is_latent else _iter_attention
+        list_attention = iter_latent if is_latent else _iter_attention
         yield from list_attention(case, prefix + "self_attn.")
         yield from _iter_mlp(case, layer, prefix + "mlp.")
 
@@ -73,7 +73,8 @@ def _iter_attention(case: Case, prefix: str) -> Shapes:
         yield f"{prefix}k_norm.weight", (kv_heads * size if wide else size,)
 
 
-def _iter_latent(case: Case, prefix: str) -> Shapes:
+def iter_latent(case: Case, prefix: str) -> Shapes:
+    """Yield the weights of a layer's compressed attention."""
     c = case.config
     hidden, heads, rank, turned, fixed = (
         c[key]

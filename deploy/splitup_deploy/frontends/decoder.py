@@ -49,6 +49,30 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrent:
+    """The layers with a gated delta rule in the place of attention, and its sizes.
+
+    ``taps`` is the length of the convolution. A memory decays as a whole, or ``by_channel`` of its
+    keys. Of v value heads for every key head, head h has key head h div v. ``converted``: it is
+    h mod key_heads, and what A_log is the logarithm of is stored, negated (GGUF's converter).
+    """
+
+    layers: frozenset[int]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    by_channel: bool = False
+    converted: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Return how many values of a row the convolution takes: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
 class Latent:
     """Attention that keeps keys and values compressed (``splitup_deploy.frontends.latent``).
 
@@ -82,12 +106,14 @@ class DecoderConfig:
     tied: bool
     local: Local | None = None
     latent: Latent | None = None
+    recurrent: Recurrent | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # query and key heads are normed before they turn
     wide_qk_norm: bool = False  # the same, but all query heads as one row and all key heads as one
     fused: bool = False  # q, k, v and gate, up are stored as one tensor each
+    output_gate: bool = False  # a query head is stored with a gate behind it, of what it reads
     unit_norms: bool = False  # norms multiply by 1 + weight
     post_norms: bool = False  # what attention and MLP add is normed as well
     activation: Literal["silu", "gelu-tanh"] = "silu"
@@ -172,7 +198,7 @@ class Layout:
     """What a step says about its rows: ``layout`` int32 [rows, 2 + 2 chunk], column by column."""
 
     def __init__(self, tracer: Tracer, layout: Tensor, rows: UOp | int, chunk: int) -> None:
-        self._tracer, self._chunk, self._rows = tracer, chunk, rows
+        self._tracer, self.chunk, self._rows = tracer, chunk, rows
         self._layout = layout
 
     def _take(self, rows: UOp | int, start: int, count: int) -> Tensor:
@@ -187,6 +213,19 @@ class Layout:
         """Return how many cache rows count, as the first row says: int32 [1]."""
         return self._take(1, 1, 1).reshape(1).maximum(0).minimum(context)
 
+    @property
+    def sources(self) -> Tensor:
+        """Return the new rows seen from the start on, counted from 1: int32 [rows, chunk]."""
+        return self._take(self._rows, 2, self.chunk)
+
+    @property
+    def shifts(self) -> Tensor:
+        """Return how much further on each of the last rows that count stood: int32 [chunk].
+
+        Whoever uses one has to bound it.
+        """
+        return self._take(1, 2 + self.chunk, self.chunk).reshape(self.chunk)
+
     def find_slots(self, context: int) -> Tensor:
         """Return where the key that a row sees at a position stands: int32 [rows, context].
 
@@ -195,10 +234,10 @@ class Layout:
         """
         start = self.get_start(context)
         place = self._tracer.iota(context)
-        sources = self._take(self._rows, 2, self._chunk).permute(1, 0)  # [chunk, rows]
+        sources = self.sources.permute(1, 0)  # [chunk, rows]
         source = self._tracer.lookup(sources, place - start).permute(1, 0)  # [rows, context]
         place, start = place.reshape(1, context), start.reshape(1, 1)
-        is_named = (source > 0) & (source <= self._chunk)
+        is_named = (source > 0) & (source <= self.chunk)
         fresh = is_named.where(source, 0) + start - 1
         return (place < start).where(place, is_named.where(fresh, -context))
 
@@ -208,10 +247,9 @@ class Layout:
         The last chunk of them look further on by what the first row's columns say.
         """
         place = self._tracer.iota(context)
-        last = place - (self.get_start(context) - self._chunk)
-        shifts = self._take(1, 2 + self._chunk, self._chunk).reshape(self._chunk)
-        shift = self._tracer.lookup(shifts, last)
-        return place + shift.maximum(0).minimum(self._chunk)
+        last = place - (self.get_start(context) - self.chunk)
+        shift = self._tracer.lookup(self.shifts, last)
+        return place + shift.maximum(0).minimum(self.chunk)
 
 
 class Step:
@@ -357,8 +395,14 @@ class Step:
         ]
         if c.fused:
             parts = [(name, heads * c.head_dim)]
+        gates = c.heads if c.output_gate else 0
+        if gates:
+            parts[0] = (parts[0][0], 2 * gates * c.head_dim)
         qkv = mark(self.project(h, name, parts, c.hidden, c.qkv_bias), f"{label}: q, k, v")
-        qkv = qkv.reshape(rows, heads, c.head_dim)
+        qkv = qkv.reshape(rows, heads + gates, c.head_dim)
+        if gates:
+            pairs = qkv[:, : 2 * gates].reshape(rows, gates, 2, c.head_dim)
+            gate, qkv = pairs[:, :, 1], pairs[:, :, 0].cat(qkv[:, 2 * gates :], dim=1)
         is_normed = c.qk_norm or c.wide_qk_norm
         qk = self.norm_heads(qkv[:, :turned], layer, label) if is_normed else qkv
         qk = self.rotate(qk, turned, layer, label)
@@ -367,6 +411,10 @@ class Step:
         cache = mark(self.write_cache(layer, fresh), f"{label}: KV cache")
         query = qk[:, : c.heads].reshape(rows, c.kv_heads, groups, 1, c.head_dim)
         mixed = self.read_cache(layer, query, cache[:, 0], cache[:, 1])
+        if gates:
+            mixed = mark(
+                mixed * compute_sigmoid(gate.reshape(rows, width)), f"{label}: gated values"
+            )
         name = f"{prefix}.self_attn.o_proj"
         branch = self.project(mixed, name, [(name, c.hidden)], width, c.output_bias)
         x = self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label)
@@ -470,6 +518,11 @@ def bound_slots(slots: Tensor, context: int) -> Tensor:
     if context & (context - 1) == 0:
         return slots & (context - 1)
     return slots.maximum(0).minimum(context - 1)
+
+
+def compute_sigmoid(x: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-x)), which is 0 where the power is infinite."""
+    return (1.0 + (-x).exp()).reciprocal()
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

@@ -150,6 +150,7 @@ def read_shape(
     epsilon: float = 1e-6,
     tied: bool = False,
     activation: str = "hidden_act",
+    inner: str = "intermediate_size",
 ) -> DecoderConfig:
     """Read what all families share, as Llama without a rope (see ``add_rope``).
 
@@ -165,7 +166,7 @@ def read_shape(
     config = DecoderConfig(
         layers=fields.get_integer("num_hidden_layers", most=limits.MAX_LAYERS),
         hidden=hidden,
-        intermediate=fields.get_integer("intermediate_size"),
+        intermediate=fields.get_integer(inner),
         heads=heads,
         kv_heads=fields.get_integer("num_key_value_heads", None if grouped else heads),
         head_dim=fields.get_integer("head_dim", max(hidden // heads, 1) if split else None),

@@ -7,6 +7,7 @@ Every field that a family does not read must be on ``IGNORED``, be null, or be r
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 from splitup import limits
@@ -64,6 +65,13 @@ class Fields:
         self._read.add(key)
         value = self._table.get(key)
         return default if value is None else value
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Call fields by other names from here on."""
+        for old, new in names.items():
+            if old in self._table and new in self._table:
+                raise InvalidModel(f"{self._name} has {old} and {new}, which mean the same")
+        self._table = {names.get(key, key): value for key, value in self._table.items()}
 
     def refuse(self, key: str, supported: str) -> InvalidModel:
         """Return the error for a field's value."""

@@ -22,14 +22,13 @@ from splitup_deploy.frontends.gguf_config import (
     FAMILIES,
     ROPE_FACTORS,
     Family,
-    get_shape,
     list_further_blocks,
     read_config,
 )
 from splitup_deploy.frontends.gguf_file import GgufFile, GgufTensor, read_gguf
 from splitup_deploy.frontends.gguf_tokenizer import make_tokenizer
-from splitup_deploy.frontends.language import trace_language_model
-from splitup_deploy.frontends.model import Sizes, SourceModel, Text
+from splitup_deploy.frontends.language import make_text, trace_language_model
+from splitup_deploy.frontends.model import Sizes, SourceModel
 from splitup_deploy.weights import FileSlice, Part, WeightSource
 
 _EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.([0-9]+)\.(\w+)")
@@ -67,7 +66,6 @@ _LAYER_TENSORS: Final = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
-    "mlp.gate.e_score_correction_bias": "exp_probs_b",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
@@ -76,6 +74,32 @@ _LAYER_TENSORS: Final = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.shared_experts.gate_proj": "ffn_gate_shexp",
+    "block_sparse_moe.shared_experts.up_proj": "ffn_up_shexp",
+    "block_sparse_moe.shared_experts.down_proj": "ffn_down_shexp",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "self_attn.q_conv1d": "ssm_conv1d_q",
+    "self_attn.k_conv1d": "ssm_conv1d_k",
+    "self_attn.v_conv1d": "ssm_conv1d_v",
+    "self_attn.f_a_proj": "ssm_f_a",
+    "self_attn.f_b_proj": "ssm_f_b",
+    "self_attn.g_a_proj": "ssm_g_a",
+    "self_attn.g_b_proj": "ssm_g_b",
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.o_norm": "ssm_norm",
+}
+# those whose names do not end in weight or bias
+_PARAMETERS: Final = {
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
+    **{f"{module}.A_log": "ssm_a" for module in ("linear_attn", "self_attn")},
+    **{f"{module}.dt_bias": "ssm_dt.bias" for module in ("linear_attn", "self_attn")},
 }
 _PLAIN: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -102,7 +126,7 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     tokenizer = make_tokenizer(file.metadata, config.vocab)
     if tokenizer is None:
         return SourceModel("function", traced, None)
-    text = Text(tokenizer, _read_eos_ids(file, config.vocab), config.vocab, config.context)
+    text = make_text(config, tokenizer, _read_eos_ids(file, config.vocab))
     return SourceModel("text-generation", traced, text)
 
 
@@ -199,19 +223,18 @@ class GgufWeights:
         """Return the tensor that holds a weight, and which of its experts' that is."""
         stem, _, kind = name.rpartition(".")
         expert = None
-        if kind == "e_score_correction_bias":
-            stem, kind = f"{stem}.{kind}", "bias"
+        layer, _, rest = stem.removeprefix("model.layers.").partition(".")
         if stem in _TENSORS:
-            place = _TENSORS[stem]
+            found = f"{_TENSORS[stem]}.{kind}"
+        elif (parameter := _PARAMETERS.get(f"{rest}.{kind}")) is not None:
+            found = f"blk.{layer}.{parameter}"
         else:
-            layer, _, rest = stem.removeprefix("model.layers.").partition(".")
             if (match := _EXPERT.fullmatch(rest)) is not None:
                 expert, rest = int(match[1]), _EXPERT_TENSORS[match[2]]
             place = _LAYER_TENSORS.get(rest, rest)
-            place = f"blk.{layer}.{self._family.names.get(place, place)}"
-        found = f"{place}.{kind}"
+            found = f"blk.{layer}.{self._family.names.get(place, place)}.{kind}"
         self._asked.add(found)
-        get_shape(self._file, found)
+        self._file.get_shape(found)
         return self._file.tensors[found], expert
 
 

@@ -19,6 +19,15 @@ from splitup_deploy.frontends import moe
 from splitup_deploy.frontends.decoder import DecoderConfig
 from splitup_deploy.frontends.fields import Fields
 from splitup_deploy.frontends.gguf_file import GgufFile
+from splitup_deploy.frontends.gguf_hybrids import (
+    KIMI_CHECKED,
+    QWEN_CHECKED,
+    QWEN_FIELDS,
+    complete_recurrent,
+    find_attention,
+    read_kimi,
+    read_qwen,
+)
 from splitup_deploy.frontends.language import ARCHITECTURES
 from splitup_deploy.weights import FileSlice
 
@@ -91,6 +100,14 @@ _SHARED_EXPERT_DEFAULTS: Final = {
     "n_shared_experts": None,
     "first_k_dense_replace": 0,
 }
+_LATENT_CHECKED: Final = (
+    "expert_gating_func",
+    "attention.q_lora_rank",
+    "attention.kv_lora_rank",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+    "rope.scaling.yarn_log_multiplier",
+)
 FAMILIES: Final = {
     "llama": Family("LlamaForCausalLM", interleaved=True),
     "qwen2": Family("Qwen2ForCausalLM"),
@@ -112,21 +129,37 @@ FAMILIES: Final = {
         "DeepseekV3ForCausalLM",
         _SHARED_EXPERT_FIELDS,
         {**_SHARED_EXPERT_DEFAULTS, "n_group": 1, "topk_group": 1},
-        (
-            "expert_gating_func",
-            "attention.q_lora_rank",
-            "attention.kv_lora_rank",
-            "attention.key_length_mla",
-            "attention.value_length_mla",
-            "rope.scaling.yarn_log_multiplier",
-        ),
+        _LATENT_CHECKED,
+    ),
+    "qwen35": Family(
+        "Qwen3_5ForCausalLM",
+        QWEN_FIELDS,
+        checked=QWEN_CHECKED,
+        names={"ffn_norm": "post_attention_norm"},
+    ),
+    "qwen35moe": Family(
+        "Qwen3_5MoeForCausalLM",
+        {
+            **QWEN_FIELDS,
+            **_EXPERT_FIELDS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+        checked=QWEN_CHECKED,
+        names={"ffn_norm": "post_attention_norm"},
+    ),
+    "kimi-linear": Family(
+        "KimiLinearForCausalLM",
+        _SHARED_EXPERT_FIELDS,
+        {**_SHARED_EXPERT_DEFAULTS, "norm_topk_prob": True, "n_group": 1, "topk_group": 1},
+        (*_LATENT_CHECKED, *KIMI_CHECKED),
     ),
 }
 _DEEPSEEK_V2: Final = Family(  # with a router of its own
     "DeepseekV2ForCausalLM",
     _SHARED_EXPERT_FIELDS,
     _SHARED_EXPERT_DEFAULTS,
-    FAMILIES["deepseek2"].checked,
+    _LATENT_CHECKED,
 )
 _MIXTRAL: Final = Family(  # a llama with experts
     "MixtralForCausalLM",
@@ -137,7 +170,7 @@ MAX_RADIANS: Final = 16  # models turn by at most 1; the series for sines is slo
 ROPE_FACTORS: Final = "rope_freqs.weight"  # how Llama 3.1's scaling is written down
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers
 _BIAS: Final = "exp_probs_b"
-_SPLIT: Final = "blk.0.attn_k_b.weight"
+_SPLIT: Final = "attn_k_b.weight"
 _KV_RANK: Final = "attention.kv_lora_rank"
 _FAMILY: Final = "general.architecture"
 # Files may say nothing by a zero.
@@ -163,18 +196,19 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
     fields.check_all_read()
     _check_keys(file, prefix, keys, config)
     frequencies = _divide(file, config)
-    if max(frequencies) > MAX_RADIANS:
+    if max(frequencies, default=0) > MAX_RADIANS:
         raise InvalidModel(
             f"'{file.path}' turns heads by more than {MAX_RADIANS} radians per position: "
             "its rope.freq_base or factors are wrong"
         )
     if config.latent is not None:
-        return _complete_latent(file, config, frequencies)
+        return complete_recurrent(_complete_latent(file, config, frequencies))
+    block = find_attention(file)
     return replace(
-        config,
+        complete_recurrent(config),
         rope=replace(config.rope, frequencies=frequencies),
-        qkv_bias="blk.0.attn_q.bias" in file.tensors,
-        output_bias="blk.0.attn_output.bias" in file.tensors,
+        qkv_bias=f"{block}attn_q.bias" in file.tensors,
+        output_bias=f"{block}attn_output.bias" in file.tensors,
     )
 
 
@@ -207,17 +241,23 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
             table[name] = kind.defaults.get(name)
     blocks, further = keys.get("block_count"), _count_further(file, str(file.metadata[_FAMILY]))
     table["num_hidden_layers"] = blocks - further if type(blocks) is int else blocks
-    table["vocab_size"] = get_shape(file, "token_embd.weight")[0]
+    table["vocab_size"] = file.get_shape("token_embd.weight")[0]
     table["tie_word_embeddings"] = "output.weight" not in file.tensors
     table["rope_scaling"] = _read_scaling(file, keys)
+    if kind.architecture == "KimiLinearForCausalLM":
+        table |= read_kimi(file, keys)
+        keys = {**keys, "attention.head_count_kv": 1}
     if _KV_RANK in keys:
         return table | _read_latent(file, keys)
     heads, hidden = table.get("num_attention_heads"), table.get("hidden_size")
     if type(heads) is int and type(hidden) is int and heads > 0:
         table.setdefault("head_dim", hidden // heads)
     table.setdefault("num_key_value_heads", heads)
-    rows = get_shape(file, "blk.0.attn_q.weight")[0]
-    size = _check_heads(file, heads, table.get("head_dim"), rows)
+    rows = file.get_shape(f"{find_attention(file)}attn_q.weight")[0]
+    is_qwen = "full_attention_interval" in kind.fields  # whose heads have a gate behind them
+    size = _check_heads(file, heads, table.get("head_dim"), rows // 2 if is_qwen else rows)
+    if is_qwen:
+        table |= read_qwen(file, keys, size)
     if kind.architecture == "Glm4MoeForCausalLM":
         table |= _read_glm4(file, keys, size)
     return table
@@ -234,15 +274,16 @@ def _check_heads(file: GgufFile, heads: Any, size: Any, rows: int) -> int:
 
 def _read_latent(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of compressed attention, from files with one or two expansions."""
-    split = _SPLIT in file.tensors
+    block = find_attention(file)
+    split = f"{block}{_SPLIT}" in file.tensors
     heads, rank, turned = (
         keys.get(key) for key in ("attention.head_count", _KV_RANK, "rope.dimension_count")
     )
     suffix = "_mla" if split else ""
     size, value = (keys.get(f"attention.{part}_length{suffix}") for part in ("key", "value"))
-    query = "blk.0.attn_q_b.weight" if "attention.q_lora_rank" in keys else "blk.0.attn_q.weight"
-    size = _check_heads(file, heads, size, get_shape(file, query)[0])
-    rows = get_shape(file, "blk.0.attn_kv_a_mqa.weight")[0]
+    query = "attn_q_b.weight" if "attention.q_lora_rank" in keys else "attn_q.weight"
+    size = _check_heads(file, heads, size, file.get_shape(block + query)[0])
+    rows = file.get_shape(f"{block}attn_kv_a_mqa.weight")[0]
     if type(rank) is not int or type(turned) is not int or rank + turned != rows:
         raise InvalidModel(
             f"'{file.path}' compresses keys and values to {rank!r:.40} elements and turns "
@@ -292,7 +333,7 @@ def _complete_latent(
     Inner norms have the model's own epsilon in llama.cpp.
     """
     assert config.latent is not None and isinstance(config, moe.MoeConfig)
-    split = _SPLIT in file.tensors
+    split = f"{find_attention(file)}{_SPLIT}" in file.tensors
     experts = config.experts
     if experts is not None:
         first = min(set(range(config.layers)) - experts.dense_layers)
@@ -325,10 +366,11 @@ def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any
 def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: DecoderConfig) -> None:
     """Raise InvalidModel where the file says more than the configuration, and something else."""
     experts = config.experts if isinstance(config, moe.MoeConfig) else None
-    value = keys.get("attention.value_length") if config.latent else config.head_dim
+    latent = config.latent
+    value = keys.get("attention.value_length") if latent else config.head_dim
     for key, wanted in (
         ("attention.value_length", value),
-        ("rope.dimension_count", 2 * config.rope.pairs),
+        ("rope.dimension_count", latent.turned if latent else 2 * config.rope.pairs),
         ("vocab_size", config.vocab),
         ("expert_count", experts.count if experts else 0),
         ("expert_used_count", experts.active if experts else 0),
@@ -379,10 +421,3 @@ def _divide(file: GgufFile, config: DecoderConfig) -> tuple[Decimal, ...]:
     if not all(1e-6 < factor < 1e6 for factor in factors):
         raise InvalidModel(f"'{file.path}' has a {ROPE_FACTORS} that is no sensible number")
     return config.rope.divide(factors).frequencies
-
-
-def get_shape(file: GgufFile, name: str) -> tuple[int, ...]:
-    """Return a tensor's shape; raises InvalidModel when it is absent."""
-    if name not in file.tensors:
-        raise InvalidModel(f"'{file.path}' has no tensor '{name}'")
-    return file.tensors[name].shape

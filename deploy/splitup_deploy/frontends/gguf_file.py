@@ -112,6 +112,12 @@ class GgufFile:
     metadata: Metadata
     tensors: dict[str, GgufTensor]
 
+    def get_shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape; raises InvalidModel when it is absent."""
+        if name not in self.tensors:
+            raise InvalidModel(f"'{self.path}' has no tensor '{name}'")
+        return self.tensors[name].shape
+
 
 def read_gguf(path: Path) -> GgufFile:
     """Read a file's header; raises InvalidModel naming the file and what is wrong with it."""

@@ -10,8 +10,8 @@ from splitup.errors import InvalidModel
 from splitup_deploy.frontends.checkpoint import DirectoryWeights, read_json
 from splitup_deploy.frontends.decoder import DecoderConfig
 from splitup_deploy.frontends.fields import Fields
-from splitup_deploy.frontends.language import ARCHITECTURES, trace_language_model
-from splitup_deploy.frontends.model import Sizes, SourceModel, Text
+from splitup_deploy.frontends.language import ARCHITECTURES, make_text, trace_language_model
+from splitup_deploy.frontends.model import Sizes, SourceModel
 
 
 def is_huggingface_directory(source: str) -> bool:
@@ -27,7 +27,7 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     config = parse_config(table, sizes.context)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
-    text = Text(tokenizer, _read_eos_ids(directory, table), config.vocab, config.context)
+    text = make_text(config, tokenizer, _read_eos_ids(directory, table))
     weights = DirectoryWeights(directory)
     traced = trace_language_model(config, weights, sizes.chunk)
     unused = ("lm_head.weight",) if config.tied else ()

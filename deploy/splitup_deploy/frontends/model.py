@@ -27,6 +27,8 @@ class Sizes:
 class Text:
     """How to talk to a text model. ``context`` is the largest number of positions.
 
+    ``is_recurrent``: it has layers that cannot forget a row that counted.
+
     ``tokenizer`` is a tokenizer.json, as a file or as its bytes.
     """
 
@@ -34,6 +36,7 @@ class Text:
     eos_ids: tuple[int, ...]
     vocab: int
     context: int
+    is_recurrent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

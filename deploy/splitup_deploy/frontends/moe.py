@@ -28,6 +28,7 @@ from splitup_deploy.frontends.decoder import (
     Step,
     compute_dense_mlp,
     compute_gated_mlp,
+    compute_sigmoid,
 )
 from splitup_deploy.frontends.quantised import dequantise
 from splitup_deploy.weights import WeightSource
@@ -172,11 +173,6 @@ def route(step: Step, h: Tensor, layer: int, experts: Experts) -> tuple[Tensor, 
         total = gates.sum(1, keepdim=True)
         gates = gates / (total.maximum(MIN_SCORES) if router.scoring == "sigmoid" else total)
     return chosen, mark(gates * router.scale, f"{label}: gates")
-
-
-def compute_sigmoid(x: Tensor) -> Tensor:
-    """Return 1 / (1 + exp(-x)), which is 0 where the power is infinite."""
-    return (1.0 + (-x).exp()).reciprocal()
 
 
 def _hide_groups(step: Step, choice: Tensor, experts: Experts, label: str) -> Tensor:

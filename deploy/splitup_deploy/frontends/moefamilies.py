@@ -106,7 +106,7 @@ def read_glm4_moe(fields: Fields, context: int | None) -> MoeConfig:
 
 def read_deepseek_v2(fields: Fields, context: int | None) -> MoeConfig:
     """Read a DeepseekV2ForCausalLM configuration; the original's own code has more variations."""
-    config = _read_latent(fields, context)
+    config = read_latent(fields, context)
     for key, plain in (("scoring_func", "softmax"), ("norm_topk_prob", False), ("mlp_bias", False)):
         fields.expect(key, plain)
     method = fields.get("topk_method", "greedy")
@@ -123,7 +123,7 @@ def read_deepseek_v2(fields: Fields, context: int | None) -> MoeConfig:
 
 def read_deepseek_v3(fields: Fields, context: int | None) -> MoeConfig:
     """Read a DeepseekV3ForCausalLM configuration; the layers that predict further are left out."""
-    config = _read_latent(fields, context)
+    config = read_latent(fields, context)
     for key, plain in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         fields.expect(key, plain)
     fields.expect("rope_interleave", True)
@@ -218,8 +218,8 @@ def _add_rope(fields: Fields, config: DecoderConfig, partial: float | None = Non
     return add_rope(fields, config, partial)
 
 
-def _read_latent(fields: Fields, context: int | None) -> DecoderConfig:
-    """Read the compressed attention that DeepSeek-V2 and V3 share.
+def read_latent(fields: Fields, context: int | None, *, turning: bool = True) -> DecoderConfig:
+    """Read the compressed attention of DeepSeek-V2 and those after it, ``turning`` or without rope.
 
     The inner norms' epsilon is no field: it is that of the original's class. YaRN's correction of
     the temperature is one of the scores, and not of the turned part alone.
@@ -239,12 +239,12 @@ def _read_latent(fields: Fields, context: int | None) -> DecoderConfig:
         ),
         norm_epsilon=1e-6,
     )
-    parameters = find_rope_parameters(fields)
-    scale = 1.0
+    scale, parameters = 1.0, find_rope_parameters(fields)
     if parameters is not None and "mscale_all_dim" in parameters:
         weight = parameters.get_number("mscale_all_dim")
         scale = compute_yarn_scale(parameters.get_number("factor"), weight)
-    config = _add_rope(fields, replace(config, head_dim=turned))
+    if turning:
+        config = _add_rope(fields, replace(config, head_dim=turned))
     return replace(
         config,
         head_dim=turned + fixed,

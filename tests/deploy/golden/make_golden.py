@@ -1,7 +1,8 @@
 """Write what Hugging Face's models compute on small random checkpoints.
 
-These are the cases of ``tests/deploy/checkpoints.py`` (in ``logits.npz``) and of
-``tests/deploy/mixtures.py`` (in ``mixture_logits.npz``).
+These are the cases of ``tests/deploy/checkpoints.py`` (in ``logits.npz``),
+``tests/deploy/mixtures.py`` (in ``mixture_logits.npz``) and of ``tests/deploy/hybrids.py`` (in
+``hybrid_logits.npz``).
 
 Run it again after changing a checkpoint, in an environment of its own:
 
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.deploy import mixtures
+from tests.deploy import hybrids, mixtures
 from tests.deploy.checkpoints import (
     CASES,
     GOLDEN,
@@ -62,6 +63,7 @@ def compute_logits(case: Case) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, An
 FILES: dict[str, Mapping[str, Case]] = {
     "logits.npz": CASES,
     "mixture_logits.npz": mixtures.CASES,
+    "hybrid_logits.npz": hybrids.CASES,
 }
 
 
