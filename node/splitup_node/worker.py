@@ -147,7 +147,7 @@ class Worker:
         program = self._find_program(request.program)
         known = self._states.get(request.session)
         if known is None:
-            self._reserve(program.state_bytes)
+            self._reserve(program)
             known = self._states[request.session] = (request.program, program.new_state())
         elif known[0] != request.program:
             raise InvalidInput(f"session {request.session} belongs to another program")
@@ -181,15 +181,16 @@ class Worker:
                 self._state_bytes -= program.state_bytes
                 program.take_back(known[1])
 
-    def _reserve(self, state_bytes: int) -> None:
+    def _reserve(self, program: Any) -> None:
         if len(self._states) >= limits.MAX_SESSIONS:
             raise Unavailable(f"the node holds {len(self._states)} states already")
-        programs = self._programs.values()
-        fixed = sum(program.vram_bytes - program.state_bytes for program in programs)
-        spare = sum(program.spare_bytes for program in programs)
-        if fixed + spare + self._state_bytes + state_bytes > self._memory_bytes:
-            for program in programs:
-                program.free_spare()
+        state_bytes, programs = program.state_bytes, self._programs.values()
+        fixed = sum(one.vram_bytes - one.state_bytes for one in programs)
+        spare = sum(one.spare_bytes for one in programs)
+        new_bytes = 0 if program.spare_bytes else state_bytes
+        if fixed + spare + self._state_bytes + new_bytes > self._memory_bytes:
+            for one in programs:
+                one.free_spare()
         if state_bytes and fixed + self._state_bytes + state_bytes > self._memory_bytes:
             raise Unavailable(
                 f"no memory for another state of {state_bytes} bytes: {fixed} bytes of tasks and "

@@ -45,7 +45,7 @@ from splitup.graph.launching import (
 )
 from splitup.graph.rules import check_graph, load_graph
 from splitup.graph.schedule import Place, Role, Schedule, compile_graph
-from splitup.graph.sequence import LaunchFunction, join_launches
+from splitup.graph.sequence import encode_record, is_supported, join_launches, launch_records
 from splitup.graph.threads import get_kernel_threads
 from splitup.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
 
@@ -68,7 +68,10 @@ def free_memory(index: int = 0) -> None:
 class State:
     """The state tensors of one execution on one program, zero at first."""
 
-    __slots__ = ("_apart", "_buffers", "_copies", "_launches", "_parity", "_program", "_views")
+    __slots__ = (
+        *("_apart", "_buffers", "_copies", "_launches", "_parity", "_program", "_records"),
+        "_views",
+    )
 
     def __init__(self, program: TaskProgram, buffers: tuple[list[Buffer], list[Buffer]]) -> None:
         self._program = program
@@ -80,6 +83,7 @@ class State:
             join_launches([one.launch for one in row], [one.native for one in row]) for row in bound
         )
         self._apart = tuple([one.launch for one in row] for row in bound)  # in a batch
+        self._records = tuple(program._encode_apart(row) for row in bound)
         self._views = tuple(RowViews([cell for one in row for cell in one.cells]) for row in bound)
 
     def _clear(self) -> None:
@@ -150,6 +154,7 @@ class TaskProgram:
         )
         # what the kernels get for their variables; a step writes the numbers of its rows here
         self._rows = {symbol.name: ctypes.c_uint64(1) for symbol in graph.symbols}
+        self._total = {symbol.name: ctypes.c_uint64(1) for symbol in graph.symbols}  # of a batch
         self.states: tuple[TensorSpec, ...] = graph.states
         self.state_bytes = compute_state_bytes(graph)
         self.vram_bytes = compute_vram_bytes(graph, values)
@@ -167,6 +172,10 @@ class TaskProgram:
         self._shared = [
             call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # stays in place
             for call, launch in zip(self._calls, schedule.launches, strict=True)
+        ]
+        self._shared_records = [
+            None if one is None or one.native is None else encode_record(one.native)
+            for one in self._shared
         ]
         self._own: dict[tuple[int, Place], Buffer] = {}
         self._spare: list[State] = []
@@ -238,7 +247,8 @@ class TaskProgram:
             if self._join is not None:  # so there never is a step before
                 self.check(state, inputs)
                 return [self._join.run(inputs)]
-            self._set_rows(step.rows)
+            _set_words(self._rows, step.rows)
+            _set_words(self._total, step.rows)
             self._step = step
         if state._program is not self:
             raise InvalidInput(_FOREIGN_STATE)
@@ -287,7 +297,8 @@ class TaskProgram:
             state._views[state._parity].move(slot, first, self._find_own)
             prepared[slot].write(inputs)
         self._step = None  # the next one sets its own rows
-        self._launch_together([state._apart[state._parity] for state, _ in steps], rows, total)
+        _set_words(self._total, total)
+        self._launch_together([state for state, _ in steps], rows)
         results = [
             step.read(state._buffers[1 - state._parity])
             for (state, _), step in zip(steps, prepared, strict=True)
@@ -296,25 +307,34 @@ class TaskProgram:
             state._parity = 1 - state._parity
         return results
 
-    def _launch_together(
-        self, launches: Sequence[list[LaunchFunction]], rows: Sequence[Rows], total: Rows
-    ) -> None:
+    def _launch_together(self, states: Sequence[State], rows: Sequence[Rows]) -> None:
         """Run each kernel for all before the next: what is done with may be overwritten."""
         is_even = all(one == rows[0] for one in rows)  # the usual case: one row each
+        _set_words(self._rows, rows[0])
+        apart = [state._records[state._parity] for state in states]
+        if is_even and all(apart):
+            # dozens of kernels a layer: from Python each of them would cost a microsecond
+            records: list[bytes] = []
+            for position, record in enumerate(self._shared_records):
+                records += [one[position] for one in apart] if record is None else [record]
+            launch_records(records)
+            return
+        launches = [state._apart[state._parity] for state in states]
         for position, shared in enumerate(self._shared):
             if shared is not None:
-                self._set_rows(total)
                 shared.launch()
                 continue
-            self._set_rows(rows[0])
             for one, count in zip(launches, rows, strict=True):
                 if not is_even:
-                    self._set_rows(count)
+                    _set_words(self._rows, count)
                 one[position]()
 
-    def _set_rows(self, rows: Rows) -> None:
-        for name, count in rows.items():
-            self._rows[name].value = count
+    def _encode_apart(self, bound: Sequence[Bound]) -> list[bytes]:
+        """Return the records of a state's kernels; none unless a batch is all machine code."""
+        natives = [one.native for one in bound if one.native is not None]
+        if self.width == 1 or len(natives) < len(bound) or not is_supported():
+            return []
+        return [encode_record(native) for native in natives]
 
     def compute_state_digest(self, state: State) -> str:
         """Return the SHA-256 of all state tensors as they are now, concatenated in order."""
@@ -358,19 +378,20 @@ class TaskProgram:
         calls: list[Call] = []
         for launch in schedule.launches:
             arguments = [self._get_argument(place) for place in launch.places]
+            rows = self._total if launch.is_shared else self._rows
             if launch.kind == "product":
                 product = schedule.products[launch.index]
                 call: Call = ProductCall(
-                    self.device, product, arguments, launch.places, self._pool, self._rows
+                    self.device, product, arguments, launch.places, self._pool, rows
                 )
             elif launch.kind == "write":
                 write = schedule.writes[launch.index]
-                call = WriteCall(self.device, write, arguments, launch.places, self._rows)
+                call = WriteCall(self.device, write, arguments, launch.places, rows)
             else:
                 executable = schedule.executables[launch.index]
                 runtime = runtimes[launch.index]
                 call = ExecutableCall(
-                    self.device, executable, runtime, arguments, launch.places, self._rows
+                    self.device, executable, runtime, arguments, launch.places, rows
                 )
             calls.append(call)
         return calls
@@ -414,6 +435,11 @@ class TaskProgram:
             call.bind(states) if shared is None else shared
             for call, shared in zip(self._calls, self._shared, strict=True)
         ]
+
+
+def _set_words(words: Mapping[str, ctypes.c_uint64], rows: Rows) -> None:
+    for name, count in rows.items():
+        words[name].value = count
 
 
 def _stack_rows(rows: Sequence[Rows]) -> tuple[list[Mapping[str, int]], Rows]:

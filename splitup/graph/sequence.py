@@ -17,6 +17,7 @@ import ctypes
 import functools
 import itertools
 import platform
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -76,6 +77,17 @@ def _join(natives: Sequence[Native]) -> LaunchFunction:
     words = [word for native in natives for word in _make_record(native)]
     records = (ctypes.c_uint64 * len(words))(*words)
     return functools.partial(_load_loop().function, records, ctypes.c_uint64(len(natives)))
+
+
+def encode_record(native: Native) -> bytes:
+    """Return the record of a kernel, to be joined with others; ``native`` has to stay alive."""
+    words = _make_record(native)
+    return struct.pack(f"<{len(words)}Q", *words)
+
+
+def launch_records(records: Sequence[bytes]) -> None:
+    """Run kernels one after the other, at least one."""
+    _load_loop().function(b"".join(records), ctypes.c_uint64(len(records)))
 
 
 def _make_record(native: Native) -> list[int]:

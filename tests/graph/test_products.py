@@ -378,6 +378,36 @@ def test_products_of_rows_that_are_looked_up_are_found_and_are_those_of_tinygrad
         assert any(one[0]) and any(one[1])
 
 
+@pytest.mark.parametrize("context", [64, 44])
+def test_a_tail_that_names_one_row_changes_no_bit(context: int) -> None:
+    """What attention does not see has one number and the factor +0.0; any other tail is summed."""
+    graph = make_attention(context)
+    ours, theirs = (
+        TaskProgram.from_graph(graph, lambda name: memoryview(b""), takes_products=takes)
+        for takes in (True, False)
+    )
+    random = np.random.default_rng(context)
+    for seen in (0, 1, 7, 8, 9, 20, context - 17, context - 8, context):
+        cache = random.integers(-9, 9, (context, 2, 2, 16)).astype(np.float32)  # sums are exact
+        x = random.integers(-9, 9, (5, 2, 3, 16)).astype(np.float32)
+        w = random.integers(1, 9, (5, 2, 3, context)).astype(np.float32)
+        numbers = np.full((5, context), -64, np.int32)  # row 0, either way
+        numbers[:, :seen] = random.integers(0, context, (5, seen))
+        w[:, :, :, seen:] = 0.0
+        w[1] = 1.0  # a row whose factors are not zeros
+        w[2, 1, 2, -1] = 3.0  # one factor
+        w[3, :, :, seen:] = -0.0
+        numbers[4, context - 9 :] = 5  # two runs of equal numbers
+        for row in (None, np.inf, np.nan):  # 0 times them is NaN
+            if row is not None:
+                cache[0] = row
+            inputs = [array.tobytes() for array in (x, w, numbers, cache)]
+            one, other = (program.run(program.new_state(), inputs) for program in (ours, theirs))
+            for given, wanted in zip(one, other, strict=True):
+                given, wanted = np.frombuffer(given, np.float32), np.frombuffer(wanted, np.float32)
+                np.testing.assert_array_equal(given, wanted)  # NaN's sign is not told
+
+
 def test_a_lookup_that_may_be_outside_stays_with_tinygrad() -> None:
     graph = make_attention(16)
     nodes = list(graph.nodes)

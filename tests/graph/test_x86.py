@@ -27,6 +27,12 @@ VECTORS: dict[str, tuple[Callable[[Assembler], None], str]] = {
     "sub rsi, r8": (lambda a: a.subtract(RSI, R8), "492bf0"),
     "cmp r11, rcx": (lambda a: a.compare(R11, RCX), "4c3bd9"),
     "cmovl r14, r10": (lambda a: a.load_if("l", R14, R10), "4d0f4cf2"),
+    "vpcmpeqd ymm1, ymm0, [rcx-0x20]": (
+        lambda a: a.compare_int32(1, 0, Mem(RCX, -32)),
+        "c4e17d7689e0ffffff",
+    ),
+    "vmovmskps r9, ymm12": (lambda a: a.get_signs(R9, 12), "c4417c50cc"),
+    "vptest ymm9, ymm9": (lambda a: a.test_bits(9), "c4427d17c9"),
     "push rbx": (lambda a: a.push(RBX), "53"),
     "push r12": (lambda a: a.push(R12), "4154"),
     "call rax": (lambda a: a.call(RAX), "ffd0"),

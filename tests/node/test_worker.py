@@ -12,11 +12,14 @@ import pytest
 import pytest_asyncio
 from splitup_node.ipc import RunAnswer, RunRequest, decode_answer, encode_answer
 from splitup_node.supervisor import Supervisor, TaskFailed, WorkerLost
+from splitup_node.worker import Worker
 
-from splitup.errors import SplitUpError
+from splitup.errors import SplitUpError, Unavailable
 from splitup.graph.ir import Graph
+from splitup.graph.products import is_supported
 from tests.builders import HANG_S
 from tests.graph.graphs import make_running_sum
+from tests.graph.test_cachewrites import make_cache
 from tests.node.fragile_worker import CORRUPT, CRASH, CRASHING_FILE, HANG, OVERFLOW, RAISE
 from tests.node.graphs import make_accumulator, make_sum
 
@@ -203,6 +206,37 @@ async def test_f25_hang_is_ended_by_the_time_limit(start: Start, tmp_path: Path)
     program = (await load(supervisor, tmp_path, make_sum(2)))["program"]
     lost = await run(supervisor, 1, program, [HANG, 0], [0, 0])
     assert isinstance(lost, WorkerLost) and "no answer to RUN within 0.3 s" in str(lost)
+
+
+@pytest.mark.skipif(not is_supported(), reason="states are written as a whole and not kept")
+async def test_states_kept_for_later_sessions_give_way_when_memory_is_short(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "task.json"
+    path.write_bytes(make_cache(64).to_bytes())
+    loaded = Worker(10**8).load(path, None)
+    fixed, state_bytes = loaded["vram_bytes"] - loaded["state_bytes"], loaded["state_bytes"]
+    worker = Worker(2 * fixed + 3 * state_bytes)
+    programs = [worker.load(path, None)["program"] for _ in range(2)]
+
+    def run(session: int, program: int) -> None:
+        inputs = [bytes(spec.row_bytes) for spec in worker._programs[program].inputs]
+        worker.run(RunRequest(session, program, inputs))
+
+    def count_spare() -> list[int]:
+        return [worker._programs[program].spare_bytes // state_bytes for program in programs]
+
+    for session in range(3):
+        run(session, programs[0])
+    worker.drop(range(3))
+    assert count_spare() == [3, 0]
+    run(3, programs[0])  # one of them: they stay
+    assert count_spare() == [2, 0]
+    run(4, programs[1])  # a new one: they go
+    assert count_spare() == [0, 0]
+    run(5, programs[1])
+    with pytest.raises(Unavailable, match="no memory for another state"):
+        run(6, programs[1])
 
 
 async def test_state_memory_is_bounded(start: Start, tmp_path: Path) -> None:
