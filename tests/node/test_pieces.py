@@ -239,8 +239,8 @@ async def test_f20_nobody_is_blamed_while_the_store_takes_its_time(
         large.store.takes.clear()
         future = session.submit({"x": X})
         await large.store.asked.get()
-        while session._failover.find_silent() is not None:
-            await asyncio.sleep(0.01)  # until the connections stand
+        for link in session._links.values():
+            await link.connected.wait()
         assert session._failover.next_time() is None, "nothing can become late"
         large.store.takes.set()
         z = (await future)["z"]
