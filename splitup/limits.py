@@ -343,3 +343,4 @@ TRADE_NOTICE_S: Final = 10.0  # without being offered, before it is unloaded: pl
 TRADE_HOLD_S: Final = 600.0  # a traded task is not traded back: what a download costs pays off
 SHOWN_TRADES: Final = 3  # in a node's status
 LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again
+NOISE_POSITIONS: Final = 16  # drawn ahead, of all sessions of a client; 1 MB each at 128 k tokens

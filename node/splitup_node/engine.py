@@ -482,19 +482,19 @@ class Engine:
             self._outputs.publish(execution, run, port, data, zeros, on_done)
             for port, data in enumerate(answer.outputs)
         ]
-        try:
-            self._queue.finish(run, outputs)
-        except Unavailable as error:
-            self.fail(run.execution_id, run.task, run.step, str(error))
         self._ran.append(_Ran(execution, run, outputs, answer.started_ns, answer.ended_ns))
 
     def _on_batch(self) -> None:
         self._outputs.flush()
+        sent_ns = time.time_ns()
         crash_point("published")
+        for ran in self._ran:
+            try:
+                self._queue.finish(ran.run, ran.outputs)
+            except Unavailable as error:
+                self.fail(ran.execution.id, ran.run.task, ran.run.step, str(error))
         if self._ran:
-            loop = asyncio.get_running_loop()
-            # sockets are written to once everything that is due has run: hash a turn later
-            loop.call_soon(loop.call_soon, self._record, self._ran, time.time_ns())
+            asyncio.get_running_loop().call_soon(self._record, self._ran, sent_ns)
             self._ran = []
 
     # ---- after the path ------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,9 +12,10 @@ from splitup import limits
 from splitup.errors import PeerFault
 from splitup.graph.manifest import Manifest
 from splitup.net.logs import LogStore, LogWriter
-from splitup.protocol.queue import PortId
+from splitup.protocol.queue import PortId, Run
 from splitup.protocol.routes import Routes, compute_routes
 from splitup.protocol.takeovers import Roster
+from splitup.tensors import TensorSpec
 from splitup.wire import (
     CLIENT,
     Completion,
@@ -31,6 +32,19 @@ from splitup_node.digests import Digests, Recorder
 _SPAN: Final = struct.Struct("<HIQQQQ")
 
 
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A number of rows that differs from step to step, and the input that shows it."""
+
+    place: int
+    row_bytes: int
+    most: int
+
+    def count(self, run: Run) -> int:
+        """Return how many rows a run has; whether its other inputs agree is checked later."""
+        return len(run.inputs[self.place].data) // self.row_bytes
+
+
 @dataclass(slots=True)
 class Part:
     """One task that this node runs in an execution."""
@@ -38,6 +52,8 @@ class Part:
     task: int
     session: int  # the worker's, with the task's state
     digests: Digests
+    symbols: tuple[Symbol, ...]
+    full_bytes: int  # of the inputs of a step with all the rows that the task's flops are for
     send_from: int = 0  # the steps before are only repeated, and known to their readers
     recorded: int = 0  # runs in the digests
     state_bytes: int = 0  # on the device, once the first step has run
@@ -117,7 +133,10 @@ class Execution:
         """Begin to run a task."""
         entry = self.manifest.tasks[task]
         digests = Digests(len(entry.inputs), len(entry.outputs))
-        part = self.parts[task] = Part(task, session, digests, send_from)
+        specs = [port.spec for port in entry.inputs]
+        full_bytes = sum(spec.nbytes for spec in specs)
+        part = Part(task, session, digests, _find_symbols(specs), full_bytes, send_from)
+        self.parts[task] = part
         return part
 
     def reroute(self) -> None:
@@ -221,6 +240,19 @@ class Execution:
                 len(chunks) - 1 - index,
                 Trace(execution_id=self.id, node=self.node, spans=spans),
             )
+
+
+def _find_symbols(specs: Sequence[TensorSpec]) -> tuple[Symbol, ...]:
+    """Return what tells the rows of a step, by the first input of every symbol."""
+    places = {spec.rows: place for place, spec in reversed(list(enumerate(specs))) if spec.rows}
+    return tuple(
+        Symbol(
+            place,
+            specs[place].row_bytes,
+            min(spec.shape[0] for spec in specs if spec.rows == symbol),
+        )
+        for symbol, place in places.items()
+    )
 
 
 def make_execution(

@@ -56,6 +56,7 @@ class Outputs:
         self._spawn = spawn
         self._direct_bytes = direct_bytes
         self._waiting: list[tuple[_Readers, Frame]] = []  # what a batch gave so far
+        self._unlogged: list[tuple[Execution, PortId, LogEntry]] = []  # of it
 
     def publish(
         self,
@@ -84,11 +85,11 @@ class Outputs:
         elif targets:
             frame = make_entry_frame(execution.id, source, entry)
             self._waiting.append((_find_readers(execution, targets), frame))
-        execution.writer.append(run.task, port, entry)
+        self._unlogged.append((execution, source, entry))
         return tensor
 
     def flush(self) -> None:
-        """Send what a batch gave, with one signature for all that goes to the same nodes."""
+        """Send and log what a batch gave, under one signature for all that goes to one reader."""
         waiting, self._waiting = self._waiting, []
         groups: dict[_Readers, list[Frame]] = {}
         for readers, frame in waiting:
@@ -96,6 +97,9 @@ class Outputs:
         for readers, frames in groups.items():
             for sealed in seal_frames(self._identity, frames):
                 self._send(readers, sealed)
+        unlogged, self._unlogged = self._unlogged, []
+        for execution, source, entry in unlogged:
+            execution.writer.append(*source, entry)
 
     def send_entry(
         self, execution: Execution, source: PortId, entry: LogEntry, targets: Iterable[str]

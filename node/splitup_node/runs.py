@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -103,8 +103,13 @@ class Runs:
         await self._idle.wait()
 
     def pump_soon(self) -> None:
-        """Start the next run when all that came with what is here now has been read."""
-        if not (self._pumping or self._busy):
+        """Start the next run when all that came with what is here now has been read.
+
+        At once when it is the only execution's: nothing could go with it.
+        """
+        if self._queue.executions == 1:
+            self.pump()
+        elif not (self._pumping or self._busy):
             self._pumping = True
             asyncio.get_running_loop().call_soon(self._pump_now)
 
@@ -142,23 +147,26 @@ class Runs:
         Nobody waits for a batch to fill.
         """
         width = self._supervisor.get_width(self._programs[task.task_id])
+        if width == 1 or not len(self._queue):
+            return []
         taken = {first.execution_id}
-        rows = _count_rows(task, first)
+        symbols = self._executions[first.execution_id].parts[first.task].symbols
+        rows = [symbol.count(first) for symbol in symbols]
 
         def is_wanted(run: Run) -> bool:
+            nonlocal rows
             other = self._executions[run.execution_id].manifest.tasks[run.task]
             if len(taken) >= width or run.execution_id in taken or other.task_id != task.task_id:
                 return False
-            total = _count_rows(task, run)
-            total.update(rows)
-            if any(total[port.spec.rows] > port.spec.shape[0] for port in task.inputs):
+            total = [count + symbol.count(run) for count, symbol in zip(rows, symbols, strict=True)]
+            if any(count > one.most for count, one in zip(total, symbols, strict=True)):
                 return False
             taken.add(run.execution_id)
-            rows.update(_count_rows(task, run))
+            rows = total
             return True
 
         others = []
-        for run in self._queue.take_with(is_wanted) if width > 1 else ():
+        for run in self._queue.take_with(is_wanted):
             execution = self._executions[run.execution_id]
             self._on_start(execution, run)
             others.append((execution, run))
@@ -178,25 +186,27 @@ class Runs:
         def on_run(execution: Execution, run: Run, answer: RunAnswer | SplitUpError) -> None:
             nonlocal left
             left -= 1
-            if isinstance(answer, RunAnswer):
-                duration_ns = (answer.ended_ns - answer.started_ns) // len(batch)
-                self.live.add(duration_ns)
-                self.run_ns = (7 * self.run_ns + duration_ns) // 8 if self.run_ns else duration_ns
-                task = execution.manifest.tasks[run.task]
-                if is_full(task, [tensor.data for tensor in run.inputs]):
-                    self.speed.add(task.flops, duration_ns)
             if not left:
                 self._end()
             self._on_answer(execution, run, answer)
             if not left:
                 self._on_batch()
                 self.pump()
+            if isinstance(answer, RunAnswer):  # readers and the worker have waited long enough
+                self._count(execution, run, (answer.ended_ns - answer.started_ns) // len(batch))
 
         handlers = [partial(on_run, execution, run) for execution, run in batch]
         if len(batch) == 1:
             self._supervisor.run(requests[0], handlers[0])
         else:
             self._supervisor.run_together(requests, handlers)
+
+    def _count(self, execution: Execution, run: Run, duration_ns: int) -> None:
+        self.live.add(duration_ns)
+        self.run_ns = (7 * self.run_ns + duration_ns) // 8 if self.run_ns else duration_ns
+        part = execution.parts.get(run.task)
+        if part and sum(len(tensor.data) for tensor in run.inputs) == part.full_bytes:
+            self.speed.add(execution.manifest.tasks[run.task].flops, duration_ns)
 
     async def run_background(
         self, session: int, program: int, inputs: Sequence[bytes | memoryview]
@@ -249,15 +259,6 @@ class Runs:
 def is_full(task: Task, inputs: Sequence[bytes | memoryview]) -> bool:
     """Return whether a step has all the rows that the task's declared operations are for."""
     return sum(len(data) for data in inputs) == sum(port.nbytes for port in task.inputs)
-
-
-def _count_rows(task: Task, run: Run) -> Counter[str]:
-    """Return how many rows a run has by symbol, by the first port of each; a check comes later."""
-    rows: Counter[str] = Counter()
-    for port, tensor in zip(task.inputs, run.inputs, strict=True):
-        if port.spec.rows and port.spec.rows not in rows:
-            rows[port.spec.rows] = len(tensor.data) // port.spec.row_bytes
-    return rows
 
 
 def _answer_shut(task: Task, run: Run, gate: Tensor) -> tuple[Run, RunAnswer]:

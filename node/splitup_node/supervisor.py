@@ -107,7 +107,9 @@ class Supervisor:
         self._process: asyncio.subprocess.Process | None = None
         self._connection: _Connection | None = None
         self._pending: dict[int, _Pending] = {}  # in the order of the answers
-        self._timer: asyncio.TimerHandle | None = None  # of the oldest: the others wait for it
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0  # when it wakes
+        self._due_s = 0.0  # when the oldest must have been answered: the others wait for it
         self._next_id = 0
         self._widths: dict[int, int] = {}  # program -> how many of its runs go together
         self._lost: asyncio.Event = asyncio.Event()
@@ -297,19 +299,42 @@ class Supervisor:
             return
         self._next_id += 1
         self._pending[self._next_id] = _Pending(kind, handler, timeout_s)
-        if self._timer is None:
+        if len(self._pending) == 1:
             self._start_timer()
         self._connection.write(encode_message(kind, self._next_id, parts))
 
     def _start_timer(self) -> None:
+        """Watch the oldest request from now on.
+
+        A timer that wakes too early looks again: cheaper than one for every run.
+        """
+        oldest = next(iter(self._pending.values()), None)
+        if oldest is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._due_s = loop.time() + oldest.timeout_s
+        if self._timer is None or self._due_s < self._timer_s:
+            self._set_timer(self._due_s)
+
+    def _set_timer(self, at_s: float) -> None:
+        self._stop_timer()
+        self._timer_s = at_s
+        self._timer = asyncio.get_running_loop().call_at(at_s, self._on_timer)
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
         oldest = next(iter(self._pending.values()), None)
-        if oldest is not None:
-            reason = f"no answer to {oldest.kind.name} within {oldest.timeout_s:g} s"
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(oldest.timeout_s, self.kill, reason)
+        if oldest is None:
+            return
+        if asyncio.get_running_loop().time() < self._due_s:
+            self._set_timer(self._due_s)
+        else:
+            self.kill(f"no answer to {oldest.kind.name} within {oldest.timeout_s:g} s")
 
     def _on_message(self, kind: int, request_id: int, body: memoryview) -> None:
         pending = self._pending.pop(request_id, None)
@@ -328,7 +353,7 @@ class Supervisor:
         if not self._closing:
             _log.warning("the worker is lost: %s", reason)
         pending, self._pending = self._pending, {}
-        self._start_timer()
+        self._stop_timer()
         for entry in pending.values():
             entry.handler(WorkerLost(f"the worker process was lost: {reason}"))
         self._lost.set()

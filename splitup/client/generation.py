@@ -112,13 +112,18 @@ async def generate_tokens(
     chunk = get_chunk(session.manifest)
     in_flight: deque[tuple[dict[str, Array], asyncio.Future[dict[str, Array]]]] = deque()
     ends = StopFilter(stop)
-    number = 0
+    number, vocabulary, loop = 0, 0, asyncio.get_running_loop()
     while not decoder.finished and not ends.found:
+        position = None
         while (step := decoder.next_step()) is not None:
             arrays = make_arrays(step, chunk)
             in_flight.append((arrays, session.submit(arrays)))
+            position = step.positions[step.outputs[0]]
+        if vocabulary and position is not None:
+            loop.call_soon(decoder.sampler.prepare, position, vocabulary)
         arrays, future = in_flight.popleft()
         logits = (await future)["logits"]
+        vocabulary = logits.shape[-1]
         if on_step is not None:
             on_step(arrays, logits)
         for token in decoder.receive_logits(number, logits):

@@ -138,6 +138,7 @@ class Session:
         self._deadline = deadline
         self._timer = self._loop.call_at(deadline, self._on_deadline)
         self._failover_timer: asyncio.TimerHandle | None = None
+        self._failover_at = 0.0  # when it wakes
         self._steps = 0
         self._ended = False
         self._is_open = False
@@ -310,7 +311,7 @@ class Session:
         groups = list(self._consumers.items())
         for group in groups[:1]:
             self._send_group(entries, *group)
-        # sockets are written to after this turn: the others' frames would keep the first one's
+        # the others' inputs are not wanted before its output, nor is a processor to wake them
         self._rest.append((entries, groups[1:]))
         self._loop.call_soon(self._send_rest)
         self._log_inputs(entries)
@@ -481,12 +482,15 @@ class Session:
             self._do(self._failover.process_failure(node, reason, self._loop.time()))
 
     def _schedule(self) -> None:
-        """Wake up when the failover may have to do something."""
+        """Wake up when the failover may have to do something, or earlier and look again."""
+        at = self._failover.next_time() if self._is_open else None
         if self._failover_timer is not None:
+            if at is not None and self._failover_at <= at:
+                return  # the usual case: every step that comes back puts it off
             self._failover_timer.cancel()
             self._failover_timer = None
-        at = self._failover.next_time() if self._is_open else None
         if at is not None:
+            self._failover_at = at
             self._failover_timer = self._loop.call_at(at, self._on_failover_timer)
 
     def _watch(self) -> None:
@@ -500,6 +504,7 @@ class Session:
         self._schedule()
 
     def _on_failover_timer(self) -> None:
+        self._failover_timer = None
         self._do(self._failover.tick(self._loop.time()))
 
     def _do(self, commands: Iterable[Command]) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest, split_prompt
+from splitup.decode.sampler import Sampler
 from splitup.decode.step import StepInput, make_causal_step
 from splitup.errors import InvalidInput
 
@@ -141,6 +142,11 @@ class LookaheadDecoder:
     def finished(self) -> bool:
         """Say whether no token follows."""
         return self._finished
+
+    @property
+    def sampler(self) -> Sampler:
+        """Return what chooses the tokens."""
+        return self._request.sampler
 
     @property
     def max_steps(self) -> int:

@@ -11,16 +11,19 @@ larger.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from splitup import limits
 from splitup.errors import InvalidInput
 
 _MAX_SEED = 2**64 - 1
 _MAX_TEMPERATURE = 100.0  # above this the noise is all there is
+_LIKELY = 1_024  # of the largest, among which nearly always are all that ``top_p`` keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +63,41 @@ class Sampler:
         if self.temperature == 0:
             return int(np.argmax(logits))
         scaled = logits.astype(np.float64) / self.temperature
-        noisy = scaled + compute_gumbel(self.seed, position, logits.size)
         if 0 < self.top_k < logits.size or self.top_p < 1:
             kept = self._find_kept(scaled)
-            return int(kept[np.argmax(noisy[kept])])
-        return int(np.argmax(noisy))
+            noise = _to_gumbel(_draw(self.seed, position, logits.size)[kept])
+            return int(kept[np.argmax(scaled[kept] + noise)])
+        return int(np.argmax(scaled + _get_gumbel(self.seed, position, logits.size)))
+
+    def prepare(self, position: int, count: int) -> None:
+        """Compute the noise of a position now: most of what ``choose`` takes at ``count`` logits.
+
+        For whoever waits for the logits meanwhile.
+        """
+        if self.temperature and not self.top_k and self.top_p == 1:
+            _get_gumbel(self.seed, position, count)
 
     def _find_kept(self, scaled: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
         """Return the tokens that ``top_k`` and ``top_p`` leave, in the order of the vocabulary."""
-        order = np.argsort(-scaled, kind="stable")[: self.top_k or None]
-        if self.top_p < 1:
+        if self.top_p == 1:
+            return np.sort(_find_largest(scaled, self.top_k))
+        for count in (self.top_k or _LIKELY, scaled.size):
+            order = _find_largest(scaled, count)
             powers = np.exp(scaled[order] - scaled[order[0]])
-            before = np.cumsum(powers) - powers
-            order = order[: max(1, np.count_nonzero(before < self.top_p * powers.sum()))]
-        return np.sort(order)
+            whole = powers.sum() if self.top_k else np.exp(scaled - scaled[order[0]]).sum()
+            enough = np.count_nonzero(np.cumsum(powers) - powers < self.top_p * whole)
+            if self.top_k or enough < count:
+                break  # otherwise some behind them may belong to them
+        return np.sort(order[: max(1, enough)])
+
+
+def _find_largest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
+    """Return where the ``count`` largest are, largest first; of equal ones the first."""
+    if count >= values.size:
+        return np.argsort(-values, kind="stable")
+    least = np.partition(values, -count)[-count]
+    found = np.flatnonzero(values >= least)  # a tie at the end may be one too many
+    return found[np.argsort(-values[found], kind="stable")][:count]
 
 
 def compute_gumbel(seed: int, position: int, count: int) -> npt.NDArray[np.float64]:
@@ -82,9 +106,19 @@ def compute_gumbel(seed: int, position: int, count: int) -> npt.NDArray[np.float
     The raw Philox4x64-10 stream (Salmon et al., SC 2011) is the same in every numpy version and
     on every machine; numpy's own distributions are not.
     """
+    return _to_gumbel(_draw(seed, position, count))
+
+
+_get_gumbel = functools.lru_cache(limits.NOISE_POSITIONS)(compute_gumbel)
+
+
+def _draw(seed: int, position: int, count: int) -> npt.NDArray[np.uint64]:
     # an explicit counter: numpy would otherwise fill it from the operating system
     key = np.array([seed, position], dtype=np.uint64)
-    raw = np.random.Philox(counter=0, key=key).random_raw(count)
+    return np.random.Philox(counter=0, key=key).random_raw(count)
+
+
+def _to_gumbel(raw: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     uniform = (
         (raw >> np.uint64(11)).astype(np.float64) + 0.5
     ) * 2.0**-53  # in (0, 1), never an end

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest, split_prompt
+from splitup.decode.sampler import Sampler
 from splitup.decode.step import StepInput, make_causal_step
 
 
@@ -30,6 +31,11 @@ class SequentialDecoder:
     def finished(self) -> bool:
         """Say whether no token follows."""
         return self._finished
+
+    @property
+    def sampler(self) -> Sampler:
+        """Return what chooses the tokens."""
+        return self._request.sampler
 
     @property
     def max_steps(self) -> int:

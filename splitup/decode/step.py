@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from splitup.decode.sampler import Sampler
 from splitup.errors import InvalidInput
 
 
@@ -57,6 +58,11 @@ class Decoder(Protocol):
     @property
     def finished(self) -> bool:
         """Say whether no token follows."""
+        ...
+
+    @property
+    def sampler(self) -> Sampler:
+        """Return what chooses the tokens."""
         ...
 
     @property

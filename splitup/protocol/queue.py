@@ -106,6 +106,11 @@ class TaskQueue:
         return len(self._ready)
 
     @property
+    def executions(self) -> int:
+        """Return how many executions have tasks here."""
+        return len(self._executions)
+
+    @property
     def buffered_bytes(self) -> int:
         """Return the bytes of all tensors that wait."""
         return self._buffered_bytes

@@ -55,6 +55,37 @@ def test_top_k_and_then_top_p() -> None:
     assert Sampler(0.0, top_k=2, top_p=0.1).choose(logits, 0) == 1
 
 
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=40), st.integers(1, 40))
+def test_top_k_takes_the_first_of_equal_ones(values: list[int], count: int) -> None:
+    logits = np.array(values, dtype=np.float32)
+    kept = sorted(sorted(range(len(values)), key=lambda index: -values[index])[:count])
+    noisy = logits + compute_gumbel(5, 9, len(values))
+    expected = kept[int(np.argmax(noisy[kept]))]
+    assert Sampler(1.0, seed=5, top_k=count).choose(logits, 9) == expected
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])  # nearly all are kept, some, a few
+def test_top_p_keeps_the_fewest_of_many(spread: float) -> None:
+    logits = np.random.default_rng(4).normal(0, spread, 4_000).astype(np.float32)
+    order = np.argsort(-logits, kind="stable")
+    powers = np.exp(logits[order].astype(np.float64))
+    kept = order[: 1 + np.searchsorted(np.cumsum(powers), 0.9 * powers.sum())]
+    noisy = logits + compute_gumbel(6, 1, logits.size)
+    expected = kept[np.argmax(noisy[kept])]
+    assert Sampler(1.0, seed=6, top_p=0.9).choose(logits, 1) == expected
+
+
+def test_preparing_changes_no_token() -> None:
+    logits = np.linspace(0, 1, 500, dtype=np.float32)
+    plain = [Sampler(1.0, seed=2).choose(logits, position) for position in range(40)]
+    Sampler(1.0, seed=2).prepare(7, logits.size + 1)  # of another size: of no use
+    for position in range(20):
+        Sampler(1.0, seed=2).prepare(position, logits.size)
+        assert Sampler(1.0, seed=2).choose(logits, position) == plain[position]
+    assert len(set(plain)) > 1
+    Sampler().prepare(0, logits.size)
+
+
 def test_warpers_do_not_move_the_noise() -> None:
     logits = np.array([1.0, 3.0, 2.0, -1.0], dtype=np.float32)
     free, warped = Sampler(1.0, 7), Sampler(1.0, 7, top_k=2)
