@@ -268,8 +268,10 @@ def has_large_tensors(manifest: Manifest) -> bool:
 class LogWriter:
     """Writes the logs of one party in one execution, in order, in the background.
 
-    ``error`` says why nothing more is stored. ``unstored_bytes`` bounds what a slow store costs:
-    beyond ``limits.LOG_MEMORY_BYTES`` the writer gives up.
+    A full segment waits for the next ``flush``, off the path of the step that filled it and with
+    those of other ports, for which it is the last, too; not if another is full by then. ``error``
+    says why nothing more is stored. ``unstored_bytes`` bounds what a slow store costs: beyond
+    ``limits.LOG_MEMORY_BYTES`` the writer gives up.
     """
 
     def __init__(self, execution_id: str, node: str, store: LogStore) -> None:
@@ -290,10 +292,10 @@ class LogWriter:
             log = self._logs[task, port] = PortLog(task, port, self._node)
         ahead = self._ahead.setdefault((task, port), {})
         ahead[entry.step] = entry
-        now, is_full = time.monotonic(), False
+        now = time.monotonic()
         while (following := ahead.pop(log.next_step, None)) is not None:
-            is_full = log.append(following, now)
-        if is_full:
+            log.append(following, now)
+        if log.is_behind:
             self._start()
         if log.unstored_bytes > limits.LOG_MEMORY_BYTES:
             self.error = Unavailable(

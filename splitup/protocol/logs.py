@@ -95,8 +95,8 @@ class PortLog:
         self._next_index, self.next_step = reader.name.number, reader.next_step
         self.previous = reader.previous
 
-    def append(self, entry: LogEntry, now: float) -> bool:
-        """Add the next step; return whether a segment is full. Steps come in order."""
+    def append(self, entry: LogEntry, now: float) -> None:
+        """Add the next step. Steps come in order."""
         assert entry.step == self.next_step, f"step {entry.step} after {self.next_step - 1}"
         self.next_step += 1
         size = 0 if entry.data is None else len(entry.data)
@@ -109,7 +109,6 @@ class PortLog:
         self.unstored_bytes += size
         if len(self._open) >= limits.SEGMENT_STEPS or self._open_bytes >= limits.SEGMENT_BYTES:
             self._close()
-        return bool(self._closed)
 
     def flush(self, before: float) -> bool:
         """Close a segment opened at ``before`` or earlier; return whether any is to be stored."""

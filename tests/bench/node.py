@@ -27,7 +27,6 @@ from splitup_node.digests import Digests, Recorder
 from splitup_node.engine import Engine
 from splitup_node.executions import Execution
 from splitup_node.recompute import recompute
-from splitup_node.scheduling import ask_for_short_slices
 from splitup_node.supervisor import Supervisor
 
 from splitup import limits
@@ -210,8 +209,6 @@ async def serve(path: Path, config: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     given = Path(sys.argv[1])
-    if "SLICES" in os.environ:
-        print(ask_for_short_slices(), flush=True)
     gc.collect()
     gc.freeze()  # as the daemon does
     uvloop.run(serve(given, json.loads(given.read_text())))

@@ -134,6 +134,22 @@ async def test_steps_that_overtake_wait_for_the_ones_before(
     assert await read_all(logs) == entries
 
 
+async def test_full_segment_waits_for_the_next_look_unless_another_is_full(
+    store: FlakyStore, logs: GrantedLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_STEPS", 2)
+    writer, entries = LogWriter(EXECUTION, NODE, logs), make_entries(5)
+    for entry in entries[:3]:
+        writer.append(2, 0, entry)
+        writer.append(2, 1, entry)
+    assert writer._task is None
+    writer.append(2, 0, entries[3])
+    assert writer._task is not None, "two of port 0 wait"
+    await writer._task
+    assert store.asked == 2 and len(store.objects) == 3, "one request for all ports"
+    await writer.finish()
+
+
 async def test_f20_store_that_refuses_ends_the_log_with_its_reason(
     store: FlakyStore, logs: GrantedLogs
 ) -> None:

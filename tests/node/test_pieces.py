@@ -206,6 +206,14 @@ async def check_steps(session: Session, large: Large, xs: list[np.ndarray]) -> N
         await node.finished.get()
 
 
+def send_nothing_directly(
+    large: Large, monkeypatch: pytest.MonkeyPatch, direct_bytes: int = 0
+) -> None:
+    monkeypatch.setattr(limits, "DIRECT_BYTES", direct_bytes)
+    for node in large.nodes:
+        monkeypatch.setattr(node.engine._outputs, "_direct_bytes", direct_bytes)
+
+
 async def test_client_needs_no_store_for_large_tensors(
     large: Large, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,9 +226,7 @@ async def test_client_needs_no_store_for_large_tensors(
 async def test_f20_client_has_the_store_where_pieces_have_no_room(
     large: Large, monkeypatch: pytest.MonkeyPatch, direct_bytes: int
 ) -> None:
-    monkeypatch.setattr(limits, "DIRECT_BYTES", direct_bytes)
-    for node in large.nodes:
-        monkeypatch.setattr(node.engine._outputs, "_direct_bytes", direct_bytes)
+    send_nothing_directly(large, monkeypatch, direct_bytes)
     async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 3) as session:
         await check_steps(session, large, [X, X + 1, X + 2])
 
@@ -228,13 +234,13 @@ async def test_f20_client_has_the_store_where_pieces_have_no_room(
 async def test_f20_nobody_is_blamed_while_the_store_takes_its_time(
     large: Large, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "DIRECT_BYTES", 0)
+    send_nothing_directly(large, monkeypatch)
     async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 1) as session:
         large.store.takes.clear()
         future = session.submit({"x": X})
         await large.store.asked.get()
-        while session._failover.find_silent() is not None:
-            await asyncio.sleep(0.01)  # until the connections stand
+        for link in session._links.values():
+            await link.connected.wait()
         assert session._failover.next_time() is None, "nothing can become late"
         large.store.takes.set()
         z = (await future)["z"]

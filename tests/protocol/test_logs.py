@@ -62,14 +62,20 @@ def test_what_is_read_and_what_is_unstored_is_what_was_written(
 
 def test_segments_are_full_by_steps_or_by_bytes_and_young_ones_wait() -> None:
     log = PortLog(0, 0, NODE)
-    assert not any(log.append(make_entry(n, b"x"), 1.0) for n in range(limits.SEGMENT_STEPS - 1))
-    assert not log.flush(before=0.9)
-    assert log.append(make_entry(limits.SEGMENT_STEPS - 1, b"x"), 1.0)
+    for step in range(limits.SEGMENT_STEPS - 1):
+        log.append(make_entry(step, b"x"), 1.0)
+    assert not log.flush(before=0.9) and log.get_oldest() is None
+    log.append(make_entry(limits.SEGMENT_STEPS - 1, b"x"), 1.0)
+    assert log.flush(before=0.9) and log.get_oldest() is not None and not log.is_behind
     large = PortLog(0, 0, NODE)
     half = bytes(limits.SEGMENT_BYTES // 2 + 1)
-    assert not large.append(make_entry(0, half), 1.0)
-    assert large.append(make_entry(1, half), 1.0)  # the first segment; this one opens the second
-    assert [e.step for e in large.iter_unstored()] == [0, 1]
+    large.append(make_entry(0, half), 1.0)
+    assert large.get_oldest() is None
+    large.append(make_entry(1, half), 1.0)  # ends the first segment and opens the second
+    assert large.get_oldest() is not None and not large.is_behind
+    large.append(make_entry(2, half), 1.0)
+    assert large.is_behind
+    assert [e.step for e in large.iter_unstored()] == [0, 1, 2]
 
 
 def make_segments(count: int = 2) -> list[bytes]:
