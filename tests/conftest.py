@@ -16,10 +16,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 TESTS: Final = Path(__file__).parent
-# Files that share one network, started once per process: half of them here, half there.
+# Files that share one network, started once per process: half of them here, half there. Seven
+# members have their own, later: to start three at once takes three times as long.
 TOGETHER: Final = {
     "tests/e2e/test_failover.py": "faults",
     "tests/e2e/test_gateways.py": "faults",
+    "tests/e2e/test_seven_members.py": "faults",
     "tests/e2e/test_network.py": "market",
     "tests/e2e/test_private.py": "market",
     "tests/e2e/test_unfaithful.py": "market",

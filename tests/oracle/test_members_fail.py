@@ -51,6 +51,43 @@ async def has_plan(network: Network, execution_id: str) -> bool:
     return any(e.name == "PlanAccepted" and e.args["executionId"] == execution_id for e in events)
 
 
+async def has_fresh_snapshot(network: Network) -> bool:
+    """Return whether the next snapshot is far: a request that moves behind it is refused.
+
+    One is due when the latest is old, or when it lacks a node.
+    """
+    accepted = [
+        event
+        for event in await network.client.fetch_events("committee")
+        if event.name == "SnapshotAccepted"
+    ]
+    endpoint = network.endpoints[next(iter(network.processes))]
+    try:
+        snapshot = await network.http.get_json(
+            f"{endpoint}/v1/snapshot/{accepted[-1].args['root']}"
+        )
+    except (Unavailable, Refused):  # it has not fetched it yet
+        return False
+    if len(snapshot["entries"]) < len(network.nodes):
+        return False
+    head = await network.client.fetch_head()
+    return head.number - accepted[-1].block_number < limits.SNAPSHOT_REFRESH_S * 2 / 3  # 1 s blocks
+
+
+async def test_f14_an_execution_survives_a_reorganisation(network: Network) -> None:
+    """The request moves to another block; whatever was said and signed for it counts there.
+
+    First of all tests, since the snapshot is fresh now.
+    """
+    await network.wait_until(lambda: has_fresh_snapshot(network), 3 * HANG_S)
+    async with Rpc(network.rpc_url) as rpc:
+        await rpc.request("anvil_mine", "0x4")  # nothing older than the request is undone
+        execution_id, _ = await network.request()
+        await network.fetch_plan(execution_id)
+        await rpc.request("anvil_reorg", 2, [])
+    await finish(network, execution_id)
+
+
 async def test_f06_f07_members_killed_and_stopped_at_any_moment(network: Network) -> None:
     for place, fault in enumerate(("kill", "stop", "kill", "stop")):
         execution_id, _ = await network.request()  # under way when the member goes
@@ -126,40 +163,6 @@ async def test_a_member_is_replaced_while_executions_go_on(network: Network) -> 
     await network.stop_member(0, signal.SIGKILL)  # now the new member is needed for a quorum
     await run_execution(network)
     assert "Traceback" not in network.read_logs()
-
-
-async def test_f14_an_execution_survives_a_reorganisation(network: Network) -> None:
-    """The request moves to another block; whatever was said and signed for it counts there."""
-    await network.wait_until(lambda: has_fresh_snapshot(network), HANG_S)
-    async with Rpc(network.rpc_url) as rpc:
-        await rpc.request("anvil_mine", "0x4")  # nothing older than the request is undone
-        execution_id, _ = await network.request()
-        await network.fetch_plan(execution_id)
-        await rpc.request("anvil_reorg", 2, [])
-    await finish(network, execution_id)
-
-
-async def has_fresh_snapshot(network: Network) -> bool:
-    """Return whether the next snapshot is far: a request that moves behind it is refused.
-
-    One is due when the latest is old, or when it lacks a node.
-    """
-    accepted = [
-        event
-        for event in await network.client.fetch_events("committee")
-        if event.name == "SnapshotAccepted"
-    ]
-    endpoint = network.endpoints[next(iter(network.processes))]
-    try:
-        snapshot = await network.http.get_json(
-            f"{endpoint}/v1/snapshot/{accepted[-1].args['root']}"
-        )
-    except (Unavailable, Refused):  # it has not fetched it yet
-        return False
-    if len(snapshot["entries"]) < len(network.nodes):
-        return False
-    head = await network.client.fetch_head()
-    return head.number - accepted[-1].block_number < limits.SNAPSHOT_REFRESH_S * 2 / 3  # 1 s blocks
 
 
 async def test_f15_members_stop_at_a_deeper_reorganisation(network: Network) -> None:
