@@ -215,6 +215,21 @@ def test_llama_3_texts_start_with_bos() -> None:
     assert "TemplateProcessing" not in json.dumps(json.loads(make_tokenizer(metadata, 40) or b""))
 
 
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("glm4", ["Ġab", "'ll", "Ġ", "123", "45", "!=Ċ", "ãģ®a"]),
+        ("olmo", ["Ġab", "'ll", "Ġ12345", "!=", "Ċ", "ãģ®a"]),
+        ("deepseek-v3", ["Ġab", "'ll", "Ġ", "123", "45", "!=Ċ", "ãģ®", "a"]),
+    ],
+)
+def test_texts_are_split_as_their_pre_tokenizer_does(pre: str, words: list[str]) -> None:
+    data = make_tokenizer({**make_tokens(40), "tokenizer.ggml.pre": pre}, 40)
+    assert data is not None
+    splitter = Tokenizer.from_str(data.decode()).pre_tokenizer
+    assert [word for word, _ in splitter.pre_tokenize_str(" ab'll 12345!=\nのa")] == words
+
+
 def test_another_tokenizer_leaves_a_function_of_tokens(tmp_path: Path) -> None:
     save_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.model": "llama"})
     compiled = build(str(tmp_path / "m.gguf"), LARGE)

@@ -17,12 +17,22 @@ _WORDS: Final = (
     _CONTRACTIONS
     + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# pre-tokenizer -> its pattern (None is GPT-2's own), whether text is normalised (NFC) before,
-# whether a word that is a token is taken whole, and whether a text starts with BOS by default
-_SPLITS: Final[dict[str, tuple[str | None, bool, bool, bool]]] = {
-    "gpt-2": (None, False, False, False),
-    "llama-bpe": (_WORDS % "{1,3}", False, True, True),
-    "qwen2": (_WORDS % "", True, False, False),
+_DEEPSEEK_V3: Final = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # Chinese characters, Hiragana, Katakana
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+# pre-tokenizer -> its patterns, one after another (none are GPT-2's own), whether text is
+# normalised (NFC) before, whether a word that is a token is taken whole, and whether a text starts
+# with BOS by default
+_SPLITS: Final[dict[str, tuple[tuple[str, ...], bool, bool, bool]]] = {
+    "gpt-2": ((), False, False, False),
+    "olmo": ((), True, False, False),
+    "llama-bpe": ((_WORDS % "{1,3}",), False, True, True),
+    "glm4": ((_WORDS % "{1,3}",), False, False, False),
+    "qwen2": ((_WORDS % "",), True, False, False),
+    "deepseek-v3": (_DEEPSEEK_V3, False, False, False),
 }
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 
@@ -44,18 +54,21 @@ def make_tokenizer(metadata: Metadata, vocab: int) -> bytes | None:
     for merge in merges:
         left, _, right = merge.partition(" ")
         _expect(left in ids and right in ids and left + right in ids, "merges unknown tokens")
-    pattern, normalised, whole, starts = _SPLITS[split]
+    patterns, normalised, whole, starts = _SPLITS[split]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     splitter: dict[str, Any] = {**byte_level, "use_regex": True}
-    if pattern is not None:
-        first = {
-            "type": "Split",
-            "pattern": {"Regex": pattern},
-            "behavior": "Isolated",
-            "invert": False,
-        }
+    if patterns:
+        words: list[dict[str, Any]] = [
+            {
+                "type": "Split",
+                "pattern": {"Regex": pattern},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+            for pattern in patterns
+        ]
         splitter["use_regex"] = False
-        splitter = {"type": "Sequence", "pretokenizers": [first, splitter]}
+        splitter = {"type": "Sequence", "pretokenizers": [*words, splitter]}
     table = {
         "version": "1.0",
         "truncation": None,
