@@ -33,9 +33,10 @@ from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import get_task_key, load_manifest
 from splitup.graph.rules import load_graph
 from splitup.tensors import parse_safetensors
-from tests.deploy import mixtures
+from tests.deploy import hybrids, mixtures
 from tests.deploy.checkpoints import CASES, GOLDEN, save_safetensors
 from tests.deploy.ggufs import save_gguf, save_mixture
+from tests.deploy.hybridggufs import save_hybrid
 from tests.deploy.llamas import EXAMPLE
 from tests.deploy.moes import MIXTRAL
 from tests.deploy.onnxes import save_vision
@@ -88,6 +89,10 @@ def _write(kind: str) -> bytes:
             save_gguf(path, {**MIXTRAL, "num_hidden_layers": 1}, forms=forms)
         elif kind == "gguf with compressed attention":
             save_mixture(path, mixtures.CASES["deepseek-v3"])
+        elif kind == "gguf with recurrent layers":
+            save_hybrid(path, hybrids.CASES["qwen3.5-moe"])
+        elif kind == "gguf with decay by channel":
+            save_hybrid(path, hybrids.CASES["kimi-linear"])
         elif kind == "onnx":
             save_vision(path)
         else:
@@ -124,17 +129,26 @@ def _read_config(path: Path) -> None:
     parse_config(read_json(path, limits.MAX_CONFIG_BYTES), None)
 
 
+_GGUF_PARTS: Final = (
+    "experts",
+    "compressed attention",
+    "recurrent layers",
+    "decay by channel",
+)
 TARGETS: Final[dict[str, Target]] = {
     "config": Target(
         lambda: [
-            json.dumps(case.config).encode() for case in (*CASES.values(), *mixtures.CASES.values())
+            json.dumps(case.config).encode()
+            for cases in (CASES, mixtures.CASES, hybrids.CASES)
+            for case in cases.values()
         ],
         _read_config,
         is_json=True,
     ),
     "gguf": Target(
         lambda: [
-            _write(f"gguf{what}") for what in ("", " with experts", " with compressed attention")
+            _write("gguf"),
+            *(_write(f"gguf with {what}") for what in _GGUF_PARTS),
         ],
         lambda path: _use(load_gguf, path),
     ),

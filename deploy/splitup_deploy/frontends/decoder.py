@@ -5,8 +5,9 @@ choice of them (``splitup_deploy.frontends.families``).
 
 One step brings T rows, 1 to C, and returns logits for R of them. ``splitup.decode.step`` describes
 what it is fed, ``docs/adr/0006-one-step-function.md`` why. Every layer keeps one state, ``[context,
-2, kv_heads, head_dim]`` (keys, then values), which the step returns updated. All rows are looked up
-and selected, with zeros for what is outside, so no input can reach beyond a tensor.
+2, kv_heads, head_dim]`` (keys, then values), which the step returns updated; what takes the place
+of attention (a ``Mixer``) may keep others. All rows are looked up and selected, with zeros for what
+is outside, so no input can reach beyond a tensor.
 
 A row's attention runs over positions, not over places in the cache: whatever way its keys came
 there, they are added up in one order. So logits are the same bytes in every step that shows a row
