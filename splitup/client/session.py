@@ -112,7 +112,8 @@ class Session:
             self._roster,
             has_large_tensors=has_large_tensors(manifest),
         )
-        self._writer = LogWriter(self.execution_id, self.plan.request.client, self._store)
+        client = self.plan.request.client
+        self._writer = LogWriter(self.execution_id, client, self._store, pause_s=0.0)
         self._large = LargeInputs(identity, self.plan.request, self._store)
         self._pool = LinkPool(
             identity,
