@@ -22,10 +22,14 @@ class LargeInputs:
     that they would be lost on it.
     """
 
-    def __init__(self, identity: Identity, request: Request, store: LogStore) -> None:
+    def __init__(
+        self, identity: Identity, request: Request, store: LogStore, direct_bytes: int
+    ) -> None:
+        """``direct_bytes`` may wait for one reader."""
         self._identity = identity
         self._request = request
         self._store = store
+        self._direct_bytes = direct_bytes
         self._is_stored = asyncio.Event()
         self._is_stored.set()
         self._announced: dict[str, asyncio.Event] = {}  # by node
@@ -58,7 +62,7 @@ class LargeInputs:
         self, port: int, step: int, data: bytes, readers: Collection[Link]
     ) -> LogObject:
         await self._wait_ready(readers)
-        links = [link for link in readers if has_room(link, len(data), limits.DIRECT_BYTES)]
+        links = [link for link in readers if has_room(link, len(data), self._direct_bytes)]
         execution_id = self._request.execution_id
         digest = await send_direct(self._identity, links, execution_id, (CLIENT, port), step, data)
         name = LogName(CLIENT, port, self._request.client, step, apart=True)

@@ -84,6 +84,7 @@ class Session:
         *,
         deadline: float,
         allow_loopback: bool,
+        direct_bytes: int = limits.DIRECT_BYTES,  # of large inputs sent ahead of the store
     ) -> None:
         self.certificate = certificate
         self.plan = certificate.plan
@@ -112,8 +113,9 @@ class Session:
             self._roster,
             has_large_tensors=has_large_tensors(manifest),
         )
-        self._writer = LogWriter(self.execution_id, self.plan.request.client, self._store)
-        self._large = LargeInputs(identity, self.plan.request, self._store)
+        client = self.plan.request.client
+        self._writer = LogWriter(self.execution_id, client, self._store, pause_s=0.0)
+        self._large = LargeInputs(identity, self.plan.request, self._store, direct_bytes)
         self._pool = LinkPool(
             identity,
             self._on_frame,

@@ -274,10 +274,19 @@ class LogWriter:
     ``limits.LOG_MEMORY_BYTES`` the writer gives up.
     """
 
-    def __init__(self, execution_id: str, node: str, store: LogStore) -> None:
+    def __init__(
+        self,
+        execution_id: str,
+        node: str,
+        store: LogStore,
+        *,
+        pause_s: float = limits.SEGMENT_PAUSE_S,
+    ) -> None:
+        """``pause_s`` is between pieces of a segment, while none waits for it."""
         self._execution_id = execution_id
         self._node = node
         self._store = store
+        self._pause_s = pause_s
         self._logs: dict[tuple[int, int], PortLog] = {}
         self._ahead: dict[tuple[int, int], dict[int, LogEntry]] = {}  # by port and step
         self._task: asyncio.Task[None] | None = None
@@ -367,7 +376,7 @@ class LogWriter:
                     for log, segment in batch
                 ]
                 is_behind = any(log.is_behind for log, _ in batch)
-                pause_s = 0.0 if is_behind else limits.SEGMENT_PAUSE_S
+                pause_s = 0.0 if is_behind else self._pause_s
                 await self._store.write(objects, pause_s=pause_s)
                 if self.error is not None:
                     return

@@ -4,6 +4,7 @@
     split       generation over four nodes against the same kernels in one process
     slowlink    80 ms to the nodes: lookahead against sequential, and a model of round trips
     sessions    32 sessions at once; memory over 10,000 steps
+    flood       transitions while strangers flood the nodes
     network     whole executions on a whole network, compared with the uncut model
     failover    SIGKILL in the middle of 256 tokens
     compile     registration, a 70B dry run, predicted against real memory and time, cutting
@@ -36,10 +37,11 @@ from splitup.errors import SplitUpError
 from tests.bench.report import Report, describe_bars, describe_machine, say
 
 LIMITS_S: Final = {
-    "transition": 260,
+    "transition": 290,
     "split": 180,
     "slowlink": 180,
     "sessions": 300,
+    "flood": 150,
     "network": 150,
     "failover": 180,
     "compile": 300,

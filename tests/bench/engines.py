@@ -69,6 +69,7 @@ class Engines:
     models: dict[str, Manifest] = field(default_factory=dict)  # by id
     identity: Identity = field(default_factory=generate_identity)
     executions: int = 0
+    direct_bytes: int = limits.DIRECT_BYTES
 
     @property
     def place(self) -> ObjectPlace:
@@ -122,6 +123,7 @@ class Engines:
                 LocalGateway(self.place, self.identity.signing_key_hex, self.models),  # type: ignore[arg-type]
                 deadline=asyncio.get_running_loop().time() + DEADLINE_S,
                 allow_loopback=True,
+                direct_bytes=self.direct_bytes,
             )
             session.open()
             try:
@@ -157,7 +159,7 @@ async def run_engines(
     objects = start_object_server(
         directory / "objects", preexec_fn=_give_way if store_gives_way else die_with_parent
     )
-    engines = Engines(directory, objects)
+    engines = Engines(directory, objects, direct_bytes=direct_bytes)
     children: list[Child] = []
     try:
         for place, models in enumerate(placements):

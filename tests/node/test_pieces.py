@@ -165,9 +165,14 @@ async def test_pieces_of_the_client_are_taken_too(large: Large) -> None:
 
 @contextlib.asynccontextmanager
 async def open_session(
-    large: Large, monkeypatch: pytest.MonkeyPatch, steps: int
+    large: Large,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    direct_bytes: int = limits.DIRECT_BYTES,
 ) -> AsyncIterator[Session]:
     """Open a client's session over both nodes, on their store."""
+    for node in large.nodes:
+        monkeypatch.setattr(node.engine._outputs, "_direct_bytes", direct_bytes)
     certificate = large.make_certificate(steps)
     for node in large.nodes:
         node.engine.start(certificate, MANIFEST)
@@ -182,6 +187,7 @@ async def open_session(
             GatewayClient(("http://127.0.0.1:1",), None, http=http),
             deadline=asyncio.get_running_loop().time() + HANG_S,
             allow_loopback=True,
+            direct_bytes=direct_bytes,
         )
         session.open()
         try:
@@ -206,14 +212,6 @@ async def check_steps(session: Session, large: Large, xs: list[np.ndarray]) -> N
         await node.finished.get()
 
 
-def send_nothing_directly(
-    large: Large, monkeypatch: pytest.MonkeyPatch, direct_bytes: int = 0
-) -> None:
-    monkeypatch.setattr(limits, "DIRECT_BYTES", direct_bytes)
-    for node in large.nodes:
-        monkeypatch.setattr(node.engine._outputs, "_direct_bytes", direct_bytes)
-
-
 async def test_client_needs_no_store_for_large_tensors(
     large: Large, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,16 +224,15 @@ async def test_client_needs_no_store_for_large_tensors(
 async def test_f20_client_has_the_store_where_pieces_have_no_room(
     large: Large, monkeypatch: pytest.MonkeyPatch, direct_bytes: int
 ) -> None:
-    send_nothing_directly(large, monkeypatch, direct_bytes)
-    async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 3) as session:
+    opening = open_session(large, monkeypatch, 3, direct_bytes)
+    async with asyncio.timeout(HANG_S), opening as session:
         await check_steps(session, large, [X, X + 1, X + 2])
 
 
 async def test_f20_nobody_is_blamed_while_the_store_takes_its_time(
     large: Large, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send_nothing_directly(large, monkeypatch)
-    async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 1) as session:
+    async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 1, 0) as session:
         large.store.takes.clear()
         future = session.submit({"x": X})
         await large.store.asked.get()
