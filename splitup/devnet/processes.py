@@ -106,7 +106,7 @@ def find_program(name: str) -> Path:
 
 
 def read_tail(log: Path, lines: int = 12, *, start: int = 0) -> str:
-    """Return the last lines of a log from byte ``start`` on, indented; it may be missing or empty."""
+    """Return a log's last lines, from byte ``start`` on, indented; it may be missing or empty."""
     try:
         with log.open("rb") as file:
             file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
