@@ -58,9 +58,8 @@ def save_hybrid(
     for name, raw in make_weights(case).items():
         array = np.frombuffer(raw, "<f4").reshape(shapes[name])
         for found, values in convert(case, name, array).items():
-            is_plain = (
-                values.ndim < 2 or "conv1d" in found or values.shape[-1] % BLOCKS.get(form, (1, 0))[0]
-            )
+            block = BLOCKS.get(form, (1, 0))[0]
+            is_plain = values.ndim < 2 or "conv1d" in found or values.shape[-1] % block
             kind = "F32" if is_plain else form
             shape: tuple[int, ...] = values.shape
             data, values = quantise(np.ascontiguousarray(values, "<f4"), kind)

@@ -50,7 +50,9 @@ from tests.deploy.steps import feed, run_step, step_inputs
 
 BOUND = 1e-5
 CHUNK = 8
-CHUNKS = {"qwen3.5": CHUNK, "qwen3.5-moe": CHUNK, "kimi-linear": 4}  # of the programs
+# of the programs; experts do not care how rows came, and without symbols compiling takes half
+CHUNKS = {"qwen3.5": CHUNK, "qwen3.5-moe": 1, "kimi-linear": 4}
+TREES = ("qwen3.5", "kimi-linear")
 CONTEXT = 32
 
 
@@ -87,8 +89,7 @@ def test_directories_agree(name: str, golden: dict[str, Any], tmp_path: Path) ->
     case = CASES[name]
     assert golden[f"{name}/digest"] == compute_checkpoint_digest(case), "run make_golden.py"
     save_checkpoint(tmp_path, case)
-    chunk = 1 if name == "qwen3.5" else CHUNKS[name]  # without symbols, that is
-    given = feed(load_reference(str(tmp_path), Sizes(chunk=chunk)), TOKENS, rows=chunk)
+    given = feed(load_reference(str(tmp_path), Sizes(chunk=1)), TOKENS)
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
 
@@ -100,7 +101,7 @@ def test_quantised_files_agree_with_what_they_stand_for(tmp_path: Path) -> None:
     assert relative_error(*logits) <= BOUND
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TREES)
 def test_chunks_of_every_size_give_the_same_bytes(
     name: str, programs: dict[str, TaskProgram]
 ) -> None:
@@ -143,7 +144,7 @@ def draw_steps(seed: int, chunk: int) -> list[tuple[StepInput, tuple[int, ...]]]
     return steps
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TREES)
 def test_rows_of_random_trees_equal_sequences(name: str, programs: dict[str, TaskProgram]) -> None:
     program = programs[name]
     sequences, chunk = Sequences(program), program.inputs[0].shape[0]
