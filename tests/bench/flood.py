@@ -38,7 +38,7 @@ from tests.bench.transition import RUNS, fetch_transitions, run_steps, save_smal
 
 SIZE: Final = 2_048  # floats of a tensor
 STEPS: Final = 25
-PAIRS: Final = 30
+PAIRS: Final = 16
 AT_ONCE: Final = 16  # requests of the flood to each node
 P99_BAR_MS: Final = 5.0  # that of a transition without a flood
 GROWTH_BAR_MB: Final = 64.0
