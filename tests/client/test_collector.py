@@ -25,6 +25,7 @@ from splitup.protocol.queue import PortId
 from splitup.protocol.takeovers import Roster
 from splitup.wire import Span, TaskFailure, Trace
 from tests.client.parties import make_parties
+from tests.node.network import make_manifest
 
 PARTIES = make_parties()
 ONE, TWO = b"\0\0\x80\x3f", b"\0\0\0\x40"
@@ -147,3 +148,9 @@ def test_failures_and_traces_are_believed_of_the_node_alone() -> None:
 def test_inputs_go_to_the_nodes_that_read_them() -> None:
     executors = PARTIES.plan.executors()
     assert get_input_consumers(PARTIES.manifest, executors) == {(0,): (PARTIES.nodes[0].address,)}
+
+
+def test_the_earliest_task_gets_its_inputs_first() -> None:
+    manifest, _ = make_manifest(tasks=3)  # x goes to the first task and to the last
+    assert list(get_input_consumers(manifest, ["f", "a", "b"]).items()) == [((0,), ("f", "b"))]
+    assert get_input_consumers(manifest, ["f", "a", "f"]) == {(0,): ("f",)}
