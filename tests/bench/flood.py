@@ -12,11 +12,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,15 +30,15 @@ from splitup import limits
 from splitup.client.outcome import Transition
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import generate_identity
-from splitup.devnet.processes import spawn
+from splitup.devnet.processes import Child, spawn
 from splitup.net.links import DATA_PATH, DATA_TYP
-from tests.bench.engines import Engines, Model, run_engines
+from tests.bench.engines import Engines, run_engines
 from tests.bench.report import Bar, Report, read_rss_bytes, say, summarise_ms
 from tests.bench.transition import RUNS, fetch_transitions, run_steps, save_small_model
 
 SIZE: Final = 2_048  # floats of a tensor
 STEPS: Final = 25
-PAIRS: Final = 40
+PAIRS: Final = 16
 AT_ONCE: Final = 16  # requests of the flood to each node
 P99_BAR_MS: Final = 5.0  # that of a transition without a flood
 GROWTH_BAR_MB: Final = 64.0
@@ -52,16 +55,19 @@ async def run(quick: bool) -> Report:
         async with run_engines([placement] * 2, store_gives_way=True) as engines:
             await run_steps(engines, model, SIZE, STEPS, True)
             before = [read_rss_bytes(node.child.pid) for node in engines.nodes]
-            answers: Counter[str] = Counter()
             flooded_s = 0.0
-            for number in range(pairs):
-                say(f"round {number + 1} of {pairs}")
-                rows[False] += await measure(engines, model)
-                begun = time.monotonic()
-                found, said = await measure_flooded(engines, model, Path(name) / f"{number}.log")
-                flooded_s += time.monotonic() - begun
-                rows[True] += found
-                answers.update(said)
+            async with run_flood(engines, Path(name) / "flood.log") as flood:
+                for number in range(pairs):
+                    say(f"round {number + 1} of {pairs}")
+                    for is_flooded in (True, False) if number % 2 else (False, True):
+                        flood.child.process.send_signal(
+                            signal.SIGCONT if is_flooded else signal.SIGSTOP
+                        )
+                        begun = time.monotonic()
+                        session = await run_steps(engines, model, SIZE, STEPS, True)
+                        rows[is_flooded] += await fetch_transitions(session, model)
+                        flooded_s += (time.monotonic() - begun) * is_flooded
+            answers = flood.answers
             after = [read_rss_bytes(node.child.pid) for node in engines.nodes]
     growth = max(a - b for a, b in zip(after, before, strict=True)) / 1e6
     calm, flooded = summarise_ms(rows[False]), summarise_ms(rows[True])
@@ -69,7 +75,7 @@ async def run(quick: bool) -> Report:
         "flooded, p50, ms": flooded["p50"],
         "without, p50 / p99, ms": [calm["p50"], calm["p99"]],
         "refused a second, both nodes": round(sum(answers.values()) / flooded_s),
-        "answers": dict(answers),
+        "answers": answers,
     }
     what = "transition of 8 KiB between two nodes that are flooded, p99"
     bars = [
@@ -79,26 +85,30 @@ async def run(quick: bool) -> Report:
     return Report(bars, {"calm": calm, "flooded": flooded})
 
 
-async def measure(engines: Engines, model: Model) -> list[Transition]:
-    """Return one execution's transitions between the nodes."""
-    return await fetch_transitions(await run_steps(engines, model, SIZE, STEPS, True), model)
+@dataclass(slots=True)
+class Flood:
+    """The flooding process, and how it was answered once it has ended."""
+
+    child: Child
+    answers: dict[str, int] = field(default_factory=dict)
 
 
-async def measure_flooded(
-    engines: Engines, model: Model, log: Path
-) -> tuple[list[Transition], dict[str, int]]:
-    """Return the same under a flood, and how that was answered."""
+@asynccontextmanager
+async def run_flood(engines: Engines, log: Path) -> AsyncIterator[Flood]:
+    """Flood all nodes until the block is left."""
     targets = [text for node in engines.nodes for text in (node.entry.endpoint, node.entry.node)]
-    flood = spawn("flood", [sys.executable, "-m", "tests.bench.flood", *targets], log=log)
+    child = spawn("flood", [sys.executable, "-m", "tests.bench.flood", *targets], log=log)
+    flood = Flood(child)
     try:
         while _BEGUN not in await asyncio.to_thread(log.read_text):
-            flood.check_running()
+            child.check_running()
             await asyncio.sleep(0.02)
-        found = await measure(engines, model)
+        yield flood
     finally:
-        flood.request_stop()
-        await asyncio.to_thread(flood.stop)
-    return found, json.loads((await asyncio.to_thread(log.read_text)).splitlines()[-1])
+        child.process.send_signal(signal.SIGCONT)
+        child.request_stop()
+        await asyncio.to_thread(child.stop)
+    flood.answers = json.loads((await asyncio.to_thread(log.read_text)).splitlines()[-1])
 
 
 # ---- the flood ---------------------------------------------------------------------------------
@@ -116,7 +126,7 @@ async def flood(targets: list[tuple[str, str]]) -> None:
             for _ in range(AT_ONCE)
         ]
         stopping = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(15, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
         await stopping.wait()
         for work in works:
             work.cancel()
