@@ -26,7 +26,7 @@ from splitup.client.inputs import format_usdc, parse_usdc
 from splitup.client.outcome import Array, Receipt, Result
 from splitup.config import DEFAULT_HOME, HOME_VARIABLE, MemoryField
 from splitup.console import EXIT_CODES, Output, run_command
-from splitup.devnet.commands import NetworkStatus, down, fetch_status, up, up_detached
+from splitup.devnet.commands import NetworkStatus, down, fetch_status, fund, up, up_detached
 from splitup.devnet.network import DevnetOptions
 from splitup.disputes import DisputeOptions, judge_dispute
 from splitup.errors import InvalidInput, SplitUpError
@@ -479,6 +479,29 @@ def down_command(directory: DirFlag = DEFAULT_HOME) -> None:
     """Stop the network of a directory; everything it holds stays."""
     output = Output.open()
     _run(output, lambda: down(directory, output.say))
+
+
+@app.command("fund", short_help="Give an account test money of a network on this machine.")
+def fund_command(
+    account: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="Address of the account, 0x and 40 digits.")
+    ],
+    amount: Annotated[
+        str, typer.Option("--usdc", metavar="AMOUNT", help="Test USDC to give.")
+    ] = "2000",
+    directory: DirFlag = DEFAULT_HOME,
+) -> None:
+    """Give an account test USDC, and ether for gas if it has none, on a network of this machine.
+
+    So a node of your own can stake there. A real network's money has to be bought.
+    """
+    output = Output.open()
+
+    def run() -> None:
+        fund(directory, account, parse_usdc(amount, name="--usdc"))
+        output.say(f"{account} was given {amount} USDC, and has ether for gas")
+
+    _run(output, run)
 
 
 @app.command("status", short_help="Show a network's processes and nodes.")

@@ -1,10 +1,11 @@
-"""``splitup up``, ``down`` and ``status``: a network from the command line."""
+"""``splitup up``, ``down``, ``status``, ``fund``: a network from the command line."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,11 +18,13 @@ from typing import Any, Final
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.config import NETWORK_FILE, NetworkConfig
+from splitup.crypto.keystore import load_identity
+from splitup.devnet import funding
 from splitup.devnet.network import DevnetOptions, compute_patience_s, run_devnet
 from splitup.devnet.processes import read_tail
 from splitup.devnet.state import DevnetState, make_directory, read_runtime, read_supervisor
 from splitup.devnet.status import Health, fetch_health
-from splitup.errors import ConfigurationError, SplitUpError, Unavailable
+from splitup.errors import ConfigurationError, InvalidInput, SplitUpError, Unavailable
 from splitup.net.http import SignedClient
 
 _STOP_TIMEOUT_S: Final = 60.0
@@ -125,6 +128,26 @@ def down(directory: Path, say: Callable[[str], None]) -> None:
             )
         time.sleep(_POLL_S)
     say(f"stopped; chain, objects and keys stay in {directory}, resume with: splitup up")
+
+
+def fund(directory: Path, account: str, micro_usdc: int) -> None:
+    """Give an account test money of the network in a directory, which has to run.
+
+    Raises ConfigurationError when there is none, InvalidInput when ``account`` is no address.
+    """
+    directory = directory.absolute()
+    if not re.fullmatch("0x[0-9a-fA-F]{40}", account):
+        raise InvalidInput(f"{account} is no address; give 0x and 40 digits")
+    if read_supervisor(directory) is None:
+        raise ConfigurationError(
+            f"no network runs in {directory}; start it with: splitup up --dir {directory}"
+        )
+    config = NetworkConfig.load(directory / NETWORK_FILE)
+    deployer = load_identity(*funding.get_key_files(directory, funding.DEPLOYER))
+    deployment = Deployment.load(config.deployment)
+    asyncio.run(
+        funding.give_money(config.rpc_url, deployment, deployer, account.lower(), micro_usdc)
+    )
 
 
 def fetch_status(directory: Path) -> NetworkStatus:

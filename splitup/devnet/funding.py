@@ -18,6 +18,7 @@ from splitup.chain.anvil import create_mnemonic, derive_key
 from splitup.chain.bonds import post_bond
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment, MarketParameters, deploy
+from splitup.chain.rpc import Rpc
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import (
     DEVNET_WORK_FACTOR,
@@ -32,6 +33,8 @@ from splitup.errors import ChainUnavailable, ConfigurationError
 
 USER_USDC: Final = 10_000_000_000  # 10,000 test USDC, in micro-USDC
 BOND_USDC: Final = 1_000_000_000  # 1,000 test USDC for every member, in micro-USDC
+DEPLOYER: Final = "deployer"
+GIFT_WEI: Final = 10**18  # one ether pays for more transactions than a devnet lives to see
 # Short enough to watch on one machine; a real network gives a settlement an hour.
 DEVNET_PARAMETERS: Final = MarketParameters(max_deadline_s=1_800, settlement_grace_s=60)
 DEVNET_UNBONDING_S: Final = 1_900  # longer than any execution, as the market demands
@@ -80,7 +83,7 @@ def load_parties(directory: Path, mnemonic: str, state: DevnetState) -> Parties:
     first_node = 2 + state.members
     members = [_load_party(directory, f"member-{i}", mnemonic, 2 + i) for i in range(state.members)]
     return Parties(
-        deployer=_load_party(directory, "deployer", mnemonic, 0),
+        deployer=_load_party(directory, DEPLOYER, mnemonic, 0),
         user=_load_party(directory, "user", mnemonic, 1),
         members=tuple(sorted(members, key=lambda party: party.identity.address)),
         nodes=tuple(
@@ -151,6 +154,22 @@ async def set_up_chain(
     )
 
 
+async def give_money(
+    rpc_url: str, deployment: Deployment, deployer: Identity, account: str, micro_usdc: int
+) -> None:
+    """Give an account test USDC, and ether for gas if it has none.
+
+    Only Anvil makes ether: any other chain refuses, and ChainUnavailable says so.
+    """
+    async with (
+        await Chain.connect(rpc_url, deployment, private_key=deployer.private_key) as chain,
+        Rpc(rpc_url) as rpc,
+    ):
+        if not await chain.fetch_ether_wei(account):
+            await rpc.request("anvil_setBalance", account, hex(GIFT_WEI))
+        await chain.send("usdc", "mint", account, micro_usdc)
+
+
 def get_vram_gb(state: DevnetState) -> int:
     """Return the gigabytes that a node's stake has to cover."""
     return max(1, -(-state.vram_bytes // 10**9))
@@ -163,7 +182,7 @@ def make_endpoint(port: int) -> str:
 def _load_party(directory: Path, name: str, mnemonic: str, index: int) -> Party:
     folder = directory / name
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    keystore, passphrase = folder / "keystore.json", folder / "passphrase"
+    keystore, passphrase = get_key_files(directory, name)
     if keystore.exists():
         return Party(name, folder, load_identity(keystore, passphrase))
     if not passphrase.exists():
@@ -175,6 +194,11 @@ def _load_party(directory: Path, name: str, mnemonic: str, index: int) -> Party:
         private_key=derive_key(mnemonic, index),
     )
     return Party(name, folder, identity)
+
+
+def get_key_files(directory: Path, name: str) -> tuple[Path, Path]:
+    """Return a party's keystore and the file of its passphrase."""
+    return directory / name / "keystore.json", directory / name / "passphrase"
 
 
 async def _appoint(chain: Chain, members: Sequence[Party], state: DevnetState) -> None:

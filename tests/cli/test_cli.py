@@ -36,6 +36,8 @@ def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["receipt", "0x12"], 2, "splitup up"),
         (["status"], 2, "there is no network"),
         (["down"], 2, "no network runs"),
+        (["fund", "0x" + "ab" * 20], 2, "splitup up --dir"),
+        (["fund", "me"], 2, "me is no address"),
         (["up", "--nodes", "0"], 2, "--nodes is 0"),
         (["up", "--vram", "lots"], 2, "--vram lots is no size"),
         (["up", "--vram", "8"], 2, "too little; write for example 1GB"),

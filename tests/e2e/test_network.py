@@ -18,9 +18,10 @@ from splitup.chain.market import distribute
 from splitup.chain.rpc import Rpc
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import Receipt, Result, compute_percentile, compute_transitions
-from splitup.crypto.keys import Identity
+from splitup.crypto.keys import Identity, generate_identity
 from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.step import make_arrays, make_causal_step
+from splitup.devnet.funding import GIFT_WEI
 from splitup.devnet.processes import find_program
 from splitup.errors import ExecutionFailed, InvalidInput
 from tests.builders import HANG_S
@@ -211,6 +212,16 @@ async def test_executions_run_side_by_side(network: Network) -> None:
         (MODEL, {}, {"max_price_usdc": "much"}, "give an amount"),
     ],
 )
+async def test_whoever_brings_a_node_is_given_what_it_stakes(network: Network) -> None:
+    account = generate_identity().address
+    command = [find_program("splitup"), "fund", account, "--usdc", "1800", "--dir"]
+    for _ in range(2):  # the second time it has ether
+        await asyncio.to_thread(subprocess.run, [*command, network.directory], check=True)
+    async with SplitUp.connect(network.config) as net:
+        assert await net.chain.call("usdc", "balanceOf", account) == 2 * 1_800_000_000
+        assert await net.chain.fetch_ether_wei(account) == GIFT_WEI
+
+
 async def test_bad_input_is_one_sentence_and_costs_nothing(
     network: Network, model: str, change: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
