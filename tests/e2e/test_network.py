@@ -198,6 +198,16 @@ async def test_executions_run_side_by_side(network: Network) -> None:
     assert short.tobytes() == long[:2].tobytes()
 
 
+async def test_whoever_brings_a_node_is_given_what_it_stakes(network: Network) -> None:
+    account = generate_identity().address
+    command = [find_program("splitup"), "fund", account, "--usdc", "1800", "--dir"]
+    for _ in range(2):  # the second time it has ether
+        await asyncio.to_thread(subprocess.run, [*command, network.directory], check=True)
+    async with SplitUp.connect(network.config) as net:
+        assert await net.chain.call("usdc", "balanceOf", account) == 2 * 1_800_000_000
+        assert await net.chain.fetch_ether_wei(account) == GIFT_WEI
+
+
 @pytest.mark.parametrize(
     ("model", "change", "options", "message"),
     [
@@ -212,16 +222,6 @@ async def test_executions_run_side_by_side(network: Network) -> None:
         (MODEL, {}, {"max_price_usdc": "much"}, "give an amount"),
     ],
 )
-async def test_whoever_brings_a_node_is_given_what_it_stakes(network: Network) -> None:
-    account = generate_identity().address
-    command = [find_program("splitup"), "fund", account, "--usdc", "1800", "--dir"]
-    for _ in range(2):  # the second time it has ether
-        await asyncio.to_thread(subprocess.run, [*command, network.directory], check=True)
-    async with SplitUp.connect(network.config) as net:
-        assert await net.chain.call("usdc", "balanceOf", account) == 2 * 1_800_000_000
-        assert await net.chain.fetch_ether_wei(account) == GIFT_WEI
-
-
 async def test_bad_input_is_one_sentence_and_costs_nothing(
     network: Network, model: str, change: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
