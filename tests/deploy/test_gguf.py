@@ -221,13 +221,36 @@ def test_llama_3_texts_start_with_bos() -> None:
         ("glm4", ["Ġab", "'ll", "Ġ", "123", "45", "!=Ċ", "ãģ®a"]),
         ("olmo", ["Ġab", "'ll", "Ġ12345", "!=", "Ċ", "ãģ®a"]),
         ("deepseek-v3", ["Ġab", "'ll", "Ġ", "123", "45", "!=Ċ", "ãģ®", "a"]),
+        ("qwen35", ["Ġab", "'ll", "Ġ", "1", "2", "3", "4", "5", "!=Ċ", "ãģ®a"]),
+        ("kimi-k2", ["Ġab'll", "Ġ", "123", "45", "!=Ċ", "ãģ®a"]),
+        ("tekken", ["Ġab", "'ll", "Ġ", "1", "2", "3", "4", "5", "!=Ċ", "ãģ®a"]),
     ],
 )
 def test_texts_are_split_as_their_pre_tokenizer_does(pre: str, words: list[str]) -> None:
-    data = make_tokenizer({**make_tokens(40), "tokenizer.ggml.pre": pre}, 40)
+    metadata = {**make_tokens(40), "tokenizer.ggml.bos_token_id": 38}
+    data = make_tokenizer({**metadata, "tokenizer.ggml.pre": pre}, 40)
     assert data is not None
     splitter = Tokenizer.from_str(data.decode()).pre_tokenizer
     assert [word for word, _ in splitter.pre_tokenize_str(" ab'll 12345!=\nのa")] == words
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("kimi-k2", "汉字abCd/\n", ["汉字", "ab", "Cd", "/\n"]),
+        ("tekken", "汉字abCd/\n", ["汉字ab", "Cd", "/\n"]),
+        ("qwen2", "क्ष!", ["क", "्ष", "!"]),
+        ("qwen35", "क्ष!", ["क्ष", "!"]),
+    ],
+)
+def test_han_capitals_and_marks_end_words_as_their_pre_tokenizer_says(
+    pre: str, text: str, words: list[str]
+) -> None:
+    metadata = {**make_tokens(40), "tokenizer.ggml.bos_token_id": 38}
+    data = make_tokenizer({**metadata, "tokenizer.ggml.pre": pre}, 40)
+    assert data is not None
+    parts = Tokenizer.from_str(data.decode()).pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in parts] == words
 
 
 def test_another_tokenizer_leaves_a_function_of_tokens(tmp_path: Path) -> None:

@@ -17,6 +17,30 @@ _WORDS: Final = (
     _CONTRACTIONS
     + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN35: Final = (
+    (_WORDS % "")
+    .replace(r"\p{L}+", r"[\p{L}\p{M}]+", 1)
+    .replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+)
+_CASES: Final = (  # a word ends where a small letter is followed by a capital one
+    r"[^\r\n\p{L}\p{N}]?[%(capital)s]*[%(small)s]+%(ending)s"
+    r"|[^\r\n\p{L}\p{N}]?[%(capital)s]+[%(small)s]*%(ending)s"
+    r"|\p{N}%(digits)s| ?[^\s\p{L}\p{N}]+[\r\n%(slash)s]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN: Final = _CASES % {
+    "capital": r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}",
+    "small": r"\p{Ll}\p{Lm}\p{Lo}\p{M}",
+    "ending": "",
+    "digits": "",
+    "slash": "/",
+}
+_KIMI_K2: Final = r"\p{Han}+|" + _CASES % {
+    "capital": r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]",
+    "small": r"\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]",
+    "ending": f"{_CONTRACTIONS}?",
+    "digits": "{1,3}",
+    "slash": "",
+}
 _DEEPSEEK_V3: Final = (
     r"\p{N}{1,3}",
     "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # Chinese characters, Hiragana, Katakana
@@ -29,10 +53,13 @@ _DEEPSEEK_V3: Final = (
 _SPLITS: Final[dict[str, tuple[tuple[str, ...], bool, bool, bool]]] = {
     "gpt-2": ((), False, False, False),
     "olmo": ((), True, False, False),
-    "llama-bpe": ((_WORDS % "{1,3}",), False, True, True),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), ((_WORDS % "{1,3}",), False, True, True)),
     "glm4": ((_WORDS % "{1,3}",), False, False, False),
     "qwen2": ((_WORDS % "",), True, False, False),
+    "qwen35": ((_QWEN35,), True, False, False),
     "deepseek-v3": (_DEEPSEEK_V3, False, False, False),
+    "kimi-k2": ((_KIMI_K2,), False, False, False),
+    "tekken": ((_TEKKEN,), False, True, True),
 }
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 
