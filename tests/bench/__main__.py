@@ -38,7 +38,7 @@ from tests.bench.report import Report, describe_bars, describe_machine, say
 
 LIMITS_S: Final = {
     "transition": 290,
-    "split": 180,
+    "split": 300,
     "slowlink": 180,
     "sessions": 300,
     "flood": 150,

@@ -34,6 +34,14 @@ LLAMA_124M: Final[dict[str, Any]] = {
     "num_attention_heads": 12,
     "num_key_value_heads": 4,
 }
+LLAMA_693M: Final[dict[str, Any]] = {
+    **_COMMON,
+    "hidden_size": 1_536,
+    "intermediate_size": 4_096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+}
 
 
 def make_llama(folder: Path, config: dict[str, Any]) -> tuple[Path, Model]:

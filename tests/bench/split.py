@@ -15,6 +15,7 @@ from tests.bench.models import (
     CHUNK,
     LLAMA_15M,
     LLAMA_124M,
+    LLAMA_693M,
     make_llama,
     place_tasks,
     spread_tasks,
@@ -25,6 +26,7 @@ from tests.bench.report import Bar, Report, median_ratio, say, spread
 CONTEXT: Final = 256
 TOKENS: Final = 24
 ROUNDS: Final = 10
+MODELS: Final = (("15 M", LLAMA_15M, 1), ("124 M", LLAMA_124M, 1), ("693 M", LLAMA_693M, 2))
 PEERS: Final = {  # measured once on another quiet machine with two cores, docs/benchmarks.md
     "peer llama.cpp RPC, ms": "0.1–0.4",
     "peer distributed-llama, ms": "0.5–2.8",
@@ -46,11 +48,11 @@ async def generate(session: Session, tokens: int) -> tuple[float, list[int]]:
 
 
 async def run(quick: bool) -> Report:
-    """Measure both models."""
+    """Measure every model; ``MODELS`` says which takes a fraction of the rounds."""
     rounds = 2 if quick else ROUNDS
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
         rows = {}
-        for label, config in (("15 M", LLAMA_15M), ("124 M", LLAMA_124M)):
+        for label, config, divisor in MODELS:
             folder = Path(name) / label.replace(" ", "")
             checkpoint, model = await asyncio.to_thread(make_llama, folder, config)
             say(f"{label}: {len(model.manifest.tasks)} tasks")
@@ -58,16 +60,22 @@ async def run(quick: bool) -> Report:
                 run_engines(place_tasks([model])) as engines,
                 run_one_piece(checkpoint, CHUNK, CONTEXT) as one_piece,
             ):
-                rows[label] = await compare(engines, model, one_piece, rounds)
-    small, large = rows["15 M"], rows["124 M"]
+                rows[label] = await compare(engines, model, one_piece, rounds // divisor)
+    small = rows["15 M"]
     bars = [
         Bar(
-            "tokens/s over four nodes against one process, 124 M parameters",
-            large["ratio"],
+            f"tokens/s over four nodes against one process, {label} parameters",
+            rows[label]["ratio"],
             "×",
             at_least=0.85,
-            beside={"tokens equal": large["equal"], "one process, ms": large["one_ms"]["median"]},
-        ),
+            beside={
+                "tokens equal": rows[label]["equal"],
+                "one process, ms": rows[label]["one_ms"]["median"],
+            },
+        )
+        for label in ("124 M", "693 M")
+    ]
+    bars += [
         Bar(
             "added per hop and token, 15 M parameters",
             small["added_ms_per_hop"],
