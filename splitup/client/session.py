@@ -286,6 +286,8 @@ class Session:
             large: dict[int, LogObject] = {}
             try:
                 large = await self._send(outgoing)
+            except SplitUpError as error:
+                self._fail(Failure(str(error)))
             finally:
                 if large:
                     self._start(self._store_large(outgoing.step, large))

@@ -44,3 +44,17 @@ def feed(program: TaskProgram, tokens: Sequence[int], rows: int = 1) -> np.ndarr
         step = make_causal_step(group, start, outputs=range(len(group)))
         logits.append(run_step(program, state, step))
     return np.concatenate(logits)
+
+
+def check_together(program: TaskProgram, plans: Sequence[Sequence[StepInput]]) -> None:
+    """Check that sequences of steps, run together, give the bytes of each alone."""
+    states = {name: [program.new_state() for _ in plans] for name in ("alone", "together")}
+    for number in range(max(map(len, plans))):
+        who = [k for k, plan in enumerate(plans) if number < len(plan)]
+        named = {k: step_inputs(program.inputs, plans[k][number]) for k in who}
+        inputs = {k: [named[k][spec.name] for spec in program.inputs] for k in who}
+        wanted = [program.run(states["alone"][k], inputs[k]) for k in who]
+        given = program.run_together([(states["together"][k], inputs[k]) for k in who])
+        assert given == wanted
+    digests = [[program.compute_state_digest(s) for s in group] for group in states.values()]
+    assert digests[0] == digests[1]

@@ -46,7 +46,7 @@ from tests.deploy.execution import CutModel
 from tests.deploy.hybridggufs import save_hybrid
 from tests.deploy.hybrids import CASES
 from tests.deploy.llamas import relative_error
-from tests.deploy.steps import feed, run_step, step_inputs
+from tests.deploy.steps import check_together, feed, run_step, step_inputs
 
 BOUND = 1e-5
 CHUNK = 8
@@ -199,16 +199,7 @@ def test_several_sequences_in_one_pass_equal_each_alone(program: TaskProgram) ->
     ]
     plans[0].append(make_tree_step(TOKENS[9:12], [-1, 0, 1], 5, kept=(0, 2)))
     plans[2].append(make_tree_step(TOKENS[7:8], [-1], 3))
-    states = {name: [program.new_state() for _ in plans] for name in ("alone", "together")}
-    for number in range(3):
-        who = [k for k, plan in enumerate(plans) if number < len(plan)]
-        named = {k: step_inputs(program.inputs, plans[k][number]) for k in who}
-        inputs = {k: [named[k][spec.name] for spec in program.inputs] for k in who}
-        wanted = [program.run(states["alone"][k], inputs[k]) for k in who]
-        given = program.run_together([(states["together"][k], inputs[k]) for k in who])
-        assert given == wanted
-    digests = [[program.compute_state_digest(s) for s in group] for group in states.values()]
-    assert digests[0] == digests[1]
+    check_together(program, plans)
 
 
 def test_a_replay_gives_the_same_state(program: TaskProgram) -> None:

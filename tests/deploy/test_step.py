@@ -29,7 +29,7 @@ from tests.deploy.execution import CutModel
 from tests.deploy.ggufs import save_gguf
 from tests.deploy.llamas import EXAMPLE, compute_logits, load_example, relative_error
 from tests.deploy.moes import QWEN3_MOE, save_moe
-from tests.deploy.steps import feed, run_step, step_inputs
+from tests.deploy.steps import check_together, feed, run_step, step_inputs
 
 MODELS = ("packages-4m", "gemma3", "qwen3-moe")
 LENGTH = 15  # twice gemma3's window of 6, and within the context of 16 of the smallest
@@ -275,16 +275,7 @@ def check_batches(program: TaskProgram) -> None:
     ]
     plans[0].append(make_tree_step(tokens[9:10], [-1], 6, kept=(0, 2)))
     plans[2].append(make_tree_step(tokens[7:8], [-1], 4, kept=(0, 1)))
-    states = {name: [program.new_state() for _ in plans] for name in ("alone", "together")}
-    for step in range(3):
-        who = [k for k, plan in enumerate(plans) if step < len(plan)]
-        named = {k: step_inputs(program.inputs, plans[k][step]) for k in who}
-        inputs = {k: [named[k][spec.name] for spec in program.inputs] for k in who}
-        wanted = [program.run(states["alone"][k], inputs[k]) for k in who]
-        given = program.run_together([(states["together"][k], inputs[k]) for k in who])
-        assert given == wanted
-    digests = [[program.compute_state_digest(s) for s in group] for group in states.values()]
-    assert digests[0] == digests[1]
+    check_together(program, plans)
 
 
 def test_steps_of_several_sequences_together_equal_each_alone(program: TaskProgram) -> None:
