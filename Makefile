@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ENVIRONMENT := $(VENV)/.stamp
 NODE_MODULES := contracts/node_modules/.stamp
 READY := $(ENVIRONMENT) $(NODE_MODULES)
-SOURCES := splitup node oracle deploy tests contracts/compile.py
+SOURCES := splitup node oracle deploy tests bench contracts/compile.py
 
 .DEFAULT_GOAL := demo
 .PHONY: demo up test lint bench contracts clean
@@ -25,7 +25,7 @@ lint: $(READY)
 	$(BIN)/mypy splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy
 
 bench: $(READY)  ## every bar, measured; one object on stdout
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m bench
 
 contracts: $(READY)  ## compile the contracts into the package again
 	$(BIN)/python contracts/compile.py

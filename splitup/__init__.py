@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from splitup.client.connection import SplitUp
     from splitup.client.outcome import Receipt, Result, TraceEvent
     from splitup.config import NetworkConfig
+    from splitup.core.errors import ExecutionFailed, SplitUpError
     from splitup.decode.lookahead import LookaheadOptions
-    from splitup.errors import ExecutionFailed, SplitUpError
 
 _HOMES = {
-    "ExecutionFailed": "splitup.errors",
+    "ExecutionFailed": "splitup.core.errors",
     "LookaheadOptions": "splitup.decode.lookahead",
     "NetworkConfig": "splitup.config",
     "Receipt": "splitup.client.outcome",
     "Result": "splitup.client.outcome",
     "SplitUp": "splitup.client.connection",
-    "SplitUpError": "splitup.errors",
+    "SplitUpError": "splitup.core.errors",
     "TraceEvent": "splitup.client.outcome",
 }
 

@@ -16,12 +16,12 @@ from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
-from splitup import limits
-from splitup.codec import parse_json
+from splitup.core import limits
+from splitup.core.codec import parse_json
+from splitup.core.errors import ConfigurationError
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import load_identity
-from splitup.errors import ConfigurationError
-from splitup.wire import EndpointField
+from splitup.messages.base import EndpointField
 
 HOME_VARIABLE: Final = "SPLITUP_HOME"
 DEFAULT_HOME: Final = Path(".splitup")

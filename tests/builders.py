@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 
+from splitup.devnet.ports import find_free_ports
 from splitup.graph.manifest import (
     InputSource,
     Manifest,
@@ -15,9 +16,9 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
 )
-from splitup.net.ports import find_free_ports
-from splitup.protocol.selection import Contest, Index, rank
-from splitup.wire import Request, Snapshot, SnapshotEntry, TaskTerms
+from splitup.messages.plans import Request, TaskTerms
+from splitup.messages.snapshots import Snapshot, SnapshotEntry
+from splitup.protocol.planning.selection import Contest, Index, rank
 
 PRICE_MICRO_USDC = 10
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,3 +73,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # ours is better
     return ByFile(config, log)
+
+
+@pytest.fixture
+def raised_recursion_limit() -> Iterator[None]:
+    """The limit that web3 leaves behind, whatever else has been imported."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)
+    yield
+    sys.setrecursionlimit(before)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from splitup.client.connection import SplitUp
+from splitup.client.execution.session import Session
 from splitup.client.generation import generate_tokens
-from splitup.client.session import Session
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import Decoder

@@ -9,11 +9,11 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from splitup import limits
 from splitup.config import GatewayUrlsField, MemoryField, RpcUrlField, load_toml
+from splitup.core import limits
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import load_identity
-from splitup.wire import EndpointField
+from splitup.messages.base import EndpointField
 
 GIGABYTE: Final = 10**9
 

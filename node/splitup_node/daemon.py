@@ -16,53 +16,48 @@ from typing import Any
 
 from aiohttp import web
 
-from splitup import limits
 from splitup.chain.client import Chain
-from splitup.chain.committee import Committees, fetch_node_key
+from splitup.chain.committee_reader import Committees, fetch_node_key
 from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
+from splitup.core import limits
+from splitup.core.errors import ConfigurationError, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
-from splitup.errors import (
-    ConfigurationError,
-    PeerFault,
-    Refused,
-    SplitUpError,
-    Unavailable,
-)
 from splitup.graph.manifest import Manifest
-from splitup.journal.journal import Journal
-from splitup.net.cache import Cache
-from splitup.net.gateway import GatewayClient
+from splitup.messages.plans import PlanCertificate
+from splitup.messages.verification import VerificationOrder
 from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH
-from splitup.net.logs import (
+from splitup.net.relay import Relay
+from splitup.net.tunnel import Tunnel
+from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposure
+from splitup.storage.gateway_client import GatewayClient
+from splitup.storage.journal import Journal
+from splitup.storage.log_store import (
     GrantedLogs,
     has_large_tensors,
     open_logs,
     open_verification_logs,
 )
-from splitup.net.relay import Relay
-from splitup.net.tunnel import Tunnel
-from splitup.protocol.certificates import CommitteeView
-from splitup.protocol.takeovers import Roster
-from splitup.protocol.verification import Economics, compute_exposure
-from splitup.wire import PlanCertificate, VerificationOrder
-from splitup_node.account import check_registration
+from splitup.storage.task_cache import Cache
+from splitup_node.committee.committee_client import Herald
+from splitup_node.committee.presence import Presence
+from splitup_node.committee.reachability import Reach
 from splitup_node.config import NodeConfig
-from splitup_node.engine import Engine
-from splitup_node.executions import Execution
+from splitup_node.execution.device_states import compute_state_bytes
+from splitup_node.execution.engine import Engine
+from splitup_node.execution.executions import Execution
 from splitup_node.health import Health
-from splitup_node.heralds import Herald
-from splitup_node.presence import Presence
-from splitup_node.reach import Reach
-from splitup_node.recovery import Recovery, Unreported, make_end_value, read_unreported
-from splitup_node.reports import Reporter
-from splitup_node.residents import Residents
-from splitup_node.sessions import compute_state_bytes
-from splitup_node.status import write_status
-from splitup_node.supervisor import WORKER_ARGV, Supervisor, WorkerLost
-from splitup_node.verifier import Tools, Verifier
-from splitup_node.workers import Workers
+from splitup_node.settlement.account import check_registration
+from splitup_node.settlement.recovery import Recovery, Unreported, make_end_value, read_unreported
+from splitup_node.settlement.reports import Reporter
+from splitup_node.settlement.verifier import Tools, Verifier
+from splitup_node.status_file import write_status
+from splitup_node.tasks.loaded_tasks import Residents
+from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, WorkerLost
+from splitup_node.worker.worker_pool import Workers
 
 _log = logging.getLogger("splitup.node")
 

@@ -11,10 +11,10 @@ import logging
 import shutil
 from pathlib import Path
 
-from splitup import limits
 from splitup.chain.clock import ChainClock
-from splitup.errors import Unavailable
-from splitup.journal.journal import Journal
+from splitup.core import limits
+from splitup.core.errors import Unavailable
+from splitup.storage.journal import Journal
 
 _log = logging.getLogger("splitup.node.health")
 

@@ -7,9 +7,9 @@ from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from splitup import limits
 from splitup.config import GatewayUrlsField, RpcUrlField, load_toml
-from splitup.wire import EndpointField
+from splitup.core import limits
+from splitup.messages.base import EndpointField
 
 _ADVICE: Final = "give another one with --config"
 _Port = Annotated[int, Field(ge=0, le=65_535)]

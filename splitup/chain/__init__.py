@@ -1,0 +1,1 @@
+"""The contracts, called and followed over JSON-RPC."""

@@ -23,7 +23,7 @@ from eth_utils.abi import (
     function_abi_to_4byte_selector,
 )
 
-from splitup.errors import InvalidInput
+from splitup.core.errors import InvalidInput
 
 ContractName = Literal["usdc", "committee", "bonds", "nodes", "models", "market"]
 ARTIFACTS: Final[Mapping[ContractName, str]] = {

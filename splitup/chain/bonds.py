@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from splitup.chain.client import Chain
-from splitup.protocol.messages import Equivocation, PlanVote, SnapshotVote
-from splitup.wire import PlanCertificate
+from splitup.messages.plans import PlanCertificate
+from splitup.protocol.committee.peer_messages import Equivocation, PlanVote, SnapshotVote
 
 
 def make_report(evidence: Equivocation) -> tuple[str, tuple[dict[str, Any], dict[str, Any]]]:

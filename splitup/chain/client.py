@@ -14,15 +14,15 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from splitup import limits
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.clock import ChainClock
 from splitup.chain.deployment import Deployment
-from splitup.chain.events import BlockId, ChainEvent, Trail, decode_logs
+from splitup.chain.event_stream import BlockId, ChainEvent, Trail, decode_logs
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.chain.sender import Sender, Submitted
-from splitup.errors import ChainUnavailable, ConfigurationError, SplitUpError
+from splitup.core import limits
+from splitup.core.errors import ChainUnavailable, ConfigurationError, SplitUpError
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from splitup import limits
+from splitup.core import limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from web3.utils.address import get_create_address
 
-from splitup import limits
 from splitup.chain.abi import ContractName, load_abi
 from splitup.chain.rpc import Rpc
 from splitup.chain.sender import Sender, Submitted
-from splitup.errors import ChainUnavailable, ConfigurationError
+from splitup.core import limits
+from splitup.core.errors import ChainUnavailable, ConfigurationError
 
 _ADDRESS = Field(pattern=r"^0x[0-9a-f]{40}$")
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from splitup import limits
 from splitup.chain.client import Chain
-from splitup.chain.events import ChainEvent
+from splitup.chain.event_stream import ChainEvent
+from splitup.core import limits
+from splitup.core.errors import ChainRejected
 from splitup.crypto import bls
 from splitup.crypto.quorum import pack_word, request_struct_hash, unpack_word
-from splitup.errors import ChainRejected
-from splitup.protocol.verification import Economics
-from splitup.wire import ZERO_BYTES32
+from splitup.messages.base import ZERO_BYTES32
+from splitup.protocol.settlement.proof_of_sampling import Economics
 
 REQUEST_FIELDS: Final = (
     "client",

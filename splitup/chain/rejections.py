@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from splitup.chain.abi import RevertReason, decode_revert
 from splitup.chain.rpc import RpcError
-from splitup.errors import ChainRejected
+from splitup.core.errors import ChainRejected
 
 STATUS_NAMES: Final = ("unknown", "requested", "planned", "settled", "refunded")
 

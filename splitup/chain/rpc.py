@@ -14,8 +14,8 @@ from aiohttp import ClientSession, TCPConnector
 from web3 import AsyncHTTPProvider
 from web3.types import RPCEndpoint
 
-from splitup import limits
-from splitup.errors import ChainUnavailable, ConfigurationError
+from splitup.core import limits
+from splitup.core.errors import ChainUnavailable, ConfigurationError
 
 
 class RpcError(ChainUnavailable):

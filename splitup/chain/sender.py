@@ -16,10 +16,10 @@ from typing import Any, Final
 from eth_account import Account
 from eth_account.signers.local import LocalAccount
 
-from splitup import limits
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
-from splitup.errors import ChainRejected, ChainUnavailable, SplitUpError
+from splitup.core import limits
+from splitup.core.errors import ChainRejected, ChainUnavailable, SplitUpError
 
 log = logging.getLogger(__name__)
 

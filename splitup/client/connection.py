@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 from tokenizers import Tokenizer
 
-from splitup import limits
 from splitup.chain.client import Chain
-from splitup.chain.committee import Committees
+from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
-from splitup.client.choices import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
-from splitup.client.evidence import fetch_evidence
+from splitup.client.execution.private_session import PrivateSession
+from splitup.client.execution.private_tasks import ClientPrograms
+from splitup.client.execution.session import Session
 from splitup.client.generation import (
     DecoderName,
     Token,
@@ -52,36 +52,36 @@ from splitup.client.generation import (
     make_decoder,
 )
 from splitup.client.inputs import check_execution_id, format_usdc, parse_usdc, split_steps
-from splitup.client.money import ensure_balance, fetch_price
-from splitup.client.opening import fetch_signed_plan, is_frozen, make_request, wait_until_open
+from splitup.client.market.payments import ensure_balance, fetch_price
+from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
+from splitup.client.market.plan_requests import Wanted, fetch_certificate
+from splitup.client.market.receipts import refund, wait_for_receipt
+from splitup.client.market.settlement_evidence import fetch_evidence
+from splitup.client.market.signed_request import (
+    fetch_signed_plan,
+    is_frozen,
+    make_request,
+    wait_until_open,
+)
 from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
-from splitup.client.planning import Wanted, fetch_certificate
-from splitup.client.private import ClientPrograms
-from splitup.client.privatesession import PrivateSession
-from splitup.client.session import Session
-from splitup.client.settlement import refund, wait_for_receipt
-from splitup.codec import encode_canonical
 from splitup.config import NetworkConfig
+from splitup.core import limits
+from splitup.core.codec import encode_canonical
+from splitup.core.errors import ChainRejected, ExecutionFailed, InvalidInput, Refused, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import compute_execution_id
 from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import Decoder
-from splitup.errors import (
-    ChainRejected,
-    ExecutionFailed,
-    InvalidInput,
-    Refused,
-    SplitUpError,
-)
 from splitup.graph.manifest import Manifest, get_blob_key, load_manifest
-from splitup.net.cache import Cache
-from splitup.net.gateway import GatewayClient
+from splitup.messages.plans import PlanCertificate, Request
+from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
-from splitup.net.objects import get_object
-from splitup.protocol.certificates import CommitteeView
-from splitup.wire import Evidence, PlanCertificate, Request
+from splitup.net.object_transfer import get_object
+from splitup.protocol.committee.certificates import CommitteeView
+from splitup.storage.gateway_client import GatewayClient
+from splitup.storage.task_cache import Cache
 
 if TYPE_CHECKING:
     from splitup.client.sync import SyncSplitUp

@@ -11,14 +11,14 @@ from typing import Final, Literal, get_args
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from splitup.client.execution.session import Session
 from splitup.client.outcome import Array
-from splitup.client.session import Session
+from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.decode.lookahead import LookaheadDecoder, LookaheadOptions
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import Decoder, StepInput, check_path, make_arrays
 from splitup.decode.stop import StopFilter
-from splitup.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import Manifest, TextInfo
 
 DecoderName = Literal["sequential", "lookahead"]

@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from splitup import limits
 from splitup.client.outcome import Array
-from splitup.errors import InvalidInput
-from splitup.tensors import TensorSpec, check_array, check_inputs
+from splitup.core import limits
+from splitup.core.errors import InvalidInput
+from splitup.core.tensors import TensorSpec, check_array, check_inputs
 
 MICRO: Final = 1_000_000
 _MAX_USDC: Final = 10**9  # a typing error above this is certain

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from splitup.graph.manifest import Manifest
-from splitup.wire import Plan, Trace
+from splitup.messages.plans import Plan
+from splitup.messages.progress import Trace
 
 Array = np.ndarray[Any, Any]
 

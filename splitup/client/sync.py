@@ -13,7 +13,7 @@ from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp, Usdc
 from splitup.client.generation import Token
 from splitup.client.outcome import Array, Receipt, Result
 from splitup.config import NetworkConfig
-from splitup.loops import new_loop
+from splitup.core.event_loop import new_loop
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from typing import Any, Final
 from eth_hash.auto import keccak
 from py_arkworks_bls12381 import GT, G1Point, G2Point, Scalar
 
-from splitup import limits
+from splitup.core import limits
+from splitup.core.errors import BadSignature, InvalidInput
 from splitup.crypto.keys import separate_domain
-from splitup.errors import BadSignature, InvalidInput
 
 DST: Final = b"SPLITUP-V1-BLS12381G1_XMD:SHA-256_SSWU_RO_"
 GROUP_ORDER: Final = 0x73EDA753299D7D483339D80809A1D80553BDA402FFFE5BFEFFFFFFFF00000001

@@ -30,11 +30,12 @@ from typing import Any, Final
 
 from py_arkworks_bls12381 import G2Point, Scalar
 
-from splitup import limits
-from splitup.codec import compute_digest, decode_canonical, encode_canonical
+from splitup.core import limits
+from splitup.core.codec import compute_digest, decode_canonical, encode_canonical
+from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto import bls
 from splitup.crypto.keys import Identity, check_public_key, derive_key
-from splitup.crypto.sealed import (
+from splitup.crypto.sealed_message import (
     OPENING_BYTES,
     OVERHEAD_BYTES,
     Opening,
@@ -45,7 +46,6 @@ from splitup.crypto.sealed import (
     seal,
     verify_opening,
 )
-from splitup.errors import InvalidInput, PeerFault
 
 ENTROPY_BYTES: Final = 32
 _BYTES32: Final = re.compile(r"0x[0-9a-f]{64}\Z")

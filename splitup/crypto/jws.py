@@ -15,10 +15,10 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Final
 
-from splitup import limits
-from splitup.codec import decode_canonical, encode_canonical
+from splitup.core import limits
+from splitup.core.codec import decode_canonical, encode_canonical
+from splitup.core.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 from splitup.crypto.keys import Identity, verify_raw
-from splitup.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_-]+\Z")
 _TOKEN_ID: Final = re.compile(r"[0-9a-f]{32}\Z")

@@ -19,7 +19,7 @@ import nacl.bindings as sodium
 from eth_keys.datatypes import PrivateKey
 from nacl.exceptions import BadSignatureError
 
-from splitup.errors import BadSignature, InvalidInput
+from splitup.core.errors import BadSignature, InvalidInput
 
 SIGNING_INFO: Final = b"splitup/ed25519/v1"
 SIGNATURE_BYTES: Final = 64
@@ -64,7 +64,7 @@ class Identity:
         """Return the Ed25519 secret scalar, modulo the group order (32 bytes, little-endian).
 
         It is the scalar of ``signing_key_hex`` itself (RFC 8032 section 5.1.5), so that whoever
-        knows a party's signing key can seal something to it (``splitup.crypto.sealed``).
+        knows a party's signing key can seal something to it (``splitup.crypto.sealed_message``).
         """
         digest = bytearray(hashlib.sha512(self._secret_key[:32]).digest()[:32])
         digest[0] &= 248

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from eth_keyfile.keyfile import create_keyfile_json, decode_keyfile_json
 
-from splitup import limits
-from splitup.codec import parse_json
+from splitup.core import limits
+from splitup.core.codec import parse_json
+from splitup.core.errors import ConfigurationError, InvalidInput
 from splitup.crypto.keys import Identity, generate_identity
-from splitup.errors import ConfigurationError, InvalidInput
 
 DEFAULT_WORK_FACTOR: Final = 2**18  # scrypt N of the Ethereum wallets: ≈ 1 s and 256 MB per guess
 DEVNET_WORK_FACTOR: Final = 2**10  # keys worth nothing; a dozen processes start at once

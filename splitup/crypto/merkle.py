@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final
 
-from splitup.errors import InvalidInput, PeerFault
+from splitup.core.errors import InvalidInput, PeerFault
 
 EMPTY: Final = bytes(32)  # the root without leaves, and what fills up a level
 

@@ -16,7 +16,7 @@ import coincurve
 from eth_abi.abi import encode
 from eth_utils.crypto import keccak
 
-from splitup.errors import BadSignature, InvalidInput
+from splitup.core.errors import BadSignature, InvalidInput
 
 SIGNATURE_BYTES: Final = 65  # r (32) | s (32) | v (1), v = 27 or 28
 _HALF_ORDER: Final = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0

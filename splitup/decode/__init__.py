@@ -1,0 +1,1 @@
+"""Decoding text step by step: sampling, sequential and lookahead decoders."""

@@ -27,10 +27,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from splitup.core.errors import InvalidInput
 from splitup.decode.prompt import TextRequest, split_prompt
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import StepInput, make_causal_step
-from splitup.errors import InvalidInput
 
 LEAST_GAIN: Final = 1.15  # tokens per step; below, fixed costs of wide steps eat it up
 TRIAL_STEPS: Final = 16  # a gain is judged over this many wide steps

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from splitup.core.errors import InvalidInput
 from splitup.decode.sampler import Sampler
-from splitup.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)

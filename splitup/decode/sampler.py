@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from splitup import limits
-from splitup.errors import InvalidInput
+from splitup.core import limits
+from splitup.core.errors import InvalidInput
 
 _MAX_SEED = 2**64 - 1
 _MAX_TEMPERATURE = 100.0  # above this the noise is all there is

@@ -26,8 +26,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from splitup.core.errors import InvalidInput
 from splitup.decode.sampler import Sampler
-from splitup.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)

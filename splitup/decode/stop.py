@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from splitup import limits
-from splitup.errors import InvalidInput
+from splitup.core import limits
+from splitup.core.errors import InvalidInput
 
 
 class StopFilter:

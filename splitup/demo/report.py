@@ -15,7 +15,7 @@ from splitup.client.outcome import (
     compute_transitions,
 )
 from splitup.graph.manifest import Manifest
-from splitup.wire import Plan
+from splitup.messages.plans import Plan
 
 _NS_PER_MS: Final = 1_000_000
 

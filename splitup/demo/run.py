@@ -18,17 +18,17 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from splitup.client.connection import SplitUp
+from splitup.client.execution.session import Session
 from splitup.client.generation import generate_tokens
 from splitup.client.outcome import Array, Receipt, TraceEvent, make_trace
-from splitup.client.session import Session
 from splitup.config import NETWORK_FILE
+from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
 from splitup.decode.sampler import Sampler
 from splitup.demo.report import Comparison, DemoReport, Verified
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program
 from splitup.devnet.state import DevnetState
 from splitup.devnet.status import fetch_health
-from splitup.errors import ConfigurationError, InvalidInput, Unavailable
 from splitup.net.http import SignedClient
 
 MODEL: Final = "packages-4m"
@@ -188,7 +188,7 @@ async def compare(directory: Path, example: Path, generation: Generation) -> Com
     }
     np.savez(steps, **arrays)  # type: ignore[arg-type]
     report = await _run_program(
-        [sys.executable, "-m", "splitup_deploy.replay", example, steps, outputs, str(CHUNK)]
+        [sys.executable, "-m", "splitup_deploy.uncut_replay", example, steps, outputs, str(CHUNK)]
     )
     with np.load(outputs, allow_pickle=False) as reference:
         count = len(generation.steps)

@@ -18,13 +18,13 @@ from typing import Any, Final
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.config import NETWORK_FILE, NetworkConfig
+from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError, Unavailable
 from splitup.crypto.keystore import load_identity
 from splitup.devnet import funding
 from splitup.devnet.network import DevnetOptions, compute_patience_s, run_devnet
 from splitup.devnet.processes import read_tail
 from splitup.devnet.state import DevnetState, make_directory, read_runtime, read_supervisor
 from splitup.devnet.status import Health, fetch_health
-from splitup.errors import ConfigurationError, InvalidInput, SplitUpError, Unavailable
 from splitup.net.http import SignedClient
 
 _STOP_TIMEOUT_S: Final = 60.0
@@ -82,7 +82,7 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
         )
     log = directory / "logs" / "supervisor.log"
     make_directory(log.parent)
-    command = [sys.executable, "-m", "splitup.cli", "up", "--dir", str(directory)]
+    command = [sys.executable, "-m", "splitup.cli.app", "up", "--dir", str(directory)]
     command += [] if options.nodes is None else ["--nodes", str(options.nodes)]
     command += [] if options.members is None else ["--members", str(options.members)]
     command += [] if options.vram_bytes is None else ["--vram", str(options.vram_bytes)]

@@ -11,8 +11,8 @@ from typing import Final
 
 from splitup.config import NETWORK_FILE
 from splitup.devnet.funding import Parties, Party, get_member_port, make_endpoint
+from splitup.devnet.s3_server import ObjectServer
 from splitup.devnet.state import DevnetState, write_json
-from splitup.storage.server import ObjectServer
 
 # party -> (program, command)
 PROGRAMS: Final = {

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from splitup import limits
-from splitup.chain.anvil import create_mnemonic, derive_key
 from splitup.chain.bonds import post_bond
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment, MarketParameters, deploy
 from splitup.chain.rpc import Rpc
+from splitup.core import limits
+from splitup.core.errors import ChainUnavailable, ConfigurationError
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import (
     DEVNET_WORK_FACTOR,
@@ -28,8 +28,8 @@ from splitup.crypto.keystore import (
     read_secret_file,
     write_secret_file,
 )
+from splitup.devnet.anvil import create_mnemonic, derive_key
 from splitup.devnet.state import MAX_NODES, DevnetState
-from splitup.errors import ChainUnavailable, ConfigurationError
 
 USER_USDC: Final = 10_000_000_000  # 10,000 test USDC, in micro-USDC
 BOND_USDC: Final = 1_000_000_000  # 1,000 test USDC for every member, in micro-USDC

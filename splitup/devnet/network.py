@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from splitup.chain.anvil import build_command, find_anvil
 from splitup.chain.client import Chain
 from splitup.chain.deployment import MarketParameters
 from splitup.chain.rpc import Rpc
+from splitup.core.errors import ChainUnavailable, ConfigurationError, Unavailable
 from splitup.devnet import files, funding
+from splitup.devnet.anvil import build_command, find_anvil
 from splitup.devnet.processes import Child, die_with_parent, find_program, spawn
+from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.devnet.state import (
     DEFAULT_MEMBERS,
     GATEWAYS,
@@ -29,9 +31,7 @@ from splitup.devnet.state import (
     write_runtime,
 )
 from splitup.devnet.status import Health, fetch_health
-from splitup.errors import ChainUnavailable, ConfigurationError, Unavailable
 from splitup.net.http import SignedClient
-from splitup.storage.server import ObjectServer, start_object_server
 
 CHAIN_TIMEOUT_S: Final = 60.0  # to its first answer, which takes a tenth of a second
 _READY_TIMEOUT_S: Final = 60.0  # to be ready, and …

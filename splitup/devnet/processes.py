@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from splitup.errors import ConfigurationError, Unavailable
+from splitup.core.errors import ConfigurationError, Unavailable
 
 _PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None

@@ -17,9 +17,9 @@ from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from splitup import limits
-from splitup.errors import ConfigurationError
-from splitup.net.ports import find_free_ports, hold_port, is_port_free
+from splitup.core import limits
+from splitup.core.errors import ConfigurationError
+from splitup.devnet.ports import find_free_ports, hold_port, is_port_free
 
 GATEWAYS: Final = 2  # either serves when the other is gone
 DEFAULT_MEMBERS: Final = 4  # f = 1: the smallest committee that survives a faulty member

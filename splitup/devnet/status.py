@@ -7,13 +7,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
-from splitup import limits
 from splitup.chain.client import Chain
+from splitup.core import limits
+from splitup.core.errors import PeerFault, SplitUpError
 from splitup.devnet.funding import make_endpoint
 from splitup.devnet.state import GATEWAYS, DevnetState
-from splitup.errors import PeerFault, SplitUpError
+from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
-from splitup.wire import Snapshot
 
 _PROBE_TIMEOUT_S: Final = 2.0
 _NO_ROOT: Final = "0x" + "00" * 32

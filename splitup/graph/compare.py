@@ -32,9 +32,9 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from splitup import limits
-from splitup.errors import InvalidInput
-from splitup.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
+from splitup.core import limits
+from splitup.core.errors import InvalidInput
+from splitup.core.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
 
 Array = np.ndarray[Any, Any]
 FLOATS: Final = ("float16", "bfloat16", "float32", "float64")

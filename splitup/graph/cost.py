@@ -1,7 +1,7 @@
 """What a task costs before it runs: memory, arithmetic, price. In integers.
 
-Memory is that of every buffer that ``splitup.graph.runtime`` allocates: weights, inputs, each state
-twice (old and new), and the arena that all other values share (``splitup.graph.memory``).
+Memory is that of every buffer that ``splitup.backend.runtime`` allocates: weights, inputs, each
+state twice (old and new), and the arena that all other values share (``splitup.graph.memory``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from splitup.codec import MAX_SAFE_INTEGER
+from splitup.core.codec import MAX_SAFE_INTEGER
 from splitup.graph.ir import Graph, Node
 from splitup.graph.memory import find_tenants, measure_arena, measure_buffer, round_up
 from splitup.graph.rules import MOVEMENT, Value

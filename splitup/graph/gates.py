@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from splitup import limits
-from splitup.errors import InvalidModel
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+from splitup.core.tensors import TensorSpec, holds_zeros
 from splitup.graph.ir import Graph, Node, decode_float, encode_float
 from splitup.graph.rules import FLOATS, INTEGERS, MOVEMENT
-from splitup.tensors import TensorSpec, holds_zeros
 
 # what every element of a value is known to be; None when nothing is known
 _Known = int | float | None

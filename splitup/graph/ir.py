@@ -37,10 +37,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from splitup import limits
-from splitup.codec import compute_digest, decode_canonical, encode_canonical
-from splitup.errors import InvalidInput, InvalidModel
-from splitup.tensors import TensorSpec
+from splitup.core import limits
+from splitup.core.codec import compute_digest, decode_canonical, encode_canonical
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.tensors import TensorSpec
 
 FORMAT: Final = "splitup.graph"
 VERSION: Final = 1

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from splitup import limits
-from splitup.codec import MAX_SAFE_INTEGER, compute_digest, decode_canonical, encode_canonical
-from splitup.errors import InvalidInput, InvalidModel
+from splitup.core import limits
+from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest, decode_canonical, encode_canonical
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.compare import FLOATS, Tolerance, find_tolerance
-from splitup.tensors import ITEM_BYTES, TensorSpec
 
 VERSION: Final = 1
 
@@ -146,8 +146,8 @@ class Task(_Program):
 
     ``tolerances`` say how far honest outputs of another determinism class may be, at most one per
     dtype, ascending; for a dtype without one, and within a class, only equal bytes count.
-    ``reference_digest`` names the task's reference vectors (``splitup.graph.vectors``). In a step
-    whose input ``gate`` is zero the task is not run (``splitup.graph.gates``).
+    ``reference_digest`` names the task's reference vectors (``splitup.graph.self_test_vectors``).
+    In a step whose input ``gate`` is zero the task is not run (``splitup.graph.gates``).
     """
 
     inputs: Annotated[tuple[TaskInput, ...], Field(max_length=limits.MAX_PORTS)]

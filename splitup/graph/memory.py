@@ -1,8 +1,8 @@
 """Where the values of a step lie in device memory: their sizes, their lifetimes, one arena.
 
 The compiler predicts a task's memory with this, and the runtime lays it out with this
-(``splitup.graph.layout``), so what is predicted is what is allocated. Weights, inputs and states
-have buffers of their own. All other values share an arena:
+(``splitup.backend.arena_layout``), so what is predicted is what is allocated. Weights, inputs and
+states have buffers of their own. All other values share an arena:
 
 *   Values in memory are computed in the graph's order. The n-th lives from time n to the last
     time that it is read, outputs to the end; what updates a state is written to the state.
@@ -22,9 +22,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.ir import Graph, Node
 from splitup.graph.rules import MOVEMENT, Value
-from splitup.tensors import ITEM_BYTES, TensorSpec
 
 BUFFER_ALIGNMENT: Final = 256  # what every device's loads and copies are content with
 ROW_PADDING: Final = 16  # elements between rows whose number is a symbol

@@ -23,11 +23,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from splitup import limits
-from splitup.errors import InvalidInput
+from splitup.core import limits
+from splitup.core.errors import InvalidInput
+from splitup.core.tensors import TensorSpec, get_numpy_dtype
 from splitup.graph.ir import Graph, Node, bind_rows, decode_float
 from splitup.graph.rules import FLOATS, INTEGERS, PARAMS, Value
-from splitup.tensors import TensorSpec, get_numpy_dtype
 
 Array = np.ndarray[Any, Any]
 _Operation = Callable[..., Array]

@@ -28,8 +28,9 @@ from typing import Final
 
 import numpy as np
 
-from splitup import limits
-from splitup.errors import InvalidModel
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+from splitup.core.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
 from splitup.graph.ir import (
     Arg,
     Dim,
@@ -41,7 +42,6 @@ from splitup.graph.ir import (
     encode_float,
     parse_graph,
 )
-from splitup.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
 
 FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 INTEGERS: Final = frozenset(

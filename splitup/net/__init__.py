@@ -1,0 +1,1 @@
+"""Connections between parties: signed HTTP, data links, and relays."""

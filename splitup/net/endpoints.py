@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from splitup import limits
+from splitup.core import limits
 
 _AddressInfo = tuple[Any, ...]
 _SHARED: Final = ipaddress.ip_network("100.64.0.0/10")  # carrier-grade NAT, RFC 6598

@@ -19,11 +19,9 @@ from typing import Any, Final, Self
 import aiohttp
 from aiohttp import web
 
-from splitup import limits
-from splitup.codec import parse_json
-from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
-from splitup.crypto.keys import Identity
-from splitup.errors import (
+from splitup.core import limits
+from splitup.core.codec import parse_json
+from splitup.core.errors import (
     BadSignature,
     ChainRejected,
     ConfigurationError,
@@ -33,8 +31,10 @@ from splitup.errors import (
     Throttled,
     Unavailable,
 )
+from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
+from splitup.crypto.keys import Identity
+from splitup.messages.base import Message
 from splitup.net.endpoints import make_socket_factory
-from splitup.wire import Message
 
 _log = logging.getLogger("splitup.http")
 _LARGE_BODIES: Final = web.AppKey("large_bodies", asyncio.Semaphore)

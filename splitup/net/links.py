@@ -23,10 +23,10 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
-from splitup import limits
+from splitup.core import limits
+from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.crypto.jws import ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
-from splitup.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.net.endpoints import open_peer_session
 
 DATA_PATH: Final = "/v1/data"

@@ -35,9 +35,9 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
-from splitup import limits
+from splitup.core import limits
+from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.crypto.jws import verify_jws
-from splitup.errors import BadSignature, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.net.http import read_body
 from splitup.net.links import DATA_PATH
 

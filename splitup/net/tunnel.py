@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from splitup import limits
+from splitup.core import limits
+from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity
-from splitup.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.net.endpoints import open_peer_session
 from splitup.net.links import LinkAcceptor
 from splitup.net.relay import (

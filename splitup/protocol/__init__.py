@@ -1,0 +1,1 @@
+"""The protocol as state machines without I/O: events in, commands out."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from splitup.client.outcome import Transition
-from tests.bench.money import BYTES_BAR, measure_bytes
-from tests.bench.report import (
+from bench.money import BYTES_BAR, measure_bytes
+from bench.report import (
     Bar,
     Report,
     compute_median_interval,
@@ -16,8 +15,9 @@ from tests.bench.report import (
     spread,
     summarise_ms,
 )
-from tests.bench.slowlink import CODE, DECODERS, PROSE, make_report
-from tests.bench.transition import Measured
+from bench.slowlink import CODE, DECODERS, PROSE, make_report
+from bench.transition import Measured
+from splitup.client.outcome import Transition
 
 
 def test_a_bar_is_met_up_to_its_bound() -> None:

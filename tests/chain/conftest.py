@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 from eth_utils.crypto import keccak
 
-from splitup.chain.anvil import derive_key, find_anvil, start_anvil
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment, deploy
 from splitup.chain.market import terms_to_abi
@@ -27,9 +26,10 @@ from splitup.crypto.quorum import (
     settlement_struct_hash,
     sign_quorum,
 )
-from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
-from splitup.protocol.openings import request_to_abi
-from splitup.wire import Request
+from splitup.devnet.anvil import derive_key, find_anvil, start_anvil
+from splitup.messages.plans import Request
+from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, plan_alpha
+from splitup.protocol.planning.signed_requests import request_to_abi
 from tests.builders import find_free_port
 
 MNEMONIC = "test test test test test test test test test test test junk"

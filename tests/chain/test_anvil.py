@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from splitup.chain import anvil
 from splitup.chain.client import Chain
 from splitup.chain.deployment import deploy
 from splitup.chain.rpc import Rpc, RpcError
-from splitup.errors import ConfigurationError
+from splitup.core.errors import ConfigurationError
+from splitup.devnet import anvil
 from tests.builders import find_free_port
 from tests.chain.conftest import MNEMONIC
 

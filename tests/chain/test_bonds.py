@@ -13,20 +13,21 @@ from eth_hash.auto import keccak
 
 from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
-from splitup.client.choices import check_choices, report_choice
+from splitup.client.market.plan_check import check_choices, report_choice
+from splitup.core.errors import ChainRejected
 from splitup.crypto import bls
 from splitup.crypto.quorum import (
     plan_struct_hash,
     sign_quorum,
     snapshot_struct_hash,
 )
-from splitup.errors import ChainRejected
-from splitup.protocol.certificates import RANDOMNESS_DOMAIN, plan_alpha
-from splitup.protocol.challenges import Challenge, find_wrong_choice, open_plan, open_task
-from splitup.protocol.messages import Equivocation, PlanVote, SnapshotVote
-from splitup.protocol.selection import compute_plan
-from splitup.protocol.verification import Economics
-from splitup.wire import MemberSignature, Plan, PlanCertificate, Snapshot
+from splitup.messages.plans import MemberSignature, Plan, PlanCertificate
+from splitup.messages.snapshots import Snapshot
+from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, plan_alpha
+from splitup.protocol.committee.peer_messages import Equivocation, PlanVote, SnapshotVote
+from splitup.protocol.planning.challenges import Challenge, find_wrong_choice, open_plan, open_task
+from splitup.protocol.planning.selection import compute_plan
+from splitup.protocol.settlement.proof_of_sampling import Economics
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
 from tests.chain.conftest import Network
 

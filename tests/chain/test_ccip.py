@@ -8,7 +8,7 @@ from eth_abi.abi import encode
 
 from splitup.chain.client import Chain
 from splitup.chain.rpc import Rpc
-from splitup.errors import ChainRejected
+from splitup.core.errors import ChainRejected
 from splitup.net.http import serve_app
 from tests.chain.conftest import Network
 

@@ -5,9 +5,9 @@ import dataclasses
 
 import pytest
 
-from splitup.chain.anvil import derive_key
 from splitup.chain.client import Chain
-from splitup.errors import ChainRejected, ChainUnavailable, ConfigurationError, InvalidInput
+from splitup.core.errors import ChainRejected, ChainUnavailable, ConfigurationError, InvalidInput
+from splitup.devnet.anvil import derive_key
 from tests.builders import HANG_S, find_free_port
 from tests.chain.conftest import MNEMONIC, MODEL, Network
 from tests.chain.proxy import Proxy

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitup import limits
 from splitup.chain.clock import ChainClock
+from splitup.core import limits
 
 START = 1_700_000_000
 

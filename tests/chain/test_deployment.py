@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from splitup.chain.anvil import derive_key
 from splitup.chain.deployment import Deployment, MarketParameters, deploy
-from splitup.errors import ChainRejected, ConfigurationError
+from splitup.core.errors import ChainRejected, ConfigurationError
+from splitup.devnet.anvil import derive_key
 from tests.chain.conftest import MNEMONIC
 
 DEPLOYMENT = Deployment(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import pytest_asyncio
 
-from splitup.chain.anvil import derive_key
 from splitup.chain.market import Distribution, distribute, exposures_to_abi
+from splitup.core.errors import ChainRejected
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import (
     Domain,
@@ -21,9 +21,9 @@ from splitup.crypto.quorum import (
     sign_quorum,
     snapshot_struct_hash,
 )
-from splitup.errors import ChainRejected
-from splitup.protocol.openings import request_to_abi
-from splitup.wire import Request
+from splitup.devnet.anvil import derive_key
+from splitup.messages.plans import Request
+from splitup.protocol.planning.signed_requests import request_to_abi
 from tests.chain.conftest import MNEMONIC, MODEL, PRICE_MICRO_USDC, Network
 
 OUTPUTS = "0x" + "cc" * 32

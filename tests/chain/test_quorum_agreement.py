@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from splitup.core.errors import BadSignature, ChainRejected
 from splitup.crypto.quorum import (
     Domain,
     check_quorum,
@@ -13,7 +14,6 @@ from splitup.crypto.quorum import (
     sign_quorum,
     snapshot_struct_hash,
 )
-from splitup.errors import BadSignature, ChainRejected
 from tests.chain.conftest import Network
 
 ROOT = "0x" + "5a" * 32

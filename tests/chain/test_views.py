@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from splitup import limits
 from splitup.chain.client import Chain
-from splitup.chain.committee import fetch_committee
-from splitup.errors import ChainUnavailable
+from splitup.chain.committee_reader import fetch_committee
+from splitup.core import limits
+from splitup.core.errors import ChainUnavailable
 from tests.builders import HANG_S
 from tests.chain.conftest import MODEL, Network
 from tests.chain.lagging import LaggingRpc

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from splitup.client.planning import Wanted
+from splitup.client.market.plan_requests import Wanted
 from splitup.crypto.keys import Identity, generate_identity
-from splitup.frames import Frame, decode_frame
 from splitup.graph.manifest import Manifest
-from splitup.net.frames import make_tensor_frame, seal_frame
-from splitup.protocol.certificates import CommitteeView
-from splitup.wire import Plan, PlanNode
+from splitup.messages.frames import Frame, decode_frame
+from splitup.messages.plans import Plan, PlanNode
+from splitup.net.signed_frames import make_tensor_frame, seal_frame
+from splitup.protocol.committee.certificates import CommitteeView
 from tests.builders import make_chain_manifest, make_request
 
 

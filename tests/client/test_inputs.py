@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from splitup.client.inputs import check_execution_id, format_usdc, parse_usdc, split_steps
-from splitup.errors import InvalidInput
-from splitup.tensors import TensorSpec
+from splitup.core.errors import InvalidInput
+from splitup.core.tensors import TensorSpec
 
 SPECS = (TensorSpec("x", "float32", (2,)), TensorSpec("n", "int32", ()))
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from splitup.chain.events import ChainEvent
+from splitup.chain.event_stream import ChainEvent
+from splitup.client.market.receipts import make_receipt
 from splitup.client.outcome import Payment, compute_percentile, compute_transitions, make_trace
-from splitup.client.settlement import make_receipt
+from splitup.core.errors import Unavailable
 from splitup.crypto.quorum import pack_word
 from splitup.demo.screen import draw_gantt
-from splitup.errors import Unavailable
-from splitup.wire import Span, Trace
+from splitup.messages.progress import Span, Trace
 from tests.builders import address, make_chain_manifest
 
 ID, OTHER = "0x" + "ee" * 32, "0x" + "dd" * 32

@@ -13,12 +13,18 @@ from typing import Any, Final
 
 from eth_abi.abi import encode
 
-from splitup import limits, roots
+from splitup.core import limits
 from splitup.crypto import bls
-from splitup.protocol import challenges, clocks
-from splitup.protocol.certificates import RANDOMNESS_DOMAIN
-from splitup.protocol.selection import Index
-from splitup.wire import Snapshot, SnapshotEntry, TaskTerms
+from splitup.messages.plans import TaskTerms
+from splitup.messages.snapshots import (
+    Snapshot,
+    SnapshotEntry,
+    compute_snapshot_root,
+    make_entry_leaves,
+)
+from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN
+from splitup.protocol.planning import challenges, sampling_clocks
+from splitup.protocol.planning.selection import Index
 from tests.builders import address, make_snapshot, task_id
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "contracts" / "test" / "vectors"
@@ -73,12 +79,12 @@ def _make_selection_case(source: random.Random) -> bytes:
         flops=count(),
         weights_bytes=count(),
         input_bytes=count(),
-        ready_ms=min(count(), clocks.MAX_ETA_MS),
+        ready_ms=min(count(), sampling_clocks.MAX_ETA_MS),
     )
     seed = "0x" + source.randbytes(32).hex()
-    weight = clocks.compute_weight(entry, terms, snapshot.once(Index).reference)
-    clock = clocks.compute_clock(seed, task, role, entry.node, weight)
-    opened = challenges.open_entry(snapshot, roots.make_entry_leaves(snapshot), 0)["entry"]
+    weight = sampling_clocks.compute_weight(entry, terms, snapshot.once(Index).reference)
+    clock = sampling_clocks.compute_clock(seed, task, role, entry.node, weight)
+    opened = challenges.open_entry(snapshot, make_entry_leaves(snapshot), 0)["entry"]
     figures = (terms.flops, terms.weights_bytes, terms.input_bytes, terms.ready_ms)
     opened_task = (task, bytes.fromhex(terms.task_id), *figures, True, bytes(32))
     values: list[Any] = [
@@ -90,8 +96,8 @@ def _make_selection_case(source: random.Random) -> bytes:
         role,
         weight,
         clock,
-        roots.compute_snapshot_root(snapshot),
-        roots.make_entry_leaves(snapshot)[0],
+        compute_snapshot_root(snapshot),
+        make_entry_leaves(snapshot)[0],
     ]
     types = [_HEADER, _ENTRY, _TASK, "bool", "bytes32", "uint8", "uint256", "uint256"]
     return encode([*types, "bytes32", "bytes32"], values)

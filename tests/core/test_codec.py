@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitup.codec import MAX_SAFE_INTEGER, decode_canonical, encode_canonical
-from splitup.errors import InvalidInput
+from splitup.core.codec import MAX_SAFE_INTEGER, decode_canonical, encode_canonical
+from splitup.core.errors import InvalidInput
 
 SCALARS = (
     st.none()

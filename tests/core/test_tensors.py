@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 
-from splitup.tensors import StepsDigest
+from splitup.core.tensors import StepsDigest
 
 
 def test_steps_are_committed_to_by_their_digests_and_where_they_end() -> None:

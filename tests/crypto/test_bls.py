@@ -5,8 +5,8 @@ from itertools import combinations
 import pytest
 from py_arkworks_bls12381 import G1Point, G2Point
 
+from splitup.core.errors import BadSignature, InvalidInput
 from splitup.crypto import bls
-from splitup.errors import BadSignature, InvalidInput
 
 SECRET = (7).to_bytes(32)
 KEY = bls.compute_public_key(SECRET)

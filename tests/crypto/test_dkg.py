@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitup.codec import encode_canonical
+from splitup.core.codec import encode_canonical
+from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto import bls, dkg
 from splitup.crypto.keys import Identity
-from splitup.errors import InvalidInput, PeerFault
 
 IDENTITIES = [Identity.from_private_key(bytes([i + 1]) * 32) for i in range(10)]
 CEREMONY_ID = "0x" + "ab" * 32

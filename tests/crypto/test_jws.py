@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitup import limits
-from splitup.codec import encode_canonical
+from splitup.core import limits
+from splitup.core.codec import encode_canonical
+from splitup.core.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
-from splitup.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 
 IDENTITY = Identity.from_private_key(b"\x11" * 32)
 OTHER = Identity.from_private_key(b"\x22" * 32)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splitup.core.errors import BadSignature, InvalidInput
 from splitup.crypto.keys import (
     Identity,
     check_public_key,
@@ -12,7 +13,6 @@ from splitup.crypto.keys import (
     verify,
     verify_raw,
 )
-from splitup.errors import BadSignature, InvalidInput
 
 IDENTITY = Identity.from_private_key(bytes.fromhex("46" * 32))
 PINNED_SIGNING_KEY = "0x225dff2875454a722d22c7baf9208ad6aaf3ab725c195685b35dddc2f2bfe71e"

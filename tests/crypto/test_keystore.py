@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from splitup.core.errors import ConfigurationError
 from splitup.crypto.keystore import (
     DEVNET_WORK_FACTOR,
     create_identity,
@@ -15,7 +16,6 @@ from splitup.crypto.keystore import (
     read_secret_file,
     write_secret_file,
 )
-from splitup.errors import ConfigurationError
 
 
 @pytest.fixture

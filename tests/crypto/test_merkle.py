@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto.merkle import EMPTY, check_proof, compute_root, make_proof
-from splitup.errors import InvalidInput, PeerFault
 
 
 def make_leaves(count: int) -> list[bytes]:

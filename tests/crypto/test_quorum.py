@@ -6,9 +6,9 @@ from eth_utils.crypto import keccak
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitup.core.errors import BadSignature, InvalidInput
 from splitup.crypto import quorum
 from splitup.crypto.keys import Identity
-from splitup.errors import BadSignature, InvalidInput
 
 DOMAIN = quorum.Domain(31_337, "0x" + "c0" * 20)
 MEMBERS = sorted(

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitup.client.generation import make_decoder
+from splitup.core.errors import InvalidInput
 from splitup.decode.lookahead import TRIAL_STEPS, LookaheadDecoder, LookaheadOptions, NgramPool
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
-from splitup.errors import InvalidInput
 from tests.decode.models import VOCAB, SequenceModel, decode
 
 

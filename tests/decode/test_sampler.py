@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitup.core.errors import InvalidInput
 from splitup.decode.sampler import Sampler, compute_gumbel
-from splitup.errors import InvalidInput
 
 
 def test_zero_temperature_takes_the_first_largest_logit() -> None:

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitup.core.errors import InvalidInput
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import make_causal_step
-from splitup.errors import InvalidInput
 from tests.decode.models import VOCAB, SequenceModel, decode
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from splitup.core.errors import InvalidInput
 from splitup.decode.step import (
     StepInput,
     check_path,
@@ -10,7 +11,6 @@ from splitup.decode.step import (
     make_causal_step,
     make_tree_step,
 )
-from splitup.errors import InvalidInput
 
 
 def test_the_layout_of_a_tree_is_pinned() -> None:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitup.core.errors import InvalidInput
 from splitup.decode.stop import StopFilter
-from splitup.errors import InvalidInput
 
 
 def read(pieces: list[str], stop: list[str]) -> tuple[str, int]:

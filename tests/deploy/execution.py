@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from splitup_deploy.build import CompiledModel
+from splitup_deploy.cutting.build import CompiledModel
 
+from splitup.backend.runtime import State, TaskProgram
 from splitup.graph.manifest import (
     InputSource,
     Manifest,
@@ -13,7 +14,6 @@ from splitup.graph.manifest import (
     get_weights_key,
     load_manifest,
 )
-from splitup.graph.runtime import State, TaskProgram
 
 
 class CutModel:

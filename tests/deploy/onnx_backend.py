@@ -27,10 +27,10 @@ from onnx.backend.test.case.node import collect_testcases
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from splitup_deploy.build import CompiledModel, build
+from splitup_deploy.cutting.build import CompiledModel, build
 
-from splitup.errors import InvalidModel
-from splitup.tensors import array_to_bytes, bytes_to_array
+from splitup.core.errors import InvalidModel
+from splitup.core.tensors import array_to_bytes, bytes_to_array
 from tests.deploy.execution import CutModel
 
 ROOMY_BYTES = 10**12

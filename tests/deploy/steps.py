@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from splitup.backend.runtime import State, TaskProgram
 from splitup.decode.step import StepInput, make_arrays, make_causal_step
-from splitup.graph.runtime import State, TaskProgram
 
 
 class HasShape(Protocol):

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from splitup.core.errors import ConfigurationError, Unavailable
 from splitup.devnet.commands import up_detached
 from splitup.devnet.network import Devnet, DevnetOptions
+from splitup.devnet.ports import find_free_ports, hold_port, is_port_free
 from splitup.devnet.processes import read_tail, spawn
 from splitup.devnet.state import (
     DevnetState,
@@ -22,8 +24,6 @@ from splitup.devnet.state import (
     read_supervisor,
     write_runtime,
 )
-from splitup.errors import ConfigurationError, Unavailable
-from splitup.net.ports import find_free_ports, hold_port, is_port_free
 
 
 def test_ports_are_distinct_and_kept(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_no_port_is_chosen_twice_before_its_server_listens() -> None:
     """A network's parties and its object store choose before any of them has started."""
     [port] = find_free_ports(1)
     assert is_port_free(port) and not hold_port(port)
-    code = f"from splitup.net.ports import hold_port; print(hold_port({port}))"
+    code = f"from splitup.devnet.ports import hold_port; print(hold_port({port}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n", "nor does another process get it"
 

@@ -22,17 +22,21 @@ from typing import Any
 
 from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
-from splitup_node.digests import Digests
-from splitup_node.reports import Reporter
-from splitup_node.runs import Runs
-from splitup_node.supervisor import WORKER_ARGV
-from splitup_node.verifier import RESULT_TYP, Verifier
+from splitup_node.execution.digests import Digests
+from splitup_node.execution.runs import Runs
+from splitup_node.settlement.reports import Reporter
+from splitup_node.settlement.verifier import RESULT_TYP, Verifier
+from splitup_node.worker.supervisor import WORKER_ARGV
 
-from splitup import limits
-from splitup.errors import Refused, SplitUpError
-from splitup.net.logs import LogWriter, iter_tensors
-from splitup.protocol.routes import get_sources
-from splitup.wire import VerificationCommitment, VerificationOrder, VerificationResult
+from splitup.core import limits
+from splitup.core.errors import Refused, SplitUpError
+from splitup.messages.verification import (
+    VerificationCommitment,
+    VerificationOrder,
+    VerificationResult,
+)
+from splitup.protocol.execution.routes import get_sources
+from splitup.storage.log_store import LogWriter, iter_tensors
 
 NOTHING = Digests(0, 0)
 _log = logging.getLogger("splitup.node.lying")

@@ -13,10 +13,10 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from splitup_node.status import read_status
+from splitup_node.status_file import read_status
 
 from splitup.client.connection import SplitUp
-from splitup.client.session import Session
+from splitup.client.execution.session import Session
 from tests.builders import HANG_S
 from tests.e2e.conftest import Network
 from tests.texts import TOKENS, Disturb, Text, generate_text

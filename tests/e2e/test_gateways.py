@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from splitup.client.session import Session
+from splitup.client.execution.session import Session
 from splitup.config import NetworkConfig
+from splitup.core.errors import Refused
 from splitup.devnet.processes import find_program
 from splitup.devnet.state import read_runtime
-from splitup.errors import Refused
-from splitup.net.gateway import GatewayClient, LogWrite
-from splitup.wire import CLIENT
+from splitup.messages.base import CLIENT
+from splitup.storage.gateway_client import GatewayClient, LogWrite
 from tests.e2e.conftest import Network, wait_for
 from tests.e2e.test_failover import generate
 

@@ -18,12 +18,12 @@ from splitup.chain.market import distribute
 from splitup.chain.rpc import Rpc
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import Receipt, Result, compute_percentile, compute_transitions
+from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.decode.lookahead import LookaheadOptions
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.devnet.funding import GIFT_WEI
 from splitup.devnet.processes import find_program
-from splitup.errors import ExecutionFailed, InvalidInput
 from tests.builders import HANG_S
 from tests.e2e.conftest import CHUNK, EXAMPLE, MODEL, Network, wait_for
 
@@ -45,7 +45,7 @@ def compute_reference(directory: Path, inputs: dict[str, Any]) -> np.ndarray[Any
     count = len(inputs["tokens"])
     np.savez(steps, **{f"{i}/{name}": inputs[name][i] for i in range(count) for name in inputs})
     subprocess.run(
-        [sys.executable, "-m", "splitup_deploy.replay", EXAMPLE, steps, outputs, str(CHUNK)],
+        [sys.executable, "-m", "splitup_deploy.uncut_replay", EXAMPLE, steps, outputs, str(CHUNK)],
         check=True,
         capture_output=True,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from splitup.client.session import Session
+from splitup.client.execution.session import Session
 from tests.e2e.conftest import Network
 from tests.e2e.test_failover import generate
 

@@ -12,9 +12,9 @@ import pytest
 
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import Receipt, Result
+from splitup.core.errors import ExecutionFailed
 from splitup.devnet.processes import find_program
-from splitup.errors import ExecutionFailed
-from splitup.wire import TaskVerdict
+from splitup.messages.verification import TaskVerdict
 from tests.builders import HANG_S
 from tests.e2e.conftest import MODEL, Network, wait_for
 from tests.e2e.test_network import compute_reference, make_inputs

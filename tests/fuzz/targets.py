@@ -19,20 +19,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from splitup_deploy.build import build
-from splitup_deploy.frontends.checkpoint import read_json
-from splitup_deploy.frontends.gguf import load_gguf
-from splitup_deploy.frontends.huggingface import parse_config
-from splitup_deploy.frontends.model import Sizes
-from splitup_deploy.frontends.onnx import load_onnx
-from splitup_deploy.frontends.statefile import read_state_file
+from splitup_deploy.cutting.build import build
+from splitup_deploy.frontends.gguf.model_file import load_gguf
+from splitup_deploy.frontends.huggingface.checkpoint import read_json
+from splitup_deploy.frontends.huggingface.directory import parse_config
+from splitup_deploy.frontends.onnx.model_file import load_onnx
+from splitup_deploy.frontends.pytorch.state_files import read_state_file
+from splitup_deploy.frontends.source_model import Sizes
 
-from splitup import limits
-from splitup.codec import encode_canonical
-from splitup.errors import InvalidInput, InvalidModel
+from splitup.core import limits
+from splitup.core.codec import encode_canonical
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.tensors import parse_safetensors
 from splitup.graph.manifest import get_task_key, load_manifest
 from splitup.graph.rules import load_graph
-from splitup.tensors import parse_safetensors
 from tests.deploy import hybrids, mixtures
 from tests.deploy.checkpoints import CASES, GOLDEN, save_safetensors
 from tests.deploy.ggufs import save_gguf, save_mixture

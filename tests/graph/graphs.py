@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from splitup.core.tensors import TensorSpec, encode_safetensors_header
 from splitup.graph.ir import Arg, Graph, Node, Output, Symbol, Update, Weight
-from splitup.tensors import TensorSpec, encode_safetensors_header
 
 
 class Builder:

@@ -9,12 +9,12 @@ import struct
 import numpy as np
 import pytest
 
-from splitup.errors import InvalidModel
+from splitup.backend.runtime import TaskProgram
+from splitup.core.errors import InvalidModel
+from splitup.core.tensors import TensorSpec, holds_zeros, is_zero
 from splitup.graph.gates import check_gate, compute_zero_step, find_gate, is_gate, shut
 from splitup.graph.ir import Graph, encode_float
 from splitup.graph.rules import check_graph
-from splitup.graph.runtime import TaskProgram
-from splitup.tensors import TensorSpec, holds_zeros, is_zero
 from tests.graph.graphs import Builder
 
 ROWS = ("T", 4)

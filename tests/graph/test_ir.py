@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitup import limits
-from splitup.codec import encode_canonical, parse_json
-from splitup.errors import InvalidModel
+from splitup.core import limits
+from splitup.core.codec import encode_canonical, parse_json
+from splitup.core.errors import InvalidModel
 from splitup.graph.ir import Graph, compute_task_id, decode_float, encode_float, parse_graph
 from splitup.graph.rules import load_graph
 from tests.builders import HANG_S

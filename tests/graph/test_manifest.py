@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from splitup import limits
-from splitup.codec import encode_canonical
-from splitup.errors import InvalidInput, InvalidModel
+from splitup.core import limits
+from splitup.core.codec import encode_canonical
+from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import (
     Manifest,
     get_blob_key,

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitup.backend.runtime import TaskProgram
 from splitup.graph.cost import compute_vram_bytes
 from splitup.graph.ir import Graph, encode_float
 from splitup.graph.memory import Arena, Tenant, find_temporaries, find_tenants, place_tenants
 from splitup.graph.rules import check_graph
-from splitup.graph.runtime import TaskProgram
 from tests.graph.graphs import Builder
 
 

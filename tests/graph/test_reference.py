@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitup import limits
-from splitup.errors import InvalidInput
-from splitup.graph.errorbound import compute_bounds, is_within
+from splitup.backend.runtime import TaskProgram
+from splitup.core import limits
+from splitup.core.errors import InvalidInput
+from splitup.core.tensors import ITEM_BYTES, TensorSpec
+from splitup.graph.error_bound import compute_bounds, is_within
 from splitup.graph.ir import Node, decode_float, encode_float
 from splitup.graph.reference import (
     compute_graph,
@@ -25,8 +27,6 @@ from splitup.graph.reference import (
     round_array,
 )
 from splitup.graph.rules import ARITHMETIC, FLOATS, INTEGERS, NUMBERS, check_graph, round_float
-from splitup.graph.runtime import TaskProgram
-from splitup.tensors import ITEM_BYTES, TensorSpec
 from tests.graph.graphs import Builder, make_counter
 
 FLOAT32 = st.floats(width=32)
@@ -281,12 +281,12 @@ def test_64_bit_integers_have_to_be_equal() -> None:
 
 
 def test_every_allowed_operation_is_covered() -> None:
-    from splitup.graph import errorbound, reference
+    from splitup.graph import error_bound, reference
     from splitup.graph.rules import OPERATIONS, PARAMS
 
     known = {*reference._ARITHMETIC, *reference._MOVEMENT, *reference._CONVERSIONS}
     assert OPERATIONS == known | {"CONST", "IOTA", "LOOKUP", "REDUCE"} | PARAMS
     plain = {op for op, (_, dtypes) in ARITHMETIC.items() if dtypes & NUMBERS}
     special = {"WHERE", "CMPLT", "CMPNE", "CMPEQ", "AND", "OR", "XOR", "CDIV", "CMOD", "FLOORDIV"}
-    assert plain == {*errorbound._PASSED} | special | {"FLOORMOD", "SHL", "SHR"}
+    assert plain == {*error_bound._PASSED} | special | {"FLOORMOD", "SHL", "SHR"}
     assert decode_float(encode_float(1.5)) == 1.5

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinygrad.uop import Ops
 
-from splitup import limits
-from splitup.errors import InvalidModel
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+from splitup.core.tensors import TensorSpec
 from splitup.graph.ir import Arg, Graph, Node, Output, Update, encode_float
 from splitup.graph.rules import OPERATIONS, check_graph, load_graph, round_float
-from splitup.tensors import TensorSpec
 from tests.builders import HANG_S
 from tests.graph.graphs import Builder, make_legal
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from aiohttp import web
 
-from splitup.errors import Unavailable
+from splitup.core.errors import Unavailable
+from splitup.messages.snapshots import ReachRequest
 from splitup.net.http import Server, make_app, read_signed, serve_app
 from splitup.net.relay import Relay
-from splitup.wire import ReachRequest
 
 REACH_TYP = "splitup-reach"
 

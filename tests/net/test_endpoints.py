@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto.keys import generate_identity
-from splitup.errors import PeerFault, Unavailable
 from splitup.net.endpoints import EndpointRefused, check_ip, open_peer_session
 from splitup.net.http import Server, SignedClient, make_app, serve_app
 from splitup.net.links import LinkPool

@@ -13,13 +13,13 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from splitup import limits
 from splitup.chain.rpc import Rpc
+from splitup.core import limits
 from splitup.crypto.keys import generate_identity
-from splitup.net.download import download_object
+from splitup.messages.storage import Grant
 from splitup.net.http import make_app, serve_app
 from splitup.net.links import DATA_PATH, Link, LinkAcceptor, LinkPool
-from splitup.wire import Grant
+from splitup.storage.download import download_object
 from tests.builders import HANG_S
 from tests.chain.proxy import Proxy
 

@@ -11,10 +11,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from splitup import limits
-from splitup.crypto.jws import ReplayCache
-from splitup.crypto.keys import generate_identity
-from splitup.errors import (
+from splitup.core import limits
+from splitup.core.errors import (
     BadSignature,
     ConfigurationError,
     InvalidInput,
@@ -22,6 +20,8 @@ from splitup.errors import (
     Refused,
     Unavailable,
 )
+from splitup.crypto.jws import ReplayCache
+from splitup.crypto.keys import generate_identity
 from splitup.net.http import Server, SignedClient, make_app, read_json, read_signed, serve_app
 from tests.builders import HANG_S
 

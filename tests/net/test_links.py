@@ -9,15 +9,15 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from splitup import limits
+from splitup.core import limits
+from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
-from splitup.errors import BadSignature, PeerFault, Unavailable
-from splitup.frames import FrameKind, Seal, decode_frame
-from splitup.net.frames import make_message_frame, make_tensor_frame, seal_frame, verify_seal
+from splitup.messages.base import CLIENT
+from splitup.messages.frames import FrameKind, Seal, decode_frame
 from splitup.net.http import Server, make_app, serve_app
 from splitup.net.links import DATA_PATH, DATA_TYP, Link, LinkAcceptor, LinkPool
-from splitup.wire import CLIENT
+from splitup.net.signed_frames import make_message_frame, make_tensor_frame, seal_frame, verify_seal
 from tests.builders import HANG_S
 
 EXECUTION = "0x" + "ab" * 32

@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from splitup import limits
+from splitup.core import limits
+from splitup.core.errors import PeerFault, Refused, Throttled, Unavailable
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
-from splitup.errors import PeerFault, Refused, Throttled, Unavailable
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH, DATA_TYP, Link, LinkAcceptor, LinkPool
 from splitup.net.relay import (

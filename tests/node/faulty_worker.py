@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from splitup_node.worker import Worker, main
+from splitup_node.worker.process import Worker, main
 
 
 class FaultyWorker(Worker):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from splitup_node.worker import Worker, main
+from splitup_node.worker.process import Worker, main
 
 CRASH, HANG, RAISE, CORRUPT, OVERFLOW = -1.0, -2.0, -3.0, -4.0, -5.0
 CRASHING_FILE = "crashing.json"  # a task that ends the compiler, and with it the process

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from splitup import limits
-from splitup.codec import compute_digest
-from splitup.graph.devices import get_common_class
+from splitup.backend.devices import get_common_class
+from splitup.core import limits
+from splitup.core.codec import compute_digest
+from splitup.core.tensors import TensorSpec
 from splitup.graph.ir import Graph, Node, Output, Update
 from splitup.graph.reference import compute_graph
-from splitup.graph.vectors import make_inputs, make_vectors
-from splitup.tensors import TensorSpec
+from splitup.graph.self_test_vectors import make_inputs, make_vectors
 
 DETERMINISM = get_common_class()
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from splitup_node.audit import SESSION
-from splitup_node.ipc import RunAnswer, RunRequest
-from splitup_node.worker import Worker, main
+from splitup_node.tasks.self_test import SESSION
+from splitup_node.worker.ipc import RunAnswer, RunRequest
+from splitup_node.worker.process import Worker, main
 
 LIE_EVERY, LIE_AT = 1, 0
 

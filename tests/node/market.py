@@ -12,41 +12,37 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from splitup_node.account import Account
 from splitup_node.config import NodeConfig, format_config
 from splitup_node.daemon import run_node
-from splitup_node.status import read_status
-from splitup_node.supervisor import WORKER_ARGV
+from splitup_node.settlement.account import Account
+from splitup_node.status_file import read_status
+from splitup_node.worker.supervisor import WORKER_ARGV
 
-from splitup.chain.anvil import derive_key
 from splitup.chain.client import Chain
 from splitup.chain.market import terms_to_abi
 from splitup.chain.rpc import Rpc
-from splitup.codec import compute_digest
+from splitup.core.codec import compute_digest
 from splitup.crypto import bls
 from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.crypto.quorum import pack_signatures, sign_quorum, snapshot_struct_hash
+from splitup.devnet.anvil import derive_key
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import Manifest, get_blob_key, get_task_key
-from splitup.net.gateway import UploadObject
-from splitup.net.http import SignedClient, make_app, read_json, serve_app
-from splitup.protocol.attestations import sign_attestation
-from splitup.protocol.openings import request_to_abi
-from splitup.wire import (
+from splitup.messages.completions import Completion, Pledge
+from splitup.messages.plans import PlanCertificate, Request
+from splitup.messages.snapshots import Heartbeat, Snapshot, SnapshotEntry
+from splitup.messages.verification import (
     Attestation,
-    Completion,
-    Heartbeat,
     Held,
-    PlanCertificate,
-    Pledge,
-    Request,
-    Snapshot,
-    SnapshotEntry,
     VerificationCommitment,
     VerificationResult,
 )
+from splitup.net.http import SignedClient, make_app, read_json, serve_app
+from splitup.protocol.planning.signed_requests import request_to_abi
+from splitup.protocol.settlement.attestations import sign_attestation
+from splitup.storage.gateway_client import UploadObject
 from tests.builders import HANG_S
 from tests.node.graphs import make_reference
 from tests.oracle.gateway_network import MNEMONIC, Network, confirm_group_key

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splitup.graph.manifest import Manifest
-from splitup.net.logs import LogObject
-from splitup.net.objects import NotStored
-from splitup.protocol.keys import LogName
-from splitup.protocol.takeovers import Roster
-from splitup.wire import PlanCertificate
+from splitup.messages.plans import PlanCertificate
+from splitup.net.object_transfer import NotStored
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.takeovers import Roster
+from splitup.storage.log_store import LogObject
 from tests.node.network import Store, TestNode, make_manifest
 
 FLUSH_S = 0.5

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from splitup_node.engine import Engine
-from splitup_node.executions import Execution
-from splitup_node.supervisor import WORKER_ARGV, Supervisor
+from splitup_node.execution.engine import Engine
+from splitup_node.execution.executions import Execution
+from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
 
-from splitup import limits
+from splitup.core import limits
+from splitup.core.errors import StorageUnavailable
 from splitup.crypto.keys import Identity, generate_identity
-from splitup.errors import StorageUnavailable
-from splitup.frames import Frame, FrameKind, Piece, decode_frame, decode_piece
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
     InputSource,
@@ -28,32 +27,25 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
 )
-from splitup.net.frames import (
+from splitup.messages.base import CLIENT
+from splitup.messages.completions import End, Takeover
+from splitup.messages.frames import Frame, FrameKind, Piece, decode_frame, decode_piece
+from splitup.messages.plans import Plan, PlanCertificate, PlanNode, Request
+from splitup.messages.progress import Progress, TaskFailure, Trace
+from splitup.net.http import Server, make_app, serve_app
+from splitup.net.links import DATA_PATH, Link, LinkPool
+from splitup.net.object_transfer import NotStored, get_parts
+from splitup.net.signed_frames import (
     make_message_frame,
     make_stored_frame,
     make_tensor_frame,
     seal_frame,
 )
-from splitup.net.http import Server, make_app, serve_app
-from splitup.net.links import DATA_PATH, Link, LinkPool
-from splitup.net.logs import LogObject, iter_log, read_tensor
-from splitup.net.objects import NotStored, get_parts
-from splitup.protocol.ends import sign_end
-from splitup.protocol.keys import LogName
-from splitup.protocol.logs import LogReader
-from splitup.protocol.takeovers import Roster, sign_takeover
-from splitup.wire import (
-    CLIENT,
-    End,
-    Plan,
-    PlanCertificate,
-    PlanNode,
-    Progress,
-    Request,
-    Takeover,
-    TaskFailure,
-    Trace,
-)
+from splitup.protocol.execution.ends import sign_end
+from splitup.protocol.execution.log_segments import LogReader
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.takeovers import Roster, sign_takeover
+from splitup.storage.log_store import LogObject, iter_log, read_tensor
 from tests.builders import HANG_S
 from tests.node.graphs import make_accumulator, make_reference, make_sum
 

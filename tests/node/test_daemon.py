@@ -17,22 +17,25 @@ import pytest
 import pytest_asyncio
 from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
-from splitup_node.status import read_status
+from splitup_node.status_file import read_status
 
-from splitup import limits
+from splitup.core import limits
+from splitup.core.errors import ConfigurationError, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import compute_commitment
 from splitup.devnet.processes import find_program
-from splitup.errors import ConfigurationError, Refused, Unavailable
-from splitup.journal.journal import Journal
+from splitup.messages.base import CLIENT
+from splitup.messages.completions import Completion
+from splitup.messages.plans import PlanCertificate
+from splitup.messages.verification import VerificationOrder, VerificationResult
 from splitup.net.http import SignedClient
-from splitup.net.logs import LogWriter, open_logs
-from splitup.protocol.logs import LogEntry
-from splitup.protocol.selection import rank_validators
-from splitup.protocol.takeovers import Roster
-from splitup.protocol.validators import open_snapshot
-from splitup.protocol.verification import check_completion, is_sampled
-from splitup.wire import CLIENT, Completion, PlanCertificate, VerificationOrder, VerificationResult
+from splitup.protocol.execution.log_segments import LogEntry
+from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.planning.selection import rank_validators
+from splitup.protocol.planning.validators import open_snapshot
+from splitup.protocol.settlement.proof_of_sampling import check_completion, is_sampled
+from splitup.storage.journal import Journal
+from splitup.storage.log_store import LogWriter, open_logs
 from tests.builders import HANG_S
 from tests.chain.proxy import Proxy
 from tests.node.market import NodeMarket, RunningNode, open_market

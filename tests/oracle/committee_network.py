@@ -15,33 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from splitup_node.heralds import Herald
+from splitup_node.committee.committee_client import Herald
 
-from splitup.chain.anvil import derive_key, start_anvil
 from splitup.chain.client import Chain
-from splitup.chain.committee import Committees
+from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment, MarketParameters, deploy
+from splitup.core.errors import PeerFault, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.crypto.quorum import compute_execution_id
-from splitup.errors import PeerFault, Refused, Unavailable
-from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
-from splitup.net.ports import find_free_ports
-from splitup.protocol.certificates import check_draw
-from splitup.protocol.ends import sign_end
-from splitup.wire import (
-    EMPTY_DIGEST,
-    ZERO_BYTES32,
-    Completion,
-    End,
-    Heartbeat,
-    PlanCertificate,
-    Pledge,
-    TaskCommitment,
+from splitup.devnet.anvil import derive_key, start_anvil
+from splitup.devnet.ports import find_free_ports
+from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.completions import EMPTY_DIGEST, Completion, End, Pledge, TaskCommitment
+from splitup.messages.plans import PlanCertificate
+from splitup.messages.snapshots import Heartbeat
+from splitup.messages.verification import (
     VerificationCommitment,
     VerificationOrder,
     VerificationResult,
 )
+from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
+from splitup.protocol.committee.certificates import check_draw
+from splitup.protocol.execution.ends import sign_end
 from tests.builders import HANG_S, make_chain_manifest
 from tests.oracle.exchange import Exchange
 

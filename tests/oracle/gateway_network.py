@@ -12,34 +12,28 @@ from pathlib import Path
 
 from eth_utils.crypto import keccak
 from splitup_oracle.config import GatewayConfig
-from splitup_oracle.gateway import RunningGateway, start_gateway
+from splitup_oracle.gateway.http_gateway import RunningGateway, start_gateway
 
-from splitup.chain.anvil import derive_key, start_anvil
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment, deploy
 from splitup.chain.rpc import Rpc
 from splitup.crypto import bls
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.crypto.quorum import Domain, sign_quorum
+from splitup.devnet.anvil import derive_key, start_anvil
+from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.graph.manifest import Manifest, get_manifest_key
-from splitup.net.gateway import GatewayClient, UploadObject
-from splitup.protocol.certificates import (
+from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request
+from splitup.messages.snapshots import Snapshot, SnapshotEntry
+from splitup.messages.verification import Draw
+from splitup.protocol.committee.certificates import (
     RANDOMNESS_DOMAIN,
     compute_plan_hash,
     draw_alpha,
     plan_alpha,
 )
-from splitup.protocol.selection import compute_plan
-from splitup.storage.server import ObjectServer, start_object_server
-from splitup.wire import (
-    Draw,
-    MemberSignature,
-    Plan,
-    PlanCertificate,
-    Request,
-    Snapshot,
-    SnapshotEntry,
-)
+from splitup.protocol.planning.selection import compute_plan
+from splitup.storage.gateway_client import GatewayClient, UploadObject
 from tests.builders import find_free_port
 
 MNEMONIC = "test test test test test test test test test test test junk"

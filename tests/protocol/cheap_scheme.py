@@ -1,7 +1,8 @@
 """Signatures for simulations: the shape of the real ones, a hash instead of curves.
 
 They bind signer and message, so that every check of the machines decides as with real ones; they
-resist nobody who knows this file. ``tests/protocol/test_histories.py`` runs real ones beside.
+resist nobody who knows this file. ``tests/protocol/committee/test_histories.py`` runs real ones
+beside.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import hashlib
 from collections.abc import Mapping
 from functools import cache
 
+from splitup.core.errors import BadSignature
 from splitup.crypto import dkg
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain, compute_quorum_size
-from splitup.crypto.scheme import Scheme
-from splitup.errors import BadSignature
+from splitup.crypto.signature_scheme import Scheme
 from tests.protocol.committees import make_committee
 
 

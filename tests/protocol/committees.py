@@ -7,11 +7,8 @@ from functools import cache
 
 from splitup.crypto import dkg, quorum
 from splitup.crypto.keys import Identity
-from splitup.protocol.certificates import (
-    CommitteeMember,
-    CommitteeView,
-)
-from splitup.protocol.keygen import make_ceremony
+from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.committee.key_generation import make_ceremony
 from tests.builders import address
 
 CHAIN_ID = 31337

@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
+from splitup.core.errors import BadSignature
 from splitup.crypto import bls, dkg
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain, compute_quorum_size
-from splitup.errors import BadSignature
-from splitup.protocol import events as ev
-from splitup.protocol.certificates import CommitteeView
-from splitup.protocol.committee import CommitteeMember
-from splitup.protocol.membership import Membership
+from splitup.protocol.committee import events as ev
+from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.committee.membership import Membership
+from tests.protocol.committee.test_key_generation import spoil
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_identity, make_view
 from tests.protocol.histories import ECONOMICS
 from tests.protocol.scenarios import Broken
 from tests.protocol.simulator import GRACE_S, read_result
-from tests.protocol.test_keygen import spoil
 
 DOMAIN = Domain(CHAIN_ID, COMMITTEE)
 END_BLOCKS = 120  # of one handover: the wait for late dealings, twice and more

@@ -18,26 +18,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
+from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto.quorum import SIGNATURE_BYTES, compute_quorum_size
-from splitup.crypto.scheme import REAL, Scheme
-from splitup.errors import PeerFault, Unavailable
+from splitup.crypto.signature_scheme import REAL, Scheme
 from splitup.graph.manifest import Manifest
-from splitup.protocol import events as ev
-from splitup.protocol import plans, selection, verification
-from splitup.protocol.committee import CommitteeMember
-from splitup.protocol.evidence import EVIDENCE, compute_vote_hash
-from splitup.protocol.messages import (
+from splitup.messages.base import Message
+from splitup.messages.plans import Plan, Request
+from splitup.messages.snapshots import Heartbeat, Snapshot
+from splitup.protocol.committee import events as ev
+from splitup.protocol.committee.context import SIGNED, SNAPSHOT
+from splitup.protocol.committee.equivocation import EVIDENCE, compute_vote_hash
+from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.committee.peer_messages import (
     EpochWish,
     Equivocation,
     PlanPartial,
     PlanVote,
     SnapshotVote,
 )
-from splitup.protocol.observations import ObservationShare, SnapshotProposal
-from splitup.protocol.shared import SIGNED, SNAPSHOT
-from splitup.protocol.snapshots import compute_snapshot
-from splitup.protocol.verification import Economics
-from splitup.wire import Heartbeat, Message, Plan, Request, Snapshot
+from splitup.protocol.planning import plan_agreement, selection
+from splitup.protocol.settlement import proof_of_sampling
+from splitup.protocol.settlement.proof_of_sampling import Economics
+from splitup.protocol.snapshots.observations import ObservationShare, SnapshotProposal
+from splitup.protocol.snapshots.snapshot_agreement import compute_snapshot
 from tests.builders import make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import CHAIN_ID, make_committee, make_identity, make_keys
@@ -535,7 +538,7 @@ def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics:
     """As ``verification.add_exposures``, once for all members that hold the same plan."""
     key = (id(plan), economics)
     if key not in _EXPOSED:
-        _EXPOSED[key] = (plan, verification.add_exposures(plan, manifest, snapshot, economics))
+        _EXPOSED[key] = (plan, proof_of_sampling.add_exposures(plan, manifest, snapshot, economics))
         while len(_EXPOSED) > 64:
             _EXPOSED.popitem(last=False)
     return _EXPOSED[key][1]  # the plan is kept beside it, so that its id is nobody else's
@@ -545,8 +548,8 @@ def _digest_request(request: Request) -> str:
     return request.digest("request")
 
 
-plans.compute_plan = compute_plan
-plans.add_exposures = add_exposures
+plan_agreement.compute_plan = compute_plan
+plan_agreement.add_exposures = add_exposures
 
 
 @cache

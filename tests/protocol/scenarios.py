@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from splitup.protocol.evidence import compute_vote_hash, get_slot
-from splitup.protocol.messages import PlanVote, SnapshotVote
+from splitup.protocol.committee.equivocation import compute_vote_hash, get_slot
+from splitup.protocol.committee.peer_messages import PlanVote, SnapshotVote
 
 STABLE_S = 10.0  # from then on the network delivers, and who is down comes back
 

@@ -13,51 +13,48 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from splitup import limits
+from splitup.core import limits
+from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import bls, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.keys import Identity
-from splitup.errors import PeerFault, Unavailable
 from splitup.graph.manifest import Manifest, TaskSource
-from splitup.protocol import events as ev
-from splitup.protocol.attestations import Attestations, check_attestation
-from splitup.protocol.certificates import (
+from splitup.messages.base import CLIENT as CLIENT_TASK
+from splitup.messages.base import ZERO_BYTES32, Message
+from splitup.messages.completions import (
+    EMPTY_DIGEST,
+    Completion,
+    End,
+    Pledge,
+    SignedEnd,
+    SignedTakeover,
+    Takeover,
+    Takeovers,
+    TaskCommitment,
+)
+from splitup.messages.plans import Plan, PlanCertificate, Request, SignedRequest
+from splitup.messages.snapshots import Heartbeat, Snapshot
+from splitup.messages.verification import (
+    Ruling,
+    VerificationCommitment,
+    VerificationOrder,
+    VerificationResult,
+)
+from splitup.protocol.committee import events as ev
+from splitup.protocol.committee.certificates import (
     CommitteeView,
     check_certificate,
     check_draw,
     compute_plan_hash,
 )
-from splitup.protocol.committee import CommitteeMember
-from splitup.protocol.ends import sign_end
-from splitup.protocol.messages import DrawPartial, Equivocation
-from splitup.protocol.openings import OPENING, sign_request
-from splitup.protocol.routes import get_sources
-from splitup.protocol.takeovers import sign_takeover
-from splitup.protocol.verification import Economics, compute_exposure
-from splitup.wire import CLIENT as CLIENT_TASK
-from splitup.wire import (
-    EMPTY_DIGEST,
-    ZERO_BYTES32,
-    Completion,
-    End,
-    Heartbeat,
-    Message,
-    Plan,
-    PlanCertificate,
-    Pledge,
-    Request,
-    Ruling,
-    SignedEnd,
-    SignedRequest,
-    SignedTakeover,
-    Snapshot,
-    Takeover,
-    Takeovers,
-    TaskCommitment,
-    VerificationCommitment,
-    VerificationOrder,
-    VerificationResult,
-)
+from splitup.protocol.committee.member import CommitteeMember
+from splitup.protocol.committee.peer_messages import DrawPartial, Equivocation
+from splitup.protocol.execution.ends import sign_end
+from splitup.protocol.execution.routes import get_sources
+from splitup.protocol.execution.takeovers import sign_takeover
+from splitup.protocol.planning.signed_requests import OPENING, sign_request
+from splitup.protocol.settlement.attestations import Attestations, check_attestation
+from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposure
 from tests.builders import address, make_chain_manifest
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee, make_identity, make_keys
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from splitup_oracle.gateway.presigning import Presigner
 
-from splitup.storage.presign import Presigner
-from splitup.storage.server import ObjectServer, start_object_server
+from splitup.devnet.s3_server import ObjectServer, start_object_server
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ struct PlanTask {
 }
 
 /// @title How snapshots and plans become roots
-/// @notice Solidity's side of `splitup/roots.py`: SHA-256 over abi.encode, a tag first.
+/// @notice Solidity's side of `splitup/messages/`: SHA-256 over abi.encode, a tag first.
 library Roots {
     bytes32 private constant SNAPSHOT = keccak256("splitup/snapshot/v2");
     bytes32 private constant ENTRY = keccak256("splitup/snapshot-entry/v2");

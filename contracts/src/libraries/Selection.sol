@@ -4,7 +4,7 @@ pragma solidity ^0.8.28;
 import {PlanTask, SnapshotEntry, SnapshotHeader} from "./Roots.sol";
 
 /// @title Who runs a task, in integers
-/// @notice Solidity's side of `splitup/protocol/clocks.py`, which says what the terms mean: an
+/// @notice Solidity's side of `splitup/protocol/planning/sampling_clocks.py`, which says what the terms mean: an
 /// exponential clock per node over capped stake, squared relative speed and fairness; the smallest
 /// wins. Shared vectors hold the two to the same bits.
 library Selection {

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from splitup.errors import InvalidModel
-from splitup_deploy.frontends.callable import is_callable_reference, load_callable
-from splitup_deploy.frontends.checkpoint import WEIGHT_SUFFIXES
-from splitup_deploy.frontends.gguf import is_gguf_file, load_gguf
-from splitup_deploy.frontends.huggingface import is_huggingface_directory, load_huggingface
-from splitup_deploy.frontends.model import Sizes, SourceModel
-from splitup_deploy.frontends.onnx import is_onnx_file, load_onnx
-from splitup_deploy.frontends.shapes import is_without_weights, load_shapes
+from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.gguf.model_file import is_gguf_file, load_gguf
+from splitup_deploy.frontends.huggingface.checkpoint import WEIGHT_SUFFIXES
+from splitup_deploy.frontends.huggingface.config_only import is_without_weights, load_shapes
+from splitup_deploy.frontends.huggingface.directory import (
+    is_huggingface_directory,
+    load_huggingface,
+)
+from splitup_deploy.frontends.onnx.model_file import is_onnx_file, load_onnx
+from splitup_deploy.frontends.source_model import Sizes, SourceModel
+from splitup_deploy.frontends.tinygrad_function import is_callable_reference, load_callable
 
 __all__ = ["FRONT_ENDS", "FrontEnd", "Sizes", "SourceModel", "load_model"]
 

@@ -1,0 +1,1 @@
+"""Simulations of the market's economics: ``python -m bench.economics.report``."""

@@ -1,0 +1,1 @@
+"""How far honest machines differ, and the tolerances that follow."""

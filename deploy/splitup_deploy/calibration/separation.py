@@ -1,0 +1,106 @@
+"""From measured differences to a tolerance, or to none. Pure functions.
+
+A tolerance has to let every honest output pass and no cheat. Between the largest honest difference
+and the smallest dishonest one it stands ``MARGIN`` times above the one and must be ``MARGIN`` times
+below the other: a renderer that was not measured differs a little more, a cheat that nobody thought
+of a little less. A difference below what one rounding gives counts as that. Every further metric is
+one more way to accuse the honest, so one is taken only for a cheat that those before it do not
+tell, relative L2 first. A cheat that no metric tells ends it: then only equal bytes count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from splitup.core import limits
+from splitup.core.tensors import TensorSpec
+from splitup.graph.compare import FLOATS, MANTISSA_BITS, PPB, Metrics, Tolerance, compute_metrics
+
+MARGIN: Final = 4
+BOUNDS: Final = tuple(name for name in Tolerance.model_fields if name != "dtype")
+
+Spread = dict[str, int]  # by bound: the largest or the smallest that was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured for one task and dtype, and what follows."""
+
+    dtype: str
+    honest: Spread
+    cheats: Mapping[str, Spread]  # by name: where each is seen least
+    tolerance: Tolerance | None
+    reason: str  # why there is no tolerance, "" when there is one
+
+
+def _get_floor(dtype: str, name: str) -> int:
+    """Return what a single rounding may give, in the bound's unit."""
+    if name == "max_ulp":
+        return 1
+    share = 1 / limits.COMPARED_LARGEST if name == "exponent_ppb" else 2.0 ** -MANTISSA_BITS[dtype]
+    return math.ceil(PPB * share)
+
+
+def measure_step(
+    ports: Sequence[TensorSpec], claimed: Sequence[bytes], recomputed: Sequence[bytes]
+) -> dict[str, list[Metrics]]:
+    """Return the metrics of one step's outputs, by dtype; ports of equal bytes are left out."""
+    found: dict[str, list[Metrics]] = {}
+    for port, one, other in zip(ports, claimed, recomputed, strict=True):
+        if one != other:
+            found.setdefault(port.dtype, []).append(compute_metrics(port.dtype, one, other))
+    return found
+
+
+def take_largest(metrics: Iterable[Metrics]) -> Spread:
+    """Return the largest of every bounded metric; what is not finite counts as the largest."""
+    spread = dict.fromkeys(BOUNDS, 0)
+    for item in metrics:
+        for name in BOUNDS:
+            value = limits.MAX_TOLERANCE + 1 if item.nonfinite else item.measure(name)
+            spread[name] = max(spread[name], value)
+    return spread
+
+
+def take_smaller(one: Spread | None, other: Spread) -> Spread:
+    """Return the smaller of every metric: where a cheat is seen least."""
+    if one is None:
+        return other
+    return {name: min(one[name], other[name]) for name in BOUNDS}
+
+
+def calibrate(dtype: str, honest: Spread, cheats: Mapping[str, Spread]) -> Calibration:
+    """Return the tolerance for outputs of one dtype of a task, if there can be one."""
+
+    def refuse(reason: str) -> Calibration:
+        return Calibration(dtype, honest, cheats, None, reason)
+
+    if dtype not in FLOATS:
+        return refuse("integers have to be equal" if any(honest.values()) else "equal everywhere")
+    if not cheats:
+        return refuse("no cheat changes it, so nothing says how much would be too much")
+    bounds = {name: MARGIN * max(honest[name], _get_floor(dtype, name)) for name in BOUNDS}
+    chosen: list[str] = []
+    for cheat, spread in cheats.items():
+        tells = [
+            name
+            for name in BOUNDS
+            if bounds[name] <= limits.MAX_TOLERANCE and spread[name] > MARGIN * bounds[name]
+        ]
+        if not tells:
+            return refuse(f"'{cheat}' cannot be told from honest differences")
+        if not set(tells) & set(chosen):
+            chosen.append(tells[0])
+    return Calibration(
+        dtype,
+        honest,
+        cheats,
+        Tolerance(
+            dtype=dtype,  # type: ignore[arg-type]
+            **{name: bounds[name] if name in chosen else None for name in BOUNDS},
+        ),
+        "",
+    )

@@ -1,0 +1,129 @@
+"""What a manifest says so that lies are caught and honest nodes are not: tolerances and vectors.
+
+Both are optional and change the model's id. Without tolerances only equal bytes count, so
+that nodes of one determinism class check each other; without vectors no node can try itself before
+it serves a task. Vectors depend on the class of the machine that makes them, so by default only
+machines of the common one make any: equal models then have equal ids wherever they are registered
+from, up to having vectors or not.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from splitup.core import limits
+from splitup.core.codec import compute_digest
+from splitup.core.errors import InvalidInput
+from splitup.graph.compare import FLOATS, Tolerance
+from splitup.graph.manifest import Task, check_manifest, get_blob_key, get_task_key, get_weights_key
+from splitup.graph.self_test_vectors import Vectors, make_inputs, make_vectors
+from splitup_deploy.cutting.build import Blob, CompiledModel, make_blob
+
+SEED: Final = 1  # any: who knows the inputs beforehand only cheats himself
+
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class ToleranceFile(BaseModel):
+    """What ``splitup-deploy calibrate --output`` writes: the tolerances of tasks, by id."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    tasks: dict[_Digest, Annotated[tuple[Tolerance, ...], Field(max_length=len(FLOATS))]]
+
+
+def load_tolerances(path: Path) -> Mapping[str, tuple[Tolerance, ...]]:
+    """Read a tolerance file. Raises InvalidInput."""
+    try:
+        if path.stat().st_size > limits.MAX_MANIFEST_BYTES:
+            raise InvalidInput(f"'{path}' is too large for a tolerance file")
+        return ToleranceFile.model_validate_json(path.read_bytes()).tasks
+    except OSError as error:
+        raise InvalidInput(f"cannot read '{path}': {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InvalidInput(
+            f"'{path}' is no tolerance file ('{place}': {first['msg']}); make one with: "
+            "splitup-deploy calibrate --output"
+        ) from None
+
+
+def attach_tolerances(
+    compiled: CompiledModel, tolerances: Mapping[str, tuple[Tolerance, ...]]
+) -> CompiledModel:
+    """Put tolerances into the manifest. Raises InvalidInput when they are for another cut."""
+    unknown = set(tolerances) - {task.task_id for task in compiled.manifest.tasks}
+    if unknown:
+        raise InvalidInput(
+            f"the tolerances are for other tasks ({min(unknown)[:12]}): calibrate the model again, "
+            "with the flags that it is registered with"
+        )
+    return _change_tasks(
+        compiled, lambda task: {"tolerances": tolerances.get(task.task_id, ())}, ()
+    )
+
+
+def makes_vectors() -> bool:
+    """Return whether this machine makes the vectors that most others would make too."""
+    from splitup.backend.devices import get_common_class, select_device  # opens the device
+
+    return select_device().determinism_class == get_common_class()
+
+
+def attach_vectors(compiled: CompiledModel) -> CompiledModel:
+    """Run every task on this machine's device and put its vectors beside it; seconds per task."""
+    blobs = {blob.key: blob for blob in compiled.blobs}
+    vectors: dict[str, Blob] = {}
+    for task in compiled.manifest.tasks:
+        if task.task_id not in vectors:
+            data = compute_vectors(task, blobs).to_bytes()
+            vectors[task.task_id] = make_blob(get_blob_key(compute_digest(data)), data)
+
+    def describe(task: Task) -> dict[str, Any]:
+        blob = vectors[task.task_id]
+        return {"reference_digest": blob.digest, "reference_bytes": blob.length}
+
+    return _change_tasks(compiled, describe, tuple(vectors.values()))
+
+
+def compute_vectors(task: Task, blobs: Mapping[str, Blob]) -> Vectors:
+    """Return the vectors of one task on this process's device."""
+    from splitup.backend.runtime import TaskProgram, describe_device  # opens the device
+
+    with tempfile.TemporaryDirectory() as directory:
+        weights = None
+        if task.weights_digest:
+            weights = Path(directory) / "weights.safetensors"
+            with weights.open("wb") as file:
+                for chunk in blobs[get_weights_key(task.weights_digest)].open():
+                    file.write(chunk)
+        program = TaskProgram(b"".join(blobs[get_task_key(task.task_id)].open()), weights)
+    state = program.new_state()
+    outputs = [
+        program.run(state, make_inputs(program.inputs, SEED, step))
+        for step in range(limits.VECTOR_STEPS)
+    ]
+    name = describe_device().determinism_class[: limits.MAX_DETERMINISM_CHARS]
+    return make_vectors(task.task_id, SEED, name, outputs, program.outputs)
+
+
+def _change_tasks(
+    compiled: CompiledModel, change: Callable[[Task], dict[str, Any]], blobs: tuple[Blob, ...]
+) -> CompiledModel:
+    tasks = tuple(task.model_copy(update=change(task)) for task in compiled.manifest.tasks)
+    manifest = compiled.manifest.model_copy(update={"tasks": tasks})
+    check_manifest(manifest)
+    return replace(
+        compiled,
+        manifest=manifest,
+        manifest_bytes=manifest.to_bytes(),
+        model_id=manifest.model_id,
+        blobs=(*compiled.blobs, *blobs),
+    )

@@ -1,0 +1,1 @@
+"""Cutting a traced model into tasks that fit a GPU's memory."""

@@ -1,0 +1,346 @@
+"""Compile a model: trace, check, cut, and describe it by a manifest and the objects to store.
+
+The same model and target give the same bytes in every process and on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from typing import Any, Final
+
+from splitup.backend.bridge import TINYGRAD_VERSION
+from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
+from splitup.core.errors import InvalidInput
+from splitup.core.tensors import TensorSpec, encode_safetensors_header
+from splitup.graph.cost import (
+    compute_flops,
+    compute_price_micro_usdc,
+    compute_state_bytes,
+    compute_vram_bytes,
+)
+from splitup.graph.gates import find_gate
+from splitup.graph.ir import Graph
+from splitup.graph.manifest import (
+    VERSION,
+    ClientInput,
+    ClientPart,
+    ClientTask,
+    InputSource,
+    Manifest,
+    NetworkSource,
+    OutputPort,
+    Port,
+    Task,
+    TaskInput,
+    TaskSource,
+    TextInfo,
+    check_manifest,
+    get_blob_key,
+    get_manifest_key,
+    get_task_key,
+    get_weights_key,
+)
+from splitup.graph.rules import check_graph
+from splitup_deploy.cutting.divide import divide
+from splitup_deploy.cutting.partition import Balance, find_regions, partition
+from splitup_deploy.cutting.passes import materialise_shared_reductions
+from splitup_deploy.cutting.private_ends import Separation, find_borders, separate
+from splitup_deploy.cutting.task_graphs import CutTask, cut_graph
+from splitup_deploy.cutting.timing import Clock
+from splitup_deploy.frontends import SourceModel, load_model
+from splitup_deploy.frontends.source_model import Sizes, Text
+from splitup_deploy.frontends.tracing import TracedModel
+from splitup_deploy.frontends.weight_sources import (
+    FileSlice,
+    compute_digest_of,
+    read_safetensors,
+    start_hashing,
+)
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """An object to store: ``open`` yields its bytes in chunks, as often as it is called."""
+
+    key: str
+    length: int
+    digest: str
+    open: Callable[[], Iterator[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModel:
+    """A cut model. ``blobs`` holds every object but the manifest, which is to be stored last.
+
+    Without ``is_complete`` only shapes were known: sizes and edges are right, digests and
+    ``model_id`` stand for nothing, and weights cannot be read. ``times_ps`` are the tasks'
+    predicted times per step (``splitup_deploy.cutting.timing``), those of the client left out.
+    """
+
+    manifest: Manifest
+    manifest_bytes: bytes
+    model_id: str
+    blobs: tuple[Blob, ...]
+    times_ps: tuple[int, ...]
+    is_complete: bool
+
+    @property
+    def manifest_blob(self) -> Blob:
+        """Return the manifest as an object to store."""
+        return make_blob(get_manifest_key(self.model_id), self.manifest_bytes)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of "12GB" (10^9), "12GiB" (2^30), "1.5MB" or "900000"; at least 1."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidInput(f"'{text:.40}' is no size; write for example 12GB, 12GiB or 900000")
+    number, unit = match.groups()
+    base = 1024 if "i" in unit.lower() else 1000
+    result = int(Decimal(number) * base ** _POWERS[unit.lower().rstrip("b").rstrip("i")])
+    if not 1 <= result <= MAX_SAFE_INTEGER:
+        raise InvalidInput(f"size '{text:.40}' is not possible; write for example 12GB")
+    return result
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the distinct sizes of a list such as "8GB,12GB,24GB", smallest first."""
+    return tuple(sorted({parse_size(part) for part in text.split(",")}))
+
+
+def parse_dims(texts: Sequence[str]) -> dict[str, int]:
+    """Return the sizes of symbolic dimensions that are given as NAME=SIZE."""
+    result: dict[str, int] = {}
+    for text in texts:
+        name, _, size = text.rpartition("=")
+        if not name or not re.fullmatch(r"[1-9][0-9]{0,9}", size) or name in result:
+            raise InvalidInput(f"'{text:.80}' is no dimension; write each one once, as batch=1")
+        result[name] = int(size)
+    return result
+
+
+def build(
+    model: str,
+    target_vram_bytes: int | Collection[int],
+    *,
+    sizes: Sizes | None = None,
+    balance: Balance = "latency",
+    max_tasks: int | None = None,
+    private: int | None = None,
+) -> CompiledModel:
+    """Compile ``model`` for a target of memory per task; see ``frontends.load_model``.
+
+    Several targets are those of a mixed fleet, whose kinds of card take turns.
+    ``balance`` and ``max_tasks`` choose among the possible cuts:
+    ``splitup_deploy.cutting.partition``. ``private`` keeps so many blocks at each end with the
+    client: ``splitup_deploy.cutting.private_ends``. Raises InvalidModel when the model is missing,
+    corrupt or not supported, or when an operation needs more than the target.
+    """
+    source = prepare(model, sizes)
+    targets = (target_vram_bytes,) if isinstance(target_vram_bytes, int) else target_vram_bytes
+    divided = divide(source.traced, max(targets))
+    traced = divided.model
+    values = check_graph(traced.graph)
+    ends = (
+        None
+        if private is None
+        else find_borders(find_regions(traced.graph, traced.labels), private)
+    )
+    parts = partition(
+        traced.graph,
+        values,
+        traced.labels,
+        targets,
+        balance=balance,
+        max_tasks=max_tasks,
+        borders=divided.borders | frozenset(ends or ()),
+    )
+    tasks = cut_graph(traced.graph, values, parts)
+    separation = None if ends is None else separate(tasks, parts, ends)
+    blobs: dict[str, Blob] = {}
+    if traced.is_complete:
+        start_hashing("tasks", sum(w.spec.nbytes for task in tasks for w in task.graph.weights))
+    manifest = Manifest(
+        version=VERSION,
+        kind=source.kind,
+        tinygrad=TINYGRAD_VERSION,
+        **_describe_dag(traced, tasks, separation, blobs),
+        text=None if source.text is None else _describe_text(source.text, blobs),
+    )
+    check_manifest(manifest)
+    data = manifest.to_bytes()
+    clock = Clock(traced.graph, values)
+    nodes = tasks if separation is None else separation.nodes
+    wanted = {task.outputs for task in nodes}
+    times = tuple(
+        sum(clock.predict_ps(r.root, r.nodes) for r in part)
+        for part, task in zip(parts, tasks, strict=True)
+        if task.outputs in wanted
+    )
+    complete = traced.is_complete
+    return CompiledModel(manifest, data, manifest.model_id, tuple(blobs.values()), times, complete)
+
+
+def _describe_dag(
+    traced: TracedModel,
+    tasks: Sequence[CutTask],
+    separation: Separation | None,
+    blobs: dict[str, Blob],
+) -> dict[str, Any]:
+    """Return the manifest's inputs, outputs and tasks, and what the client keeps of them."""
+    inputs = tuple(_make_port(spec) for spec in traced.graph.inputs)
+    if separation is None:
+        return {
+            "inputs": inputs,
+            "outputs": _describe_outputs(traced, tasks),
+            "tasks": tuple(_describe_task(traced, task, blobs) for task in tasks),
+        }
+    nodes = tuple(_describe_task(traced, task, blobs) for task in separation.nodes)
+    outputs = tuple(
+        OutputPort(task=task, port=port, **{**dict(nodes[task].outputs[port]), "name": name})
+        for name, (task, port) in separation.outputs.items()
+    )
+    client = ClientPart(
+        inputs=inputs,
+        outputs=_describe_outputs(traced, separation.client),
+        tasks=tuple(
+            _describe_client_task(traced, task, sources, blobs)
+            for task, sources in zip(separation.client, separation.sources, strict=True)
+        ),
+        sends=tuple(origin for _, origin in separation.inputs),
+    )
+    sent = tuple(_make_port(spec) for spec, _ in separation.inputs)
+    return {"inputs": sent, "outputs": outputs, "tasks": nodes, "client": client}
+
+
+def _describe_outputs(traced: TracedModel, tasks: Sequence[CutTask]) -> tuple[OutputPort, ...]:
+    """Return the model's outputs; ``tasks`` are those that give them."""
+    made = {
+        (root, output.name): (index, port, spec)
+        for index, task in enumerate(tasks)
+        for port, (root, output, spec) in enumerate(
+            zip(task.outputs, task.graph.outputs, _list_outputs(task.graph), strict=True)
+        )
+    }
+    found = []
+    for output in traced.graph.outputs:
+        task, port, spec = made[output.node, output.name]
+        found.append(OutputPort(task=task, port=port, **dict(_make_port(spec))))
+    return tuple(found)
+
+
+def _list_outputs(graph: Graph) -> list[TensorSpec]:
+    values = check_graph(graph)
+    return [values[output.node].make_spec(output.name) for output in graph.outputs]
+
+
+def prepare(model: str, sizes: Sizes | None = None) -> SourceModel:
+    """Trace a model and run the passes: the graph that is cut, and the reference for it."""
+    source = load_model(model, sizes)
+    return SourceModel(source.kind, materialise_shared_reductions(source.traced), source.text)
+
+
+def _make_port(spec: TensorSpec) -> Port:
+    return Port(name=spec.name, dtype=spec.dtype, shape=spec.shape, rows=spec.rows)
+
+
+def make_blob(key: str, data: bytes) -> Blob:
+    """Return an object whose bytes are at hand."""
+    return Blob(key, len(data), compute_digest(data), lambda: iter((data,)))
+
+
+def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) -> Task:
+    program = _describe_program(model, task, blobs)
+    inputs = tuple(
+        TaskInput(
+            **dict(_make_port(spec)),
+            source=InputSource(input=origin)
+            if isinstance(origin, str)
+            else TaskSource(task=origin[0], port=origin[1]),
+        )
+        for spec, origin in zip(task.graph.inputs, task.sources, strict=True)
+    )
+    return Task(
+        **program,
+        inputs=inputs,
+        price_micro_usdc=compute_price_micro_usdc(program["flops"], program["vram_bytes"]),
+        gate=find_gate(task.graph),
+    )
+
+
+def _describe_client_task(
+    model: TracedModel,
+    task: CutTask,
+    sources: Sequence[InputSource | TaskSource | NetworkSource],
+    blobs: dict[str, Blob],
+) -> ClientTask:
+    inputs = tuple(
+        ClientInput(**dict(_make_port(spec)), source=source)
+        for spec, source in zip(task.graph.inputs, sources, strict=True)
+    )
+    return ClientTask(**_describe_program(model, task, blobs), inputs=inputs)
+
+
+def _describe_program(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) -> dict[str, Any]:
+    """Return the fields that every task has but its inputs; adds the objects to store."""
+    values = check_graph(task.graph)
+    data = task.graph.to_bytes()
+    task_id = compute_digest(data)
+    blobs[task_id] = make_blob(get_task_key(task_id), data)
+    weights = _describe_weights(model, task.graph)
+    if weights is not None:
+        blobs[weights.digest] = weights
+    return {
+        "task_id": task_id,
+        "label": task.label,
+        "outputs": tuple(map(_make_port, _list_outputs(task.graph))),
+        "graph_bytes": len(data),
+        "weights_digest": "" if weights is None else weights.digest,
+        "weights_bytes": 0 if weights is None else weights.length,
+        "state_bytes": compute_state_bytes(task.graph),
+        "vram_bytes": compute_vram_bytes(task.graph, values),
+        "flops": compute_flops(task.graph, values),
+    }
+
+
+def _describe_weights(model: TracedModel, graph: Graph) -> Blob | None:
+    sources = [model.weights[weight.name] for weight in graph.weights]
+    if not sources:
+        return None
+    if model.is_complete:
+        name, length = compute_digest_of(read_safetensors(sources))
+    else:
+        specs = [source.spec for source in sources]
+        header = encode_safetensors_header(specs)
+        name, length = compute_digest(header), len(header) + sum(spec.nbytes for spec in specs)
+    return Blob(get_weights_key(name), length, name, partial(read_safetensors, sources))
+
+
+def _describe_text(text: Text, blobs: dict[str, Blob]) -> TextInfo:
+    if isinstance(text.tokenizer, bytes):
+        name = compute_digest(text.tokenizer)
+        blob = make_blob(get_blob_key(name), text.tokenizer)
+    else:
+        source = FileSlice(text.tokenizer, 0, text.tokenizer.stat().st_size)
+        digest = hashlib.sha256()
+        for chunk in source.read():
+            digest.update(chunk)
+        name = digest.hexdigest()
+        blob = Blob(get_blob_key(name), source.end, name, source.read)
+    blobs[name] = blob
+    return TextInfo(
+        tokenizer_digest=name,
+        tokenizer_bytes=blob.length,
+        eos_ids=text.eos_ids,
+        vocab=text.vocab,
+        context=text.context,
+        is_recurrent=text.is_recurrent,
+    )

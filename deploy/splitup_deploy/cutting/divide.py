@@ -1,0 +1,447 @@
+"""Divide what is larger than the target into pieces that run side by side, and join them again.
+
+Two things can be divided, each into the fewest pieces that fit:
+
+*   A value in memory that is too large to compute in one task (embedding, head, a wide MLP), along
+    one of its own axes. Every piece has its share of the weights. The join puts the
+    pieces next to each other, element by element, so it rounds nothing.
+*   A bank of experts, by experts: a piece holds a range of them. It gets the gates of its own
+    experts, zero for slots that chose another one; where a gate is zero, its output is zero, so a
+    piece whose gates are all zero need not be sent anything nor run. The join takes every slot from
+    the piece that holds the slot's expert.
+
+Every element is the same arithmetic as before. Whether the bytes are equal depends on the kernels:
+a code generator may add up in another order when a kernel has fewer elements. Pieces are
+multiples of 64 elements where that costs no piece, since kernels then keep their shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from splitup.core import limits
+from splitup.core.tensors import TensorSpec
+from splitup.graph.cost import compute_roles, is_pick
+from splitup.graph.ir import Dim, Graph, Node, Output, Update, Weight, encode_float
+from splitup.graph.memory import find_temporaries, measure_buffer
+from splitup.graph.rules import Value, check_graph
+from splitup_deploy.cutting.partition import Region, find_regions
+from splitup_deploy.cutting.slices import (
+    Box,
+    Indivisible,
+    find_operands,
+    has,
+    is_full,
+    join_boxes,
+    make_full_box,
+    name_sizes,
+    restrict_arg,
+)
+from splitup_deploy.frontends.tracing import Bank, TracedModel
+from splitup_deploy.frontends.weight_sources import WeightSource, select
+
+_MOST_PIECES: Final = limits.MAX_PORTS // 2  # the join reads them all, and more besides
+_GRAIN: Final = 64  # elements; no kernel works on larger blocks of an output
+_BLOCKS: Final = (32, 256)  # elements of a quantised row's blocks, across which nothing divides
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """The model with pieces; ``borders`` are values that begin a task (``partition``)."""
+
+    model: TracedModel
+    borders: frozenset[int]
+
+
+def divide(model: TracedModel, target_bytes: int) -> Divided:
+    """Return the model with everything divided that is larger than the target and can be.
+
+    What cannot be divided stays, for ``partition`` to name.
+    """
+    values = check_graph(model.graph)
+    scope = _Scope(model, values)
+    banks = {bank.root: bank for bank in model.banks}
+    plans: dict[int, _Plan] = {}
+    done: set[int] = set()
+    for region in reversed(find_regions(model.graph, model.labels)):  # a bank's root comes first
+        plan = None
+        if (bank := banks.get(region.root)) is not None:
+            cluster = scope.find_cluster(bank)
+            plan = scope.plan_bank(bank, cluster, target_bytes)
+            done |= cluster if plan is not None else set()
+        if plan is None and region.root not in done:
+            plan = scope.plan_region(region, target_bytes)
+        if plan is not None:
+            plans[region.root] = plan
+    return _Writer(scope, plans).write() if plans else Divided(model, frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Pieces of ``root``: (offset, size) along ``axis``, or of the experts of ``bank``."""
+
+    root: int
+    axis: int
+    spans: tuple[tuple[int, int], ...]
+    bank: Bank | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Cone:
+    """What a piece is computed by: boxes of nodes, down to whole values that are read."""
+
+    boxes: frozenset[tuple[int, Box]]  # but of weights
+    weights: Mapping[int, Sequence[Box]]  # joined
+    reads: frozenset[int]  # inputs and values in memory
+
+
+class _Scope:
+    """The graph that is divided, and which part of it a piece needs."""
+
+    def __init__(self, model: TracedModel, values: Sequence[Value]) -> None:
+        self.model, self.graph, self.values = model, model.graph, values
+        self.roles = compute_roles(model.graph)
+        self.temporaries = find_temporaries(model.graph, values)
+        self.updates = {update.node for update in model.graph.updates}
+
+    def find_cluster(self, bank: Bank) -> frozenset[int]:
+        """Return all nodes between a bank's inputs and its root, the root included."""
+        stops = {bank.chosen, bank.gates, *bank.inputs}
+        found, pending = {bank.root}, [bank.root]
+        while pending:
+            for src in self.graph.nodes[pending.pop()].srcs:
+                if src not in found and src not in stops:
+                    found.add(src)
+                    pending.append(src)
+        return frozenset(found)
+
+    def step(
+        self, index: int, box: Box, bank: Bank | None, span: tuple[int, int]
+    ) -> list[tuple[int, Box]]:
+        """Return what a box needs of a node's operands: of a bank's lookups, the span's experts.
+
+        The node itself, whole, when its operands cannot be divided in this way.
+        """
+        try:
+            operands = find_operands(self.graph, self.values, index, box)
+        except Indivisible:
+            return [(index, make_full_box(self.values[index].shape))]
+        if bank is not None and is_pick(self.graph.nodes[index], self.roles):
+            ((src, whole),) = operands
+            if self.graph.nodes[index].arg == ("ADD", 1) and whole[0] == (0, bank.experts):
+                return [(src, (span, *whole[1:]))]
+        return operands
+
+    def find_cone(
+        self,
+        root: int,
+        box: Box,
+        cluster: Collection[int],
+        bank: Bank | None,
+        span: tuple[int, int],
+    ) -> _Cone:
+        """Return what ``box`` of ``root`` needs."""
+        boxes, reads = {(root, box)}, set()
+        weights: dict[int, set[Box]] = {}
+        pending = [(root, box)]
+        while pending:
+            for src, part in self.step(*pending.pop(), bank, span):
+                op = self.graph.nodes[src].op
+                if op == "INPUT" or (src not in cluster and op == "CONTIGUOUS"):
+                    reads.add(src)
+                elif op == "WEIGHT":
+                    weights.setdefault(src, set()).add(part)
+                elif (src, part) not in boxes:
+                    boxes.add((src, part))
+                    pending.append((src, part))
+        joined = {index: join_boxes(parts) for index, parts in weights.items()}
+        return _Cone(frozenset(boxes), joined, frozenset(reads))
+
+    def measure(self, cone: _Cone) -> int:
+        """Return the memory of a task that is this cone."""
+        total = sum(measure_buffer(self.values[read]) for read in cone.reads)
+        weights = ((index, box) for index, boxes in cone.weights.items() for box in boxes)
+        for index, box in (*weights, *cone.boxes):
+            node = self.graph.nodes[index]
+            if node.op in ("WEIGHT", "CONTIGUOUS") or index in self.temporaries:
+                shape = tuple(size for _, size in box)
+                value = self.values[index]
+                total += measure_buffer(TensorSpec("", value.dtype, shape, value.rows))
+        return total
+
+    def plan_region(self, region: Region, target_bytes: int) -> _Plan | None:
+        """Return how to divide one value in memory; None when it fits or cannot be."""
+        if region.root in self.updates or any(
+            self.graph.nodes[index].op == "STATE" for index in region.nodes
+        ):
+            return None
+        shape = self.values[region.root].shape
+        whole = make_full_box(shape)
+        nowhere = (0, 0)
+
+        def measure(axis: int, span: tuple[int, int]) -> int:
+            box = (*whole[:axis], span, *whole[axis + 1 :])
+            return self.measure(self.find_cone(region.root, box, (), None, nowhere))
+
+        if self.measure(self.find_cone(region.root, whole, (), None, nowhere)) <= target_bytes:
+            return None
+        best: _Plan | None = None
+        for axis, length in enumerate(shape):
+            if isinstance(self.values[region.root].dims[axis], str):
+                continue
+            spans = _find_spans(length, target_bytes, partial(measure, axis))
+            if spans and (best is None or len(spans) < len(best.spans)):
+                best = _Plan(region.root, axis, spans)
+        return best
+
+    def plan_bank(self, bank: Bank, cluster: frozenset[int], target_bytes: int) -> _Plan | None:
+        """Return how to divide a bank; None when it fits, or when one expert does not."""
+        box = make_full_box(self.values[bank.root].shape)
+
+        def measure(span: tuple[int, int]) -> int:
+            return self.measure(self.find_cone(bank.root, box, cluster, bank, span))
+
+        if measure((0, bank.experts)) <= target_bytes:
+            return None
+        spans = _find_spans(bank.experts, target_bytes, measure, grain=1, units=(1,))
+        return _Plan(bank.root, 0, spans, bank) if spans else None
+
+
+def _find_spans(
+    length: int,
+    target_bytes: int,
+    measure: Callable[[tuple[int, int]], int],
+    grain: int = _GRAIN,
+    units: Sequence[int] = (1, *_BLOCKS),
+) -> tuple[tuple[int, int], ...]:
+    """Return the fewest, nearly equal spans that fit; none when that is not possible."""
+    found = [_find_spans_of(length, target_bytes, measure, grain, unit) for unit in units]
+    return min(filter(None, found), key=len, default=())
+
+
+def _find_spans_of(
+    length: int,
+    target_bytes: int,
+    measure: Callable[[tuple[int, int]], int],
+    grain: int,
+    unit: int,
+) -> tuple[tuple[int, int], ...]:
+    """Return the same of spans that are multiples of ``unit``.
+
+    Memory grows with a span's length only where no span ends within a block.
+    """
+    low, high = 0, (length - 1) // unit  # a piece of ``low`` units fits
+    while low < high:
+        middle = (low + high + 1) // 2
+        if measure((0, middle * unit)) <= target_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    if not low:
+        return ()
+    largest = low * unit
+    size = -(-length // -(-length // largest))
+    size = -(-size // unit) * unit
+    if (rounded := -(-size // grain) * grain) <= largest:
+        size = rounded
+    spans = tuple((start, min(size, length - start)) for start in range(0, length, size))
+    if len(spans) > _MOST_PIECES or any(measure(span) > target_bytes for span in spans):
+        return ()
+    return spans
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One piece while it is written; ``made`` holds what was written of which box."""
+
+    plan: _Plan
+    span: tuple[int, int]
+    name: str
+    cluster: Collection[int]
+    weights: Mapping[int, Sequence[Box]]  # what the piece has of each
+    replaced: Mapping[int, int]
+    made: dict[tuple[int, Box], int]
+
+
+class _Writer:
+    """Writes the graph anew with the pieces in place; what they replace is left without a use."""
+
+    def __init__(self, scope: _Scope, plans: Mapping[int, _Plan]) -> None:
+        self._scope, self._plans = scope, plans
+        self._nodes: list[Node] = []
+        self._known: dict[Node, int] = {}
+        self._moved: list[int] = []
+        self._labels: dict[int, str] = {}
+        self._weights: list[Weight] = list(scope.graph.weights)
+        self._sources: dict[str, WeightSource] = dict(scope.model.weights)
+        self._places: dict[str, int] = {}  # of the weights that are parts of others
+        self._borders: set[int] = set()
+
+    def write(self) -> Divided:
+        """Return the new model."""
+        model, graph = self._scope.model, self._scope.graph
+        for index, node in enumerate(graph.nodes):
+            if (plan := self._plans.get(index)) is not None:
+                self._moved.append(self._write_plan(plan))
+                continue
+            srcs = tuple(self._moved[src] for src in node.srcs)
+            self._moved.append(self._add(Node(node.op, node.dtype, srcs, node.arg)))
+            if index in model.labels:
+                self._labels[self._moved[index]] = model.labels[index]
+        result = Graph(
+            graph.inputs,
+            tuple(self._weights),
+            graph.states,
+            tuple(self._nodes),
+            tuple(Output(output.name, self._moved[output.node]) for output in graph.outputs),
+            tuple(Update(update.state, self._moved[update.node]) for update in graph.updates),
+            graph.symbols,
+        )
+        check_graph(result)
+        return Divided(TracedModel(result, self._labels, self._sources), frozenset(self._borders))
+
+    def _add(self, node: Node) -> int:
+        """Append a node, unless an equal one is there; values in memory are each their own."""
+        if node.op != "CONTIGUOUS" and (found := self._known.get(node)) is not None:
+            return found
+        self._nodes.append(node)
+        self._known[node] = len(self._nodes) - 1
+        return len(self._nodes) - 1
+
+    def _store(self, node: int, label: str) -> int:
+        stored = self._add(Node("CONTIGUOUS", self._nodes[node].dtype, (node,)))
+        self._labels[stored] = label
+        return stored
+
+    def _write_plan(self, plan: _Plan) -> int:
+        scope, bank, count = self._scope, plan.bank, len(plan.spans)
+        label = scope.model.labels.get(plan.root, f"value {plan.root}")
+        group, colon, detail = label.partition(":")
+        cluster = frozenset() if bank is None else scope.find_cluster(bank)
+        names = [f"{group} {number} of {count}" for number in range(1, count + 1)]
+        gates = [
+            {} if bank is None else {bank.gates: self._write_gates(bank, span, name)}
+            for name, span in zip(names, plan.spans, strict=True)
+        ]
+        pieces = []
+        for name, span, replaced in zip(names, plan.spans, gates, strict=True):
+            begin = len(self._nodes)
+            box = list(make_full_box(scope.values[plan.root].shape))
+            if bank is None:
+                box[plan.axis] = span
+            cone = scope.find_cone(plan.root, tuple(box), cluster, bank, span)
+            piece = _Piece(plan, span, name, cluster, cone.weights, replaced, {})
+            pieces.append(self._write_box(piece, plan.root, tuple(box)))
+            if bank is not None:
+                self._borders.add(
+                    next(i for i in range(begin, len(self._nodes)) if i in self._labels)
+                )
+        joined = self._store(self._join(plan, pieces, 0, count), f"{group} join{colon}{detail}")
+        if bank is not None:
+            self._borders.add(joined)
+        return joined
+
+    def _write_box(self, piece: _Piece, index: int, box: Box) -> int:
+        """Return the node that gives ``box`` of a node's value. Regions are few nodes deep."""
+        if (known := piece.made.get((index, box))) is not None:
+            return known
+        scope, graph = self._scope, self._scope.graph
+        node, shape, dims = graph.nodes[index], scope.values[index].shape, scope.values[index].dims
+        stored = node.op == "CONTIGUOUS"
+        written = index == piece.plan.root or index in piece.cluster
+        if node.op == "WEIGHT" and not is_full(box, shape):
+            # cut as the piece needs it and then read as before: kernels are known by their form
+            whole = next(part for part in piece.weights[index] if has(part, box))
+            result = self._write_weight(node, whole)
+            if box != whole:
+                inner = tuple(
+                    (start - first, size)
+                    for (start, size), (first, _) in zip(box, whole, strict=True)
+                )
+                result = self._add(Node("SHRINK", node.dtype, (result,), inner))
+        elif not node.srcs or (stored and not written):
+            result = piece.replaced.get(
+                index, self._moved[index] if index < len(self._moved) else 0
+            )
+            if not is_full(box, shape):
+                result = self._add(Node("SHRINK", node.dtype, (result,), name_sizes(box, dims)))
+        else:
+            operands = scope.step(index, box, piece.plan.bank, piece.span)
+            srcs = tuple(self._write_box(piece, *operand) for operand in operands)
+            if operands[0][0] == index:
+                result = self._add(Node("SHRINK", node.dtype, srcs, name_sizes(box, dims)))
+            elif node.op == "SHRINK":
+                result = srcs[0]
+            else:
+                arg = restrict_arg(graph, dims, index, box, operands[0][1])
+                result = self._add(Node(node.op, node.dtype, srcs, arg))
+            if stored:
+                label = scope.model.labels.get(index, f"value {index}")
+                _, colon, detail = label.partition(":")
+                self._labels[result] = f"{piece.name}{colon}{detail}"
+        piece.made[index, box] = result
+        return result
+
+    def _write_weight(self, node: Node, box: Box) -> int:
+        assert isinstance(node.arg, int)  # check_graph has seen to it
+        whole = self._scope.graph.weights[node.arg]
+        if is_full(box, whole.shape):
+            return self._add(node)
+        spans = (
+            ":" if (start, size) == (0, full) else f"{start}:{start + size}"
+            for (start, size), full in zip(box, whole.shape, strict=True)
+        )
+        name = f"{whole.name}[{','.join(spans)}]"
+        if name not in self._places:
+            self._places[name] = len(self._weights)
+            source = self._sources[name] = select(self._sources[whole.name], name, box)
+            is_complete = self._scope.model.is_complete
+            self._weights.append(
+                source.compute_weight() if is_complete else source.describe_weight()
+            )
+        return self._add(Node("WEIGHT", node.dtype, (), self._places[name]))
+
+    def _write_gates(self, bank: Bank, span: tuple[int, int], name: str) -> int:
+        """Return the gates of the span's experts, zero for slots that chose another one."""
+        chosen, gates = self._moved[bank.chosen], self._moved[bank.gates]
+        dtype = self._nodes[gates].dtype
+        below = self._add(Node("CMPLT", "bool", (chosen, self._write_integer(sum(span)))))
+        above = self._add(Node("CMPLT", "bool", (self._write_integer(span[0] - 1), chosen)))
+        own = self._add(Node("AND", "bool", (below, above)))
+        zero = self._add(Node("CONST", dtype, (), encode_float(0.0)))
+        group = self._labels.get(gates, "router").partition(":")[0]
+        return self._store(
+            self._add(Node("WHERE", dtype, (own, gates, zero))), f"{group}: gates of {name}"
+        )
+
+    def _write_integer(self, number: int) -> int:
+        return self._add(Node("CONST", "int32", (), str(number)))
+
+    def _join(self, plan: _Plan, pieces: Sequence[int], first: int, end: int) -> int:
+        """Return pieces ``first`` to ``end`` as one value: a tree that only selects."""
+        values = self._scope.values
+        shape, dtype = values[plan.root].shape, values[plan.root].dtype
+        dims = values[plan.root].dims
+        if end - first == 1:
+            if plan.bank is not None:
+                return pieces[first]
+            pads = list(make_full_box(shape))
+            pads[plan.axis] = (plan.spans[first][0], shape[plan.axis])
+            return self._add(Node("PAD", dtype, (pieces[first],), name_sizes(tuple(pads), dims)))
+        middle = (first + end) // 2
+        ones: list[Dim] = [1] * len(shape)
+        if plan.bank is not None:
+            place = self._moved[plan.bank.chosen]
+            chosen = values[plan.bank.chosen].dims
+            ones[: len(chosen)] = chosen
+        else:
+            place = self._add(Node("IOTA", "int32", (), shape[plan.axis]))
+            ones[plan.axis] = shape[plan.axis]
+        place = self._add(Node("RESHAPE", "int32", (place,), tuple(ones)))
+        bound = self._write_integer(plan.spans[middle][0])
+        left = self._add(Node("CMPLT", "bool", (place, bound)))
+        parts = self._join(plan, pieces, first, middle), self._join(plan, pieces, middle, end)
+        return self._add(Node("WHERE", dtype, (left, *parts)))

@@ -1,0 +1,385 @@
+"""Cut a graph into tasks that each fit the target memory, few of them, and balanced.
+
+The graph is cut only at values that it writes to memory (CONTIGUOUS nodes), so cutting changes no
+kernel and the cut model gives the same bytes as the whole one. Each such value, with the
+operations between it and earlier values in memory, is a **region**; regions stand in the graph's
+own order, which is an order in which they can be computed. Regions that read or update one state
+stay together and form one **atom**, any other region is an atom of its own. A task is a run of
+neighbouring atoms. Tasks need not form a chain: neighbours that read only from further back run in
+parallel, as the pieces of a divided operation do (``splitup_deploy.cutting.divide``).
+
+What is looked for, each only among those that are equal in everything before it:
+
+    latency      fewest tasks; fewest bytes moved between tasks; shortest longest task; most even
+    throughput   shortest period; fewest tasks; fewest bytes moved; most even
+
+A task's time is the sum of its regions' predicted times (``splitup_deploy.cutting.timing``); its
+period is that or the time its input takes on the network, whichever is longer, because a node
+receives while it computes. A pipeline delivers one result per longest period. ``throughput`` uses
+as many tasks as ``max_tasks`` allows, and the fewest that are possible when nobody says;
+``latency`` fails when more are needed.
+
+For a mixed fleet there are several targets, and cards take turns: the j-th task fits the j-th card
+of the list, smallest first, then again from the beginning. So every kind of card finds work of its
+size. An atom that is larger than the card whose turn it is goes to a larger one, alone.
+
+Every cut of the order of atoms is searched, so the result is optimal among all of them:
+
+*   The legal tasks from atom s are found by growing one: its memory never falls on the way
+    (``splitup.graph.memory``), so nothing behind the first that is too large is legal. A part of a
+    legal task need not be: what it reads is then an input, which takes memory all the time.
+*   The numbers are found one after another by dynamic programmes over (number of tasks j,
+    atom e where the j-th task ends). Each number is a sum or a maximum over tasks, hence monotone
+    in that of the first j-1: the best cut that ends its j-th task at e and began it at s holds a
+    best cut of j-1 tasks that ends at s. After each number only those tasks (s, e) are admitted
+    that a best cut can use: for a maximum, tasks of at most that size; for a sum, those that
+    continue the least sum at s to the least at e, since a sum is least if and only if all its
+    beginnings are. So every next number is minimised over exactly the cuts that are left. "Most
+    even" is the least sum of squared times.
+
+Time and memory are proportional to atoms x atoms per task.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+from splitup.graph.ir import Graph
+from splitup.graph.memory import Arena, find_tenants, measure_buffer
+from splitup.graph.rules import PARAMS, Value
+from splitup_deploy.cutting.timing import Clock, predict_transfer_ps
+
+Balance = Literal["latency", "throughput"]
+_Row = np.ndarray[Any, np.dtype[np.int64]]
+_Mask = np.ndarray[Any, np.dtype[np.bool_]]
+_NEVER: Final = 2**62  # larger than any sum of bytes or picoseconds, and can be added to once
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One value in memory (``root``) and the nodes computed on the way to it."""
+
+    root: int
+    nodes: frozenset[int]  # params included, earlier values in memory not
+    reads: frozenset[int]  # roots of other regions
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Atom:
+    """Regions ``start`` to ``end`` (not included), never cut apart, and what they need."""
+
+    start: int
+    end: int
+    held: dict[tuple[str, int], int]  # bytes of memory of every weight, input and state
+    reads: frozenset[int]  # roots of regions outside
+    tenants: tuple[tuple[int, ...], ...]  # by region: what takes memory while it is computed
+    time_ps: int
+
+
+def find_regions(graph: Graph, labels: Mapping[int, str]) -> list[Region]:
+    """Return the regions in the graph's order, leaving out values that no result depends on."""
+    regions = []
+    for root in sorted(_find_roots(graph)):
+        inside: set[int] = {root}
+        reads: set[int] = set()
+        pending = list(graph.nodes[root].srcs)
+        while pending:
+            index = pending.pop()
+            if graph.nodes[index].op == "CONTIGUOUS":
+                reads.add(index)
+            elif index not in inside:
+                inside.add(index)
+                pending.extend(graph.nodes[index].srcs)
+        label = labels.get(root, f"value {root}")
+        regions.append(Region(root, frozenset(inside), frozenset(reads), label))
+    return regions
+
+
+def partition(
+    graph: Graph,
+    values: Sequence[Value],
+    labels: Mapping[int, str],
+    targets_bytes: int | Collection[int],
+    *,
+    balance: Balance = "latency",
+    max_tasks: int | None = None,
+    borders: Collection[int] = (),
+) -> list[list[Region]]:
+    """Return the tasks, each a list of neighbouring regions.
+
+    ``targets_bytes`` is the memory of a card, or of every kind of card in a fleet. ``borders`` are
+    roots of regions that begin a task. Raises InvalidModel when one atom needs more than the
+    largest target, or more tasks are needed than are allowed.
+    """
+    targets = (targets_bytes,) if isinstance(targets_bytes, int) else sorted(set(targets_bytes))
+    regions = find_regions(graph, labels)
+    atoms = _form_atoms(graph, values, regions)
+    search = _Search(graph, atoms, values, regions, targets, borders)
+    search.check_atoms([regions[atom.start].label for atom in atoms])
+    allowed = limits.MAX_TASKS if max_tasks is None else min(max_tasks, limits.MAX_TASKS)
+    is_free = balance == "throughput" and max_tasks is not None  # to use more tasks than needed
+    if search.is_whole_legal() and not is_free:
+        return [regions]
+    table = search.list_windows()
+    fewest = _find_fewest(table)
+    if fewest > allowed:
+        raise InvalidModel(
+            f"a target of {', '.join(map(str, targets))} bytes gives at least {fewest} tasks; "
+            f"{allowed} are allowed: raise --target-vram" + (" or --max-tasks" if max_tasks else "")
+        )
+    if balance == "latency":
+        cuts = _find_quickest(table, fewest)
+    else:
+        cuts = _find_steadiest(table, allowed if is_free else fewest)
+    return [regions[atoms[a].start : atoms[b - 1].end] for a, b in pairwise(cuts)]
+
+
+def _find_roots(graph: Graph) -> frozenset[int]:
+    """Return the CONTIGUOUS nodes that outputs and updates depend on."""
+    pending = [output.node for output in graph.outputs] + [u.node for u in graph.updates]
+    seen = set(pending)
+    while pending:
+        for src in graph.nodes[pending.pop()].srcs:
+            if src not in seen:
+                seen.add(src)
+                pending.append(src)
+    return frozenset(index for index in seen if graph.nodes[index].op == "CONTIGUOUS")
+
+
+def _form_atoms(graph: Graph, values: Sequence[Value], regions: Sequence[Region]) -> list[_Atom]:
+    glued = _find_glued(graph, regions)
+    edges = [cut for cut in range(len(regions)) if cut not in glued] + [len(regions)]
+    clock = Clock(graph, values)
+    tenants = find_tenants(graph, values)
+    atoms = []
+    for start, end in pairwise(edges):
+        held: dict[tuple[str, int], int] = {}
+        reads: set[int] = set()
+        time_ps = 0
+        for region in regions[start:end]:
+            reads |= region.reads
+            time_ps += clock.predict_ps(region.root, region.nodes)
+            for index in region.nodes:
+                node = graph.nodes[index]
+                if node.op in PARAMS:
+                    factor = 2 if node.op == "STATE" else 1  # old and new value
+                    assert isinstance(node.arg, int)  # check_graph has seen to it
+                    held[node.op, node.arg] = factor * measure_buffer(values[index])
+        reads -= {region.root for region in regions[start:end]}
+        present = tuple(
+            tuple(sorted(region.nodes & tenants.keys())) for region in regions[start:end]
+        )
+        atoms.append(_Atom(start, end, held, frozenset(reads), present, time_ps))
+    return atoms
+
+
+def _find_glued(graph: Graph, regions: Sequence[Region]) -> frozenset[int]:
+    """Return the positions between regions where no cut is allowed, for the sake of a state."""
+    place = {region.root: position for position, region in enumerate(regions)}
+    users: dict[int, list[int]] = {u.state: [place[u.node]] for u in graph.updates}
+    for position, region in enumerate(regions):
+        for index in region.nodes:
+            node = graph.nodes[index]
+            if node.op == "STATE":
+                assert isinstance(node.arg, int)  # check_graph has seen to it
+                users[node.arg].append(position)
+    return frozenset(
+        cut for spots in users.values() for cut in range(min(spots) + 1, max(spots) + 1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """Every legal task, by where it ends: atoms ``starts`` to ``ends`` (not included)."""
+
+    count: int  # of atoms
+    starts: _Row
+    ends: _Row
+    moved: _Row  # bytes read from other tasks
+    times: _Row  # picoseconds
+    memory: _Row  # bytes
+    first: _Row  # position of the first task that ends at 1, 2, ...
+    cards: tuple[int, ...]  # bytes of memory of the cards that take turns
+
+    def fold(self, candidates: _Row) -> _Row:
+        """Return the least candidate for every end, _NEVER for end 0."""
+        least = np.minimum.reduceat(candidates, self.first)
+        return np.concatenate([[_NEVER], np.minimum(least, _NEVER)])
+
+    def admit(self, turn: int) -> _Mask:
+        """Say which tasks may be the one with this number, counted from 0."""
+        card = self.cards[turn % len(self.cards)]
+        result: _Mask = (self.memory <= card) | (self.ends - self.starts == 1)
+        return result
+
+    def begin(self) -> _Row:
+        """Return the values of no tasks at all: 0 at the beginning."""
+        return np.concatenate([[0], np.full(self.count, _NEVER)]).astype(np.int64)
+
+
+class _Search:
+    """The legal tasks of one graph."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        atoms: Sequence[_Atom],
+        values: Sequence[Value],
+        regions: Sequence[Region],
+        targets_bytes: Sequence[int],
+        borders: Collection[int],
+    ) -> None:
+        self.atoms, self.cards, self.target_bytes = atoms, tuple(targets_bytes), targets_bytes[-1]
+        self._nbytes = {region.root: values[region.root].nbytes for region in regions}
+        self._spaces = {region.root: measure_buffer(values[region.root]) for region in regions}
+        self._tenants = find_tenants(graph, values)
+        self._place: dict[int, int] = {}
+        self._borders: set[int] = set()
+        for position, atom in enumerate(atoms):
+            for region in regions[atom.start : atom.end]:
+                self._place[region.root] = position
+            if regions[atom.start].root in borders:
+                self._borders.add(position)
+
+    def grow(self, start: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (end, memory, bytes read, picoseconds) of the tasks from ``start``, growing.
+
+        Up to and including the first that is larger than the target. Memory never falls on the way.
+        """
+        held: set[tuple[str, int]] = set()
+        outside: set[int] = set()
+        inside: set[int] = set()
+        arena = Arena()
+        apart = moved = time_ps = 0
+        for position in range(start, len(self.atoms)):
+            if position > start and position in self._borders:
+                return
+            atom = self.atoms[position]
+            time_ps += atom.time_ps
+            for key, space in atom.held.items():
+                if key not in held:
+                    held.add(key)
+                    apart += space
+            for root in atom.reads:
+                if root not in outside and self._place[root] < start:
+                    outside.add(root)
+                    apart += self._spaces[root]
+                    moved += self._nbytes[root]
+            for time, nodes in enumerate(atom.tenants, atom.start):
+                fresh = [node for node in nodes if node not in inside]
+                inside.update(fresh)
+                arena.place([replace(self._tenants[node], first=time) for node in fresh])
+            memory = apart + arena.size
+            yield position + 1, memory, moved, time_ps
+            if memory > self.target_bytes:
+                return
+
+    def is_whole_legal(self) -> bool:
+        """Say whether one task is enough."""
+        *_, (end, memory, _, _) = self.grow(0)
+        return end == len(self.atoms) and (memory <= self.cards[0] or end == 1)
+
+    def check_atoms(self, labels: Sequence[str]) -> None:
+        """Raise InvalidModel for an atom that needs more than the target."""
+        for position, atom in enumerate(self.atoms):
+            memory = next(self.grow(position))[1]
+            if memory > self.target_bytes:
+                name = f"'{labels[position]}'" + (
+                    " with what shares its state" if atom.end - atom.start > 1 else ""
+                )
+                raise InvalidModel(
+                    f"operation {name} alone needs {memory} bytes of memory; the target is "
+                    f"{self.target_bytes}: raise --target-vram to at least {memory} bytes"
+                )
+
+    def list_windows(self) -> _Windows:
+        """Return every legal task."""
+        columns = [array("q") for _ in range(5)]
+        for start in range(len(self.atoms)):
+            for end, memory, moved, time_ps in self.grow(start):
+                if memory <= self.target_bytes:
+                    found = (start, end, moved, time_ps, memory)
+                    for column, number in zip(columns, found, strict=True):
+                        column.append(number)
+        rows = [np.frombuffer(column, np.int64) for column in columns]
+        order = np.argsort(rows[1], kind="stable")
+        starts, ends, moves, times, memories = (row[order] for row in rows)
+        first = np.searchsorted(ends, np.arange(1, len(self.atoms) + 1))
+        return _Windows(len(self.atoms), starts, ends, moves, times, memories, first, self.cards)
+
+
+def _find_fewest(table: _Windows) -> int:
+    """Return the number of tasks that are needed; every atom alone is a legal one."""
+    row, tasks = table.begin(), 0
+    while row[-1] == _NEVER:
+        row = table.fold(np.where(table.admit(tasks), row[table.starts], _NEVER))
+        tasks += 1
+    return tasks
+
+
+def _find_quickest(table: _Windows, tasks: int) -> list[int]:
+    """Return cuts into this many tasks: least bytes moved, shortest longest task, most even."""
+    choice = _Choice(table, tasks)
+    choice.minimise_sum(table.moved)
+    choice.minimise_maximum(table.times)
+    return choice.settle(table.times)
+
+
+def _find_steadiest(table: _Windows, most: int) -> list[int]:
+    """Return cuts into up to this many tasks: shortest period, fewest, least moved, most even."""
+    periods = np.maximum(table.times, table.moved * predict_transfer_ps(1))
+    row, ends = table.begin(), []
+    for turn in range(min(most, table.count)):
+        larger = np.maximum(row[table.starts], periods)
+        row = table.fold(np.where(table.admit(turn), larger, _NEVER))
+        ends.append(int(row[-1]))
+    choice = _Choice(table, 1 + ends.index(min(ends)))
+    choice.minimise_maximum(periods)
+    choice.minimise_sum(table.moved)
+    return choice.settle(table.times)
+
+
+class _Choice:
+    """All cuts into a number of tasks that are still equally good, as the j-th tasks they use."""
+
+    def __init__(self, table: _Windows, tasks: int) -> None:
+        self._table = table
+        self._admitted = [table.admit(turn) for turn in range(tasks)]
+
+    def minimise_maximum(self, costs: _Row) -> None:
+        """Keep the tasks of cuts whose largest cost is least."""
+        table, row = self._table, self._table.begin()
+        for admitted in self._admitted:
+            larger = np.maximum(row[table.starts], costs)
+            row = table.fold(np.where(admitted, larger, _NEVER))
+        self._admitted = [admitted & (costs <= row[-1]) for admitted in self._admitted]
+
+    def settle(self, times: _Row) -> list[int]:
+        """Return the cuts that are left with the least sum of squared times: the most even ones.
+
+        Times count in steps of a 2^25th of the longest, so that sums of squares stay exact.
+        """
+        squares = (times >> max(int(times.max()).bit_length() - 25, 0)) ** 2
+        self.minimise_sum(squares)
+        table, cuts = self._table, [self._table.count]
+        for admitted in reversed(self._admitted):
+            low, high = np.searchsorted(table.ends, [cuts[-1], cuts[-1] + 1])
+            cuts.append(int(table.starts[low + np.argmax(admitted[low:high])]))
+        return cuts[::-1]
+
+    def minimise_sum(self, costs: _Row) -> None:
+        """Keep the tasks of cuts whose costs, and those of all their beginnings, are least."""
+        table, row = self._table, self._table.begin()
+        for index, admitted in enumerate(self._admitted):
+            total = np.where(admitted, row[table.starts] + costs, _NEVER)
+            row = table.fold(total)
+            self._admitted[index] = (total < _NEVER) & (total == row[table.ends])

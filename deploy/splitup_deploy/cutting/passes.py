@@ -1,0 +1,90 @@
+"""Passes over a whole graph before it is cut. Each returns a new graph that is checked again.
+
+Both put CONTIGUOUS behind reductions, and into chains of arithmetic too long for one kernel, so
+that where values are written to memory is decided here, in the graph, and not anew by every machine
+that compiles a piece of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from splitup.graph.ir import Graph, Node, Output, Update
+from splitup.graph.rules import PARAMS, check_graph, compute_chain
+from splitup_deploy.frontends.tracing import Bank, TracedModel
+
+LONG_CHAIN: Final = 32  # kernels of this length compile in half a second; models' own reach 8
+
+
+def materialise_reductions(model: TracedModel) -> TracedModel:
+    """Write every reduction to memory that depends on an input, weight or state.
+
+    For functions that say nothing about memory; tinygrad would write most of them anyway.
+    """
+    graph = model.graph
+    depends: list[bool] = []
+    for node in graph.nodes:
+        depends.append(node.op in PARAMS or any(depends[src] for src in node.srcs))
+    chosen = [depends[index] and node.op == "REDUCE" for index, node in enumerate(graph.nodes)]
+    return _materialise(model, chosen)
+
+
+def materialise_shared_reductions(model: TracedModel) -> TracedModel:
+    """Write a reduction to memory that several values in memory are computed from.
+
+    Otherwise tinygrad would compute it once in the whole graph, and once in each task of the cut
+    graph, perhaps in another order of summation.
+    """
+    graph = model.graph
+    readers: list[set[int]] = [set() for _ in graph.nodes]
+    chosen = [False] * len(graph.nodes)
+    for index in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[index]
+        chosen[index] = node.op == "REDUCE" and len(readers[index]) > 1
+        roots = {index} if node.op == "CONTIGUOUS" or chosen[index] else readers[index]
+        for src in node.srcs:
+            readers[src] |= roots
+    return _materialise(model, chosen)
+
+
+def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
+    """Put CONTIGUOUS behind the chosen nodes and into long chains, unless it is there already."""
+    graph = model.graph
+    consumers: dict[int, list[int]] = {}
+    for index, node in enumerate(graph.nodes):
+        for src in node.srcs:
+            consumers.setdefault(src, []).append(index)
+    nodes: list[Node] = []
+    chains: list[int] = []
+    moved: list[int] = []
+    for index, node in enumerate(graph.nodes):
+        nodes.append(Node(node.op, node.dtype, tuple(moved[src] for src in node.srcs), node.arg))
+        chains.append(compute_chain(nodes[-1], chains))
+        users = [graph.nodes[user].op for user in consumers.get(index, [])]
+        if (chosen[index] or chains[-1] >= LONG_CHAIN) and users != ["CONTIGUOUS"]:
+            nodes.append(Node("CONTIGUOUS", node.dtype, (len(nodes) - 1,)))
+            chains.append(0)
+        moved.append(len(nodes) - 1)
+    result = Graph(
+        graph.inputs,
+        graph.weights,
+        graph.states,
+        tuple(nodes),
+        tuple(Output(output.name, moved[output.node]) for output in graph.outputs),
+        tuple(Update(update.state, moved[update.node]) for update in graph.updates),
+        graph.symbols,
+    )
+    check_graph(result)
+    labels = {moved[index]: label for index, label in model.labels.items()}
+    banks = tuple(
+        Bank(
+            moved[bank.root],
+            moved[bank.chosen],
+            moved[bank.gates],
+            tuple(moved[node] for node in bank.inputs),
+            bank.experts,
+        )
+        for bank in model.banks
+    )
+    return TracedModel(result, labels, model.weights, banks)

@@ -1,0 +1,111 @@
+"""Keep the ends of a model with the client: what reads raw inputs, and what gives raw outputs.
+
+The first and last blocks of a decoder, with embedding and head, become tasks that the client runs
+itself. Nodes get the hidden states behind the first blocks and give those before the last ones.
+That hides tokens and logits from whoever only sees what crosses the network; it is no secrecy
+towards a node that knows the weights, which can usually reconstruct the text from activations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.tensors import TensorSpec
+from splitup.graph.manifest import InputSource, NetworkSource, TaskSource
+from splitup_deploy.cutting.partition import Region
+from splitup_deploy.cutting.task_graphs import CutTask
+
+_BLOCK: Final = re.compile(r"block (\d+)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Separation:
+    """A cut model in two: tasks of nodes, whose sources count among themselves, and the rest.
+
+    ``inputs`` is what nodes get, and where the client has it from; ``outputs`` is what they give:
+    a port's name and which task's output it is. ``sources`` are the client's tasks' inputs'.
+    """
+
+    nodes: tuple[CutTask, ...]
+    inputs: tuple[tuple[TensorSpec, InputSource | TaskSource], ...]
+    outputs: dict[str, tuple[int, int]]
+    client: tuple[CutTask, ...]
+    sources: tuple[tuple[InputSource | TaskSource | NetworkSource, ...], ...]
+
+
+def find_borders(regions: Sequence[Region], blocks: int) -> tuple[int, int]:
+    """Return the roots of the first region of the nodes and of the first behind theirs.
+
+    ``blocks`` at each end stay with the client, besides what is before the first and behind the
+    last. Raises InvalidInput when the model has no blocks to keep, or none would be left.
+    """
+    found = [_BLOCK.match(region.label) for region in regions]
+    numbers = [None if match is None else int(match[1]) for match in found]
+    count = 1 + max((number for number in numbers if number is not None), default=-1)
+    if count <= 2 * blocks:
+        raise InvalidInput(
+            f"the model has {count} blocks: --private {blocks} leaves none for nodes"
+            if count
+            else "the model is not made of blocks: --private is for language models"
+        )
+    middle = range(blocks, count - blocks)
+    places = [place for place, number in enumerate(numbers) if number in middle]
+    start, end = places[0], places[-1] + 1
+    if end == len(regions) or start == 0:
+        raise InvalidModel("the model begins or ends with a block: --private keeps nothing")
+    if any(number is not None and number not in middle for number in numbers[start:end]):
+        raise InvalidModel("the model's blocks do not stand one after another")
+    return regions[start].root, regions[end].root
+
+
+def separate(
+    tasks: Sequence[CutTask], parts: Sequence[Sequence[Region]], borders: tuple[int, int]
+) -> Separation:
+    """Split tasks at the borders. Raises InvalidModel where a state keeps two sides together."""
+    begins = [part[0].root for part in parts]
+    if any(border not in begins for border in borders):
+        raise InvalidModel("the model's first or last blocks share a state with the others")
+    start, end = (begins.index(border) for border in borders)
+    inputs: dict[str, tuple[TensorSpec, InputSource | TaskSource]] = {}
+    nodes = []
+    for task in tasks[start:end]:
+        sources: list[str | tuple[int, int]] = []
+        for spec, source in zip(task.graph.inputs, task.sources, strict=True):
+            if isinstance(source, tuple) and source[0] >= start:
+                sources.append((source[0] - start, source[1]))
+                continue
+            origin = _make_source(source)
+            if inputs.setdefault(spec.name, (spec, origin)) != (spec, origin):
+                raise InvalidModel(f"two values that nodes would get are called '{spec.name}'")
+            sources.append(spec.name)
+        nodes.append(replace(task, sources=tuple(sources)))
+    outputs: dict[str, tuple[int, int]] = {}
+    client_sources = []
+    for task in (*tasks[:start], *tasks[end:]):
+        found: list[InputSource | TaskSource | NetworkSource] = []
+        for spec, source in zip(task.graph.inputs, task.sources, strict=True):
+            if isinstance(source, tuple) and start <= source[0] < end:
+                outputs[spec.name] = (source[0] - start, source[1])
+                found.append(NetworkSource(output=spec.name))
+            elif isinstance(source, tuple) and source[0] >= end:
+                found.append(TaskSource(task=source[0] - (end - start), port=source[1]))
+            else:
+                found.append(_make_source(source))
+        client_sources.append(tuple(found))
+    return Separation(
+        nodes=tuple(nodes),
+        inputs=tuple(inputs.values()),
+        outputs=outputs,
+        client=(*tasks[:start], *tasks[end:]),
+        sources=tuple(client_sources),
+    )
+
+
+def _make_source(source: str | tuple[int, int]) -> InputSource | TaskSource:
+    if isinstance(source, str):
+        return InputSource(input=source)
+    return TaskSource(task=source[0], port=source[1])

@@ -1,0 +1,127 @@
+"""Turn a partition into task graphs, and name tasks and ports for people."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from splitup.graph.ir import Graph, Node, Output, Update
+from splitup.graph.rules import PARAMS, Value
+from splitup_deploy.cutting.partition import Region
+
+
+@dataclass(frozen=True, slots=True)
+class CutTask:
+    """One task of a cut graph.
+
+    ``sources`` says for each input where its value comes from: a model input's name, or (task,
+    output position). ``outputs`` are the nodes of the whole graph that the output ports give.
+    """
+
+    label: str
+    graph: Graph
+    sources: tuple[str | tuple[int, int], ...]
+    outputs: tuple[int, ...]
+
+
+def cut_graph(
+    graph: Graph, values: Sequence[Value], parts: Sequence[Sequence[Region]]
+) -> list[CutTask]:
+    """Return one task per part, in order."""
+    names = _name_values(graph, [region for part in parts for region in part])
+    labels = name_tasks(parts)
+    wanted = {output.node for output in graph.outputs}
+    readers: dict[int, set[int]] = {}
+    for index, part in enumerate(parts):
+        for region in part:
+            for read in region.reads:
+                readers.setdefault(read, set()).add(index)
+    made: dict[int, tuple[int, int]] = {}
+    tasks = []
+    for index, part in enumerate(parts):
+        roots = [region.root for region in part]
+        outputs = [r for r in roots if r in wanted or readers.get(r, set()) - {index}]
+        made.update({root: (index, port) for port, root in enumerate(outputs)})
+        reads = sorted({read for region in part for read in region.reads} - set(roots))
+        nodes = sorted({node for region in part for node in region.nodes})
+        cut, inputs = _extract(graph, values, nodes, reads, outputs, names)
+        sources: list[str | tuple[int, int]] = [*inputs, *(made[read] for read in reads)]
+        tasks.append(CutTask(labels[index], cut, tuple(sources), tuple(outputs)))
+    return tasks
+
+
+def name_tasks(parts: Sequence[Sequence[Region]]) -> list[str]:
+    """Return a short name per task from its regions' labels, "group: detail"."""
+    labels = []
+    for part in parts:
+        groups = list(dict.fromkeys(region.label.partition(":")[0] for region in part))
+        if len(groups) <= 2:
+            labels.append(" + ".join(groups))
+        else:
+            labels.append(f"{groups[0]} ... {groups[-1]}")
+    total, seen = Counter(labels), Counter[str]()
+    for index, label in enumerate(labels):
+        seen[label] += 1
+        if total[label] > 1:
+            labels[index] = f"{label} ({seen[label]} of {total[label]})"
+    return labels
+
+
+def _name_values(graph: Graph, regions: Sequence[Region]) -> dict[int, str]:
+    """Return a port name per value in memory: its label, or the output's own name."""
+    names: dict[int, str] = {}
+    for region in regions:
+        name = re.sub(r"[^a-z0-9]+", "-", region.label.lower()).strip("-") or "value"
+        names[region.root] = f"{name}-{region.root}" if name in names.values() else name
+    for output in graph.outputs:
+        names[output.node] = output.name
+    return names
+
+
+def _extract(
+    graph: Graph,
+    values: Sequence[Value],
+    nodes: Sequence[int],
+    reads: Sequence[int],
+    outputs: Sequence[int],
+    names: dict[int, str],
+) -> tuple[Graph, list[str]]:
+    """Return the sub-graph of ``nodes`` and the model inputs it reads, before ``reads``."""
+    used: dict[str, list[int]] = {op: [] for op in PARAMS}
+    for index in nodes:
+        node = graph.nodes[index]
+        if node.op in PARAMS:
+            assert isinstance(node.arg, int)  # check_graph has seen to it
+            used[node.op].append(node.arg)
+    place = {op: {arg: i for i, arg in enumerate(sorted(set(args)))} for op, args in used.items()}
+    inputs = [graph.inputs[arg] for arg in place["INPUT"]]
+    ports = [values[read].make_spec(names[read]) for read in reads]
+    bound = {spec.rows for spec in (*inputs, *ports)}
+    result: list[Node] = []
+    moved: dict[int, int] = {}
+    for position, read in enumerate(reads, len(inputs)):
+        moved[read] = len(result)
+        result.append(Node("INPUT", values[read].dtype, (), position))
+    for index in nodes:
+        node = graph.nodes[index]
+        moved[index] = len(result)
+        arg = place[node.op][node.arg] if node.op in PARAMS else node.arg  # type: ignore[index]
+        srcs = tuple(moved[src] for src in node.srcs)
+        result.append(Node(node.op, node.dtype, srcs, arg))
+    states = place["STATE"]
+    cut = Graph(
+        inputs=(*inputs, *ports),
+        weights=tuple(graph.weights[arg] for arg in place["WEIGHT"]),
+        states=tuple(graph.states[arg] for arg in states),
+        nodes=tuple(result),
+        outputs=tuple(Output(names[root], moved[root]) for root in outputs),
+        updates=tuple(
+            Update(states[update.state], moved[update.node])
+            for update in graph.updates
+            if update.state in states
+        ),
+        symbols=tuple(symbol for symbol in graph.symbols if symbol.name in bound),
+    )
+    return cut, [spec.name for spec in inputs]

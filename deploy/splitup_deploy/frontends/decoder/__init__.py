@@ -1,0 +1,1 @@
+"""The step function of decoder-only language models, traced with tinygrad."""

@@ -1,0 +1,233 @@
+"""Mixtures of experts as a feed-forward part of the decoder.
+
+For every row a router chooses ``active`` of the experts, its slots, and weighs them by gates. The
+weights of all experts of a layer are one tensor, from which every slot looks its expert's up;
+tinygrad turns that into a load, so a step reads the weights of chosen experts only. The experts of
+a layer are a ``Bank``: one too large for a task is divided by experts
+(``splitup_deploy.cutting.divide``). Shared experts are a dense MLP beside them, which every row
+goes through. What a family chooses of this is in
+``splitup_deploy.frontends.families.mixture_of_experts``. Sources: arXiv 2401.04088, section 2.1;
+arXiv 2505.09388, section 2; arXiv 2412.19437, section 2.1.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tinygrad.dtype import dtypes
+from tinygrad.tensor import Tensor
+from tinygrad.uop.ops import UOp
+
+from splitup.core.errors import InvalidModel
+from splitup.core.tensors import TensorSpec
+from splitup_deploy.frontends.decoder.quantised import dequantise
+from splitup_deploy.frontends.decoder.step_function import (
+    MASKED,
+    DecoderConfig,
+    FeedForward,
+    Step,
+    compute_dense_mlp,
+    compute_gated_mlp,
+    compute_sigmoid,
+)
+from splitup_deploy.frontends.weight_sources import WeightSource
+
+# What the scores of a row's experts are divided by is at least this, as in llama.cpp: the smallest
+# float16. Sigmoids may all be zero.
+MIN_SCORES: Final = 2.0**-14
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """How a row's experts are chosen and weighed.
+
+    ``renormalised``: the gates of a row's chosen experts add up to one. ``scale`` multiplies them
+    after that. ``biased``: the choice, and nothing else, goes by scores plus a bias of every
+    expert. With several ``groups`` of neighbouring experts only those of ``groups_taken`` can be
+    chosen: the groups whose ``group_best`` best experts have the largest sum.
+    """
+
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalised: bool = False
+    scale: float = 1.0
+    biased: bool = False
+    groups: int = 1
+    groups_taken: int = 1
+    group_best: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The experts that every row goes through: one MLP, ``name`` in a block's MLP.
+
+    ``gated``: what it adds is multiplied by the sigmoid of one more output, ``name``_gate.
+    """
+
+    intermediate: int
+    name: str
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of every layer but ``dense_layers``, and what their weights are called.
+
+    ``prefix`` is their module in a block; ``names`` are gate, up and down projection.
+    """
+
+    count: int
+    active: int
+    intermediate: int
+    prefix: str
+    names: tuple[str, str, str]
+    router: Router
+    dense_layers: frozenset[int] = frozenset()
+    shared: Shared | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig(DecoderConfig):
+    """A decoder with experts."""
+
+    experts: Experts | None = None
+
+
+def choose_feed_forward(config: DecoderConfig) -> FeedForward | None:
+    """Return the feed-forward part of a model with experts, None for a dense one."""
+    if not isinstance(config, MoeConfig) or config.experts is None:
+        return None
+    experts = config.experts
+
+    def compute(step: Step, h: Tensor, layer: int) -> Tensor:
+        if layer in experts.dense_layers:
+            return compute_dense_mlp(step, h, layer)
+        return compute_experts(step, h, layer, experts)
+
+    return compute
+
+
+def compute_experts(step: Step, h: Tensor, layer: int, experts: Experts) -> Tensor:
+    """Return the gated sum of the chosen experts' MLPs of h [rows, hidden]."""
+    c, rows, slots = step.config, step.rows, experts.active
+    mark, label = step.tracer.mark, f"block {layer} experts"
+    chosen, gates = route(step, h, layer, experts)
+    prefix = f"model.layers.{layer}.{experts.prefix}.experts"
+    gate, up, down = experts.names
+    inner = experts.intermediate
+    weight = _look_up(step, chosen, experts, prefix, (gate, up), inner, c.hidden)
+    both = (h.reshape(rows, 1, 1, c.hidden) * weight).sum(3)
+    both = mark(both, f"{label}: gate and up")  # [rows, slots, 2 intermediate]
+    active = mark(step.activate(both[:, :, :inner], both[:, :, inner:]), f"{label}: activation")
+    weight = _look_up(step, chosen, experts, prefix, (down,), c.hidden, inner)
+    result = (active.reshape(rows, slots, 1, inner) * weight).sum(3)
+    gate_of_slot = gates.reshape(rows, slots, 1)
+    # exactly zero, also where a weight is infinite: a piece without chosen experts is not run
+    result = (gate_of_slot != 0.0).where(result * gate_of_slot, 0.0)
+    result = mark(result, f"{label}: output")  # [rows, slots, hidden]
+    step.tracer.mark_bank(result, chosen, gates, [h], experts.count)
+    if experts.shared is None:
+        return result.sum(1)
+    return result.sum(1) + compute_shared(step, h, layer, experts, experts.shared)
+
+
+def compute_shared(step: Step, h: Tensor, layer: int, experts: Experts, shared: Shared) -> Tensor:
+    """Return what the shared experts add to h [rows, hidden]."""
+    label, hidden = f"block {layer} shared expert", step.config.hidden
+    prefix = f"model.layers.{layer}.{experts.prefix}.{shared.name}"
+    result = compute_gated_mlp(step, h, prefix, shared.intermediate, label)
+    if shared.gated:
+        gate = step.matmul(h, step.weights.get(f"{prefix}_gate.weight", 1, hidden), 1, hidden)
+        gate = step.tracer.mark(gate, f"{label}: gate")
+        result = step.tracer.mark(result, f"{label}: ungated") * compute_sigmoid(gate)
+    return step.tracer.mark(result, f"{label}: output")
+
+
+def route(step: Step, h: Tensor, layer: int, experts: Experts) -> tuple[Tensor, Tensor]:
+    """Return the chosen experts, int32 [rows, slots], and their gates, float32 [rows, slots].
+
+    Of equal scores, the first expert's is taken.
+    """
+    mark, label, router = step.tracer.mark, f"block {layer} router", experts.router
+    count, rows, slots = experts.count, step.rows, experts.active
+    name = f"model.layers.{layer}.{experts.prefix}.gate"
+    weight = step.weights.get(f"{name}.weight", count, step.config.hidden)
+    logits = mark(step.matmul(h, weight, count, step.config.hidden), f"{label}: logits")
+    if router.scoring == "sigmoid":
+        scores = mark(compute_sigmoid(logits), f"{label}: scores")
+    else:
+        powers = mark((logits - logits.max(1, keepdim=True)).exp(), f"{label}: softmax")
+        scores = mark(powers / powers.sum(1, keepdim=True), f"{label}: scores")
+    choice = scores
+    if router.biased:
+        bias = step.tensor(step.weights.get(f"{name}.e_score_correction_bias", count))
+        choice = mark(scores + bias, f"{label}: scores with bias")
+    if router.groups > 1:
+        choice = _hide_groups(step, choice, experts, label)
+    rank = mark(_rank(step, choice, rows, count), f"{label}: rank")
+    taken = rank.reshape(rows, 1, count) == step.tracer.iota(slots).reshape(1, slots, 1)
+    chosen = taken.where(step.tracer.iota(count).reshape(1, 1, count), 0).sum(2)
+    chosen = mark(chosen, f"{label}: chosen experts")
+    gates = mark(taken.where(scores.reshape(rows, 1, count), 0.0).sum(2), f"{label}: their scores")
+    if router.renormalised:
+        total = gates.sum(1, keepdim=True)
+        gates = gates / (total.maximum(MIN_SCORES) if router.scoring == "sigmoid" else total)
+    return chosen, mark(gates * router.scale, f"{label}: gates")
+
+
+def _hide_groups(step: Step, choice: Tensor, experts: Experts, label: str) -> Tensor:
+    """Return the choice [rows, count] without the experts of groups that are not taken."""
+    mark, rows, router = step.tracer.mark, step.rows, experts.router
+    groups, size = router.groups, experts.count // router.groups
+    split = choice.reshape(rows, groups, size)
+    rank = mark(_rank(step, split, rows, groups, size), f"{label}: rank in group")
+    best = mark((rank < router.group_best).where(split, 0.0).sum(2), f"{label}: groups")
+    rank = mark(_rank(step, best, rows, groups), f"{label}: rank of groups")
+    is_open = (rank < router.groups_taken).reshape(rows, groups, 1)
+    return mark(is_open.where(split, MASKED).reshape(rows, experts.count), f"{label}: choice")
+
+
+def _rank(step: Step, scores: Tensor, *shape: UOp | int) -> Tensor:
+    """Return how many of the last axis come before each score: int32 ``shape``."""
+    *outer, count = shape
+    one, other = scores.reshape(*outer, count, 1), scores.reshape(*outer, 1, count)
+    place, ones = step.tracer.iota(int(count)), (1,) * len(outer)
+    earlier = place.reshape(*ones, 1, count) < place.reshape(*ones, count, 1)
+    before = (one < other) | ((one == other) & earlier)
+    return before.where(1, 0).cast(dtypes.int32).sum(len(outer) + 1)
+
+
+def _look_up(
+    step: Step,
+    chosen: Tensor,
+    experts: Experts,
+    prefix: str,
+    names: tuple[str, ...],
+    size: int,
+    inner: int,
+) -> Tensor:
+    """Return every slot's weights, float32 [rows, slots, len(names) * size, inner].
+
+    The expert is looked up first and widened then: the other way round, all would be read.
+    """
+    count, out = experts.count, len(names) * size
+    parts = [
+        (f"{prefix}.{expert}.{name}.weight", size) for expert in range(count) for name in names
+    ]
+    name = f"{prefix}.{'.'.join(names)}.weight"
+    if not step.weights.can_join([part for part, _ in parts]):
+        raise InvalidModel(f"the experts' parts of '{name}' are stored in different ways")
+    joined = step.weights.join(name, parts, count * out, inner)
+    kind, rest = joined.spec.dtype, joined.spec.shape[1:]  # blocks of bytes, when quantised
+    raw = TensorSpec(name, "uint16" if kind == "bfloat16" else kind, (count, out, *rest))
+    is_plain = kind in ("float32", "float16")
+    table = step.tracer.weight(WeightSource(raw, joined.parts))
+    table = table.cast(dtypes.float32 if is_plain else dtypes.uint32)
+    rows, slots, ones = step.rows, experts.active, (1,) * (1 + len(rest))
+    hit = step.tracer.iota(count).reshape(1, 1, count, *ones) == chosen.reshape(
+        rows, slots, 1, *ones
+    )
+    found = hit.where(table.reshape(1, 1, *raw.shape), 0).sum(2)
+    if joined.encoding:
+        return dequantise(found.cast(dtypes.uint8), joined.encoding)
+    return found if is_plain else found.lshift(16).bitcast(dtypes.float32)

@@ -1,0 +1,105 @@
+"""Multi-head latent attention: a position's keys and values are one compressed row of the cache.
+
+A row holds what all heads' keys and values are expanded from, and a part of the key that turns with
+the position and is the same for all heads. Keys are never expanded: a query is brought to the
+compressed space instead, where every head reads the same rows, and what it reads there is expanded
+to values. Numbers are those of the expanded form, summed in another order.
+Sources: arXiv 2405.04434, section 2.1 and appendix C; llama.cpp's src/models/deepseek2.cpp.
+"""
+
+from __future__ import annotations
+
+from tinygrad.tensor import Tensor
+
+from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Latent, Mixer, Step
+
+
+def choose_mixer(config: DecoderConfig) -> Mixer | None:
+    """Return what takes the place of attention, None for a model with plain attention."""
+    latent = config.latent
+    if latent is None:
+        return None
+    return lambda step, x, layer: attend_compressed(step, x, layer, latent)
+
+
+def attend_compressed(
+    step: Step, x: Tensor, layer: int, latent: Latent
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return x plus the attention of one layer, and its cache [context, rank + turned]."""
+    c, rows, mark = step.config, step.rows, step.tracer.mark
+    label, block = f"block {layer} attention", f"model.layers.{layer}"
+    prefix, fixed, rank = f"{block}.self_attn", c.head_dim - latent.turned, latent.rank
+    h = step.norm(x, f"{block}.input_layernorm.weight", f"{label}: norm")
+    query = _compute_query(step, h, prefix, label, latent)  # [rows, heads, head_dim]
+    name, width = f"{prefix}.kv_a_proj_with_mqa", rank + latent.turned
+    low = step.project(h, name, [(name, width)], c.hidden, bias=False)
+    low = mark(low, f"{label}: compressed k, v")
+    shared = low[:, rank:].reshape(rows, 1, latent.turned)
+    moving = Tensor.cat(query[:, :, fixed:], shared, dim=1)
+    if c.rope.pairs:
+        moving = step.rotate(moving, c.heads + 1, layer, label)
+    weight = step.norm_weight(f"{prefix}.kv_a_layernorm.weight", rank)
+    normed = mark(step.normalise(low[:, :rank], weight, latent.norm_epsilon), f"{label}: kv norm")
+    fresh = mark(Tensor.cat(normed, moving[:, c.heads], dim=1), f"{label}: cache row")
+    cache = mark(step.write_cache(layer, fresh), f"{label}: KV cache")
+    brought = _bring(step, query[:, :, :fixed], prefix, latent)
+    brought = mark(brought, f"{label}: query of compressed k")
+    query = mark(Tensor.cat(brought, moving[:, : c.heads], dim=2), f"{label}: query")
+    mixed = step.read_cache(
+        layer,
+        query.reshape(rows, 1, c.heads, 1, width),
+        cache.reshape(c.context, 1, width),
+        cache[:, :rank].reshape(c.context, 1, rank),
+    )
+    values = mark(
+        _expand(step, mixed.reshape(rows, c.heads, rank), prefix, latent), f"{label}: expanded v"
+    )
+    name = f"{prefix}.o_proj"
+    branch = step.project(
+        values, name, [(name, c.hidden)], c.heads * latent.value_dim, c.output_bias
+    )
+    x = step.add(x, branch, f"{block}.post_attention_layernorm.weight", label)
+    return x, {f"layers.{layer}.kv": cache}
+
+
+def _compute_query(step: Step, h: Tensor, prefix: str, label: str, latent: Latent) -> Tensor:
+    c, mark = step.config, step.tracer.mark
+    inner, name = c.hidden, f"{prefix}.q_proj"
+    if latent.query_rank is not None:
+        name, inner = f"{prefix}.q_a_proj", latent.query_rank
+        h = mark(step.project(h, name, [(name, inner)], c.hidden, bias=False), f"{label}: q rank")
+        weight = step.norm_weight(f"{prefix}.q_a_layernorm.weight", inner)
+        h = mark(step.normalise(h, weight, latent.norm_epsilon), f"{label}: q norm")
+        name = f"{prefix}.q_b_proj"
+    query = step.project(h, name, [(name, c.heads * c.head_dim)], inner, bias=False)
+    return mark(query, f"{label}: q").reshape(step.rows, c.heads, c.head_dim)
+
+
+def _get_expansion(step: Step, prefix: str, latent: Latent) -> Tensor:
+    """Return what expands keys, then values of every head: [heads, fixed + value_dim, rank]."""
+    c, rest = step.config, step.config.head_dim - latent.turned + latent.value_dim
+    source = step.weights.get(f"{prefix}.kv_b_proj.weight", c.heads * rest, latent.rank)
+    return step.tensor(source).reshape(c.heads, rest, latent.rank)
+
+
+def _bring(step: Step, query: Tensor, prefix: str, latent: Latent) -> Tensor:
+    """Return queries [rows, heads, fixed] in the compressed space: [rows, heads, rank]."""
+    c, rows, fixed, rank = step.config, step.rows, int(query.shape[2]), latent.rank
+    if latent.split:
+        source = step.weights.get(f"{prefix}.k_b_proj.weight", c.heads, rank, fixed)
+        weight = step.tensor(source).reshape(1, c.heads, rank, fixed)
+        return (query.reshape(rows, c.heads, 1, fixed) * weight).sum(3)
+    weight = _get_expansion(step, prefix, latent)[:, :fixed].reshape(1, c.heads, fixed, rank)
+    return (query.reshape(rows, c.heads, fixed, 1) * weight).sum(2)
+
+
+def _expand(step: Step, mixed: Tensor, prefix: str, latent: Latent) -> Tensor:
+    """Return what heads read, [rows, heads, rank], as values [rows, heads * value_dim]."""
+    c, rows, rank, size = step.config, step.rows, latent.rank, latent.value_dim
+    if latent.split:
+        weight = step.tensor(step.weights.get(f"{prefix}.v_b_proj.weight", c.heads, size, rank))
+    else:
+        weight = _get_expansion(step, prefix, latent)[:, c.head_dim - latent.turned :]
+    weight = weight.reshape(1, c.heads, size, rank)
+    product = mixed.reshape(rows, c.heads, 1, rank) * weight
+    return product.sum(3).reshape(rows, c.heads * size)

@@ -1,0 +1,1 @@
+"""What each family of language models is, read from its configuration."""

@@ -1,0 +1,34 @@
+"""Decoders of every family: how their configurations are read, and which parts they consist of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from splitup_deploy.frontends.decoder import latent_attention, recurrent_layers
+from splitup_deploy.frontends.decoder.expert_layers import choose_feed_forward
+from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Weights, trace_decoder
+from splitup_deploy.frontends.families import dense, hybrid, mixture_of_experts
+from splitup_deploy.frontends.families.dense import Read
+from splitup_deploy.frontends.source_model import Text
+from splitup_deploy.frontends.tracing import TracedModel
+
+ARCHITECTURES: Final[dict[str, Read]] = {
+    **dense.ARCHITECTURES,
+    **mixture_of_experts.ARCHITECTURES,
+    **hybrid.ARCHITECTURES,
+}
+
+
+def make_text(config: DecoderConfig, tokenizer: Path | bytes, eos_ids: tuple[int, ...]) -> Text:
+    """Return how to talk to a decoder."""
+    is_recurrent = config.recurrent is not None
+    return Text(tokenizer, eos_ids, config.vocab, config.context, is_recurrent)
+
+
+def trace_language_model(
+    config: DecoderConfig, weights: Weights, chunk: int | None = None
+) -> TracedModel:
+    """Trace a step of a decoder with the parts that its configuration asks for (``decoder``)."""
+    mixer = recurrent_layers.choose_mixer(config, latent_attention.choose_mixer(config))
+    return trace_decoder(config, weights, chunk, choose_feed_forward(config), mixer)

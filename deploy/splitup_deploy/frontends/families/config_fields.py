@@ -1,0 +1,162 @@
+"""A config.json's fields, read one by one, so that none that matters is overlooked.
+
+Every field that a family does not read must be on ``IGNORED``, be null, or be refused by
+``check_all_read``: a field this compiler has never heard of may change the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+
+# They change no logits: training, generation defaults, names, versions, remote code for classes
+# that are built in here, and the dtype, which the weights' file says itself.
+IGNORED: Final = frozenset(
+    """
+    architectures model_type dtype torch_dtype transformers_version use_cache
+    cache_implementation initializer_range initializer_factor attention_dropout hidden_dropout
+    resid_pdrop embd_pdrop pretraining_tp bos_token_id eos_token_id pad_token_id sep_token_id
+    decoder_start_token_id forced_bos_token_id forced_eos_token_id auto_map tokenizer_class
+    name_or_path _name_or_path _commit_hash _attn_implementation _attn_implementation_autoset
+    _sliding_window_pattern output_attentions output_hidden_states output_scores return_dict
+    return_dict_in_generate id2label label2id num_labels problem_type finetuning_task
+    task_specific_params prefix chunk_size_feed_forward torchscript tf_legacy_loss
+    use_bfloat16 unsloth_fixed unsloth_version max_length min_length max_new_tokens do_sample
+    early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+    typical_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences suppress_tokens
+    begin_suppress_tokens remove_invalid_values exponential_decay_length_penalty is_llama_config
+    transformers.js_config
+    """.split()
+)
+# They would change the arithmetic if they were set; families that support one read it.
+OFF: Final = (
+    "is_encoder_decoder",
+    "is_decoder",
+    "add_cross_attention",
+    "cross_attention_hidden_size",
+    "tie_encoder_decoder",
+    "pruned_heads",
+    "lm_head_bias",
+    "rope_interleaved",
+    "use_mrope",
+    "quantization_config",
+    "compression_config",
+)
+
+
+class Fields:
+    """One JSON object of a configuration; ``name`` is what messages call it."""
+
+    def __init__(self, table: dict[str, Any], name: str = "config.json") -> None:
+        self._table, self._name = table, name
+        self._read: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        """Say whether the field is there and not null."""
+        return self._table.get(key) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a field's value, or ``default`` when it is absent or null."""
+        self._read.add(key)
+        value = self._table.get(key)
+        return default if value is None else value
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Call fields by other names from here on."""
+        for old, new in names.items():
+            if old in self._table and new in self._table:
+                raise InvalidModel(f"{self._name} has {old} and {new}, which mean the same")
+        self._table = {names.get(key, key): value for key, value in self._table.items()}
+
+    def refuse(self, key: str, supported: str) -> InvalidModel:
+        """Return the error for a field's value."""
+        value = self._table.get(key)
+        return InvalidModel(f"{self._name} asks for {key} = {value!r:.80}; supported: {supported}")
+
+    def get_integer(
+        self, key: str, default: int | None = None, most: int = limits.MAX_DIMENSION
+    ) -> int:
+        """Return an integer from 1 to ``most``; a field without default must be there."""
+        value = self._require(key, default)
+        if type(value) is not int or not 1 <= value <= most:
+            bound = "" if most == limits.MAX_DIMENSION else f" of at most {most}"
+            raise InvalidModel(
+                f"{self._name} has {key} = {value!r:.40}; a positive integer{bound} is wanted"
+            )
+        return value
+
+    def get_number(self, key: str, default: float | None = None) -> float:
+        """Return a positive finite number; a field without default must be there."""
+        value = self._require(key, default)
+        if type(value) not in (int, float) or not 0 < value <= 1e30 or not math.isfinite(value):
+            raise InvalidModel(
+                f"{self._name} has {key} = {value!r:.40}; a positive number is wanted"
+            )
+        return float(value)
+
+    def get_numbers(self, key: str, count: int) -> list[float]:
+        """Return ``count`` positive numbers."""
+        values = self._require(key, None)
+        if (
+            not isinstance(values, list)
+            or len(values) != count
+            or not all(type(value) in (int, float) and 0 < value <= 1e30 for value in values)
+        ):
+            raise InvalidModel(
+                f"{self._name} has {key} = {values!r:.40}; {count} positive numbers are wanted"
+            )
+        return [float(value) for value in values]
+
+    def get_written(self, key: str) -> Any:
+        """Return a field that may be null, for none, but must be there."""
+        if key not in self._table:
+            raise InvalidModel(f"{self._name} has no {key}; write the number, or null for none")
+        return self.get(key)
+
+    def get_cap(self, key: str) -> float | None:
+        """Return a positive number, or None for null; the field must be there."""
+        return None if self.get_written(key) is None else self.get_number(key)
+
+    def get_flag(self, key: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self.get(key, default)
+        if type(value) is not bool:
+            raise InvalidModel(f"{self._name} has {key} = {value!r:.40}; true or false is wanted")
+        return value
+
+    def get_fields(self, key: str) -> Fields | None:
+        """Return a nested object, or None when it is absent or null."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise InvalidModel(f"{self._name} has {key} = {value!r:.40}; an object is wanted")
+        return Fields(value, f"{self._name}'s {key}")
+
+    def expect(self, key: str, wanted: Any) -> None:
+        """Raise InvalidModel unless a field is absent, null or exactly this."""
+        if self.get(key, wanted) != wanted or type(self.get(key, wanted)) is not type(wanted):
+            raise self.refuse(key, repr(wanted))
+
+    def check_all_read(self) -> None:
+        """Raise InvalidModel when a field was not read that may matter."""
+        for key in OFF:
+            if key not in self._read and self.get(key):
+                raise self.refuse(key, "null or false")
+        for key in self._table:
+            if key not in self._read | IGNORED and key in self:
+                raise InvalidModel(
+                    f"{self._name} has the field {key!r:.80}, which means nothing in this "
+                    "architecture here: delete it if it does not change what the model computes"
+                )
+
+    def _require(self, key: str, default: Any) -> Any:
+        value = self.get(key, default)
+        if value is None:
+            raise InvalidModel(f"{self._name} has no {key}; export the model again")
+        return value

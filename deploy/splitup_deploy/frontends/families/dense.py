@@ -1,0 +1,263 @@
+"""What each family of dense models is, as a choice of the decoder's variations.
+
+Field names, their defaults and their meaning are those of the Hugging Face model of the same name.
+Where a default is not plain, the field must be there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.rotary import Rope
+from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Local
+from splitup_deploy.frontends.families.config_fields import Fields
+from splitup_deploy.frontends.families.rope_fields import (
+    LONG_SCALINGS,
+    RopeDefaults,
+    find_rope_parameters,
+    read_rope,
+)
+
+Read = Callable[[Fields, int | None], DecoderConfig]
+
+_ACTIVATIONS: Final[dict[str, Literal["silu", "gelu-tanh"]]] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "gelu_new": "gelu-tanh",
+}
+# Fields of Phi-3's own code for what no published model does.
+_PHI3_FIXED: Final = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+}
+
+
+def read_llama(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a LlamaForCausalLM configuration."""
+    bias = fields.get_flag("attention_bias", False)
+    return replace(
+        add_rope(fields, read_shape(fields, context, grouped=False)),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=fields.get_flag("mlp_bias", False),
+    )
+
+
+def read_mistral(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a MistralForCausalLM configuration: with a sliding window, all layers are local."""
+    config = add_rope(fields, read_shape(fields, context))
+    if fields.get_written("sliding_window") is None:
+        return config
+    return add_window(fields, config, range(config.layers))
+
+
+def read_qwen2(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a Qwen2ForCausalLM configuration."""
+    config = add_rope(fields, read_shape(fields, context))
+    return replace(add_qwen_window(fields, config), qkv_bias=True)
+
+
+def read_qwen3(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a Qwen3ForCausalLM configuration."""
+    bias = fields.get_flag("attention_bias", False)
+    config = add_rope(fields, read_shape(fields, context, split=False))
+    config = add_qwen_window(fields, config)
+    return replace(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
+
+
+def read_phi3(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a Phi3ForCausalLM configuration."""
+    for key, plain in _PHI3_FIXED.items():
+        fields.expect(key, plain)
+    config = read_shape(fields, context, grouped=False, epsilon=1e-5)
+    trained = fields.get_integer("max_position_embeddings")
+    defaults = RopeDefaults(
+        config.head_dim,
+        trained,
+        config.context,
+        theta=fields.get_number("rope_theta", 10_000.0),
+        kinds=LONG_SCALINGS,
+        partial=fields.get_number("partial_rotary_factor", 1.0),
+        original=fields.get_integer("original_max_position_embeddings", 4096),
+    )
+    rope = read_rope(find_rope_parameters(fields), defaults)
+    config = replace(config, rope=rope, fused=True)
+    if fields.get("sliding_window") is None:
+        return config
+    return add_window(fields, config, range(config.layers))
+
+
+def read_gemma2(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a Gemma2ForCausalLM configuration: every second layer is local, from the first on."""
+    config = add_rope(fields, _read_gemma(fields, context))
+    config = replace(config, attention_cap=fields.get_cap("attn_logit_softcapping"))
+    layers = read_local_layers(fields, config.layers, lambda layer: layer % 2 == 0)
+    return add_window(fields, config, layers)
+
+
+def read_gemma3(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a Gemma3ForCausalLM configuration: five local layers, with a rope of their own, to one.
+
+    A soft cap on scores is refused: the original has the field and no use for it.
+    """
+    if "attn_logit_softcapping" in fields:
+        raise fields.refuse("attn_logit_softcapping", "null")
+    config = replace(_read_gemma(fields, context), qk_norm=True)
+    trained = fields.get_integer("max_position_embeddings")
+    defaults = RopeDefaults(config.head_dim, trained, config.context)
+    new, old = fields.get_fields("rope_parameters"), fields.get_fields("rope_scaling")
+    if new is not None and old is not None:
+        raise fields.refuse("rope_scaling", "null beside rope_parameters")
+    theta = fields.get_number("rope_theta", 1_000_000.0)
+    local_theta = fields.get_number("rope_local_base_freq", 10_000.0)
+    whole = old if new is None else new.get_fields("full_attention")
+    local = None if new is None else new.get_fields("sliding_attention")
+    if new is not None:
+        new.check_all_read()
+    config = replace(config, rope=read_rope(whole, replace(defaults, theta=theta)))
+    period = fields.get_integer("sliding_window_pattern", 6)
+    layers = read_local_layers(fields, config.layers, lambda layer: (layer + 1) % period != 0)
+    return add_window(
+        fields, config, layers, read_rope(local, replace(defaults, theta=local_theta))
+    )
+
+
+ARCHITECTURES: Final[dict[str, Read]] = {
+    "LlamaForCausalLM": read_llama,
+    "MistralForCausalLM": read_mistral,
+    "Qwen2ForCausalLM": read_qwen2,
+    "Qwen3ForCausalLM": read_qwen3,
+    "Phi3ForCausalLM": read_phi3,
+    "Gemma2ForCausalLM": read_gemma2,
+    "Gemma3ForCausalLM": read_gemma3,
+}
+
+
+def read_shape(
+    fields: Fields,
+    context: int | None,
+    *,
+    grouped: bool = True,
+    split: bool = True,
+    epsilon: float = 1e-6,
+    tied: bool = False,
+    activation: str = "hidden_act",
+    inner: str = "intermediate_size",
+) -> DecoderConfig:
+    """Read what all families share, as Llama without a rope (see ``add_rope``).
+
+    ``grouped``: num_key_value_heads must be given, else there are as many as heads. ``split``:
+    head_dim is by default hidden_size / num_attention_heads, else it must be given.
+    """
+    hidden = fields.get_integer("hidden_size")
+    heads = fields.get_integer("num_attention_heads")
+    trained = fields.get_integer("max_position_embeddings")
+    name = fields.get(activation, "gelu_pytorch_tanh" if tied else "silu")
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise fields.refuse(activation, ", ".join(_ACTIVATIONS))
+    config = DecoderConfig(
+        layers=fields.get_integer("num_hidden_layers", most=limits.MAX_LAYERS),
+        hidden=hidden,
+        intermediate=fields.get_integer(inner),
+        heads=heads,
+        kv_heads=fields.get_integer("num_key_value_heads", None if grouped else heads),
+        head_dim=fields.get_integer("head_dim", max(hidden // heads, 1) if split else None),
+        vocab=fields.get_integer("vocab_size"),
+        context=trained if context is None else context,
+        norm_epsilon=fields.get_number("rms_norm_eps", epsilon),
+        rope=Rope(()),
+        tied=fields.get_flag("tie_word_embeddings", tied),
+        activation=_ACTIVATIONS[name],
+    )
+    if config.heads % config.kv_heads or config.head_dim % 2:
+        raise InvalidModel(
+            f"config.json asks for {config.heads} heads of {config.head_dim} on "
+            f"{config.kv_heads} key-value heads, which do not divide"
+        )
+    if not 1 <= config.context <= min(trained, limits.MAX_CONTEXT):
+        raise InvalidModel(
+            f"context {config.context} is not possible; "
+            f"the model takes 1 to {min(trained, limits.MAX_CONTEXT)} positions"
+        )
+    return config
+
+
+def add_rope(fields: Fields, config: DecoderConfig, partial: float | None = None) -> DecoderConfig:
+    """Return the configuration with the one rope that all its layers share.
+
+    ``partial`` is the part of a head that turns where a field may say another one.
+    """
+    if partial is not None:
+        partial = fields.get_number("partial_rotary_factor", partial)
+    defaults = RopeDefaults(
+        config.head_dim,
+        fields.get_integer("max_position_embeddings"),
+        config.context,
+        theta=fields.get_number("rope_theta", 10_000.0),
+        partial=partial,
+    )
+    return replace(config, rope=read_rope(find_rope_parameters(fields), defaults))
+
+
+def add_window(
+    fields: Fields, config: DecoderConfig, layers: Iterable[int], rope: Rope | None = None
+) -> DecoderConfig:
+    """Return the configuration with ``layers`` local, by default with the rope of the others."""
+    local = frozenset(layers)
+    if not local:
+        fields.get("sliding_window")  # without effect then
+        return config
+    window = fields.get_integer("sliding_window")
+    return replace(config, local=Local(local, window, rope or config.rope))
+
+
+def add_qwen_window(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    """Return the configuration with the upper layers local, where that is switched on."""
+    first = fields.get("max_window_layers", config.layers)
+    if type(first) is not int or first < 0:
+        raise fields.refuse("max_window_layers", "an integer, at least 0")
+    if fields.get_flag("use_sliding_window", False):
+        layers = read_local_layers(fields, config.layers, lambda layer: layer >= first)
+        return add_window(fields, config, layers)
+    fields.get("sliding_window")  # without effect then
+    if read_local_layers(fields, config.layers, lambda layer: False):
+        raise fields.refuse("layer_types", "full_attention, as use_sliding_window is false")
+    return config
+
+
+def read_local_layers(
+    fields: Fields, layers: int, is_local: Callable[[int], bool]
+) -> frozenset[int]:
+    """Return the local layers by ``layer_types``, or by the family's own pattern without it."""
+    kinds: Any = fields.get("layer_types")
+    if kinds is None:
+        return frozenset(layer for layer in range(layers) if is_local(layer))
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+        raise fields.refuse("layer_types", f"{layers} of {', '.join(known)}")
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+
+
+def _read_gemma(fields: Fields, context: int | None) -> DecoderConfig:
+    fields.get("hidden_act")  # the model reads hidden_activation only
+    fields.expect("use_bidirectional_attention", False)
+    bias = fields.get_flag("attention_bias", False)
+    config = read_shape(fields, context, split=False, tied=True, activation="hidden_activation")
+    return replace(
+        config,
+        qkv_bias=bias,
+        output_bias=bias,
+        unit_norms=True,
+        post_norms=True,
+        attention_scale=1.0 / math.sqrt(fields.get_number("query_pre_attn_scalar")),
+        logit_cap=fields.get_cap("final_logit_softcapping"),
+        embedding_scale=math.sqrt(config.hidden),
+    )

@@ -1,0 +1,178 @@
+"""What each family with recurrent layers is: Qwen3.5, dense and with experts, and Kimi Linear.
+
+Field names, their defaults and their meaning are those of the Hugging Face model of the same name.
+Where a default is not plain, the field must be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.expert_layers import Experts, Router, Shared
+from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Recurrent
+from splitup_deploy.frontends.families.config_fields import Fields
+from splitup_deploy.frontends.families.dense import read_shape
+from splitup_deploy.frontends.families.mixture_of_experts import (
+    PROJECTIONS,
+    add_experts,
+    read_experts,
+    read_latent,
+    read_sigmoid_router,
+)
+from splitup_deploy.frontends.families.rope_fields import (
+    RopeDefaults,
+    find_rope_parameters,
+    read_rope,
+)
+
+# They say how weights are stored while training, or of blocks that predict further ahead.
+_UNUSED: Final = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+# Kimi's names, and what others call the same
+_KIMI_NAMES: Final = {
+    "model_max_length": "max_position_embeddings",
+    "num_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "num_expert_group": "n_group",
+    "moe_renormalize": "norm_topk_prob",
+}
+_KIMI_FIXED: Final = {
+    "mla_use_nope": True,
+    "moe_router_activation_func": "sigmoid",
+    "use_grouped_topk": True,
+}
+
+
+def read_qwen3_5(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a Qwen3_5ForCausalLM configuration: the text model alone, whose positions are plain."""
+    return _read_qwen3_5(fields, read_shape(fields, context, split=False))
+
+
+def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a Qwen3_5MoeForCausalLM configuration: all layers have experts, one of them shared."""
+    config = read_shape(fields, context, split=False, inner="moe_intermediate_size")
+    shared = fields.get_integer("shared_expert_intermediate_size")
+    experts = Experts(
+        count=fields.get_integer("num_experts", most=limits.MAX_EXPERTS),
+        active=fields.get_integer("num_experts_per_tok"),
+        intermediate=config.intermediate,
+        prefix="mlp",
+        names=PROJECTIONS,
+        router=Router(renormalised=True),
+        shared=Shared(shared, "shared_expert", gated=True),
+    )
+    return add_experts(fields, _read_qwen3_5(fields, config), experts)
+
+
+def read_kimi_linear(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a KimiLinearForCausalLM configuration: compressed attention that does not turn."""
+    fields.rename(_KIMI_NAMES)
+    for key, plain in _KIMI_FIXED.items():
+        fields.expect(key, plain)
+    for key in ("head_dim", "rope_theta"):  # without effect
+        fields.get(key)
+    linear = fields.get_fields("linear_attn_config")
+    if linear is None:
+        raise fields.refuse("linear_attn_config", "an object")
+    heads, size = linear.get_integer("num_heads"), linear.get_integer("head_dim")
+    config = read_latent(fields, context, turning=False)
+    shape = make_recurrent(
+        _read_numbers(linear, config.layers),
+        key_heads=heads,
+        value_heads=heads,
+        key_dim=size,
+        value_dim=size,
+        taps=linear.get_integer("short_conv_kernel_size"),
+        by_channel=True,
+    )
+    linear.check_all_read()
+    experts = read_experts(fields, config.layers, read_sigmoid_router(fields, grouped=True))
+    experts = replace(experts, prefix="block_sparse_moe", names=("w1", "w3", "w2"))
+    return add_experts(fields, replace(config, recurrent=shape), experts)
+
+
+ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], DecoderConfig]]] = {
+    "Qwen3_5ForCausalLM": read_qwen3_5,
+    "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
+    "KimiLinearForCausalLM": read_kimi_linear,
+}
+
+
+def _read_qwen3_5(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    for key in _UNUSED:
+        fields.get(key)
+    fields.expect("attn_output_gate", True)
+    bias = fields.get_flag("attention_bias", False)
+    parameters = find_rope_parameters(fields)
+    if parameters is not None:  # which part of a pair's angle comes of which axis of an image
+        parameters.get("mrope_section"), parameters.get("mrope_interleaved")
+    defaults = RopeDefaults(
+        config.head_dim,
+        fields.get_integer("max_position_embeddings"),
+        config.context,
+        theta=fields.get_number("rope_theta", 10_000.0),
+        partial=fields.get_number("partial_rotary_factor", 0.25),
+    )
+    interval = fields.get_integer("full_attention_interval", 4)
+    sizes = {
+        name: fields.get_integer(f"linear_{key}")
+        for name, key in (
+            ("key_heads", "num_key_heads"),
+            ("value_heads", "num_value_heads"),
+            ("key_dim", "key_head_dim"),
+            ("value_dim", "value_head_dim"),
+            ("taps", "conv_kernel_dim"),
+        )
+    }
+    layers = _read_layers(fields, config.layers, lambda layer: (layer + 1) % interval != 0)
+    return replace(
+        config,
+        rope=read_rope(parameters, defaults),
+        recurrent=make_recurrent(layers, **sizes),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        output_gate=True,
+        unit_norms=True,
+    )
+
+
+def make_recurrent(layers: frozenset[int], **sizes: Any) -> Recurrent:
+    """Return the sizes of recurrent layers; raises InvalidModel for some that do not fit."""
+    shape = Recurrent(layers, **sizes)
+    if shape.value_heads % shape.key_heads or shape.taps < 2:
+        raise InvalidModel(
+            f"config.json asks for {shape.value_heads} value heads on {shape.key_heads} key heads "
+            f"and a convolution over {shape.taps} tokens, which is not possible"
+        )
+    return shape
+
+
+def _read_numbers(linear: Fields, layers: int) -> frozenset[int]:
+    """Return Kimi's recurrent layers, which it counts from 1, as it does the others."""
+    kda, full = linear.get("kda_layers", []), linear.get("full_attn_layers", [])
+    if (
+        not isinstance(kda, list)
+        or not isinstance(full, list)
+        or any(type(number) is not int for number in (*kda, *full))
+        or sorted((*kda, *full)) != list(range(1, layers + 1))
+    ):
+        raise linear.refuse("kda_layers", f"with full_attn_layers the numbers 1 to {layers}")
+    return frozenset(number - 1 for number in kda)
+
+
+def _read_layers(
+    fields: Fields, layers: int, is_recurrent: Callable[[int], bool]
+) -> frozenset[int]:
+    """Return the recurrent layers by ``layer_types``, or by the family's own pattern without it."""
+    kinds: Any = fields.get("layer_types")
+    if kinds is None:
+        return frozenset(layer for layer in range(layers) if is_recurrent(layer))
+    known = ("full_attention", "linear_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+        raise fields.refuse("layer_types", f"{layers} of {', '.join(known)}")
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")

@@ -1,0 +1,258 @@
+"""What each family with experts is, as a choice of the decoder's variations and of routers.
+
+Field names, their defaults and their meaning are those of the Hugging Face model of the same name.
+Where a default is not plain, the field must be there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields as list_fields
+from dataclasses import replace
+from typing import Final
+
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
+from splitup_deploy.frontends.decoder.rotary import compute_yarn_scale
+from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Latent
+from splitup_deploy.frontends.families.config_fields import Fields
+from splitup_deploy.frontends.families.dense import (
+    add_qwen_window,
+    add_rope,
+    add_window,
+    read_shape,
+)
+from splitup_deploy.frontends.families.rope_fields import find_rope_parameters
+
+# They matter in training only, or say how many blocks follow that predict further ahead.
+_TRAINING: Final = (
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+    "aux_loss_alpha",
+    "seq_aux",
+    "ep_size",
+    "num_nextn_predict_layers",
+)
+PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
+
+
+def read_mixtral(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a MixtralForCausalLM configuration."""
+    config = _add_rope(fields, read_shape(fields, context, epsilon=1e-5))
+    if fields.get("sliding_window") is not None:
+        config = add_window(fields, config, range(config.layers))
+    experts = Experts(
+        count=fields.get_integer("num_local_experts", most=limits.MAX_EXPERTS),
+        active=fields.get_integer("num_experts_per_tok"),
+        intermediate=config.intermediate,
+        prefix="block_sparse_moe",
+        names=("w1", "w3", "w2"),
+        router=Router(renormalised=True),
+    )
+    return add_experts(fields, config, experts)
+
+
+def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a Qwen3MoeForCausalLM configuration; some layers may have a dense MLP."""
+    bias = fields.get_flag("attention_bias", False)
+    config = add_qwen_window(fields, _add_rope(fields, read_shape(fields, context)))
+    config = replace(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
+    period = fields.get_integer("decoder_sparse_step", 1)
+    dense = fields.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
+        raise fields.refuse("mlp_only_layers", "a list of layers")
+    experts = Experts(
+        count=fields.get_integer("num_experts", most=limits.MAX_EXPERTS),
+        active=fields.get_integer("num_experts_per_tok"),
+        intermediate=fields.get_integer("moe_intermediate_size"),
+        prefix="mlp",
+        names=PROJECTIONS,
+        router=Router(renormalised=fields.get_flag("norm_topk_prob", False)),
+        dense_layers=frozenset(
+            layer for layer in range(config.layers) if layer in dense or (layer + 1) % period
+        ),
+    )
+    return add_experts(fields, config, experts)
+
+
+def read_olmoe(fields: Fields, context: int | None) -> MoeConfig:
+    """Read an OlmoeForCausalLM configuration: all layers have experts, of the intermediate size."""
+    if "clip_qkv" in fields:
+        raise fields.refuse("clip_qkv", "null")
+    bias = fields.get_flag("attention_bias", False)
+    config = add_rope(fields, read_shape(fields, context, grouped=False, epsilon=1e-5))
+    config = replace(config, qkv_bias=bias, output_bias=bias, wide_qk_norm=True)
+    experts = Experts(
+        count=fields.get_integer("num_experts", most=limits.MAX_EXPERTS),
+        active=fields.get_integer("num_experts_per_tok"),
+        intermediate=config.intermediate,
+        prefix="mlp",
+        names=PROJECTIONS,
+        router=Router(renormalised=fields.get_flag("norm_topk_prob", False)),
+    )
+    return add_experts(fields, config, experts)
+
+
+def read_glm4_moe(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a Glm4MoeForCausalLM configuration; the layers that predict further are left out."""
+    config = read_shape(fields, context, epsilon=1e-5)
+    config = _add_rope(fields, config, partial=0.5)
+    config = replace(
+        config,
+        qkv_bias=fields.get_flag("attention_bias", False),
+        qk_norm=fields.get_flag("use_qk_norm", False),
+    )
+    router = read_sigmoid_router(fields, grouped=False)
+    return add_experts(fields, config, read_experts(fields, config.layers, router))
+
+
+def read_deepseek_v2(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a DeepseekV2ForCausalLM configuration; the original's own code has more variations."""
+    config = read_latent(fields, context)
+    for key, plain in (("scoring_func", "softmax"), ("norm_topk_prob", False), ("mlp_bias", False)):
+        fields.expect(key, plain)
+    method = fields.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise fields.refuse("topk_method", "greedy, group_limited_greedy")
+    router = Router(scale=fields.get_number("routed_scaling_factor", 1.0))
+    if method == "greedy":
+        fields.get("n_group"), fields.get("topk_group")  # without effect then
+    else:
+        groups = fields.get_integer("n_group")
+        router = replace(router, groups=groups, groups_taken=fields.get_integer("topk_group"))
+    return add_experts(fields, config, read_experts(fields, config.layers, router))
+
+
+def read_deepseek_v3(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a DeepseekV3ForCausalLM configuration; the layers that predict further are left out."""
+    config = read_latent(fields, context)
+    for key, plain in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        fields.expect(key, plain)
+    fields.expect("rope_interleave", True)
+    router = read_sigmoid_router(fields, grouped=True)
+    return add_experts(fields, config, read_experts(fields, config.layers, router))
+
+
+def read_glm4_moe_lite(fields: Fields, context: int | None) -> MoeConfig:
+    """Read a Glm4MoeLiteForCausalLM configuration: a DeepSeek-V3 with one dense block."""
+    fields.expect("partial_rotary_factor", 1.0)
+    kinds = fields.get("mlp_layer_types")
+    if kinds is not None and (
+        not isinstance(kinds, list) or kinds != ["dense"] + ["sparse"] * (len(kinds) - 1)
+    ):
+        raise fields.refuse("mlp_layer_types", "dense, then sparse")
+    fields.expect("first_k_dense_replace", 1)
+    return read_deepseek_v3(fields, context)
+
+
+ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
+    "MixtralForCausalLM": read_mixtral,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
+    "OlmoeForCausalLM": read_olmoe,
+    "Glm4MoeForCausalLM": read_glm4_moe,
+    "DeepseekV2ForCausalLM": read_deepseek_v2,
+    "DeepseekV3ForCausalLM": read_deepseek_v3,
+    "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
+}
+
+
+def read_sigmoid_router(fields: Fields, *, grouped: bool) -> Router:
+    """Read the router of DeepSeek-V3 and those after it; each group counts by its best two.
+
+    ``grouped``: the numbers of groups must be given, else there is one.
+    """
+    plain = None if grouped else 1
+    return Router(
+        scoring="sigmoid",
+        renormalised=fields.get_flag("norm_topk_prob", True),
+        scale=fields.get_number("routed_scaling_factor"),
+        biased=True,
+        groups=fields.get_integer("n_group", plain),
+        groups_taken=fields.get_integer("topk_group", plain),
+        group_best=2,
+    )
+
+
+def read_experts(fields: Fields, layers: int, router: Router) -> Experts:
+    """Read the experts of DeepSeek and those after it: behind dense layers, some of them shared."""
+    inner = fields.get_integer("moe_intermediate_size")
+    shared = fields.get_written("n_shared_experts")
+    if shared is not None:
+        shared = Shared(inner * fields.get_integer("n_shared_experts"), "shared_experts")
+    first = fields.get_written("first_k_dense_replace")
+    if type(first) is not int or not 0 <= first < layers:
+        raise fields.refuse("first_k_dense_replace", f"0 to {layers - 1} layers")
+    fields.expect("moe_layer_freq", 1)
+    return Experts(
+        count=fields.get_integer("n_routed_experts", most=limits.MAX_EXPERTS),
+        active=fields.get_integer("num_experts_per_tok"),
+        intermediate=inner,
+        prefix="mlp",
+        names=PROJECTIONS,
+        router=router,
+        dense_layers=frozenset(range(first)),
+        shared=shared,
+    )
+
+
+def add_experts(fields: Fields, config: DecoderConfig, experts: Experts) -> MoeConfig:
+    """Return the configuration with experts; raises InvalidModel when they cannot be chosen so."""
+    for key in _TRAINING:
+        fields.get(key)
+    if experts.active > experts.count:
+        raise InvalidModel(
+            f"config.json asks for {experts.active} active experts of {experts.count}"
+        )
+    groups, taken = experts.router.groups, experts.router.groups_taken
+    size = experts.count // groups
+    if experts.count % groups or taken > groups or experts.active > taken * size:
+        raise InvalidModel(
+            f"config.json asks for {experts.active} experts from {taken} of {groups} groups of "
+            f"{experts.count}, which is not possible"
+        )
+    values = {field.name: getattr(config, field.name) for field in list_fields(DecoderConfig)}
+    return MoeConfig(**values, experts=experts)
+
+
+def _add_rope(fields: Fields, config: DecoderConfig, partial: float | None = None) -> DecoderConfig:
+    if "rope_parameters" not in fields:
+        fields.get_number("rope_theta")  # the families' own default is not the plain one
+    return add_rope(fields, config, partial)
+
+
+def read_latent(fields: Fields, context: int | None, *, turning: bool = True) -> DecoderConfig:
+    """Read the compressed attention of DeepSeek-V2 and those after it, ``turning`` or without rope.
+
+    The inner norms' epsilon is no field: it is that of the original's class. YaRN's correction of
+    the temperature is one of the scores, and not of the turned part alone.
+    """
+    fields.expect("attention_bias", False)
+    config = read_shape(fields, context, grouped=False)
+    turned, fixed = (fields.get_integer(f"qk_{part}_head_dim") for part in ("rope", "nope"))
+    fields.expect("qk_head_dim", turned + fixed)
+    if turned % 2:
+        raise fields.refuse("qk_rope_head_dim", "an even number")
+    latent = Latent(
+        rank=fields.get_integer("kv_lora_rank"),
+        turned=turned,
+        value_dim=fields.get_integer("v_head_dim"),
+        query_rank=(
+            None if fields.get_written("q_lora_rank") is None else fields.get_integer("q_lora_rank")
+        ),
+        norm_epsilon=1e-6,
+    )
+    scale, parameters = 1.0, find_rope_parameters(fields)
+    if parameters is not None and "mscale_all_dim" in parameters:
+        weight = parameters.get_number("mscale_all_dim")
+        scale = compute_yarn_scale(parameters.get_number("factor"), weight)
+    if turning:
+        config = _add_rope(fields, replace(config, head_dim=turned))
+    return replace(
+        config,
+        head_dim=turned + fixed,
+        latent=latent,
+        attention_scale=scale * scale / math.sqrt(turned + fixed),
+    )

@@ -1,0 +1,137 @@
+"""The rope fields of a config.json, in the old spelling and the new.
+
+Old: ``rope_theta`` beside ``rope_scaling``. New: all in ``rope_parameters``. What the scalings
+mean is in ``splitup_deploy.frontends.decoder.rotary``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.rotary import (
+    Rope,
+    compute_longrope_scale,
+    compute_yarn_scale,
+    make_rope,
+    scale_linear,
+    scale_llama3,
+    scale_yarn,
+)
+from splitup_deploy.frontends.families.config_fields import Fields
+
+SCALINGS: Final = ("default", "linear", "llama3", "yarn")
+LONG_SCALINGS: Final = ("default", "longrope", "su")  # Phi-3's; "su" is the old name
+
+
+@dataclass(frozen=True, slots=True)
+class RopeDefaults:
+    """What holds where the parameters say nothing. ``trained`` and ``context`` are positions."""
+
+    head_dim: int
+    trained: int
+    context: int
+    theta: float = 10_000.0
+    kinds: tuple[str, ...] = SCALINGS
+    partial: float | None = None  # the part of a head that turns; None where it cannot be less
+    original: int | None = None  # positions before scaling, where it is no rope parameter
+
+
+def find_rope_parameters(fields: Fields) -> Fields | None:
+    """Return the nested parameters under their new or old name, None when there are none."""
+    new, old = fields.get_fields("rope_parameters"), fields.get_fields("rope_scaling")
+    same = fields.get("rope_parameters") == fields.get("rope_scaling")
+    if new is not None and old is not None and not same:
+        raise fields.refuse("rope_scaling", "null beside rope_parameters")
+    return old if new is None else new
+
+
+def read_rope(parameters: Fields | None, defaults: RopeDefaults) -> Rope:
+    """Return the rope that the parameters describe; raises InvalidModel naming what is not known.
+
+    A field that the kind of scaling does not use is refused, not overlooked.
+    """
+    parameters = Fields({}) if parameters is None else parameters
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in defaults.kinds:
+        key = "rope_type" if "rope_type" in parameters else "type"
+        raise parameters.refuse(key, ", ".join(defaults.kinds))
+    parameters.get("type")  # beside rope_type it is the old name of the same
+    theta = parameters.get_number("rope_theta", defaults.theta)
+    dims = defaults.head_dim
+    if defaults.partial is not None:
+        share = parameters.get_number("partial_rotary_factor", defaults.partial)
+        dims = int(dims * share)
+        if share > 1 or dims < 2 or dims % 2:
+            raise InvalidModel(
+                f"config.json has partial_rotary_factor = {share:g}; supported: an even number "
+                f"of a head's {defaults.head_dim} elements"
+            )
+    elif parameters.get_number("partial_rotary_factor", 1.0) != 1:
+        raise parameters.refuse("partial_rotary_factor", "1")
+    rope = _read_scaling(parameters, defaults, str(kind), make_rope(theta, dims), theta)
+    parameters.check_all_read()
+    return rope
+
+
+def _read_scaling(
+    parameters: Fields, defaults: RopeDefaults, kind: str, rope: Rope, theta: float
+) -> Rope:
+    if kind == "default":
+        return rope
+    if kind == "linear":
+        return scale_linear(rope, parameters.get_number("factor"))
+    original = parameters.get_integer("original_max_position_embeddings", defaults.trained)
+    original = defaults.original or original
+    if kind == "llama3":
+        low = parameters.get_number("low_freq_factor")
+        high = parameters.get_number("high_freq_factor")
+        if low >= high:
+            raise parameters.refuse("high_freq_factor", f"more than low_freq_factor, {low:g}")
+        return scale_llama3(rope, parameters.get_number("factor"), low, high, original)
+    if kind == "yarn":
+        if theta <= 1:
+            raise InvalidModel(f"config.json has rope_theta = {theta:g}; yarn wants more than 1")
+        factor = parameters.get_number("factor")
+        return scale_yarn(
+            rope,
+            theta=theta,
+            factor=factor,
+            original=original,
+            fast=parameters.get_number("beta_fast", 32.0),
+            slow=parameters.get_number("beta_slow", 1.0),
+            truncate=parameters.get_flag("truncate", True),
+            scale=_read_yarn_scale(parameters, factor),
+        )
+    return _read_longrope(parameters, defaults, rope, original)
+
+
+def _read_longrope(parameters: Fields, defaults: RopeDefaults, rope: Rope, original: int) -> Rope:
+    """Return a LongRoPE (arXiv 2402.13753): its long factors when the context is a long one.
+
+    The context that a model is compiled for decides, for all positions and once, as llama.cpp
+    does it: a key in the cache was turned when it came, so a text cannot change over in its middle.
+    """
+    factor = parameters.get_number("factor", defaults.trained / original)
+    long = parameters.get_numbers("long_factor", rope.pairs)
+    short = parameters.get_numbers("short_factor", rope.pairs)
+    divisors = long if defaults.context > original else short
+    if parameters.get("attention_factor") is None:
+        if original < 2:  # its logarithm divides
+            raise InvalidModel(
+                f"config.json has original_max_position_embeddings = {original}; longrope wants "
+                "more than 1"
+            )
+        return rope.divide(divisors, compute_longrope_scale(factor, original))
+    return rope.divide(divisors, parameters.get_number("attention_factor"))
+
+
+def _read_yarn_scale(parameters: Fields, factor: float) -> float:
+    weights = [parameters.get(key) for key in ("mscale", "mscale_all_dim")]
+    if parameters.get("attention_factor") is not None:
+        return parameters.get_number("attention_factor")
+    if all(weights):  # zero means absent, as in the original
+        over, under = (parameters.get_number(key) for key in ("mscale", "mscale_all_dim"))
+        return compute_yarn_scale(factor, over) / compute_yarn_scale(factor, under)
+    return compute_yarn_scale(factor)

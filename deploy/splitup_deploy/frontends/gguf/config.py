@@ -1,0 +1,423 @@
+"""The metadata of a GGUF file, read as a config.json of the same family would be.
+
+Every key of the family's own must be known: an unknown one may change the results. What a file says
+by having a tensor (biases, norms of heads) is taken from its tensors.
+Sources: llama.cpp's src/models (which keys a family has, and what holds without them) and
+convert_hf_to_gguf.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any, Final
+
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder import expert_layers
+from splitup_deploy.frontends.decoder.step_function import DecoderConfig
+from splitup_deploy.frontends.families.architectures import ARCHITECTURES
+from splitup_deploy.frontends.families.config_fields import Fields
+from splitup_deploy.frontends.gguf.header import GgufFile
+from splitup_deploy.frontends.gguf.hybrid_config import (
+    KIMI_CHECKED,
+    QWEN_CHECKED,
+    QWEN_FIELDS,
+    complete_recurrent,
+    find_attention,
+    read_kimi,
+    read_qwen,
+)
+from splitup_deploy.frontends.weight_sources import FileSlice
+
+# a family's metadata key -> the field of config.json with the same meaning
+_FIELDS: Final = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+_ROPE_FIELDS: Final = {
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+# read or compared below
+_CHECKED: Final = (
+    "block_count",
+    "nextn_predict_layers",
+    "attention.value_length",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "rope.scaling.finetuned",
+    "vocab_size",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "attention.sliding_window",
+    "tensor_data_layout",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of files: the ``architecture`` that its config.json would name.
+
+    ``fields`` are keys that only it has, with their fields; ``defaults`` holds what is meant where
+    they are absent; ``checked`` are keys that are read below; ``names`` are a block's tensors that
+    are called differently. ``interleaved``: the converter reorders query and key heads.
+    """
+
+    architecture: str
+    fields: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    checked: tuple[str, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
+    interleaved: bool = False
+
+
+_EXPERT_FIELDS: Final = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+_SHARED_EXPERT_FIELDS: Final = {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+_SHARED_EXPERT_DEFAULTS: Final = {
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": False,
+    "n_shared_experts": None,
+    "first_k_dense_replace": 0,
+}
+_LATENT_CHECKED: Final = (
+    "expert_gating_func",
+    "attention.q_lora_rank",
+    "attention.kv_lora_rank",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+    "rope.scaling.yarn_log_multiplier",
+)
+FAMILIES: Final = {
+    "llama": Family("LlamaForCausalLM", interleaved=True),
+    "qwen2": Family("Qwen2ForCausalLM"),
+    "qwen3": Family("Qwen3ForCausalLM"),
+    "qwen3moe": Family(
+        "Qwen3MoeForCausalLM",
+        {**_EXPERT_FIELDS, "expert_feed_forward_length": "moe_intermediate_size"},
+        {"norm_topk_prob": True},  # the architecture has no key for it
+    ),
+    "olmoe": Family("OlmoeForCausalLM", _EXPERT_FIELDS),
+    "glm4moe": Family(
+        "Glm4MoeForCausalLM",
+        _SHARED_EXPERT_FIELDS,
+        _SHARED_EXPERT_DEFAULTS,
+        ("expert_gating_func",),
+        {"ffn_norm": "post_attention_norm"},
+    ),
+    "deepseek2": Family(  # DeepSeek-V3 and what is built like it; V2 is below
+        "DeepseekV3ForCausalLM",
+        _SHARED_EXPERT_FIELDS,
+        {**_SHARED_EXPERT_DEFAULTS, "n_group": 1, "topk_group": 1},
+        _LATENT_CHECKED,
+    ),
+    "qwen35": Family(
+        "Qwen3_5ForCausalLM",
+        QWEN_FIELDS,
+        checked=QWEN_CHECKED,
+        names={"ffn_norm": "post_attention_norm"},
+    ),
+    "qwen35moe": Family(
+        "Qwen3_5MoeForCausalLM",
+        {
+            **QWEN_FIELDS,
+            **_EXPERT_FIELDS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+        checked=QWEN_CHECKED,
+        names={"ffn_norm": "post_attention_norm"},
+    ),
+    "kimi-linear": Family(
+        "KimiLinearForCausalLM",
+        _SHARED_EXPERT_FIELDS,
+        {**_SHARED_EXPERT_DEFAULTS, "norm_topk_prob": True, "n_group": 1, "topk_group": 1},
+        (*_LATENT_CHECKED, *KIMI_CHECKED),
+    ),
+}
+_DEEPSEEK_V2: Final = Family(  # with a router of its own
+    "DeepseekV2ForCausalLM",
+    _SHARED_EXPERT_FIELDS,
+    _SHARED_EXPERT_DEFAULTS,
+    _LATENT_CHECKED,
+)
+_MIXTRAL: Final = Family(  # a llama with experts
+    "MixtralForCausalLM",
+    {**_EXPERT_FIELDS, "expert_count": "num_local_experts"},
+    interleaved=True,
+)
+MAX_RADIANS: Final = 16  # models turn by at most 1; the series for sines is slow far from 0
+ROPE_FACTORS: Final = "rope_freqs.weight"  # how Llama 3.1's scaling is written down
+_SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers
+_BIAS: Final = "exp_probs_b"
+_SPLIT: Final = "attn_k_b.weight"
+_KV_RANK: Final = "attention.kv_lora_rank"
+_FAMILY: Final = "general.architecture"
+# Files may say nothing by a zero.
+_ABSENT_AT_ZERO: Final = ("n_shared_experts", "n_group", "topk_group", "routed_scaling_factor")
+
+
+def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConfig:
+    """Read the metadata of a family; raises InvalidModel for a key that may change the results."""
+    prefix = f"{family}."
+    keys = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
+    kind = FAMILIES[family]
+    if family == "llama" and keys.get("expert_count", 0) != 0:
+        kind = _MIXTRAL
+    if family == "deepseek2" and _read_gating(file, keys) == _SOFTMAX:
+        kind = _DEEPSEEK_V2
+    known = {**_FIELDS, **_ROPE_FIELDS, **kind.fields}
+    for key in keys:
+        if key not in known and key not in _CHECKED and key not in kind.checked:
+            raise InvalidModel(f"'{file.path}' has the key '{prefix}{key:.80}', which is unknown")
+    table = _make_table(file, keys, kind)
+    fields = Fields(table, f"'{file.path}'")
+    config = ARCHITECTURES[kind.architecture](fields, context)
+    fields.check_all_read()
+    _check_keys(file, prefix, keys, config)
+    frequencies = _divide(file, config)
+    if max(frequencies, default=0) > MAX_RADIANS:
+        raise InvalidModel(
+            f"'{file.path}' turns heads by more than {MAX_RADIANS} radians per position: "
+            "its rope.freq_base or factors are wrong"
+        )
+    if config.latent is not None:
+        return complete_recurrent(_complete_latent(file, config, frequencies))
+    block = find_attention(file)
+    return replace(
+        complete_recurrent(config),
+        rope=replace(config.rope, frequencies=frequencies),
+        qkv_bias=f"{block}attn_q.bias" in file.tensors,
+        output_bias=f"{block}attn_output.bias" in file.tensors,
+    )
+
+
+def list_further_blocks(file: GgufFile, config: DecoderConfig) -> tuple[str, ...]:
+    """Return what names of tensors start with of blocks that only predict tokens further ahead."""
+    last = config.layers + _count_further(file, str(file.metadata[_FAMILY]))
+    return tuple(f"blk.{layer}." for layer in range(config.layers, last))
+
+
+def _count_further(file: GgufFile, family: str) -> int:
+    """Return how many of the file's last blocks only predict tokens further ahead."""
+    blocks, count = (
+        file.metadata.get(f"{family}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
+    )
+    if type(count) is not int or not 0 <= count <= limits.MAX_LAYERS:
+        raise InvalidModel(f"'{file.path}' has {count!r:.40} blocks that predict further")
+    if count and not (type(blocks) is int and count < blocks):
+        raise InvalidModel(
+            f"'{file.path}' has {count} of {blocks!r:.40} blocks that predict further"
+        )
+    return count
+
+
+def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str, Any]:
+    """Return the fields that a config.json would have."""
+    names = {**_FIELDS, **kind.fields}
+    table = {**kind.defaults, **{name: keys[key] for key, name in names.items() if key in keys}}
+    for name in _ABSENT_AT_ZERO:
+        if table.get(name) == 0:
+            table[name] = kind.defaults.get(name)
+    blocks, further = keys.get("block_count"), _count_further(file, str(file.metadata[_FAMILY]))
+    table["num_hidden_layers"] = blocks - further if type(blocks) is int else blocks
+    table["vocab_size"] = file.get_shape("token_embd.weight")[0]
+    table["tie_word_embeddings"] = "output.weight" not in file.tensors
+    table["rope_scaling"] = _read_scaling(file, keys)
+    if kind.architecture == "KimiLinearForCausalLM":
+        table |= read_kimi(file, keys)
+        keys = {**keys, "attention.head_count_kv": 1}
+    if _KV_RANK in keys:
+        return table | _read_latent(file, keys)
+    heads, hidden = table.get("num_attention_heads"), table.get("hidden_size")
+    if type(heads) is int and type(hidden) is int and heads > 0:
+        table.setdefault("head_dim", hidden // heads)
+    table.setdefault("num_key_value_heads", heads)
+    rows = file.get_shape(f"{find_attention(file)}attn_q.weight")[0]
+    is_qwen = "full_attention_interval" in kind.fields  # whose heads have a gate behind them
+    size = _check_heads(file, heads, table.get("head_dim"), rows // 2 if is_qwen else rows)
+    if is_qwen:
+        table |= read_qwen(file, keys, size)
+    if kind.architecture == "Glm4MoeForCausalLM":
+        table |= _read_glm4(file, keys, size)
+    return table
+
+
+def _check_heads(file: GgufFile, heads: Any, size: Any, rows: int) -> int:
+    """Return a head's size; raises InvalidModel before a table is computed for absent heads."""
+    if type(heads) is not int or type(size) is not int or heads * size != rows:
+        raise InvalidModel(
+            f"'{file.path}' says {heads!r:.40} heads of {size!r:.40}; its query has {rows} rows"
+        )
+    return size
+
+
+def _read_latent(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of compressed attention, from files with one or two expansions."""
+    block = find_attention(file)
+    split = f"{block}{_SPLIT}" in file.tensors
+    heads, rank, turned = (
+        keys.get(key) for key in ("attention.head_count", _KV_RANK, "rope.dimension_count")
+    )
+    suffix = "_mla" if split else ""
+    size, value = (keys.get(f"attention.{part}_length{suffix}") for part in ("key", "value"))
+    query = "attn_q_b.weight" if "attention.q_lora_rank" in keys else "attn_q.weight"
+    size = _check_heads(file, heads, size, file.get_shape(block + query)[0])
+    rows = file.get_shape(f"{block}attn_kv_a_mqa.weight")[0]
+    if type(rank) is not int or type(turned) is not int or rank + turned != rows:
+        raise InvalidModel(
+            f"'{file.path}' compresses keys and values to {rank!r:.40} elements and turns "
+            f"{turned!r:.40}; its tensor gives {rows}"
+        )
+    wanted = {"attention.head_count_kv": heads}
+    if split:  # as the cache has them
+        lengths = {"attention.key_length": rows, "attention.value_length": rank}
+        wanted = {"attention.head_count_kv": 1, **lengths}
+    for key, number in wanted.items():
+        if keys.get(key, number) != number:
+            raise InvalidModel(f"'{file.path}' has {key} = {keys[key]!r:.40}; supported: {number}")
+    return {
+        "kv_lora_rank": rank,
+        "q_lora_rank": keys.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": size - turned,
+        "v_head_dim": value,
+        "num_key_value_heads": heads,
+        "head_dim": size,
+    }
+
+
+def _read_gating(file: GgufFile, keys: dict[str, Any]) -> int:
+    """Return how deepseek2's router scores; where nothing is said, as the oldest files mean it."""
+    kind = keys.get("expert_gating_func", 0)
+    if kind == 0 and not any(_BIAS in name for name in file.tensors):
+        return _SOFTMAX
+    if kind not in (_SOFTMAX, _SIGMOID):
+        raise InvalidModel(
+            f"'{file.path}' has expert_gating_func = {kind!r:.40}; supported: {_SOFTMAX} for "
+            f"softmax and {_SIGMOID} for sigmoid"
+        )
+    if kind == _SOFTMAX and keys.get("expert_group_count", 0) not in (0, 1):
+        raise InvalidModel(
+            f"'{file.path}' has expert_group_count = {keys['expert_group_count']!r:.40} with a "
+            "softmax, for which llama.cpp and the original choose differently: not supported"
+        )
+    return int(kind)
+
+
+def _complete_latent(
+    file: GgufFile, config: DecoderConfig, frequencies: tuple[Decimal, ...]
+) -> DecoderConfig:
+    """Return the configuration with what the file's tensors say.
+
+    Inner norms have the model's own epsilon in llama.cpp.
+    """
+    assert config.latent is not None and isinstance(config, expert_layers.MoeConfig)
+    split = f"{find_attention(file)}{_SPLIT}" in file.tensors
+    experts = config.experts
+    if experts is not None:
+        first = min(set(range(config.layers)) - experts.dense_layers)
+        biased = f"blk.{first}.{_BIAS}.bias" in file.tensors
+        experts = replace(experts, router=replace(experts.router, biased=biased))
+    return replace(
+        config,
+        rope=replace(config.rope, frequencies=frequencies),
+        latent=replace(config.latent, norm_epsilon=config.norm_epsilon, split=split),
+        experts=experts,
+    )
+
+
+def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any]:
+    """Return what GLM-4 files say in their own way; ``size`` is a head's."""
+    turned = keys.get("rope.dimension_count")
+    if type(turned) is not int or not 0 < turned <= size:
+        raise InvalidModel(f"'{file.path}' turns {turned!r:.40} of a head's {size} elements")
+    if keys.get("expert_gating_func", 0) not in (0, _SIGMOID):  # 0: not said
+        raise InvalidModel(
+            f"'{file.path}' has expert_gating_func = {keys['expert_gating_func']!r:.40}; "
+            f"supported: {_SIGMOID}, sigmoid"
+        )
+    return {
+        "partial_rotary_factor": turned / size,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
+
+
+def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: DecoderConfig) -> None:
+    """Raise InvalidModel where the file says more than the configuration, and something else."""
+    experts = config.experts if isinstance(config, expert_layers.MoeConfig) else None
+    latent = config.latent
+    value = keys.get("attention.value_length") if latent else config.head_dim
+    for key, wanted in (
+        ("attention.value_length", value),
+        ("rope.dimension_count", latent.turned if latent else 2 * config.rope.pairs),
+        ("vocab_size", config.vocab),
+        ("expert_count", experts.count if experts else 0),
+        ("expert_used_count", experts.active if experts else 0),
+        ("expert_feed_forward_length", experts.intermediate if experts else 0),
+        ("tensor_data_layout", "Meta AI original pth"),
+    ):
+        if keys.get(key, wanted) != wanted:
+            raise InvalidModel(
+                f"'{file.path}' has {prefix}{key} = {keys[key]!r:.40}; supported: {wanted}"
+            )
+    window = keys.get("attention.sliding_window")
+    if window is not None and not (type(window) is int and window >= config.context):
+        raise InvalidModel(
+            f"'{file.path}' lets a token see {window!r:.40} others only, which is not supported "
+            "for GGUF files: compile it with a context of at most that"
+        )
+
+
+def _read_scaling(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any] | None:
+    kind = keys.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        raise InvalidModel(f"'{file.path}' scales positions by {kind!r:.40}; use linear or yarn")
+    values = {name: keys[key] for key, name in _ROPE_FIELDS.items() if key in keys}
+    if kind == "linear":
+        values = {"factor": values.get("factor")}
+    elif _KV_RANK in keys:
+        weight = keys.get("rope.scaling.yarn_log_multiplier")
+        if type(weight) is not float or not 0 < weight < 1:
+            raise InvalidModel(
+                f"'{file.path}' has rope.scaling.yarn_log_multiplier = {weight!r:.40}, which "
+                "compressed attention needs: convert it again"
+            )
+        values |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * weight)  # llama.cpp's legacy
+    return {"rope_type": kind, **values}
+
+
+def _divide(file: GgufFile, config: DecoderConfig) -> tuple[Decimal, ...]:
+    """Return the rope's frequencies, divided by the factors in the file if there are some."""
+    tensor = file.tensors.get(ROPE_FACTORS)
+    if tensor is None:
+        return config.rope.frequencies
+    if tensor.format.name != "F32" or tensor.shape != (config.rope.pairs,):
+        raise InvalidModel(f"'{file.path}' has {ROPE_FACTORS} of another shape than its heads")
+    data = b"".join(FileSlice(file.path, tensor.start, tensor.end).read())
+    factors = struct.unpack(f"<{config.rope.pairs}f", data)
+    if not all(1e-6 < factor < 1e6 for factor in factors):
+        raise InvalidModel(f"'{file.path}' has a {ROPE_FACTORS} that is no sensible number")
+    return config.rope.divide(factors).frequencies

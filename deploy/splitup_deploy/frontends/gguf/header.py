@@ -1,0 +1,260 @@
+"""Read a GGUF file's header: its metadata, and where its tensors lie.
+
+The file may come from anybody. Every count and length is checked against the bytes that are left
+before anything is made of it, keys and names are unique, and the tensors fill the file to its end,
+apart from padding, without overlap. Tensor data are not read here.
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3 (and 2, which only
+lacks big-endian files).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+
+Scalar = int | float | bool | str
+Metadata = dict[str, Scalar | list[Scalar]]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """How a tensor's elements are stored: so many in a block of so many bytes."""
+
+    name: str
+    elements: int
+    nbytes: int
+
+
+FORMATS: Final[dict[int, BlockFormat]] = {
+    0: BlockFormat("F32", 1, 4),
+    1: BlockFormat("F16", 1, 2),
+    2: BlockFormat("Q4_0", 32, 18),
+    3: BlockFormat("Q4_1", 32, 20),
+    6: BlockFormat("Q5_0", 32, 22),
+    7: BlockFormat("Q5_1", 32, 24),
+    8: BlockFormat("Q8_0", 32, 34),
+    12: BlockFormat("Q4_K", 256, 144),
+    13: BlockFormat("Q5_K", 256, 176),
+    14: BlockFormat("Q6_K", 256, 210),
+    30: BlockFormat("BF16", 1, 2),
+}
+_UNSUPPORTED: Final = {
+    4: "Q4_2",
+    5: "Q4_3",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+}
+
+MAX_KEYS: Final = 4_096  # real files have 50
+MAX_TEXT_BYTES: Final = 2**20  # a chat template; the longest seen has 20 KB
+MAX_ARRAY: Final = 2**21  # tokens and merges of the largest tokenizers are a quarter of it
+MAX_HEADER_BYTES: Final = limits.MAX_TOKENIZER_BYTES  # nearly all of it is the tokenizer
+MAX_ALIGNMENT: Final = 2**16  # 32 is usual, a page at most useful
+
+_TEXT, _ARRAY = 8, 9
+_SCALARS: Final = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor in the file. ``shape`` is numpy's, the last axis runs fastest."""
+
+    name: str
+    format: BlockFormat
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """What a GGUF file says about its model."""
+
+    path: Path
+    metadata: Metadata
+    tensors: dict[str, GgufTensor]
+
+    def get_shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape; raises InvalidModel when it is absent."""
+        if name not in self.tensors:
+            raise InvalidModel(f"'{self.path}' has no tensor '{name}'")
+        return self.tensors[name].shape
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read a file's header; raises InvalidModel naming the file and what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size < 24:
+                raise InvalidModel(f"GGUF file '{path}' is shorter than its header")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Reader(path, data).read()
+    except OSError as error:
+        raise InvalidModel(f"cannot read GGUF file '{path}': {error.strerror}") from None
+
+
+class _Reader:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path, self.data = path, data
+        self.position = 0
+        self.end = min(len(data), MAX_HEADER_BYTES)
+
+    def expect(self, condition: bool, problem: str) -> None:
+        if not condition:
+            raise InvalidModel(f"GGUF file '{self.path}' {problem}; fetch or convert it again")
+
+    def take(self, length: int) -> bytes:
+        self.expect(
+            length <= self.end - self.position,
+            f"ends within its header, or has one of more than {MAX_HEADER_BYTES} bytes",
+        )
+        self.position += length
+        return self.data[self.position - length : self.position]
+
+    def number(self, code: str) -> int:
+        result: int = struct.unpack(code, self.take(struct.calcsize(code)))[0]
+        return result
+
+    def text(self) -> str:
+        """Return a value; tokenizers may hold pieces of characters, which are replaced."""
+        length = self.number("<Q")
+        self.expect(length <= MAX_TEXT_BYTES, f"has a text of {length} bytes")
+        return self.take(length).decode(errors="replace")
+
+    def name(self) -> str:
+        """Return a name, which messages may repeat."""
+        length = self.number("<Q")
+        self.expect(length <= limits.MAX_NAME_CHARS, f"has a name of {length} bytes")
+        data = self.take(length)
+        self.expect(all(32 < byte < 127 for byte in data), "has a name that is no plain text")
+        return data.decode()
+
+    def value(self) -> Scalar | list[Scalar]:
+        kind = self.number("<I")
+        if kind != _ARRAY:
+            return self.scalar(kind)
+        kind, count = self.number("<I"), self.number("<Q")
+        self.expect(count <= MAX_ARRAY, f"has an array of {count} values")
+        if kind in _SCALARS:
+            code = _SCALARS[kind]
+            data = self.take(count * struct.calcsize(code))
+            self.expect(kind != 7 or set(data) <= {0, 1}, "has a bool that is neither 0 nor 1")
+            return [item[0] for item in struct.iter_unpack(code, data)]
+        self.expect(kind == _TEXT, f"has an array of values of unknown kind {kind}")
+        return [self.text() for _ in range(count)]
+
+    def scalar(self, kind: int) -> Scalar:
+        if kind == _TEXT:
+            return self.text()
+        self.expect(kind in _SCALARS, f"has a value of unknown kind {kind}")
+        data = self.take(struct.calcsize(_SCALARS[kind]))
+        self.expect(kind != 7 or data in (b"\0", b"\1"), "has a bool that is neither 0 nor 1")
+        result: Scalar = struct.unpack(_SCALARS[kind], data)[0]
+        return result
+
+    def read(self) -> GgufFile:
+        self.expect(self.take(4) == b"GGUF", "does not start as one")
+        version = self.number("<I")
+        self.expect(version in (2, 3), f"has version {version}, not 2 or 3 in little-endian order")
+        tensor_count, key_count = self.number("<Q"), self.number("<Q")
+        self.expect(tensor_count <= limits.MAX_WEIGHTS, f"claims {tensor_count} tensors")
+        self.expect(key_count <= MAX_KEYS, f"claims {key_count} metadata keys")
+        metadata: Metadata = {}
+        for _ in range(key_count):
+            key = self.name()
+            self.expect(key not in metadata, f"has the key '{key:.80}' twice")
+            metadata[key] = self.value()
+        rows = [self.tensor_row() for _ in range(tensor_count)]
+        alignment = metadata.get("general.alignment", 32)
+        self.expect(
+            type(alignment) is int
+            and 8 <= alignment <= MAX_ALIGNMENT
+            and not alignment & (alignment - 1),
+            f"has an alignment of {alignment!r:.40}",
+        )
+        assert isinstance(alignment, int)  # for the type checker
+        start = -(-self.position // alignment) * alignment
+        return GgufFile(self.path, metadata, self.place(rows, start, alignment))
+
+    def tensor_row(self) -> tuple[str, BlockFormat, tuple[int, ...], int]:
+        """Return name, format, shape and offset of one tensor."""
+        name = self.name()
+        rank = self.number("<I")
+        self.expect(1 <= rank <= 4, f"has a tensor '{name:.80}' of {rank} axes")
+        sizes = [self.number("<Q") for _ in range(rank)]
+        kind, offset = self.number("<I"), self.number("<Q")
+        if kind not in FORMATS:
+            raise InvalidModel(
+                f"tensor '{name:.80}' of '{self.path}' is stored as "
+                f"{_UNSUPPORTED.get(kind, f'number {kind}')}, which is not supported; these are: "
+                + ", ".join(item.name for item in FORMATS.values())
+            )
+        form = FORMATS[kind]
+        self.expect(
+            all(1 <= size <= limits.MAX_DIMENSION for size in sizes)
+            and math.prod(sizes) <= limits.MAX_VALUE_BYTES
+            and sizes[0] % form.elements == 0,
+            f"has a tensor '{name:.80}' of impossible shape",
+        )
+        return name, form, tuple(reversed(sizes)), offset
+
+    def place(
+        self,
+        rows: list[tuple[str, BlockFormat, tuple[int, ...], int]],
+        start: int,
+        alignment: int,
+    ) -> dict[str, GgufTensor]:
+        """Check that the tensors fill the file and return them by name."""
+        tensors: dict[str, GgufTensor] = {}
+        position = start
+        for name, form, shape, offset in sorted(rows, key=lambda row: row[3]):
+            self.expect(name not in tensors, f"has two tensors '{name:.80}'")
+            position = -(-position // alignment) * alignment
+            self.expect(start + offset == position, f"has a gap or overlap before '{name:.80}'")
+            nbytes = math.prod(shape) // form.elements * form.nbytes
+            tensors[name] = GgufTensor(name, form, shape, position, position + nbytes)
+            position += nbytes
+        size = len(self.data)
+        self.expect(
+            position <= size <= -(-position // alignment) * alignment,
+            f"has {size} bytes; its header describes {position}",
+        )
+        return tensors

@@ -1,0 +1,79 @@
+"""What GGUF files say of recurrent layers: Qwen3.5 and Kimi Linear.
+
+Source: llama.cpp's convert_hf_to_gguf.py, which reorders value heads so that a key head's are one
+key head apart, stores what A_log is the logarithm of, negated, and adds the 1 of Qwen's norms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.step_function import DecoderConfig
+from splitup_deploy.frontends.gguf.header import GgufFile
+
+QWEN_FIELDS: Final = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval",
+}
+QWEN_CHECKED: Final = ("ssm.inner_size", "rope.dimension_sections")
+KIMI_CHECKED: Final = ("ssm.conv_kernel", "kda.head_dim")
+_SIGMOID: Final = 2  # llama.cpp's number
+
+
+def find_attention(file: GgufFile) -> str:
+    """Return what names of the first block with attention begin with; "blk.0." if all have it."""
+    blocks = range(limits.MAX_LAYERS)
+    return next((f"blk.{n}." for n in blocks if f"blk.{n}.ssm_a" not in file.tensors), "blk.0.")
+
+
+def read_qwen(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any]:
+    """Return the fields of Qwen3.5 that files have in another form; ``size`` is a head's."""
+    inner, heads, turned = (
+        keys.get(key) for key in ("ssm.inner_size", "ssm.time_step_rank", "rope.dimension_count")
+    )
+    if type(inner) is not int or type(heads) is not int or heads < 1 or inner % heads:
+        raise InvalidModel(f"'{file.path}' has {heads!r:.40} value heads of {inner!r:.40} in all")
+    if type(turned) is not int or not 0 < turned <= size:
+        raise InvalidModel(f"'{file.path}' turns {turned!r:.40} of a head's {size} elements")
+    return {"linear_value_head_dim": inner // heads, "partial_rotary_factor": turned / size}
+
+
+def read_kimi(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return Kimi Linear's own fields: a layer without heads for keys and values is recurrent."""
+    counts = keys.get("attention.head_count_kv")
+    if not isinstance(counts, list) or not set(counts) <= {0, 1} or 1 not in counts:
+        raise InvalidModel(
+            f"'{file.path}' has attention.head_count_kv = {counts!r:.40}; a list of 0 and 1 is "
+            "wanted, one per block"
+        )
+    if keys.get("expert_gating_func", 0) not in (0, _SIGMOID):  # 0: not said
+        raise InvalidModel(
+            f"'{file.path}' has expert_gating_func = {keys['expert_gating_func']!r:.40}; "
+            f"supported: {_SIGMOID}, sigmoid"
+        )
+    layers: dict[int, list[int]] = {0: [], 1: []}
+    for number, count in enumerate(counts, 1):
+        layers[int(count)].append(number)
+    return {
+        "mla_use_nope": True,
+        "linear_attn_config": {
+            "num_heads": keys.get("attention.head_count"),
+            "head_dim": keys.get("kda.head_dim"),
+            "short_conv_kernel_size": keys.get("ssm.conv_kernel"),
+            "full_attn_layers": layers[1],
+            "kda_layers": layers[0],
+        },
+    }
+
+
+def complete_recurrent(config: DecoderConfig) -> DecoderConfig:
+    """Return the configuration with recurrent layers as the converter leaves them."""
+    if config.recurrent is None:
+        return config
+    return replace(config, recurrent=replace(config.recurrent, converted=True), unit_norms=False)

@@ -1,0 +1,243 @@
+"""GGUF files of the families in ``splitup_deploy.frontends.gguf.config``.
+
+Quantised weights stay as they are in the file, uint8 blocks, and are dequantised inside the graph.
+The metadata are read as a config.json of the same family would be. Where the tokenizer is a
+byte-level BPE it becomes a tokenizer.json; with any other one the model is compiled as a function
+of token ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from splitup.core.errors import InvalidModel
+from splitup.core.tensors import TensorSpec
+from splitup_deploy.frontends.decoder import expert_layers
+from splitup_deploy.frontends.decoder.step_function import DecoderConfig
+from splitup_deploy.frontends.families.architectures import make_text, trace_language_model
+from splitup_deploy.frontends.gguf.config import (
+    FAMILIES,
+    ROPE_FACTORS,
+    Family,
+    list_further_blocks,
+    read_config,
+)
+from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor, read_gguf
+from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer
+from splitup_deploy.frontends.source_model import Sizes, SourceModel
+from splitup_deploy.frontends.weight_sources import FileSlice, Part, WeightSource
+
+_EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.([0-9]+)\.(\w+)")
+_EXPERT_TENSORS: Final = {
+    "gate_proj": "ffn_gate_exps",
+    "up_proj": "ffn_up_exps",
+    "down_proj": "ffn_down_exps",
+    "w1": "ffn_gate_exps",
+    "w3": "ffn_up_exps",
+    "w2": "ffn_down_exps",
+}
+_TENSORS: Final = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+_LAYER_TENSORS: Final = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.shared_experts.gate_proj": "ffn_gate_shexp",
+    "block_sparse_moe.shared_experts.up_proj": "ffn_up_shexp",
+    "block_sparse_moe.shared_experts.down_proj": "ffn_down_shexp",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "self_attn.q_conv1d": "ssm_conv1d_q",
+    "self_attn.k_conv1d": "ssm_conv1d_k",
+    "self_attn.v_conv1d": "ssm_conv1d_v",
+    "self_attn.f_a_proj": "ssm_f_a",
+    "self_attn.f_b_proj": "ssm_f_b",
+    "self_attn.g_a_proj": "ssm_g_a",
+    "self_attn.g_b_proj": "ssm_g_b",
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.o_norm": "ssm_norm",
+}
+# those whose names do not end in weight or bias
+_PARAMETERS: Final = {
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
+    **{f"{module}.A_log": "ssm_a" for module in ("linear_attn", "self_attn")},
+    **{f"{module}.dt_bias": "ssm_dt.bias" for module in ("linear_attn", "self_attn")},
+}
+_PLAIN: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def is_gguf_file(source: str) -> bool:
+    """Say whether ``source`` is an existing file called *.gguf."""
+    return source.endswith(".gguf") and Path(source).is_file()
+
+
+def load_gguf(source: str, sizes: Sizes) -> SourceModel:
+    """Trace a GGUF file; raises InvalidModel naming the file and what is not supported."""
+    file = read_gguf(Path(source))
+    family = file.metadata.get("general.architecture")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise InvalidModel(
+            f"'{source}' has the architecture {family!r:.40}; supported: {', '.join(FAMILIES)}"
+        )
+    if file.metadata.get("split.count", 1) not in (0, 1):
+        raise InvalidModel(f"'{source}' is one of several parts; merge them with llama-gguf-split")
+    config = read_config(file, family, sizes.context)
+    weights = GgufWeights(file, config, FAMILIES[family])
+    traced = trace_language_model(config, weights, sizes.chunk)
+    weights.check_all_read((ROPE_FACTORS,), list_further_blocks(file, config))
+    tokenizer = make_tokenizer(file.metadata, config.vocab)
+    if tokenizer is None:
+        return SourceModel("function", traced, None)
+    text = make_text(config, tokenizer, _read_eos_ids(file, config.vocab))
+    return SourceModel("text-generation", traced, text)
+
+
+def _read_eos_ids(file: GgufFile, vocab: int) -> tuple[int, ...]:
+    names = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ids = {file.metadata.get(f"tokenizer.ggml.{name}") for name in names} - {None}
+    if not all(type(item) is int and 0 <= item < vocab for item in ids):
+        raise InvalidModel(f"'{file.path}' ends texts with a token that does not exist")
+    return tuple(sorted(item for item in ids if isinstance(item, int)))
+
+
+@dataclass(frozen=True, slots=True)
+class SplitHeads:
+    """Rows of a file with every head's pairs side by side, read with them half a head apart.
+
+    The converter of the llama architecture reorders query and key heads so that elements 2i and
+    2i + 1 turn together; the step function turns i and i + head_dim / 2.
+    """
+
+    source: FileSlice
+    row_bytes: int
+    head_dim: int
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the rows, one head at a time."""
+        head_bytes = self.row_bytes * self.head_dim
+        for start in range(self.source.start, self.source.end, head_bytes):
+            data = b"".join(FileSlice(self.source.path, start, start + head_bytes).read())
+            rows = [data[at : at + self.row_bytes] for at in range(0, head_bytes, self.row_bytes)]
+            yield b"".join(rows[0::2] + rows[1::2])
+
+
+class GgufWeights:
+    """The tensors of a file by their Hugging Face names."""
+
+    def __init__(self, file: GgufFile, config: DecoderConfig, family: Family) -> None:
+        self._file, self._head_dim, self._family = file, config.head_dim, family
+        self._asked: set[str] = set()
+        experts = config.experts if isinstance(config, expert_layers.MoeConfig) else None
+        self._experts = experts.count if experts else 0
+
+    def get(self, name: str, *shape: int) -> WeightSource:
+        """Return one weight; raises InvalidModel when it is absent or has another shape.
+
+        A quantised one has dtype uint8 and shape [rows, blocks, bytes per block].
+        """
+        tensor, expert = self._find(name)
+        whole = shape if expert is None else (self._experts, *shape)
+        if _squeeze(tensor.shape) != _squeeze(whole):
+            raise InvalidModel(
+                f"tensor '{tensor.name}' in '{self._file.path}' is {list(tensor.shape)}; "
+                f"the metadata want {list(whole)}"
+            )
+        part: Part = FileSlice(self._file.path, tensor.start, tensor.end)
+        if expert is not None:
+            size = (tensor.end - tensor.start) // self._experts
+            start = tensor.start + expert * size
+            part = FileSlice(self._file.path, start, start + size)
+        turned = ".self_attn.q_proj." in name or ".self_attn.k_proj." in name
+        if self._family.interleaved and turned:
+            row_bytes = (tensor.end - tensor.start) // shape[0]
+            part = SplitHeads(
+                FileSlice(self._file.path, tensor.start, tensor.end), row_bytes, self._head_dim
+            )
+        form = tensor.format
+        if form.name in _PLAIN:
+            return WeightSource(TensorSpec(name, _PLAIN[form.name], shape), (part,))
+        blocks = (*shape[:-1], shape[-1] // form.elements, form.nbytes)
+        return WeightSource(TensorSpec(name, "uint8", blocks), (part,), form.name)
+
+    def can_join(self, names: list[str]) -> bool:
+        """Say whether these weights are stored in the same way."""
+        return len({self._find(name)[0].format for name in names}) == 1
+
+    def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
+        """Return weights of (name, rows) put under each other, called ``name``."""
+        sources = [self.get(part, rows, *shape[1:]) for part, rows in parts]
+        first = sources[0].spec
+        spec = TensorSpec(name, first.dtype, (shape[0], *first.shape[1:]))
+        joined = tuple(part for source in sources for part in source.parts)
+        return WeightSource(spec, joined, sources[0].encoding)
+
+    def check_all_read(self, allowed: tuple[str, ...], prefixes: tuple[str, ...]) -> None:
+        """Raise InvalidModel for a tensor that nobody asked for: it would change the results."""
+        for name in self._file.tensors:
+            is_allowed = name in allowed or name.startswith(prefixes)
+            if name not in self._asked and not is_allowed:
+                raise InvalidModel(
+                    f"'{self._file.path}' has a tensor '{name}' for which its architecture has no "
+                    "use here: it is an unknown variation"
+                )
+
+    def _find(self, name: str) -> tuple[GgufTensor, int | None]:
+        """Return the tensor that holds a weight, and which of its experts' that is."""
+        stem, _, kind = name.rpartition(".")
+        expert = None
+        layer, _, rest = stem.removeprefix("model.layers.").partition(".")
+        if stem in _TENSORS:
+            found = f"{_TENSORS[stem]}.{kind}"
+        elif (parameter := _PARAMETERS.get(f"{rest}.{kind}")) is not None:
+            found = f"blk.{layer}.{parameter}"
+        else:
+            if (match := _EXPERT.fullmatch(rest)) is not None:
+                expert, rest = int(match[1]), _EXPERT_TENSORS[match[2]]
+            place = _LAYER_TENSORS.get(rest, rest)
+            found = f"blk.{layer}.{self._family.names.get(place, place)}.{kind}"
+        self._asked.add(found)
+        self._file.get_shape(found)
+        return self._file.tensors[found], expert
+
+
+def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without axes of length one, which converters drop."""
+    return tuple(size for size in shape if size != 1)

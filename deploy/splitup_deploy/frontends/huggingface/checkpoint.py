@@ -1,0 +1,144 @@
+"""The weights of a Hugging Face directory: in one file or in shards named by an index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from splitup.core import limits
+from splitup.core.codec import parse_json
+from splitup.core.errors import InvalidModel
+from splitup.core.tensors import TensorSpec, validate_safetensors
+from splitup_deploy.frontends.pytorch.state_files import read_state_file
+from splitup_deploy.frontends.weight_sources import FileSlice, WeightSource
+
+FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")
+
+# Computed again from config.json, as Hugging Face does: older versions stored them.
+_DERIVED: Final = re.compile(r".*\.(rotary_emb\.inv_freq|masked_bias|attn\.bias)")
+
+
+def read_weight_file(path: Path) -> dict[str, WeightSource]:
+    """Return where every tensor of a safetensors file lies."""
+    return {
+        name: WeightSource(
+            TensorSpec(name, tensor.dtype, tensor.shape),
+            (FileSlice(path, tensor.start, tensor.end),),
+        )
+        for name, tensor in validate_safetensors(path).items()
+    }
+
+
+# In the order of preference: a format that can hold nothing but tensors first.
+_FORMATS: Final[tuple[tuple[str, Callable[[Path], dict[str, WeightSource]]], ...]] = (
+    ("model.safetensors", read_weight_file),
+    ("pytorch_model.bin", read_state_file),
+)
+_STATE_FILES: Final = ("*.pt", "*.pth", "*.bin", "*.pkl")
+WEIGHT_SUFFIXES: Final = (".safetensors", *(kind[1:] for kind in _STATE_FILES))
+
+
+class DirectoryWeights:
+    """The tensors of a directory's weights files, by name."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._asked: set[str] = set()
+        self._tensors: dict[str, WeightSource] = {}
+        files, read = _find_files(directory)
+        for path in files:
+            for name, source in read(path).items():
+                if name in self._tensors:
+                    raise InvalidModel(f"weight '{name}' is in two files of '{directory}'")
+                self._tensors[name] = source
+
+    def get(self, name: str, *shape: int) -> WeightSource:
+        """Return one weight; raises InvalidModel when it is absent or has another shape."""
+        self._asked.add(name)
+        if name not in self._tensors:
+            raise InvalidModel(f"'{self._directory}' has no weight '{name}' that config.json wants")
+        source = self._tensors[name]
+        if source.spec.shape != shape or source.spec.dtype not in FLOAT_DTYPES:
+            raise InvalidModel(
+                f"weight '{name}' in '{self._directory}' is {source.spec}; "
+                f"config.json wants {list(shape)} in one of {', '.join(FLOAT_DTYPES)}"
+            )
+        return source
+
+    def can_join(self, names: list[str]) -> bool:
+        """Say whether these weights are stored in the same way; ``get`` finds what is absent."""
+        found = (self._tensors.get(name) for name in names)
+        return len({source.spec.dtype for source in found if source is not None}) <= 1
+
+    def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
+        """Return weights of (name, rows) put under each other, called ``name``."""
+        sources = [self.get(part, rows, *shape[1:]) for part, rows in parts]
+        dtypes = {source.spec.dtype for source in sources}
+        if len(dtypes) != 1:
+            raise InvalidModel(f"the parts of '{name}' have different dtypes: {sorted(dtypes)}")
+        spec = TensorSpec(name, dtypes.pop(), shape)
+        return WeightSource(spec, tuple(part for source in sources for part in source.parts))
+
+    def check_all_read(self, allowed: tuple[str, ...] = (), prefixes: tuple[str, ...] = ()) -> None:
+        """Raise InvalidModel for a weight that nobody asked for: it would change the results."""
+        for name in self._tensors:
+            is_allowed = name in allowed or name.startswith(prefixes) or _DERIVED.fullmatch(name)
+            if name not in self._asked and not is_allowed:
+                raise InvalidModel(
+                    f"'{self._directory}' has a weight '{name}' for which config.json has no use: "
+                    "the weights belong to another configuration or to an unknown variation"
+                )
+
+
+def read_json(path: Path, limit: int) -> dict[str, Any]:
+    """Return the JSON object in a file of at most ``limit`` bytes; raises InvalidModel."""
+    try:
+        size = path.stat().st_size
+        if size > limit:
+            raise InvalidModel(f"'{path}' has {size} bytes; more than {limit} is no real one")
+        value = parse_json(path.read_bytes())
+    except OSError as error:
+        raise InvalidModel(f"cannot read '{path}': {error.strerror}") from None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidModel(f"'{path}' is no JSON object; fetch or export the model again")
+    return value
+
+
+def _find_files(
+    directory: Path,
+) -> tuple[list[Path], Callable[[Path], dict[str, WeightSource]]]:
+    for name, read in _FORMATS:
+        index = directory / f"{name}.index.json"
+        if index.is_file():
+            return [_check_file(directory, shard) for shard in _read_shards(index)], read
+        if (directory / name).is_file():
+            return [directory / name], read
+    others = sorted(path for kind in _STATE_FILES for path in directory.glob(kind))
+    if len(others) == 1:
+        return others, read_state_file
+    found = f"several of {', '.join(path.name for path in others)[:200]}" if others else "neither"
+    raise InvalidModel(
+        f"'{directory}' has no model.safetensors; weights must be in safetensors files, in "
+        f"pytorch_model.bin or in one {', '.join(_STATE_FILES)} file, and it has {found}"
+    )
+
+
+def _check_file(directory: Path, name: str) -> Path:
+    path = directory / name
+    if not path.is_file():
+        raise InvalidModel(f"'{directory}' has no {name}; its index names it: fetch it as well")
+    return path
+
+
+def _read_shards(index: Path) -> list[str]:
+    table = read_json(index, limits.MAX_SAFETENSORS_HEADER_BYTES).get("weight_map")
+    if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+        raise InvalidModel(f"'{index}' has no weight_map; export the model again")
+    names = sorted(set(table.values()))
+    if bad := [name for name in names if Path(name).name != name]:
+        raise InvalidModel(f"'{index}' names a file outside the model's directory: {bad[0]!r:.80}")
+    return names

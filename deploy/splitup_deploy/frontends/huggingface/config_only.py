@@ -1,0 +1,64 @@
+"""Weights of which only the shapes are known: a config.json that nobody has the weights for.
+
+Enough to show how a model would be cut, before anything is downloaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+from splitup.core.tensors import TensorSpec
+from splitup_deploy.frontends.families.architectures import trace_language_model
+from splitup_deploy.frontends.huggingface.checkpoint import FLOAT_DTYPES, WEIGHT_SUFFIXES, read_json
+from splitup_deploy.frontends.huggingface.directory import parse_config
+from splitup_deploy.frontends.source_model import Sizes, SourceModel
+from splitup_deploy.frontends.weight_sources import Absent, WeightSource
+
+_SUFFIXES: Final = (*WEIGHT_SUFFIXES, ".index.json", ".gguf", ".onnx")
+
+
+def is_without_weights(source: str) -> bool:
+    """Say whether ``source`` is a config.json, under any name, or a directory with nothing else."""
+    path = Path(source)
+    if path.is_dir():
+        names = [entry.name for entry in path.iterdir()]
+        return "config.json" in names and not any(name.endswith(_SUFFIXES) for name in names)
+    return path.suffix == ".json" and path.is_file()
+
+
+def load_shapes(source: str, sizes: Sizes) -> SourceModel:
+    """Trace a model from its config.json; the weights are known by their shapes only."""
+    path = Path(source)
+    file = path / "config.json" if path.is_dir() else path
+    table = read_json(file, limits.MAX_CONFIG_BYTES)
+    config = parse_config(table, sizes.context)
+    weights = ShapeWeights(table)
+    traced = trace_language_model(config, weights, sizes.chunk)
+    return SourceModel("text-generation", traced, None)
+
+
+class ShapeWeights:
+    """Answers for every weight with its shape, in the dtype that config.json names."""
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        dtype = table.get("dtype", table.get("torch_dtype", "float32"))
+        if dtype not in FLOAT_DTYPES:
+            raise InvalidModel(
+                f"config.json has dtype {dtype!r:.40}; one of {', '.join(FLOAT_DTYPES)} is wanted"
+            )
+        self._dtype = str(dtype)
+
+    def get(self, name: str, *shape: int) -> WeightSource:
+        """Return a weight without bytes."""
+        return WeightSource(TensorSpec(name, self._dtype, shape), (Absent(),))
+
+    def can_join(self, names: list[str]) -> bool:
+        """Say yes: all weights are stored in the same way."""
+        return True
+
+    def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
+        """Return weights of (name, rows) put under each other, called ``name``."""
+        return self.get(name, *shape)

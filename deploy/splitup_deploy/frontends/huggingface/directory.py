@@ -1,0 +1,72 @@
+"""Hugging Face directories: config.json, weights, tokenizer.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from splitup.core import limits
+from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.step_function import DecoderConfig
+from splitup_deploy.frontends.families.architectures import (
+    ARCHITECTURES,
+    make_text,
+    trace_language_model,
+)
+from splitup_deploy.frontends.families.config_fields import Fields
+from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights, read_json
+from splitup_deploy.frontends.source_model import Sizes, SourceModel
+
+
+def is_huggingface_directory(source: str) -> bool:
+    """Say whether ``source`` is a directory, which only this front end reads."""
+    return Path(source).is_dir()
+
+
+def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
+    """Trace a Hugging Face directory; raises InvalidModel naming file and problem."""
+    sizes = sizes or Sizes()
+    directory = Path(source)
+    table = read_json(directory / "config.json", limits.MAX_CONFIG_BYTES)
+    config = parse_config(table, sizes.context)
+    tokenizer = directory / "tokenizer.json"
+    read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
+    text = make_text(config, tokenizer, _read_eos_ids(directory, table))
+    weights = DirectoryWeights(directory)
+    traced = trace_language_model(config, weights, sizes.chunk)
+    unused = ("lm_head.weight",) if config.tied else ()
+    weights.check_all_read(unused, _list_further_blocks(table, config))
+    return SourceModel("text-generation", traced, text)
+
+
+def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
+    """Read a config.json, in its old and new spellings; raises InvalidModel."""
+    names = table.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in list(ARCHITECTURES):
+        raise InvalidModel(
+            f"architecture {names!r:.80} is not supported; these are: {', '.join(ARCHITECTURES)}"
+        )
+    fields = Fields(table)
+    config = ARCHITECTURES[names[0]](fields, context)
+    fields.check_all_read()
+    return config
+
+
+def _list_further_blocks(table: dict[str, Any], config: DecoderConfig) -> tuple[str, ...]:
+    """Return what names of weights start with of blocks that only predict tokens further ahead."""
+    count = table.get("num_nextn_predict_layers")
+    last = config.layers + min(count, limits.MAX_LAYERS) if type(count) is int else 0
+    return tuple(f"model.layers.{layer}." for layer in range(config.layers, last))
+
+
+def _read_eos_ids(directory: Path, table: dict[str, Any]) -> tuple[int, ...]:
+    value = table.get("eos_token_id")
+    generation = directory / "generation_config.json"
+    if generation.is_file():
+        value = read_json(generation, limits.MAX_CONFIG_BYTES).get("eos_token_id", value)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if len(ids) > limits.MAX_PORTS or not all(
+        type(item) is int and 0 <= item < limits.MAX_DIMENSION for item in ids
+    ):
+        raise InvalidModel(f"'{directory}' has eos_token_id = {value!r:.40}; integers are wanted")
+    return tuple(sorted(set(ids)))

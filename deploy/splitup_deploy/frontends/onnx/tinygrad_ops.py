@@ -1,0 +1,20 @@
+"""What tinygrad knows of ONNX, imported without choosing a device.
+
+tinygrad's module makes tensors while it is imported. Each would choose a device, and on a machine
+without a compiler there is none until ``splitup.backend.devices`` has set one up.
+"""
+
+from __future__ import annotations
+
+from splitup_deploy.frontends.tracing import tracing
+
+with tracing():
+    from tinygrad.nn.onnx import (
+        Domain,
+        OnnxDataType,
+        OpSetId,
+        onnx_ops,
+        required_input_python_consts,
+    )
+
+__all__ = ["Domain", "OnnxDataType", "OpSetId", "onnx_ops", "required_input_python_consts"]

@@ -1,0 +1,1 @@
+"""State files of PyTorch, read without unpickling."""

@@ -1,0 +1,212 @@
+"""Trace a function of tinygrad tensors into a graph, without opening a device.
+
+A ``Tracer`` hands out placeholder tensors for inputs, weights and states. What the function does
+with them is recorded by tinygrad; ``finish`` reads the record. The record depends on nothing but
+the function, so the graph's bytes are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tinygrad.helpers import Context
+from tinygrad.tensor import Tensor
+from tinygrad.uop.ops import Ops, UOp
+
+from splitup.backend.bridge import (
+    Placeholder,
+    get_dtype_name,
+    get_tinygrad_dtype,
+    make_variable,
+    read_tensors,
+)
+from splitup.core.tensors import TensorSpec
+from splitup.graph.ir import Dims, Graph, Symbol
+from splitup_deploy.frontends.weight_sources import WeightSource, start_hashing
+
+TRACE_DEVICE = "PYTHON"  # never opened; any name that is no real device would do
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """A value [rows, slots, ...] of which every slot is computed by the expert chosen for it.
+
+    ``root``, ``chosen`` (int32 [rows, slots]), ``gates`` (float32 [rows, slots]) and ``inputs`` are
+    nodes that are written to memory. All between these and ``root`` looks its weights up by
+    ``chosen`` along an axis of length ``experts``, and gives zero where a slot's gate is zero.
+    """
+
+    root: int
+    chosen: int
+    gates: int
+    inputs: tuple[int, ...]
+    experts: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedModel:
+    """A whole model before it is cut. ``labels`` names values in memory for people."""
+
+    graph: Graph
+    labels: Mapping[int, str]
+    weights: Mapping[str, WeightSource]
+    banks: tuple[Bank, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether the weights are known, and not only their shapes."""
+        return not any(source.is_absent for source in self.weights.values())
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Make tinygrad record without choosing a device, and with fixed default dtypes."""
+    with Context(DEV=TRACE_DEVICE, DEFAULT_FLOAT="float32", DEFAULT_INT="int32"):
+        yield
+
+
+class Tracer:
+    """Collects a model's inputs, weights and states while its function is traced."""
+
+    def __init__(self) -> None:
+        self._inputs: list[TensorSpec] = []
+        self._states: list[TensorSpec] = []
+        self._weights: dict[str, WeightSource] = {}
+        self._placeholders: dict[UOp, Placeholder] = {}
+        self._labels: dict[UOp, str] = {}
+        self._iotas: dict[int, Tensor] = {}
+        self._banks: list[tuple[list[UOp], int]] = []
+        self._weight_tensors: dict[str, Tensor] = {}
+        self._symbols: dict[str, Symbol] = {}
+        self._variables: dict[str, UOp] = {}
+
+    def symbol(self, name: str, maximum: int) -> UOp:
+        """Declare a dimension that every step binds anew; an input's spec names it as rows."""
+        self._symbols[name] = Symbol(name, maximum)
+        self._variables[name] = make_variable(self._symbols[name])
+        return self._variables[name]
+
+    def input(self, spec: TensorSpec) -> Tensor:
+        """Declare an input port and return its placeholder."""
+        self._inputs.append(spec)
+        return self._place("INPUT", len(self._inputs) - 1, spec)
+
+    def state(self, spec: TensorSpec) -> Tensor:
+        """Declare a state tensor and return the placeholder of its old value."""
+        self._states.append(spec)
+        return self._place("STATE", len(self._states) - 1, spec)
+
+    def weight(self, source: WeightSource) -> Tensor:
+        """Declare a weight and return its placeholder; the same name gives the same one."""
+        name = source.spec.name
+        if name not in self._weights:
+            self._weights[name] = source
+            self._weight_tensors[name] = self._place("WEIGHT", len(self._weights) - 1, source.spec)
+        return self._weight_tensors[name]
+
+    def adopt_weight(self, uop: UOp, source: WeightSource) -> None:
+        """Declare that a tinygrad buffer in the traced function is this weight."""
+        self._weights[source.spec.name] = source
+        spec, place = source.spec, len(self._weights) - 1
+        self._placeholders[uop] = Placeholder("WEIGHT", place, spec.dtype, spec.shape)
+
+    def adopt_iota(self, uop: UOp, length: int) -> None:
+        """Declare that a traced operation gives the int32 values 0 … length-1."""
+        self._placeholders[uop] = Placeholder("IOTA", length, "int32", (length,))
+
+    def label(self, uop: UOp, label: str) -> None:
+        """Call an operation's value ``label`` before people, should a pass write it to memory."""
+        self._labels.setdefault(uop, label)
+
+    def knows(self, uop: UOp) -> bool:
+        """Say whether a tinygrad operation is one of the placeholders."""
+        return uop in self._placeholders
+
+    def count_weights(self) -> int:
+        """Return the number of weights so far."""
+        return len(self._weights)
+
+    def iota(self, length: int) -> Tensor:
+        """Return the int32 values 0 … length-1."""
+        if length not in self._iotas:
+            self._iotas[length] = self._place("IOTA", length, TensorSpec("", "int32", (length,)))
+        return self._iotas[length]
+
+    def mark(self, tensor: Tensor, label: str) -> Tensor:
+        """Write a value to memory there: a place to cut, called ``label`` before people.
+
+        Equal values that are marked twice are written twice.
+        """
+        uop = tensor.contiguous().uop
+        known = self._placeholders.get(uop.base)
+        if known is not None and known.op == "LOOKUP":  # tinygrad holds it for a buffer of its own
+            uop = uop.alu(Ops.CONTIGUOUS)
+        result = Tensor(uop.replace(tag=len(self._labels)))
+        self._labels[result.uop] = label
+        return result
+
+    def lookup(self, table: Tensor, index: Tensor) -> Tensor:
+        """Return [*index.shape, *table.shape[1:]]: the table's rows, zeros where outside."""
+        names = {variable: name for name, variable in self._variables.items()}
+        dims = tuple(names.get(size, size) for size in (*index.shape, *table.shape[1:]))
+        dtype = get_dtype_name(table.dtype)
+        return self._make_view("LOOKUP", 0, dtype, dims, (table.uop, index.uop))
+
+    def mark_bank(
+        self, root: Tensor, chosen: Tensor, gates: Tensor, inputs: Sequence[Tensor], experts: int
+    ) -> None:
+        """Declare a ``Bank``; all tensors are marked already."""
+        self._banks.append(([t.uop for t in (root, chosen, gates, *inputs)], experts))
+
+    def finish(self, outputs: Mapping[str, Tensor], updates: Mapping[str, Tensor]) -> TracedModel:
+        """Return the traced model, as it is: a pass makes it legal
+        (``splitup_deploy.cutting.passes``).
+
+        Reads every weight once, for its digest; none when one of them is absent.
+        """
+        sources = list(self._weights.values())
+        absent = any(source.is_absent for source in sources)
+        if not absent:
+            start_hashing("weights", sum(source.spec.nbytes for source in sources))
+        graph, labels = read_tensors(
+            inputs=self._inputs,
+            weights=[
+                source.describe_weight() if absent else source.compute_weight()
+                for source in sources
+            ],
+            states=self._states,
+            placeholders=self._placeholders,
+            labels=self._labels,
+            outputs=[(name, tensor.contiguous().uop) for name, tensor in outputs.items()],
+            updates=[updates[spec.name].contiguous().uop for spec in self._states],
+            symbols=list(self._symbols.values()),
+        )
+        place = {label: node for node, label in labels.items()}
+        banks = []
+        for uops, experts in self._banks:
+            root, chosen, gates, *inputs = (place[self._labels[uop]] for uop in uops)
+            banks.append(Bank(root, chosen, gates, tuple(inputs), experts))
+        return TracedModel(graph, labels, dict(self._weights), tuple(banks))
+
+    def _place(self, op: str, index: int, spec: TensorSpec) -> Tensor:
+        dims: Dims = (spec.rows, *spec.shape[1:]) if spec.rows else spec.shape
+        return self._make_view(op, index, spec.dtype, dims)
+
+    def _make_view(
+        self, op: str, index: int, dtype: str, dims: Dims, operands: tuple[UOp, ...] = ()
+    ) -> Tensor:
+        """Return a tensor of its own buffer, of which nothing but the shape is used."""
+        shape = tuple(self._symbols[d].maximum if isinstance(d, str) else d for d in dims)
+        buffer = UOp.new_buffer(TRACE_DEVICE, math.prod(shape), get_tinygrad_dtype(dtype))
+        view = Tensor(buffer).reshape(shape)
+        placeholder = Placeholder(op, index, dtype, dims, operands)
+        if not any(isinstance(d, str) for d in dims):
+            self._placeholders[buffer] = placeholder  # tinygrad may drop the reshape again
+            return view
+        bound = [self._variables[d] if isinstance(d, str) else d for d in dims]
+        view = view.shrink(tuple((0, size) for size in bound))
+        self._placeholders[view.uop] = placeholder
+        return view

@@ -1,0 +1,202 @@
+"""Where a weight's bytes come from, read in chunks so that memory does not grow with the model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+
+from splitup.core.errors import InvalidModel
+from splitup.core.tensors import ITEM_BYTES, TensorSpec, encode_safetensors_header
+from splitup.graph.ir import Weight
+
+CHUNK_BYTES: Final = 4 * 1024 * 1024  # large enough for full disk speed, small beside any model
+
+
+class HashProgress(Protocol):
+    """Is told how far hashing is: every byte of a model is hashed as a weight and in its task."""
+
+    def start(self, what: str, total_bytes: int) -> None:
+        """Begin with so many bytes of ``what``."""
+        ...
+
+    def advance(self, hashed_bytes: int) -> None:
+        """Count bytes that were hashed just now."""
+        ...
+
+
+# Whoever hashes is deep below whoever shows it, with every front end between them.
+_progress: ContextVar[HashProgress | None] = ContextVar("progress", default=None)
+
+
+@contextmanager
+def watch_hashing(progress: HashProgress) -> Iterator[None]:
+    """Tell ``progress`` of all hashing within."""
+    token = _progress.set(progress)
+    try:
+        yield
+    finally:
+        _progress.reset(token)
+
+
+def start_hashing(what: str, total_bytes: int) -> None:
+    """Tell whoever watches that so many bytes of ``what`` will be hashed."""
+    if (progress := _progress.get()) is not None:
+        progress.start(what, total_bytes)
+
+
+def compute_digest_of(chunks: Iterator[bytes]) -> tuple[str, int]:
+    """Return the SHA-256 and the number of all bytes, and tell whoever watches of each chunk."""
+    digest, length, progress = hashlib.sha256(), 0, _progress.get()
+    for chunk in chunks:
+        digest.update(chunk)
+        length += len(chunk)
+        if progress is not None:
+            progress.advance(len(chunk))
+    return digest.hexdigest(), length
+
+
+class Part(Protocol):
+    """Bytes that can be read as often as needed: a slice of a file, or computed ones."""
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the bytes in chunks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice:
+    """Bytes ``start`` to ``end`` of a file."""
+
+    path: Path
+    start: int
+    end: int
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the bytes in chunks; raises InvalidModel when the file has become shorter."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.start)
+                left = self.end - self.start
+                while left:
+                    chunk = file.read(min(left, CHUNK_BYTES))
+                    if not chunk:
+                        raise InvalidModel(
+                            f"weights file '{self.path}' ended early: it changed while it was read"
+                        )
+                    left -= len(chunk)
+                    yield chunk
+        except OSError as error:
+            raise InvalidModel(f"cannot read '{self.path}': {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The bytes of a weight of which only the shape is known, as in a dry run without weights."""
+
+    def read(self) -> Iterator[bytes]:
+        """Raise InvalidModel: there is nothing to read."""
+        raise InvalidModel(
+            "the model's weights are not here, so it can be inspected and not run or registered: "
+            "put its safetensors files beside config.json"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """A weight and its bytes: the concatenation of ``parts`` (along the first axis).
+
+    With an ``encoding`` it is uint8 [rows, blocks, bytes per block] and stands for float32 [rows,
+    elements]; see ``splitup_deploy.frontends.decoder.quantised``.
+    """
+
+    spec: TensorSpec
+    parts: tuple[Part | bytes, ...]
+    encoding: str = ""
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the little-endian bytes in chunks."""
+        for part in self.parts:
+            if isinstance(part, bytes):
+                yield part
+            else:
+                yield from part.read()
+
+    @property
+    def is_absent(self) -> bool:
+        """Say whether only the shape is known."""
+        return any(isinstance(part, Absent) for part in self.parts)
+
+    def describe_weight(self) -> Weight:
+        """Return the weight without reading it: the digest is of its name, dtype and shape."""
+        text = f"absent {self.spec.name} {self.spec}"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return Weight(self.spec.name, self.spec.dtype, self.spec.shape, digest)
+
+    def compute_weight(self) -> Weight:
+        """Read the bytes once and return the weight with its digest."""
+        digest, _ = compute_digest_of(self.read())
+        return Weight(self.spec.name, self.spec.dtype, self.spec.shape, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A box, an (offset, size) for every axis, of a weight's bytes: read whole, given in part."""
+
+    source: WeightSource
+    box: tuple[tuple[int, int], ...]
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the box's bytes in C order; holds one chunk and one row of the first axis."""
+        shape, width = self.source.spec.shape[1:], ITEM_BYTES[self.source.spec.dtype]
+        row_bytes = math.prod(shape) * width
+        inner = (slice(None), *(slice(start, start + size) for start, size in self.box[1:]))
+        first, left = self.box[0]
+        skipped, pending = first * row_bytes, b""
+        for chunk in self.source.read():
+            start = min(skipped, len(chunk))
+            skipped -= start
+            pending += chunk[start:]
+            count = min(len(pending) // row_bytes, left)
+            rows = np.frombuffer(pending[: count * row_bytes], f"V{width}")
+            if count:
+                yield rows.reshape(count, *shape)[inner].tobytes()
+            pending, left = pending[count * row_bytes :], left - count
+            if not left:
+                return
+        raise InvalidModel(f"weight '{self.source.spec.name}' is shorter than its shape")
+
+
+def select(source: WeightSource, name: str, box: tuple[tuple[int, int], ...]) -> WeightSource:
+    """Return the part of a weight that lies in a box, called ``name``; seeks where it can."""
+    spec = TensorSpec(name, source.spec.dtype, tuple(size for _, size in box))
+    whole = all(box[axis] == (0, size) for axis, size in enumerate(source.spec.shape) if axis)
+    if source.is_absent:
+        return WeightSource(spec, (Absent(),))
+    if not whole or not all(isinstance(part, FileSlice) for part in source.parts):
+        return WeightSource(spec, (Selection(source, box),))
+    row_bytes = source.spec.nbytes // source.spec.shape[0]
+    start, end = box[0][0] * row_bytes, (box[0][0] + box[0][1]) * row_bytes
+    parts, place = [], 0
+    for part in source.parts:
+        assert isinstance(part, FileSlice)  # for the type checker
+        length = part.end - part.start
+        low, high = max(start - place, 0), min(end - place, length)
+        if low < high:
+            parts.append(FileSlice(part.path, part.start + low, part.start + high))
+        place += length
+    return WeightSource(spec, tuple(parts))
+
+
+def read_safetensors(sources: Sequence[WeightSource]) -> Iterator[bytes]:
+    """Yield a safetensors file with these weights in this order."""
+    yield encode_safetensors_header([source.spec for source in sources])
+    for source in sources:
+        yield from source.read()

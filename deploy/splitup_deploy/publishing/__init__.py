@@ -1,0 +1,1 @@
+"""Putting a compiled model on the network."""

@@ -1,0 +1,1 @@
+"""Showing a cut model to a person."""

@@ -1,0 +1,145 @@
+"""What the commands of splitup-deploy print: progress on stderr, results on stdout."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from splitup.cli.console import Output
+from splitup.client.inputs import format_usdc
+from splitup.core.errors import InvalidInput
+from splitup_deploy.publishing.register import Registration
+from splitup_deploy.showing.diagram import draw_mermaid, draw_svg
+from splitup_deploy.showing.profile import Profile
+from splitup_deploy.showing.report import describe_model, render_model
+
+Picture = Literal["text", "mermaid", "svg"]
+
+
+def show_model(output: Output, profile: Profile, name: str | None, is_complete: bool) -> None:
+    if output.as_json:
+        output.print_json(describe_model(profile, name, is_complete=is_complete))
+    else:
+        output.out.print(render_model(profile, name, is_complete=is_complete), soft_wrap=True)
+
+
+def show_registration(output: Output, profile: Profile, done: Registration) -> None:
+    if output.as_json:
+        output.print_json({**describe_model(profile, done.name), **asdict(done)})
+        return
+    output.out.print(render_model(profile, done.name), soft_wrap=True)
+    if done.already_registered:
+        output.out.print(f"already registered as {done.name!r}; nothing was sent", markup=False)
+        return
+    output.out.print(
+        f"registered as {done.name!r} in block {done.block_number} for "
+        f"{format_usdc(profile.manifest.price_micro_usdc(1))} per step; "
+        f"{done.uploaded_objects} objects were stored",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def write_picture(profile: Profile, name: str | None, picture: Picture, file: Path | None) -> None:
+    if picture == "text":
+        raise InvalidInput("--output takes a drawing: add --format svg or --format mermaid")
+    text = draw_svg(profile, name) if picture == "svg" else draw_mermaid(profile)
+    if file is None:
+        sys.stdout.write(text)
+        return
+    write_file(file, text)
+
+
+def write_file(file: Path, text: str) -> None:
+    """Write a file the user has named; raises InvalidInput."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot write '{file}': {error.strerror}") from None
+
+
+def _make_bar(console: Console, *, transient: bool = False) -> Progress:
+    """Return a progress bar on stderr: bytes, rate, time left. A transient one vanishes."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=transient,
+    )
+
+
+class HashBar:
+    """The compiler's progress: a spinner while it thinks, a bar per round while it hashes.
+
+    Nothing where stderr is no terminal: a bar that vanishes would leave an empty line there.
+    """
+
+    def __init__(self, console: Console, model: str) -> None:
+        self._status = console.status(f"compiling {model}")
+        self._progress = _make_bar(console, transient=True)
+        self._task: TaskID | None = None
+        self._is_shown = console.is_terminal
+
+    def __enter__(self) -> HashBar:
+        if self._is_shown:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_shown:
+            self._status.stop()
+            self._progress.stop()
+
+    def start(self, what: str, total_bytes: int) -> None:
+        if not self._is_shown:
+            return
+        self._status.stop()
+        self._progress.start()
+        self._task = self._progress.add_task(f"hashing {what}", total=total_bytes)
+
+    def advance(self, hashed_bytes: int) -> None:
+        if self._task is not None:
+            self._progress.advance(self._task, hashed_bytes)
+
+
+class UploadBar:
+    """The upload's progress bar on stderr: bytes, rate, time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = _make_bar(console)
+        self._task = self._progress.add_task("storing", total=None)
+        self._total_bytes = 0
+
+    def __enter__(self) -> UploadBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._total_bytes:
+            self._progress.stop()
+
+    def start(self, total_bytes: int) -> None:
+        self._progress.start()
+        self.skip(-total_bytes)
+
+    def skip(self, present_bytes: int) -> None:
+        self._total_bytes -= present_bytes
+        self._progress.update(self._task, total=self._total_bytes)
+
+    def advance(self, sent_bytes: int) -> None:
+        self._progress.advance(self._task, sent_bytes)

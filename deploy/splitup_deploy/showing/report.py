@@ -1,0 +1,258 @@
+"""Showing a model's task graph to a person, and as JSON to a program. Pure: data in, text out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from splitup.client.inputs import format_usdc
+from splitup.graph.manifest import ClientPart, Port, Task, TaskSource
+from splitup_deploy.publishing.register import RegisteredModel
+from splitup_deploy.showing.profile import Profile
+
+_PRIVACY: Final = (
+    "         What users give and get stays with them. That is no secrecy: a node\n"
+    "         that knows the weights can usually reconstruct texts from what it gets."
+)
+_BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
+_TIME_UNITS: Final = ("ps", "ns", "µs", "ms", "s", "ks")
+_FLOP_UNITS: Final = ("", "k", "M", "G", "T", "P")
+
+
+def format_bytes(count: int) -> str:
+    """Return a size in decimal units, three significant digits: 12_300_000 is "12.3 MB"."""
+    return _format_scaled(count, _BYTE_UNITS)
+
+
+def format_time(picoseconds: int) -> str:
+    """Return a predicted time, three significant digits: 12_300_000_000 is "12.3 ms"."""
+    return _format_scaled(picoseconds, _TIME_UNITS)
+
+
+def render_model(profile: Profile, name: str | None, *, is_complete: bool = True) -> RenderableType:
+    """Return the task graph, top to bottom in execution order, and its totals.
+
+    Without ``is_complete``, only shapes were known and the model has no id yet.
+    """
+    manifest = profile.manifest
+    title = f"{printable(name or manifest.kind)} · {_count_tasks(len(manifest.tasks))}"
+    identity = manifest.model_id if is_complete else "shapes only: no weights, so no id"
+    head = Text.assemble((title, "bold"), f"\n{identity}", style="default")
+    parts = [head, _render_graph(profile), _render_totals(profile)]
+    if manifest.client is not None:
+        parts.insert(2, _render_client(manifest.client))
+    return Group(*parts)
+
+
+def render_models(models: Sequence[RegisteredModel]) -> Text:
+    """Return the lines of ``splitup-deploy list``; ids stand whole, to be copied."""
+    text = Text()
+    for model in models:
+        text.append(printable(model.name), "bold")
+        text.append(
+            f"  {_count_tasks(model.task_count)}, "
+            f"{format_usdc(model.price_per_step_micro_usdc)} per step\n"
+            f"  {model.model_id}\n  by {model.developer}\n"
+        )
+    text.rstrip()
+    return text
+
+
+def describe_model(
+    profile: Profile, name: str | None, *, is_complete: bool = True
+) -> dict[str, Any]:
+    """Return the JSON form of ``inspect`` and ``register --dry-run``.
+
+    Digests and ids are null without ``is_complete``, when only shapes were known.
+    """
+    manifest = profile.manifest
+    return {
+        "model_id": manifest.model_id if is_complete else None,
+        "name": name,
+        "kind": manifest.kind,
+        "price_per_step_micro_usdc": manifest.price_micro_usdc(1),
+        "latency_ps": profile.latency_ps,
+        "imbalance": round(profile.imbalance, 4),
+        "critical_path": list(profile.critical),
+        "classes": [
+            {"vram_bytes": target, "tasks": count} for target, count in profile.class_counts.items()
+        ],
+        "inputs": [_describe_port(port) for port in manifest.inputs],
+        "outputs": [_describe_port(port) for port in manifest.outputs],
+        "edges": [list(edge) for edge in manifest.edges()],
+        "client": None if manifest.client is None else _describe_client(manifest.client),
+        "tasks": [
+            {
+                "index": index,
+                "place": "node",
+                "gate": task.gate,
+                "label": task.label,
+                "task_id": task.task_id if is_complete else None,
+                "inputs": [_describe_port(port) for port in task.inputs],
+                "outputs": [_describe_port(port) for port in task.outputs],
+                "graph_bytes": task.graph_bytes,
+                "weights_bytes": task.weights_bytes,
+                "state_bytes": task.state_bytes,
+                "vram_bytes": task.vram_bytes,
+                "class_bytes": profile.classes_bytes[index],
+                "flops": task.flops,
+                "time_ps": profile.times_ps[index],
+                "price_micro_usdc": task.price_micro_usdc,
+            }
+            for index, task in enumerate(manifest.tasks)
+        ],
+    }
+
+
+def _describe_client(client: ClientPart) -> dict[str, Any]:
+    return {
+        "inputs": [_describe_port(port) for port in client.inputs],
+        "outputs": [_describe_port(port) for port in client.outputs],
+        "tasks": [
+            {
+                "index": index,
+                "place": "client",
+                "label": task.label,
+                "inputs": [_describe_port(port) for port in task.inputs],
+                "outputs": [_describe_port(port) for port in task.outputs],
+                "graph_bytes": task.graph_bytes,
+                "weights_bytes": task.weights_bytes,
+                "state_bytes": task.state_bytes,
+                "vram_bytes": task.vram_bytes,
+                "flops": task.flops,
+            }
+            for index, task in enumerate(client.tasks)
+        ],
+    }
+
+
+def _render_client(client: ClientPart) -> Text:
+    """Return the tasks that are the client's, and what that hides from whom."""
+    early = set(client.find_early())
+    text = Text()
+    for index, task in enumerate(client.tasks):
+        when = "before" if index in early else "after"
+        text.append(f"client   {task.label}", "bold")
+        text.append(f" · {when} the nodes · {format_bytes(task.vram_bytes)}")
+        text.append(f" · {_format_scaled(task.flops, _FLOP_UNITS)}FLOP\n")
+    text.append(f"{_PRIVACY}\n", "dim")
+    return text
+
+
+def _render_graph(profile: Profile) -> Text:
+    hot = set(profile.critical)
+    text = Text()
+    rails = list(_draw_rails(profile))
+    for index, (task, (corner, rail)) in enumerate(zip(profile.manifest.tasks, rails, strict=True)):
+        text.append(corner, "dim")
+        text.append("● " if index in hot else "○ ", "bold yellow" if index in hot else "dim")
+        text.append(f"{index} {task.label}", "bold")
+        text.append("".join(f" · {fact}" for fact in _list_facts(profile, index)) + "\n")
+        text.append(f"{rail.ljust(6)}{_list_costs(task)}\n", "dim")
+        text.append(f"{rail.ljust(6)}← {_list_inputs(task)}\n", "dim")
+    text.rstrip()
+    return text
+
+
+def _list_facts(profile: Profile, index: int) -> list[str]:
+    task, target = profile.manifest.tasks[index], profile.classes_bytes[index]
+    facts = [f"{format_bytes(task.vram_bytes)} VRAM", format_time(profile.times_ps[index])]
+    if len(profile.targets_bytes) > 1:
+        facts.append(f"{format_bytes(target)} card" if target else "fits no card")
+    return facts
+
+
+def _list_costs(task: Task) -> str:
+    kinds = (("weights", task.weights_bytes), ("state", task.state_bytes))
+    parts = [f"{kind} {format_bytes(nbytes)}" for kind, nbytes in kinds if nbytes]
+    parts.append(f"{_format_scaled(task.flops, _FLOP_UNITS)}FLOP")
+    parts.append(f"{format_usdc(task.price_micro_usdc)}")
+    return ", ".join(parts)
+
+
+def _draw_rails(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Yield for every task how its first and its other lines begin: who runs side by side.
+
+    Tasks of one level hang from a branch of the line, as neighbours in the manifest's order.
+    """
+    levels = profile.levels
+    last = len(levels) - 1
+    for index, level in enumerate(levels):
+        joined = index > 0 and levels[index - 1] == level
+        splits = index < last and levels[index + 1] == level
+        corner = {0: "┌", last: "└"}.get(index, "├") if last else "─"
+        rail = " " if index == last else "│"
+        if not joined and not splits:
+            yield f"{corner}─", rail
+        elif not joined:
+            yield f"{corner}─┬─", f"{rail} │"
+        else:
+            yield f"{rail} {'├' if splits else '└'}─", f"{rail} {'│' if splits else ' '}"
+
+
+def _list_inputs(task: Task) -> str:
+    sizes: Counter[str] = Counter()
+    for port in task.inputs:
+        if isinstance(port.source, TaskSource):
+            sizes[f"task {port.source.task}"] += port.nbytes
+        else:
+            sizes[port.source.input] += port.nbytes
+    return ", ".join(f"{origin} {format_bytes(nbytes)}" for origin, nbytes in sizes.items())
+
+
+def _render_totals(profile: Profile) -> Text:
+    manifest, tasks = profile.manifest, profile.manifest.tasks
+    crossing = {
+        (port.source.task, port.source.port): port.nbytes
+        for task in tasks
+        for port in task.inputs
+        if isinstance(port.source, TaskSource)
+    }
+    outputs = ", ".join(f"{port.name} {port.dtype} {list(port.shape)}" for port in manifest.outputs)
+    return Text(
+        f"output   {outputs}\n"
+        f"in all   {format_bytes(sum(task.weights_bytes for task in tasks))} of weights, "
+        f"{_format_scaled(sum(task.flops for task in tasks), _FLOP_UNITS)}FLOP and "
+        f"{format_bytes(sum(crossing.values()))} between tasks per step\n"
+        f"largest  {format_bytes(max(task.vram_bytes for task in tasks))} of VRAM\n"
+        f"time     {format_time(profile.latency_ps)} per step along the critical path (●) of "
+        f"{_count_tasks(len(profile.critical))}\n"
+        f"longest  {100 * profile.imbalance:.1f} % above the mean task\n"
+        f"{_list_classes(profile)}"
+        f"price    {format_usdc(manifest.price_micro_usdc(1))} per step"
+    )
+
+
+def _list_classes(profile: Profile) -> str:
+    if len(profile.targets_bytes) < 2:
+        return ""
+    parts = [
+        f"{format_bytes(target)}: {_count_tasks(count)}" if target else f"none: {count}"
+        for target, count in profile.class_counts.items()
+    ]
+    return f"cards    {', '.join(parts)}\n"
+
+
+def _describe_port(port: Port) -> dict[str, Any]:
+    return {"name": port.name, "dtype": port.dtype, "shape": list(port.shape), "bytes": port.nbytes}
+
+
+def _count_tasks(count: int) -> str:
+    return f"{count} task" if count == 1 else f"{count} tasks"
+
+
+def printable(text: str) -> str:
+    """A name comes from a stranger: nothing in it may move the cursor."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _format_scaled(count: int, units: Sequence[str]) -> str:
+    value, unit = float(count), 0
+    while value >= 999.5 and unit + 1 < len(units):
+        value /= 1000
+        unit += 1
+    return f"{value:.3g} {units[unit]}"

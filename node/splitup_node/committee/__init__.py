@@ -1,0 +1,1 @@
+"""What a node tells the committee and hears from it."""

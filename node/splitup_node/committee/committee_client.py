@@ -1,0 +1,208 @@
+"""What a node tells all committee members, and how it learns from them when to reveal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, TypeVar
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault, Refused, SplitUpError, Unavailable
+from splitup.messages.completions import Completion, Pledge, Takeovers
+from splitup.messages.verification import (
+    SignedAttestation,
+    VerificationCommitment,
+    VerificationResult,
+)
+from splitup.net.http import SignedClient
+from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.settlement.attestations import Attestations, check_attestation
+
+PROMISE_TYP: Final = "splitup-verification-commitment"
+TAKEOVERS_TYP: Final = "splitup-takeovers"
+_OVER: Final = 410  # the member's answer for an execution that was settled or refunded
+_NO_DRAW: Final = 404  # for one that it knows no draw of
+
+T = TypeVar("T")
+
+_log = logging.getLogger("splitup.node.heralds")
+
+
+Said = Pledge | Takeovers | Completion | VerificationCommitment | VerificationResult
+CommitteeSource = Callable[[str], Awaitable[CommitteeView]]  # of an execution
+
+
+class Herald:
+    """Speaks to every member; one that is down is told again."""
+
+    def __init__(
+        self,
+        http: SignedClient,
+        fetch_committee: CommitteeSource,
+        now_s: Callable[[], float] = time.time,  # the chain's time, which deadlines are in
+    ) -> None:
+        self._http = http
+        self._fetch_committee = fetch_committee
+        self._now_s = now_s
+
+    async def tell(
+        self,
+        path: str,
+        typ: str,
+        message: Said,
+        done: set[str],
+        grace_s: float = limits.REPORT_RETRY_S,
+    ) -> bool:
+        """Sign and send to the members that are not in ``done`` yet and add those that took it.
+
+        Returns whether a quorum has it, ``grace_s`` later than that for the others. One signature
+        serves all members.
+        """
+        committee = await self._fetch_committee(message.execution_id)
+        token = self._http.sign(typ, committee.domain.committee, message)
+        missing = [m for m in committee.members if m.account not in done]
+        answers = await _hear(
+            (
+                self._http.post_token(f"{m.endpoint}{path}", token, timeout_s=limits.MEMBER_REPLY_S)
+                for m in missing
+            ),
+            committee.quorum - len(done),
+            grace_s,
+        )
+        for member, answer in zip(missing, answers, strict=True):
+            if isinstance(answer, SplitUpError):
+                _log.info("member %s: %s", member.account, answer)
+            else:
+                done.add(member.account)
+        return len(done) >= committee.quorum
+
+    async def say(self, said: VerificationCommitment | Takeovers, done: set[str]) -> None:
+        """Tell what members have to know before anything is revealed."""
+        if isinstance(said, Takeovers):
+            await self.tell("/v1/takeovers", TAKEOVERS_TYP, said, done)
+        else:
+            await self.tell("/v1/promise", PROMISE_TYP, said, done)
+
+    async def has_all(self, execution_id: str, done: set[str]) -> bool:
+        committee = await self._fetch_committee(execution_id)
+        return done >= {member.account for member in committee.members}
+
+    async def spread(self, path: str, typ: str, message: Said, give_up_s: float) -> bool:
+        """Tell until a quorum has it, and for a while the others; return whether a quorum has."""
+        done: set[str] = set()
+        late_tries = 0
+        pause_s = limits.REPORT_RETRY_S
+        while self._now_s() < give_up_s:
+            if await self.tell(path, typ, message, done, pause_s):
+                late_tries += 1
+            if late_tries > limits.RPC_TRIES or await self.has_all(message.execution_id, done):
+                return True
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
+        return late_tries > 0
+
+    async def wait_until_due(
+        self,
+        execution_id: str,
+        said: VerificationCommitment | Takeovers | None,
+        give_up_s: float,
+    ) -> bool:
+        """Wait until 2f+1 members attest that it is time to reveal; False when it never is.
+
+        What is ``said`` before is told to all members meanwhile: a validator's commitment, which
+        has to be fixed before it reveals, or what made a node an executor.
+        """
+        attestations = Attestations((await self._fetch_committee(execution_id)).quorum)
+        told: set[str] = set()
+        pause_s = limits.REPORT_RETRY_S
+        while self._now_s() < give_up_s:
+            if said is not None and not await self.has_all(execution_id, told):
+                await self.say(said, told)
+            if await self._ask(execution_id, attestations, told, 2 * pause_s):
+                return False
+            fixed = not isinstance(said, VerificationCommitment) or (
+                attestations.find_fixed(said.task, said.validator) == said.root
+            )
+            if attestations.is_due() and fixed:
+                return True
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, limits.ATTESTATION_POLL_MAX_S)
+        return False
+
+    async def _ask(
+        self, execution_id: str, attestations: Attestations, told: set[str], grace_s: float
+    ) -> bool:
+        """Collect attestations; return whether a quorum says that the execution is over.
+
+        A member without a draw may have been restarted, and is taken out of ``told``.
+        """
+        committee = await self._fetch_committee(execution_id)
+        answers = await _hear(
+            (self._fetch(execution_id, member, committee) for member in committee.members),
+            committee.quorum,
+            grace_s,
+        )
+        for member, answer in zip(committee.members, answers, strict=True):
+            if isinstance(answer, SignedAttestation):
+                attestations.add(answer)
+            elif isinstance(answer, Refused) and answer.status == _NO_DRAW:
+                told.discard(member.account)
+        return _count_over(answers) >= committee.quorum
+
+    async def _fetch(
+        self, execution_id: str, member: CommitteeMember, committee: CommitteeView
+    ) -> SignedAttestation:
+        value = await self._http.get_json(
+            f"{member.endpoint}/v1/attestation/{execution_id}", timeout_s=limits.MEMBER_REPLY_S
+        )
+        signed = SignedAttestation.from_value(value)
+        if signed.attestation.execution_id != execution_id:
+            raise PeerFault("the attestation is about another execution", peer=member.account)
+        check_attestation(signed, committee)
+        return signed
+
+
+async def _hear(
+    calls: Iterable[Coroutine[Any, Any, T]], quorum: int, grace_s: float
+) -> list[T | SplitUpError]:
+    """Return what each call gave or raised; who hangs is not waited for when a quorum answered.
+
+    ``grace_s`` grows with a caller's patience, so that a slow member is heard where a fast one is
+    of no use. With a quorum of 0 the others had it, and all are waited for.
+    """
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    waiting = set(tasks)
+    try:
+        while waiting:
+            answered = sum(
+                task.done() and not isinstance(task.exception(), Unavailable) for task in tasks
+            )
+            enough = answered >= quorum > 0
+            _, waiting = await asyncio.wait(
+                waiting,
+                timeout=grace_s if enough else None,
+                return_when=asyncio.ALL_COMPLETED if enough else asyncio.FIRST_COMPLETED,
+            )
+            if enough:
+                break
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return [_get_outcome(task) for task in tasks]
+
+
+def _get_outcome(task: asyncio.Future[Any]) -> Any:
+    """Return what a call gave, or what went wrong with the other side; raise any other error."""
+    if task.cancelled():
+        return Unavailable("it answers later than a quorum did")
+    error = task.exception()
+    if isinstance(error, SplitUpError):
+        return error
+    return task.result()
+
+
+def _count_over(answers: Iterable[SignedAttestation | SplitUpError]) -> int:
+    return sum(isinstance(a, Refused) and a.status == _OVER for a in answers)

@@ -1,0 +1,131 @@
+"""One heartbeat to every member of the committee; who does not answer holds up no other.
+
+To each member a beat names the block that this very member named last, so that members who are
+behind or ahead of each other all know theirs, and a node needs no chain to stay alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault, Refused, SplitUpError
+from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.snapshots import Heartbeat
+from splitup.net.http import SignedClient
+from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup_node.tasks.placement import DemandEntry, parse_demand
+
+HEARTBEAT_TYP: Final = "splitup-heartbeat"
+_HASH: Final = re.compile(r"0x[0-9a-f]{64}")
+
+_log = logging.getLogger("splitup.node.beats")
+
+Demand = tuple[DemandEntry, ...]
+
+
+class Beats:
+    """Sends heartbeats, and keeps the members' latest answers."""
+
+    def __init__(self, http: SignedClient) -> None:
+        self._http = http
+        self._heads: dict[str, str] = {}  # member -> the block that it named last
+        self._calls: dict[str, asyncio.Task[None]] = {}  # member -> what it has not answered yet
+        self._outcomes: dict[str, Demand | SplitUpError] = {}
+
+    async def send(self, beat: Heartbeat, committee: CommitteeView) -> None:
+        """Tell all members; wait for their answers, ``HEARTBEAT_PERIOD_S`` at most.
+
+        A member whose answer to an earlier beat is still awaited is not told of this one.
+        """
+        self._reap()
+        tokens: dict[str, str] = {}  # most members name the same block: one signature serves them
+
+        def sign(head: str) -> str:
+            if head not in tokens:
+                named = beat.model_copy(update={"block_hash": head})
+                tokens[head] = self._http.sign(HEARTBEAT_TYP, committee.domain.committee, named)
+            return tokens[head]
+
+        members = {member.account for member in committee.members}
+        for known in (self._heads, self._outcomes):
+            for account in known.keys() - members:
+                del known[account]
+        for member in committee.members:
+            if member.account not in self._calls:
+                self._outcomes.pop(member.account, None)
+                call = asyncio.create_task(self._tell(member, sign))
+                self._calls[member.account] = call
+        await asyncio.wait(self._calls.values(), timeout=limits.HEARTBEAT_PERIOD_S)
+        self._reap()
+
+    def get_demands(self) -> list[Demand]:
+        """Return the demand as each member sees it that answered lately."""
+        return [demand for demand in self._outcomes.values() if isinstance(demand, tuple)]
+
+    def list_refusals(self, committee: CommitteeView) -> set[str]:
+        """Return why the members refuse us, empty while one of them does not."""
+        outcomes = [self._outcomes.get(member.account) for member in committee.members]
+        refusals = [str(outcome) for outcome in outcomes if isinstance(outcome, Refused)]
+        return set(refusals) if len(refusals) == len(outcomes) else set()
+
+    async def close(self) -> None:
+        """Give up what is not answered."""
+        for call in self._calls.values():
+            call.cancel()
+        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+        self._calls.clear()
+
+    def _reap(self) -> None:
+        for account, call in list(self._calls.items()):
+            if call.done():
+                del self._calls[account]
+                call.result()  # raises what is nobody's fault but ours
+
+    async def _tell(self, member: CommitteeMember, sign: Callable[[str], str]) -> None:
+        try:
+            self._outcomes[member.account] = await self._fetch_demand(member, sign)
+        except Refused as refusal:
+            self._outcomes[member.account] = refusal
+            _log.debug("heartbeat: %s", refusal)
+        except PeerFault as fault:  # of one member; the others' answers count
+            self._outcomes[member.account] = fault
+            _log.warning("heartbeat: %s", fault)
+        except SplitUpError as error:
+            self._outcomes[member.account] = error
+            _log.debug("heartbeat: %s", error)
+
+    async def _fetch_demand(self, member: CommitteeMember, sign: Callable[[str], str]) -> Demand:
+        """Send the beat, and once more when the member names another block than we did."""
+        url = f"{member.endpoint}/v1/heartbeat"
+        head, named = "", ZERO_BYTES32
+        for _ in range(2):
+            head = self._heads.get(member.account, ZERO_BYTES32)
+            answer = await self._http.post_token(
+                url, sign(head), timeout_s=limits.HEARTBEAT_TIMEOUT_S
+            )
+            named = self._heads[member.account] = _read_block(answer)
+            if "tasks" in answer:
+                return parse_demand(answer["tasks"])
+            if named in (head, ZERO_BYTES32):
+                break
+        if named == ZERO_BYTES32:
+            why = "has seen no block of the chain yet; wait for it"
+        else:
+            why = f"does not know block {head}, though it named it; who runs it has to look"
+        raise Refused(
+            f"member {member.account} {why}",
+            status=409,
+            peer=member.account,
+        )
+
+
+def _read_block(answer: dict[str, Any]) -> str:
+    block = answer.get("block")
+    if not isinstance(block, str) or not _HASH.fullmatch(block):
+        raise PeerFault("a heartbeat's answer names no block")
+    return block

@@ -1,0 +1,211 @@
+"""A node's presence: what it tells the committee every second, and what it loads by the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+
+from splitup.core import limits
+from splitup.core.errors import InvalidModel, SplitUpError
+from splitup.crypto.keys import Identity
+from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.snapshots import Heartbeat
+from splitup.net.http import SignedClient
+from splitup.protocol.committee.certificates import CommitteeView
+from splitup.storage.task_cache import Cache
+from splitup_node.committee.heartbeat_sender import Beats
+from splitup_node.execution.engine import Engine
+from splitup_node.health import Health
+from splitup_node.tasks.loaded_tasks import Residents
+from splitup_node.tasks.placement import DemandEntry, Trade, Trader, choose_task, merge_demand
+from splitup_node.worker.supervisor import TaskFailed, WorkerLost
+
+_log = logging.getLogger("splitup.node.presence")
+
+
+class Presence:
+    """Sends heartbeats; takes from their answers which tasks are wanted, and loads them."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        http: SignedClient,
+        engine: Engine,
+        residents: Residents,
+        cache: Cache,
+        health: Health,
+        *,
+        get_committee: Callable[[], CommitteeView],
+        get_determinism: Callable[[], str],
+    ) -> None:
+        self._identity = identity
+        self._beats = Beats(http)
+        self._engine = engine
+        self._residents = residents
+        self._cache = cache
+        self._health = health
+        self._get_committee = get_committee
+        self._get_determinism = get_determinism
+        self.boot_id = secrets.token_hex(32)
+        self._sequence = 0
+        self._demand: tuple[DemandEntry, ...] = ()
+        self._demand_changed = asyncio.Event()
+        self._news = asyncio.Event()
+        self._unloadable: dict[str, float] = {}  # task_id -> when to try again
+        self._trader = Trader(identity.address)
+        self._withdrawn = ""  # the task that is about to be unloaded
+        self.trades: deque[dict[str, str | int]] = deque(maxlen=limits.SHOWN_TRADES)
+
+    async def beat(self) -> None:
+        """Send a heartbeat per period, and one at once when a task was loaded."""
+        try:
+            while True:
+                self._news.clear()
+                try:
+                    await self._send_heartbeat()
+                except SplitUpError as error:
+                    _log.warning("%s", error)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limits.HEARTBEAT_PERIOD_S):
+                        await self._news.wait()
+        finally:
+            await self._beats.close()
+
+    async def _send_heartbeat(self) -> None:
+        committee = self._get_committee()
+        self._sequence += 1
+        beat = Heartbeat(
+            node=self._identity.address,
+            boot_id=self.boot_id,
+            sequence=self._sequence,
+            sent_at_ms=int(time.time() * 1000),
+            block_hash=ZERO_BYTES32,  # each member's own goes in
+            queue_ms=self._engine.runs.queue_ms,
+            resident=self._get_offers(),
+            vram_free_bytes=max(0, self._residents.free_bytes),
+            determinism=self._get_determinism()[:200],
+            speed_mflops=self._engine.runs.speed_mflops,
+            bandwidth_kbps=self._cache.bandwidth_kbps,
+        )
+        await self._beats.send(beat, committee)
+        self._health.note_refusals(self._beats.list_refusals(committee), len(committee.members))
+        self._demand = merge_demand(self._beats.get_demands())
+        self._demand_changed.set()
+
+    def _get_offers(self) -> tuple[str, ...]:
+        """Return what this node takes work for."""
+        if self._health.trouble:
+            return ()
+        held = (task.task_id for task in self._residents.tasks)
+        return tuple(sorted(task_id for task_id in held if task_id != self._withdrawn))
+
+    async def specialise(self) -> None:
+        """Load one task after the other, by demand, for as long as there is memory; then trade.
+
+        The next choice waits for answers that can know of the last one, and of what others loaded
+        meanwhile: nodes that fill up by an old list leave tasks that nobody has room for.
+        """
+        while True:
+            self._demand_changed.clear()
+            await self._demand_changed.wait()
+            now_s = time.monotonic()
+            excluded = {task for task, retry_s in self._unloadable.items() if now_s < retry_s}
+            choice = choose_task(
+                self._identity.address,
+                self._demand,
+                self._residents.programs,
+                excluded,
+                self._residents.free_bytes,
+            )
+            if choice is None and self._trader.is_due(time.time()):
+                choice = await self._trade(excluded)
+            if choice is not None and await self._load(choice):
+                self._news.set()
+                await asyncio.sleep(limits.DEMAND_AGE_S)
+                self._news.set()
+
+    async def _load(self, choice: DemandEntry) -> bool:
+        try:
+            await self._residents.ensure(choice.model_id, choice.task)
+        except SplitUpError as error:
+            self._note_failure(choice, error)
+            return False
+        return True
+
+    def _note_failure(self, choice: DemandEntry, error: SplitUpError) -> None:
+        # a worker's death may be the task's doing
+        if isinstance(error, InvalidModel | TaskFailed | WorkerLost):
+            _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
+            self._unloadable[choice.task_id] = time.monotonic() + limits.LOAD_RETRY_S
+        else:  # the store, the gateway, the memory: soon again
+            _log.warning("task %s waits: %s", choice.task_id[:12], error)
+
+    # ---- trades --------------------------------------------------------------------------------
+
+    async def _trade(self, excluded: Collection[str]) -> DemandEntry | None:
+        """Make room for a task that too few serve, if there is one; return it."""
+        residents = self._residents
+        idle = set(residents.programs) - residents.used - self._engine.list_used()
+        rooms = {task_id: residents.get_room(task_id) for task_id in idle}
+        trade = self._trader.choose(self._demand, residents.programs, rooms, excluded, time.time())
+        if trade is None or not await self._give_up(trade):
+            return None
+        return trade.wanted
+
+    async def _give_up(self, trade: Trade) -> bool:
+        """Unload a task for another, after notice; return whether there is room for that now.
+
+        Whoever was planned on the task before the notice was known still finds it.
+        """
+        given, wanted = trade.given, trade.wanted
+        label = next(t.label for t in self._residents.tasks if t.task_id == given.task_id)
+        try:
+            await self._residents.prepare(wanted.model_id, wanted.task)
+        except SplitUpError as error:
+            self._note_failure(wanted, error)
+            return False
+        self._withdrawn = given.task_id
+        self._news.set()
+        try:
+            await asyncio.sleep(limits.TRADE_NOTICE_S)
+            self._demand_changed.clear()
+            await self._demand_changed.wait()  # by a list that knows of it
+            if not self._trader.confirms(trade, self._demand):
+                self._trader.note(trade, time.time(), made=False)
+                return False
+            if not await self._residents.unload(given.task_id, lambda: self._is_idle(given)):
+                return False
+        except SplitUpError as error:
+            _log.warning("the trade of %s is off: %s", label, error)
+            return False
+        finally:
+            self._withdrawn = ""
+            self._news.set()
+        self._trader.note(trade, time.time(), made=True)
+        _log.info(
+            "gave up %s, which %d operators serve, for task %d of %s, which %d do",
+            label,
+            given.operators,
+            wanted.task,
+            wanted.model_id,
+            wanted.operators,
+        )
+        self.trades.append(
+            {
+                "given": given.task_id,
+                "label": label,
+                "operators": given.operators,
+                "wanted": wanted.task_id,
+                "wanted_operators": wanted.operators,
+                "at_s": int(time.time()),
+            }
+        )
+        return True
+
+    def _is_idle(self, entry: DemandEntry) -> bool:
+        return entry.task_id not in self._engine.list_used()

@@ -1,0 +1,1 @@
+"""Running the tasks of an execution: inputs in, outputs out."""

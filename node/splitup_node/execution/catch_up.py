@@ -1,0 +1,129 @@
+"""How a node that takes a task over catches up: out of the logs of whoever made its inputs.
+
+Each input port is read from its first step on until the stored log meets what its producer sends,
+who sends again all that the store may lack. The task runs every step itself, so that it has the
+state, and answers for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from splitup.core import limits
+from splitup.core.errors import SplitUpError
+from splitup.protocol.execution.log_segments import LogEntry, LogReader
+from splitup.protocol.execution.routes import get_sources
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.task_queue import PortId, TaskQueue, Tensor
+from splitup.storage.log_store import iter_log, read_tensor
+from splitup_node.execution.executions import Execution, Part
+from splitup_node.execution.outputs import Fail, Spawn
+
+
+class Replay:
+    """Feeds the queue with the past inputs of tasks taken over."""
+
+    def __init__(
+        self, queue: TaskQueue, pump: Callable[[], None], fail: Fail, spawn: Spawn
+    ) -> None:
+        self._queue = queue
+        self._pump = pump
+        self._fail = fail
+        self._spawn = spawn
+        self._ran: dict[tuple[str, int], asyncio.Event] = {}  # while a task catches up
+
+    def start(self, execution: Execution, task: int) -> None:
+        """Begin to catch up with one task."""
+        self._spawn(self._catch_up(execution, execution.parts[task]))
+
+    def on_run(self, execution: Execution, task: int) -> None:
+        """Note that a step of a task has run."""
+        if (event := self._ran.get((execution.id, task))) is not None:
+            event.set()
+
+    async def _catch_up(self, execution: Execution, part: Part) -> None:
+        key = execution.id, part.task
+        self._ran[key] = asyncio.Event()
+        sources = dict.fromkeys(get_sources(execution.manifest, part.task))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for source in sources:
+                    group.create_task(self._feed(execution, part, source))
+        except* SplitUpError as failures:
+            step = self._queue.get_progress(execution.id).get(part.task, 0)
+            reason = f"its past inputs cannot be read: {failures.exceptions[0]}"
+            self._fail(execution.id, part.task, step, reason)
+        finally:
+            del self._ran[key]
+            self._pump()
+
+    async def _feed(self, execution: Execution, part: Part, source: PortId) -> None:
+        """Read one port until the queue has what would come next."""
+        if source[0] in execution.parts:  # made here: nobody will send what is not stored yet
+            name = LogName(*source, execution.node, 0)
+            for entry in execution.writer.get_unstored(*source):
+                await self._offer_entry(execution, part, name, entry)
+        while True:
+            author = execution.roster.get_author(source[0])
+            spec = execution.routes.specs[source]
+            reader = LogReader(execution.id, *source, author, spec.accepts)
+            wait = partial(self._is_expected, execution, part, reader)
+            async for entries in iter_log(execution.store, reader, wait=wait):
+                await self._offer(execution, part, reader, entries)
+                if not self._is_missing(execution, part, source, reader.next_step):
+                    return
+            if not self._is_missing(execution, part, source, reader.next_step):
+                return  # else another node writes this port now: from the start, its own log
+
+    def _is_missing(self, execution: Execution, part: Part, source: PortId, step: int) -> bool:
+        if not self._is_current(execution, part) or step == execution.steps:
+            return False
+        return not self._queue.has(execution.id, source, step, part.task)
+
+    def _is_expected(self, execution: Execution, part: Part, reader: LogReader) -> bool:
+        """Return whether the reader's next segment, not stored yet, is worth waiting for."""
+        name = reader.name
+        source = name.task, name.port
+        same = name.node == execution.roster.get_author(name.task)
+        return same and self._is_missing(execution, part, source, reader.next_step)
+
+    async def _offer(
+        self,
+        execution: Execution,
+        part: Part,
+        reader: LogReader,
+        entries: list[LogEntry],
+    ) -> None:
+        """Hand one segment to the queue, when the task has come near it."""
+        ran = self._ran[execution.id, part.task]
+        while (
+            self._is_current(execution, part)
+            and entries[0].step > self._get_step(execution, part) + limits.REPLAY_AHEAD_STEPS
+        ):
+            ran.clear()
+            await ran.wait()
+        for entry in entries:
+            if not self._is_current(execution, part):
+                return
+            if entry.step < self._get_step(execution, part):
+                continue
+            await self._offer_entry(execution, part, reader.name, entry)
+        self._pump()
+
+    async def _offer_entry(
+        self, execution: Execution, part: Part, name: LogName, entry: LogEntry
+    ) -> None:
+        data = await read_tensor(execution.store, name, entry)
+        if self._is_current(execution, part):
+            tensor = Tensor(entry.digest, data, time.time_ns())
+            source = name.task, name.port
+            self._queue.offer(execution.id, source, entry.step, tensor, task=part.task)
+
+    def _get_step(self, execution: Execution, part: Part) -> int:
+        return self._queue.get_progress(execution.id).get(part.task, 0)
+
+    def _is_current(self, execution: Execution, part: Part) -> bool:
+        return not execution.is_over and execution.parts.get(part.task) is part

@@ -1,0 +1,43 @@
+"""Which tensors this node sends in pieces, and which it takes (``splitup.net.tensor_chunks``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from splitup.core.errors import PeerFault, SplitUpError
+from splitup.messages.frames import Piece
+from splitup.net.links import Link, LinkPool
+from splitup.net.tensor_chunks import has_room
+from splitup_node.execution.executions import Execution
+
+
+def find_direct_links(
+    pool: LinkPool, execution: Execution, targets: Iterable[str], nbytes: int, most_bytes: int
+) -> list[Link]:
+    """Return the links of nodes that a tensor can go to directly."""
+    links = []
+    for target in targets:
+        node = execution.certificate.plan.node_of(target)
+        try:
+            link = pool.open(node.node, node.endpoint)
+        except SplitUpError:
+            continue  # one that is gone is the client's business
+        if has_room(link, nbytes, most_bytes):
+            links.append(link)
+    return links
+
+
+def check_piece(execution: Execution, sender: str, piece: Piece) -> bool:
+    """Return whether a piece from the peer with the Ed25519 key ``sender`` is worth its room.
+
+    Raises PeerFault when nobody may send it here.
+    """
+    if not execution.check_tensor((piece.task, piece.port), piece.length):
+        return False
+    if sender != execution.roster.get_key(piece.task):
+        if execution.roster.takeovers:
+            return False  # the executor was replaced
+        raise PeerFault(f"{sender} sends pieces of task {piece.task} of {execution.id}")
+    if piece.step >= execution.certificate.plan.request.steps:
+        raise PeerFault(f"a piece of step {piece.step} of {execution.id}: nobody paid for it")
+    return True

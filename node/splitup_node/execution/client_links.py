@@ -1,0 +1,106 @@
+"""The clients of this node's executions: which links are theirs, and what they may have missed."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+
+from splitup.core import limits
+from splitup.core.errors import Unavailable
+from splitup.crypto.keys import Identity
+from splitup.messages.frames import Frame, FrameKind
+from splitup.messages.plans import PlanCertificate
+from splitup.messages.progress import TaskFailure
+from splitup.net.links import Link
+from splitup.net.signed_frames import make_message_frame, seal_frame
+from splitup_node.execution.executions import Execution
+
+_log = logging.getLogger("splitup.node.clients")
+
+
+class Clients:
+    """Sends to clients over the links that they opened."""
+
+    def __init__(self, identity: Identity, executions: Mapping[str, Execution]) -> None:
+        self._identity = identity
+        self._executions = executions
+        self._links: dict[str, list[Link]] = {}  # by the opener's key
+        self._refused: OrderedDict[str, tuple[str, bytes]] = OrderedDict()  # client key, ERROR
+
+    def is_refused(self, execution_id: str) -> bool:
+        """Return whether this node said no to an execution."""
+        return execution_id in self._refused
+
+    def refuse(self, certificate: PlanCertificate, reason: str) -> bool:
+        """Say why this node does not run an execution, now or when its client comes.
+
+        Returns False when the plan gives it nothing to run.
+        """
+        plan = certificate.plan
+        node = self._identity.address
+        mine = [task for task, executor in enumerate(plan.executors()) if executor == node]
+        if not mine:
+            return False
+        execution_id = plan.request.execution_id
+        failure = TaskFailure(task=mine[0], step=0, node=node, reason=reason[:500])
+        frame = make_message_frame(FrameKind.ERROR, execution_id, mine[0], 0, failure)
+        sealed = seal_frame(self._identity, frame)
+        self._refused[execution_id] = (plan.request.client_key, sealed)
+        while len(self._refused) > limits.MAX_FINISHED:
+            self._refused.popitem(last=False)
+        for link in self._links.get(plan.request.client_key, ()):
+            if link.execution_id in ("", execution_id):
+                link.send(sealed)
+        return True
+
+    def tell_failure(self, execution: Execution, task: int, step: int) -> None:
+        """Send the execution's failure."""
+        failure = TaskFailure(
+            task=task, step=step, node=self._identity.address, reason=execution.failure
+        )
+        self.tell(execution, make_message_frame(FrameKind.ERROR, execution.id, task, step, failure))
+
+    def tell(self, execution: Execution, frame: Frame) -> None:
+        """Send a frame, and keep it for a client that connects again."""
+        self.send(execution, seal_frame(self._identity, frame))
+
+    def send(self, execution: Execution, sealed: bytes, *, keep: bool = True) -> None:
+        """Send a sealed frame over the newest of the client's links."""
+        if keep:
+            execution.keep_for_client(sealed)
+        for link in self._iter_links(execution):
+            try:
+                link.send(sealed)
+            except Unavailable as error:
+                _log.warning("client of %s: %s", execution.id, error)
+                continue
+            return
+
+    def find_link(self, execution: Execution) -> Link | None:
+        """Return the newest of the client's links, None when it has none."""
+        return next(self._iter_links(execution), None)
+
+    def _iter_links(self, execution: Execution) -> Iterator[Link]:
+        for link in reversed(self._links.get(execution.client_key, ())):
+            if link.execution_id in ("", execution.id):
+                yield link
+
+    def on_opened(self, link: Link) -> None:
+        """Send a client that is there, perhaps again, all that it may have missed."""
+        self._links.setdefault(link.peer, []).append(link)
+        for execution in self._executions.values():
+            if execution.client_key == link.peer and link.execution_id in ("", execution.id):
+                for sealed in execution.outbox:
+                    link.send(sealed)
+        for execution_id, (client_key, sealed) in self._refused.items():
+            if client_key == link.peer and link.execution_id in ("", execution_id):
+                link.send(sealed)
+
+    def on_closed(self, link: Link) -> None:
+        """Forget a link."""
+        links = self._links.get(link.peer, [])
+        if link in links:
+            links.remove(link)
+        if not links:
+            self._links.pop(link.peer, None)

@@ -1,0 +1,99 @@
+"""What a task consumed and produced, as running digests for the commitment."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from splitup.core import limits
+from splitup.core.tensors import StepsDigest
+from splitup.messages.completions import EMPTY_DIGEST
+from splitup.protocol.execution.task_queue import Tensor
+
+
+class Digests:
+    """The digests of all steps of every input and output port of one task.
+
+    ``state`` is that of the task's state after the last step (``Supervisor.digest_state``).
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.state = EMPTY_DIGEST
+        self._inputs = [StepsDigest() for _ in range(inputs)]
+        self._outputs = [StepsDigest() for _ in range(outputs)]
+
+    def add(self, inputs: Sequence[bytes], outputs: Sequence[bytes]) -> None:
+        """Add one step by the SHA-256 of its inputs and of its outputs, in order."""
+        for digest, tensor in zip(self._inputs, inputs, strict=True):
+            digest.add(tensor)
+        for digest, tensor in zip(self._outputs, outputs, strict=True):
+            digest.add(tensor)
+
+    def add_inputs(self, tensors: Sequence[bytes | memoryview]) -> None:
+        """Add one step's inputs, in order."""
+        for digest, data in zip(self._inputs, tensors, strict=True):
+            digest.add_tensor(data)
+
+    def add_outputs(self, tensors: Sequence[bytes | memoryview]) -> None:
+        """Add one step's outputs, in order."""
+        for digest, data in zip(self._outputs, tensors, strict=True):
+            digest.add_tensor(data)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Return the input digests so far, 64 hexadecimal digits each."""
+        return tuple(digest.hexdigest() for digest in self._inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Return the output digests so far, 64 hexadecimal digits each."""
+        return tuple(digest.hexdigest() for digest in self._outputs)
+
+
+class Recorder:
+    """Adds runs to digests in their order; large tensors of unknown digest are hashed on a thread.
+
+    Tensors that came in a frame, or leave in one, have their digests.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Digests, _Tensors, _Tensors, Callable[[], None]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(
+        self, digests: Digests, inputs: _Tensors, outputs: _Tensors, on_done: Callable[[], None]
+    ) -> None:
+        """Account for one run, then call ``on_done``."""
+        unknown = sum(len(one.data) for one in (*inputs, *outputs) if not one.digest)
+        if not self._waiting and unknown <= limits.INLINE_TENSOR_BYTES:
+            digests.add(_get_digests(inputs), _get_digests(outputs))
+            on_done()
+            return
+        self._waiting.append((digests, inputs, outputs, on_done))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+
+    async def close(self) -> None:
+        """Stop, whatever waits."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _work(self) -> None:
+        while self._waiting:
+            digests, inputs, outputs, on_done = self._waiting[0]
+            digests.add(
+                await asyncio.to_thread(_get_digests, inputs),
+                await asyncio.to_thread(_get_digests, outputs),
+            )
+            self._waiting.popleft()
+            on_done()
+
+
+_Tensors = Sequence[Tensor]
+
+
+def _get_digests(tensors: _Tensors) -> list[bytes]:
+    return [tensor.digest or hashlib.sha256(tensor.data).digest() for tensor in tensors]

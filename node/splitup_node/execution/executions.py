@@ -1,0 +1,280 @@
+"""One execution at one node: its plan, its part in it, and the record of what it did."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault
+from splitup.core.tensors import TensorSpec
+from splitup.graph.manifest import Manifest
+from splitup.messages.base import CLIENT
+from splitup.messages.completions import Completion, SignedEnd, TaskCommitment
+from splitup.messages.plans import PlanCertificate, PlanNode
+from splitup.messages.progress import Span, Trace
+from splitup.protocol.execution.routes import Routes, compute_routes
+from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.task_queue import PortId, Run
+from splitup.storage.log_store import LogStore, LogWriter
+from splitup_node.execution.digests import Digests, Recorder
+
+# task, step, and four times in nanoseconds: tuples of integers take six times as much
+_SPAN: Final = struct.Struct("<HIQQQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A number of rows that differs from step to step, and the input that shows it."""
+
+    place: int
+    row_bytes: int
+    most: int
+
+    def count(self, run: Run) -> int:
+        """Return how many rows a run has; whether its other inputs agree is checked later."""
+        return len(run.inputs[self.place].data) // self.row_bytes
+
+
+@dataclass(slots=True)
+class Part:
+    """One task that this node runs in an execution."""
+
+    task: int
+    session: int  # the worker's, with the task's state
+    digests: Digests
+    symbols: tuple[Symbol, ...]
+    full_bytes: int  # of the inputs of a step with all the rows that the task's flops are for
+    send_from: int = 0  # the steps before are only repeated, and known to their readers
+    recorded: int = 0  # runs in the digests
+    state_bytes: int = 0  # on the device, once the first step has run
+
+
+@dataclass(slots=True)
+class Execution:
+    """Everything a node holds for one execution. Without parts it is only a fallback."""
+
+    id: str
+    certificate: PlanCertificate
+    manifest: Manifest
+    node: str
+    roster: Roster
+    routes: Routes
+    store: LogStore
+    writer: LogWriter
+    recorder: Recorder = field(default_factory=Recorder)
+    parts: dict[int, Part] = field(default_factory=dict)  # by task
+    # readers that took a task over and may lack steps that everybody else has
+    new_readers: dict[PortId, tuple[str, ...]] = field(default_factory=dict)
+    takeovers: dict[int, bytes] = field(default_factory=dict)  # the client's frames, by task
+    end: SignedEnd | None = None  # the client's
+    publishing_bytes: int = 0  # large tensors on their way to the store
+    spans: bytearray = field(default_factory=bytearray)
+    outbox: deque[bytes] = field(default_factory=deque)  # what the client may have to get again
+    outbox_bytes: int = 0
+    failure: str = ""
+    finished: bool = False
+    ended_at_s: float = 0.0
+    used_at_s: float = 0.0  # when the last step ran
+
+    @property
+    def client_key(self) -> str:
+        """Return the Ed25519 key of the client."""
+        return self.certificate.plan.request.client_key
+
+    @property
+    def steps(self) -> int | None:
+        """Return how many steps there are, None before the client said."""
+        return None if self.end is None else self.end.end.steps
+
+    @property
+    def deadline_s(self) -> int:
+        """Return the deadline, seconds since the epoch."""
+        return self.certificate.plan.request.deadline
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing will run any more."""
+        return self.finished or bool(self.failure)
+
+    @property
+    def sessions(self) -> list[int]:
+        """Return the worker's sessions of this execution."""
+        return [part.session for part in self.parts.values()]
+
+    def check_tensor(self, port: PortId, length_bytes: int) -> bool:
+        """Return whether a local task reads this port; raise PeerFault for an impossible tensor.
+
+        When tasks have changed hands, tensors for a task that is gone from here are no fault.
+        """
+        spec = self.routes.specs.get(port)
+        if spec is None or port[0] in self.parts:
+            if self.roster.takeovers:
+                return False
+            raise PeerFault(
+                f"nobody may send port {port[1]} of task {port[0]} of {self.id} to this node"
+            )
+        if not spec.accepts(length_bytes):
+            raise PeerFault(
+                f"port {port[1]} of task {port[0]} of {self.id} is {spec}, not {length_bytes} bytes"
+            )
+        return True
+
+    def add_part(self, task: int, session: int, send_from: int = 0) -> Part:
+        """Begin to run a task."""
+        entry = self.manifest.tasks[task]
+        digests = Digests(len(entry.inputs), len(entry.outputs))
+        specs = [port.spec for port in entry.inputs]
+        full_bytes = sum(spec.nbytes for spec in specs)
+        part = Part(task, session, digests, _find_symbols(specs), full_bytes, send_from)
+        self.parts[task] = part
+        return part
+
+    def reroute(self) -> None:
+        """Find out anew who reads what, after a takeover."""
+        plan = self.certificate.plan
+        executors = self.roster.executors
+        self.routes = compute_routes(plan, self.manifest, self.node, executors)
+        self.new_readers = {
+            (task, port): tuple(
+                sorted(
+                    {
+                        executors[reader]
+                        for reader, _ in self.manifest.consumers(task, port)
+                        if reader in self.roster.takeovers
+                    }
+                    - {self.node}
+                )
+            )
+            for task, port in self.routes.targets
+        }
+
+    def get_targets(self, port: PortId, step: int, zeros: Collection[int] = ()) -> tuple[str, ...]:
+        """Return the nodes to send one step of an output to.
+
+        ``zeros`` are the task's outputs that are zero in it: experts that they shut get no more.
+        """
+        if step >= self.parts[port[0]].send_from:
+            gates = self.routes.gates[port]
+            return tuple(
+                node
+                for node in self.routes.targets[port]
+                if node not in gates or not gates[node].issubset(zeros)
+            )
+        return self.new_readers.get(port, ())
+
+    def find_node(self, address: str) -> PlanNode:
+        """Return the entry of a node of the plan; raise PeerFault when there is none."""
+        return self.routes.successors.get(address) or self.certificate.plan.node_of(address)
+
+    def is_result(self, port: PortId, step: int) -> bool:
+        """Return whether the client waits for one step of an output."""
+        return port in self.routes.to_client and step >= self.parts[port[0]].send_from
+
+    def add_span(self, task: int, step: int, times: tuple[int, int, int, int]) -> None:
+        """Remember when a run's inputs came, when it started and ended, and was sent (in ns)."""
+        if len(self.spans) < limits.MAX_SPANS * _SPAN.size:
+            self.spans += _SPAN.pack(task, step, *times)
+
+    def keep_for_client(self, sealed: bytes) -> None:
+        """Remember a frame for a client that is not connected, or connects again."""
+        self.outbox.append(sealed)
+        self.outbox_bytes += len(sealed)
+        while self.outbox_bytes > limits.OUTBOX_BYTES and len(self.outbox) > 1:
+            self.outbox_bytes -= len(self.outbox.popleft())
+
+    def forget_outputs(self) -> None:
+        """Drop what was kept for the client: it ends when it has the outputs, or wants none."""
+        self.outbox.clear()
+        self.outbox_bytes = 0
+
+    def make_completion(self, salt: bytes) -> Completion:
+        """Return what this node commits to; ``salt`` are 32 random bytes."""
+        takeovers = self.roster.takeovers
+        return Completion(
+            execution_id=self.id,
+            node=self.node,
+            steps=self.steps or 0,
+            tasks=tuple(
+                TaskCommitment(
+                    task=task,
+                    inputs=self.parts[task].digests.inputs,
+                    outputs=self.parts[task].digests.outputs,
+                    state=self.parts[task].digests.state,
+                )
+                for task in sorted(self.parts)
+            ),
+            takeovers=tuple(takeovers[task] for task in sorted(self.parts) if task in takeovers),
+            salt="0x" + salt.hex(),
+            end=self.end,
+        )
+
+    def make_traces(self) -> Iterator[tuple[int, Trace]]:
+        """Yield the spans in traces that fit a frame, with the number of traces still to come."""
+        size = limits.SPANS_PER_FRAME * _SPAN.size
+        chunks = [self.spans[i : i + size] for i in range(0, len(self.spans), size)] or [
+            bytearray()
+        ]
+        for index, chunk in enumerate(chunks):
+            spans = tuple(
+                Span(
+                    task=task,
+                    step=step,
+                    received_ns=str(received),
+                    started_ns=str(started),
+                    ended_ns=str(ended),
+                    sent_ns=str(sent),
+                )
+                for task, step, received, started, ended, sent in _SPAN.iter_unpack(chunk)
+            )
+            yield (
+                len(chunks) - 1 - index,
+                Trace(execution_id=self.id, node=self.node, spans=spans),
+            )
+
+
+def _find_symbols(specs: Sequence[TensorSpec]) -> tuple[Symbol, ...]:
+    """Return what tells the rows of a step, by the first input of every symbol."""
+    places = {spec.rows: place for place, spec in reversed(list(enumerate(specs))) if spec.rows}
+    return tuple(
+        Symbol(
+            place,
+            specs[place].row_bytes,
+            min(spec.shape[0] for spec in specs if spec.rows == symbol),
+        )
+        for symbol, place in places.items()
+    )
+
+
+def make_execution(
+    certificate: PlanCertificate, manifest: Manifest, node: str, open_store: OpenStore
+) -> Execution:
+    """Return an execution at its beginning, without its parts.
+
+    Raises PeerFault when plan and manifest do not fit or the plan does not name ``node``.
+    """
+    plan = certificate.plan
+    plan.node_of(node)
+    roster = Roster(plan)
+    store = open_store(certificate, manifest, roster)
+    return Execution(
+        id=plan.request.execution_id,
+        certificate=certificate,
+        manifest=manifest,
+        node=node,
+        roster=roster,
+        routes=compute_routes(plan, manifest, node),
+        store=store,
+        writer=LogWriter(plan.request.execution_id, node, store),
+    )
+
+
+OpenStore = Callable[[PlanCertificate, Manifest, Roster], LogStore]
+
+
+def get_first_task(execution: Execution) -> int:
+    """Return the task under which this node signs frames that belong to none in particular."""
+    return min(execution.parts, default=CLIENT)

@@ -1,0 +1,195 @@
+"""From a finished run to its readers: frames to other nodes and the client, entries to the log.
+
+A tensor too large for a frame is hashed on a thread and stored by itself, while its bytes go to
+whoever reads it; they are told again when the store has it. Small ones leave in the worker's own
+callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any
+
+from splitup.core import limits
+from splitup.core.errors import SplitUpError
+from splitup.crypto.keys import Identity
+from splitup.messages.frames import Frame
+from splitup.net.links import Link, LinkPool
+from splitup.net.signed_frames import make_entry_frame, seal_frame, seal_frames
+from splitup.net.tensor_chunks import has_room, send_direct
+from splitup.protocol.execution.log_segments import LogEntry
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.task_queue import PortId, Run, Tensor
+from splitup.storage.log_store import LogObject
+from splitup_node.execution.chunk_transfers import find_direct_links
+from splitup_node.execution.client_links import Clients
+from splitup_node.execution.executions import Execution
+
+_log = logging.getLogger("splitup.node.outputs")
+
+Fail = Callable[[str, int, int, str], None]  # execution, task, step, reason
+_Readers = tuple[tuple[str, str], ...]  # nodes and their endpoints
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class Outputs:
+    """Sends what this node's tasks produce."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        pool: LinkPool,
+        clients: Clients,
+        fail: Fail,
+        spawn: Spawn,
+        direct_bytes: int,
+    ) -> None:
+        """``direct_bytes`` of large tensors may wait for a reader, or be ahead of the store."""
+        self._identity = identity
+        self._pool = pool
+        self._clients = clients
+        self._fail = fail
+        self._spawn = spawn
+        self._direct_bytes = direct_bytes
+        self._waiting: list[tuple[_Readers, Frame]] = []  # what a batch gave so far
+        self._unlogged: list[tuple[Execution, PortId, LogEntry]] = []  # of it
+
+    def publish(
+        self,
+        execution: Execution,
+        run: Run,
+        port: int,
+        data: bytes | memoryview,
+        zeros: Collection[int],
+        on_done: Callable[[], None],
+    ) -> Tensor:
+        """Let one output go to whoever reads it elsewhere (``flush``); return it for readers here.
+
+        ``zeros`` are the run's outputs that are zero: what they shut is sent nothing else.
+        ``on_done`` is called when a large one is on its way, or has failed.
+        """
+        if len(data) > limits.INLINE_TENSOR_BYTES:
+            execution.publishing_bytes += len(data)
+            self._spawn(self._publish_stored(execution, run, port, data, zeros, on_done))
+            return Tensor(b"", data, time.time_ns())  # nobody here compares what we made
+        tensor = Tensor(hashlib.sha256(data).digest(), data, time.time_ns())
+        source = (run.task, port)
+        entry = LogEntry(run.step, tensor.digest, len(data), data)
+        targets = execution.get_targets(source, run.step, zeros)
+        if execution.is_result(source, run.step):
+            self.send_entry(execution, source, entry, targets)
+        elif targets:
+            frame = make_entry_frame(execution.id, source, entry)
+            self._waiting.append((_find_readers(execution, targets), frame))
+        self._unlogged.append((execution, source, entry))
+        return tensor
+
+    def flush(self) -> None:
+        """Send and log what a batch gave, under one signature for all that goes to one reader."""
+        waiting, self._waiting = self._waiting, []
+        groups: dict[_Readers, list[Frame]] = {}
+        for readers, frame in waiting:
+            groups.setdefault(readers, []).append(frame)
+        for readers, frames in groups.items():
+            for sealed in seal_frames(self._identity, frames):
+                self._send(readers, sealed)
+        unlogged, self._unlogged = self._unlogged, []
+        for execution, source, entry in unlogged:
+            execution.writer.append(*source, entry)
+
+    def send_entry(
+        self, execution: Execution, source: PortId, entry: LogEntry, targets: Iterable[str]
+    ) -> None:
+        """Send one step of an output to nodes, and to the client when it waits for it."""
+        targets = tuple(targets)
+        is_result = execution.is_result(source, entry.step)
+        if not targets and not is_result:
+            return
+        sealed = seal_frame(self._identity, make_entry_frame(execution.id, source, entry))
+        self.send(execution, targets, sealed)
+        if is_result:
+            self._clients.send(execution, sealed)
+
+    def send(self, execution: Execution, targets: Iterable[str], sealed: bytes) -> None:
+        """Send a sealed frame to nodes of the plan. One that is gone is the client's business."""
+        self._send(_find_readers(execution, targets), sealed)
+
+    def _send(self, readers: _Readers, sealed: bytes) -> None:
+        for node, endpoint in readers:
+            try:
+                self._pool.open(node, endpoint).send(sealed)
+            except SplitUpError as error:
+                _log.warning("a frame to %s is lost: %s", node, error)
+
+    def resend(self, execution: Execution, source: PortId, target: str) -> None:
+        """Send a node what it may not find in the store: it takes a reader's place."""
+        node = execution.certificate.plan.node_of(target)
+        for entry in execution.writer.get_unstored(*source):
+            sealed = seal_frame(self._identity, make_entry_frame(execution.id, source, entry))
+            try:
+                self._pool.open(node.node, node.endpoint).send(sealed)
+            except SplitUpError as error:
+                _log.warning("the rest of %s to %s is lost: %s", execution.id, target, error)
+                return
+
+    async def _publish_stored(
+        self,
+        execution: Execution,
+        run: Run,
+        port: int,
+        data: bytes | memoryview,
+        zeros: Collection[int],
+        on_done: Callable[[], None],
+    ) -> None:
+        source = (run.task, port)
+        try:
+            if run.task not in execution.parts:
+                return  # another node's meanwhile
+            links = self._find_direct_links(execution, source, run.step, zeros, len(data))
+            digest = await send_direct(self._identity, links, execution.id, source, run.step, data)
+            name = LogName(run.task, port, execution.node, run.step, apart=True)
+            await execution.store.write([LogObject(name, data, digest, len(data))])
+        except SplitUpError as error:
+            reason = f"its output cannot be stored: {error}"
+            self._fail(execution.id, run.task, run.step, reason)
+            return
+        finally:
+            execution.publishing_bytes -= len(data)
+        if execution.failure or run.task not in execution.parts:
+            return
+        entry = LogEntry(run.step, digest, len(data), None)
+        execution.writer.append(run.task, port, entry)
+        self.send_entry(execution, source, entry, execution.get_targets(source, run.step, zeros))
+        on_done()
+
+    def _find_direct_links(
+        self,
+        execution: Execution,
+        source: PortId,
+        step: int,
+        zeros: Collection[int],
+        nbytes: int,
+    ) -> list[Link]:
+        """Return the links of readers that a large tensor goes to ahead of the store.
+
+        None while the store is that far behind: it sets the pace then.
+        """
+        most = self._direct_bytes
+        if execution.publishing_bytes > most:
+            return []
+        targets = execution.get_targets(source, step, zeros)
+        links = find_direct_links(self._pool, execution, targets, nbytes, most)
+        if execution.is_result(source, step):
+            link = self._clients.find_link(execution)
+            if link is not None and has_room(link, nbytes, most):
+                links.append(link)
+        return links
+
+
+def _find_readers(execution: Execution, targets: Iterable[str]) -> _Readers:
+    entries = [execution.find_node(target) for target in targets]
+    return tuple((entry.node, entry.endpoint) for entry in entries)

@@ -1,0 +1,1 @@
+"""Getting paid, verifying others, and recovering after a crash."""

@@ -1,0 +1,171 @@
+"""The node's money: stake, unbonding, earnings. Every verb looks first, sends what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
+from splitup.chain.market import distribute
+from splitup.client.inputs import format_usdc
+from splitup.core.errors import ConfigurationError
+from splitup.crypto.keys import Identity
+from splitup_node.config import NodeConfig
+
+
+class Account:
+    """A node's account on the chain. Opened by ``open``; closed by ``async with``."""
+
+    def __init__(self, config: NodeConfig, identity: Identity, chain: Chain) -> None:
+        self._config = config
+        self._identity = identity
+        self._chain = chain
+
+    @classmethod
+    async def open(cls, config: NodeConfig) -> Self:
+        """Open the key and the chain. Raises ConfigurationError, ChainUnavailable."""
+        identity = config.load_identity()
+        deployment = Deployment.load(config.deployment)
+        chain = await Chain.connect(config.rpc_url, deployment, private_key=identity.private_key)
+        return cls(config, identity, chain)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._chain.close()
+
+    async def fetch(self) -> dict[str, Any]:
+        """Return what the chain knows of the node."""
+        address = self._identity.address
+        entry, earned, wallet = await asyncio.gather(
+            self._chain.call("nodes", "nodeOf", address),
+            self._chain.call("market", "balanceOf", address),
+            self._chain.call("usdc", "balanceOf", address),
+        )
+        return {
+            "address": address,
+            "active": entry["active"],
+            "stake_micro_usdc": entry["stake"],
+            "vram_gb": entry["vramGb"],
+            "endpoint": entry["endpoint"],
+            "unbonding_at_s": entry["unbondingAt"],
+            "balance_micro_usdc": earned,
+            "wallet_micro_usdc": wallet,
+        }
+
+    async def stake(self, check: Callable[[], Awaitable[None]] | None = None) -> dict[str, Any]:
+        """Register, or fill a slashed stake up; do nothing when the stake is complete.
+
+        ``check`` has the last word before a new node registers: it raises when it had better not.
+        """
+        state = await self.fetch()
+        if state["unbonding_at_s"]:
+            raise ConfigurationError(
+                f"node {state['address']} is leaving; stay with: splitup-node unstake --cancel"
+            )
+        registered = state["stake_micro_usdc"] > 0 or state["vram_gb"] > 0
+        vram_gb = state["vram_gb"] if registered else self._config.vram_gb
+        required: int = await self._chain.call("nodes", "minStake", vram_gb)
+        missing = max(0, required - state["stake_micro_usdc"])
+        if missing:
+            await self._check_funds(missing, state["wallet_micro_usdc"], vram_gb)
+            if check is not None and not registered:
+                await check()
+            await self._allow(missing)
+            if registered:
+                await self._chain.send("nodes", "topUp", missing)
+            else:
+                endpoint = self._config.endpoint or f"http://{self._config.listen}"
+                await self._chain.send(
+                    "nodes", "register", self._identity.signing_key_hex, vram_gb, endpoint
+                )
+        return {
+            "address": state["address"],
+            "added_micro_usdc": missing,
+            "stake_micro_usdc": state["stake_micro_usdc"] + missing,
+        }
+
+    async def unstake(self) -> dict[str, Any]:
+        """Begin to leave."""
+        await self._chain.send("nodes", "requestUnstake")
+        return {"unbonding_at_s": (await self.fetch())["unbonding_at_s"]}
+
+    async def cancel_unstake(self) -> dict[str, Any]:
+        """Stay after all."""
+        await self._chain.send("nodes", "cancelUnstake")
+        return {"unbonding_at_s": 0}
+
+    async def withdraw(self, stake: bool, balance: bool) -> dict[str, Any]:
+        """Take out the stake (after unbonding) and/or what was earned.
+
+        First what settlements decided is credited, and with it the stake released that they held.
+        """
+        await distribute(self._chain, self._identity.address)
+        state = await self.fetch()
+        taken = {"stake_micro_usdc": 0, "balance_micro_usdc": 0}
+        if balance and state["balance_micro_usdc"]:
+            await self._chain.send("market", "withdraw", state["balance_micro_usdc"])
+            taken["balance_micro_usdc"] = state["balance_micro_usdc"]
+        if stake:
+            await self._chain.send("nodes", "withdrawStake")
+            taken["stake_micro_usdc"] = state["stake_micro_usdc"]
+        return taken
+
+    async def _check_funds(self, amount: int, wallet: int, vram_gb: int) -> None:
+        address, chain_id = self._identity.address, self._chain.deployment.chain_id
+        if wallet < amount:
+            raise ConfigurationError(
+                f"a node of {vram_gb} GB needs {format_usdc(amount)} of stake and {address} "
+                f"has {format_usdc(wallet)}; send it the missing "
+                f"{format_usdc(amount - wallet)} on chain {chain_id}"
+            )
+        if not await self._chain.fetch_ether_wei(address):
+            raise ConfigurationError(
+                f"{address} has no ether to pay for gas; send it some on chain {chain_id}"
+            )
+
+    async def _allow(self, amount: int) -> None:
+        registry = self._chain.deployment.nodes
+        allowed = await self._chain.call("usdc", "allowance", self._identity.address, registry)
+        if allowed < amount:
+            await self._chain.send("usdc", "approve", registry, amount)
+
+
+async def check_registration(
+    chain: Chain, identity: Identity, config: NodeConfig
+) -> dict[str, Any]:
+    """Return the node's registry entry; ConfigurationError, and the cure, if it may not run."""
+    entry: dict[str, Any] = await chain.call("nodes", "nodeOf", identity.address)
+    if not entry["stake"]:
+        raise ConfigurationError(
+            f"node {identity.address} has no stake; put it down with: splitup-node stake"
+        )
+    if entry["unbondingAt"]:
+        raise ConfigurationError(
+            f"node {identity.address} is leaving; stay with: splitup-node unstake --cancel"
+        )
+    if not entry["active"]:
+        raise ConfigurationError(
+            f"node {identity.address} lost stake and is inactive; "
+            "fill it up with: splitup-node stake"
+        )
+    if entry["signingKey"] != identity.signing_key_hex:
+        raise ConfigurationError(
+            f"the registry lists another signing key for {identity.address} than {config.keystore} "
+            "gives; use the key file that the stake was put down with"
+        )
+    if entry["vramGb"] < config.vram_gb:
+        raise ConfigurationError(
+            f"node {identity.address} staked for {entry['vramGb']} GB and is configured for "
+            f'{config.vram_gb} GB; set vram = "{entry["vramGb"]}GB", or unstake and stake again'
+        )
+    return entry

@@ -1,0 +1,149 @@
+"""What a node does after a crash about the executions it had not reported.
+
+One whose client had ended it is brought to its end: inputs and most outputs are in the store, so
+the tasks are run again from the logs, the node's own log is completed, and the same digests come
+out. One that was still under way belongs to another node by now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from splitup.core import limits
+from splitup.core.errors import SplitUpError
+from splitup.messages.completions import SignedEnd, SignedTakeover
+from splitup.messages.plans import PlanCertificate
+from splitup.protocol.execution.log_segments import LogEntry
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.task_queue import LocalTask
+from splitup.storage.journal import Journal
+from splitup.storage.log_store import LogObject
+from splitup.storage.task_cache import Cache
+from splitup_node.execution.engine import Engine
+from splitup_node.execution.executions import Execution, OpenStore, make_execution
+from splitup_node.settlement.task_replay import recompute
+from splitup_node.tasks.loaded_tasks import Residents
+from splitup_node.worker.worker_pool import Workers
+
+_log = logging.getLogger("splitup.node.recovery")
+
+
+@dataclass(frozen=True, slots=True)
+class Unreported:
+    """An execution of the last run of the node; ``end`` is None when it was under way."""
+
+    certificate: PlanCertificate
+    end: SignedEnd | None
+    takeovers: tuple[SignedTakeover, ...]
+
+
+def make_end_value(execution: Execution) -> dict[str, Any]:
+    """Return what the journal keeps of an execution's end."""
+    takeovers = [signed.model_dump(mode="json") for signed in execution.roster.takeovers.values()]
+    end = None if execution.end is None else execution.end.model_dump(mode="json")
+    return {"end": end, "takeovers": takeovers}
+
+
+def read_unreported(journal: Journal, now_s: float) -> list[Unreported]:
+    """Return the executions that were assigned and have no completion; forget the expired."""
+    completed = {execution_id for execution_id, _ in journal.items("completion")}
+    ended = dict(journal.items("ended"))
+    found = []
+    for execution_id, value in journal.items("assignment"):
+        certificate = PlanCertificate.from_value(value["certificate"])
+        if execution_id in completed or certificate.plan.request.deadline <= now_s:
+            for kind in ("assignment", "ended"):
+                journal.delete(kind, execution_id)
+            continue
+        known = ended.get(execution_id, {"end": None, "takeovers": []})
+        takeovers = tuple(SignedTakeover.from_value(entry) for entry in known["takeovers"])
+        end = None if known["end"] is None else SignedEnd.from_value(known["end"])
+        found.append(Unreported(certificate, end, takeovers))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Brings ended executions to their completion."""
+
+    node: str
+    engine: Engine
+    supervisor: Workers
+    residents: Residents
+    cache: Cache
+    open_store: OpenStore
+    now_s: Callable[[], float]
+
+    async def run(self, lost: Unreported) -> Execution:
+        """Run every task of the node in an ended execution again; return it with its digests.
+
+        Raises what loading, the store or the worker raise, once the deadline is near.
+        """
+        deadline_s = lost.certificate.plan.request.deadline
+        while True:
+            try:
+                return await self._try(lost)
+            except SplitUpError as error:
+                if self.now_s() + limits.LOAD_RETRY_S / 10 > deadline_s:
+                    raise
+                _log.warning("an execution of the last run waits: %s", error)
+            await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
+
+    async def _try(self, lost: Unreported) -> Execution:
+        request = lost.certificate.plan.request
+        manifest = await self.cache.fetch_manifest(request.model_id)
+        execution = make_execution(lost.certificate, manifest, self.node, self.open_store)
+        for signed in lost.takeovers:
+            execution.roster.apply(signed)
+        execution.reroute()
+        execution.end = lost.end
+        for local in execution.routes.tasks:
+            async with self.residents.use(request.model_id, local.index) as program:
+                await self._run_task(execution, local, program)
+        await execution.writer.finish()
+        return execution
+
+    async def _run_task(self, execution: Execution, local: LocalTask, program: int) -> None:
+        task = local.index
+        first = [await execution.writer.resume(task, port) for port in range(local.outputs)]
+        large: list[LogObject] = []
+
+        def log(step: int, outputs: Sequence[bytes | memoryview]) -> None:
+            for port, data in enumerate(outputs):
+                if step >= first[port]:
+                    large.extend(_append(execution, task, port, step, data))
+
+        part = execution.add_part(task, self.engine.new_session())
+        part.digests = await recompute(
+            self.engine,
+            self.supervisor,
+            execution.store,
+            execution.certificate.plan.request,
+            execution.manifest,
+            execution.roster.executors,
+            task,
+            program,
+            execution.steps or 0,
+            log,
+        )
+        await execution.store.write(large)
+
+
+def _append(
+    execution: Execution, task: int, port: int, step: int, data: bytes | memoryview
+) -> list[LogObject]:
+    """Add one output to the log; return the object to store when it is too large for a frame."""
+    digest = hashlib.sha256(data).digest()
+    is_large = len(data) > limits.INLINE_TENSOR_BYTES
+    execution.writer.append(
+        task, port, LogEntry(step, digest, len(data), None if is_large else data)
+    )
+    if not is_large:
+        return []
+    name = LogName(task, port, execution.node, step, apart=True)
+    return [LogObject(name, data, digest, len(data))]

@@ -1,0 +1,275 @@
+"""From a finished execution to its payment: pledge, see it on chain, reveal when it is due.
+
+The members bring all executors' pledges to the chain in one transaction. Where they do not within a
+few blocks, the node commits there itself, in batches.
+
+The completion with its salt is in the journal before anything is sent, so a node that dies in
+between commits and reveals the same bytes after its restart, or finds that it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from splitup.chain.client import Block, Chain
+from splitup.chain.market import distribute
+from splitup.core import limits
+from splitup.core.errors import ChainRejected, SplitUpError, Unavailable
+from splitup.messages.completions import Completion, Pledge, Takeovers
+from splitup.storage.journal import Journal
+from splitup_node.committee.committee_client import Herald
+
+COMPLETION_TYP = "splitup-completion"
+PLEDGE_TYP = "splitup-pledge"
+
+_log = logging.getLogger("splitup.node.reports")
+_ZERO = "0x" + "00" * 32
+
+
+class Status(IntEnum):
+    """An execution's state as the Market contract numbers it."""
+
+    UNKNOWN = 0
+    REQUESTED = 1
+    PLANNED = 2
+    SETTLED = 3
+    REFUNDED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A completion on its way; it is given up after ``give_up_s`` (Unix seconds).
+
+    ``exposure_micro_usdc`` is what lies in all its tasks would cost, locked with a commitment.
+    """
+
+    completion: Completion
+    give_up_s: int
+    exposure_micro_usdc: int
+
+
+class Reporter:
+    """Commits and reveals completions for one node."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        chain: Chain,
+        herald: Herald,
+    ) -> None:
+        self._journal = journal
+        self._chain = chain
+        self._herald = herald
+        self._waiting: asyncio.Queue[Report] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._planned_at: dict[str, int] = {}  # execution -> block in which we saw its plan
+        self._pledged: set[str] = set()
+        self._released_to = 0  # every execution requested below this block is closed and released
+        self.transactions = 0
+
+    async def submit(
+        self, completion: Completion, deadline_s: int, exposure_micro_usdc: int
+    ) -> None:
+        """Journal a completion; it is reported from then on, across restarts too."""
+        give_up_s = deadline_s + limits.GRANT_GRACE_S
+        value = {
+            "completion": completion.model_dump(mode="json"),
+            "give_up_s": give_up_s,
+            "exposure_micro_usdc": exposure_micro_usdc,
+        }
+        stored = await asyncio.to_thread(
+            self._journal.put_once, "completion", completion.execution_id, value
+        )
+        report = _read_report(stored)
+        if (takeovers := _make_takeovers(report.completion)) is not None:
+            self._spawn(self._herald.say(takeovers, set()))  # before our commitment is on chain
+        self._waiting.put_nowait(report)
+
+    def resume(self) -> None:
+        """Take up the completions that an earlier run of the node did not bring to an end."""
+        for execution_id, value in self._journal.items("completion"):
+            report = _read_report(value)
+            if self._journal.get("revealed", execution_id) is None:
+                self._waiting.put_nowait(report)
+            elif report.give_up_s < self._chain.clock.now_s():
+                with self._journal.transaction():
+                    for kind in ("completion", "committed", "revealed"):
+                        self._journal.delete(kind, execution_id)
+
+    async def run(self) -> None:
+        """Report what is submitted, for ever."""
+        try:
+            while True:
+                batch = [await self._waiting.get()]
+                await asyncio.sleep(limits.COMMIT_WINDOW_S)
+                while not self._waiting.empty() and len(batch) < limits.MAX_COMMITS:
+                    batch.append(self._waiting.get_nowait())
+                await self._commit(batch)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def release_stake(self) -> None:
+        """Have closed executions credited when they lock too much of the stake."""
+        account = self._chain.address
+        entry = await self._chain.call("nodes", "nodeOf", account)
+        if entry["locked"] <= limits.DISTRIBUTE_LOCKED_SHARE * entry["stake"]:
+            return
+        done = await distribute(self._chain, account, from_block=self._released_to)
+        self._released_to = done.next_block
+        _log.info("had %d executions credited to release stake", done.executions)
+
+    async def _commit(self, batch: Sequence[Report]) -> None:
+        """Send one transaction for those that the members left out; put off the others."""
+        ready: list[Report] = []
+        for report in batch:
+            self._pledge(report)
+        try:
+            head = await self._chain.fetch_head()
+            states = await asyncio.gather(*(self._fetch_state(report, head) for report in batch))
+        except SplitUpError as error:
+            self._put_off(batch, str(error))
+            return
+        for report, (status, committed) in zip(batch, states, strict=True):
+            if status in (Status.SETTLED, Status.REFUNDED):
+                if not committed:
+                    _log.warning("%s ended without us", report.completion.execution_id)
+                await self._mark(report, "revealed", {})
+            elif committed:
+                self._spawn(self._reveal(report))
+            elif status is not Status.PLANNED:
+                self._put_off([report], "its plan is not on chain yet")
+            elif self._is_left_out(report, head.number):
+                ready.append(report)
+            else:
+                self._put_off([report], "the members are to bring it to the chain")
+        if ready:
+            await self._send(ready)
+
+    def _pledge(self, report: Report) -> None:
+        """Tell the members what we commit to, once in a run of this node."""
+        completion = report.completion
+        if completion.execution_id in self._pledged or not completion.steps:
+            return  # the chain knows no commitment to nothing
+        self._pledged.add(completion.execution_id)
+        pledge = Pledge(
+            execution_id=completion.execution_id,
+            node=completion.node,
+            steps=completion.steps,
+            root=completion.root(),
+            takeovers=completion.takeovers,
+        )
+        give_up_s = report.give_up_s
+        self._spawn(self._herald.spread("/v1/pledge", PLEDGE_TYP, pledge, give_up_s))
+
+    def _is_left_out(self, report: Report, block_number: int) -> bool:
+        """Return whether the members had their time, or there is none left."""
+        since = self._planned_at.setdefault(report.completion.execution_id, block_number)
+        deadline_s = report.give_up_s - limits.GRANT_GRACE_S
+        return (
+            block_number - since >= limits.COMMIT_PATIENCE_BLOCKS
+            or self._chain.clock.now_s() > deadline_s - limits.COMMIT_MARGIN_S
+        )
+
+    async def _send(self, reports: Sequence[Report]) -> None:
+        rows = [
+            (
+                r.completion.execution_id,
+                r.completion.steps,
+                r.completion.root(),
+                r.exposure_micro_usdc,
+            )
+            for r in reports
+        ]
+        try:
+            receipt = await self._chain.send("market", "commitCompletions", rows)
+        except ChainRejected as error:
+            if len(reports) == 1:
+                self._put_off(reports, str(error))
+                return
+            for report in reports:  # one bad apple must not hold up the others
+                await self._send([report])
+            return
+        except SplitUpError as error:
+            self._put_off(reports, str(error))
+            return
+        self.transactions += 1
+        for report in reports:
+            _log.info("committed %s in %s", report.completion.execution_id, receipt.transaction)
+            await self._mark(report, "committed", {"transaction": receipt.transaction})
+            self._spawn(self._reveal(report))
+
+    async def _fetch_state(self, report: Report, head: Block) -> tuple[Status, bool]:
+        """Return the execution's state, and whether we are bound: all were, or we by ourselves."""
+        execution_id = report.completion.execution_id
+        execution, commitment = await asyncio.gather(
+            self._chain.call("market", "executionOf", execution_id, at=head),
+            self._chain.call("market", "commitmentOf", execution_id, self._chain.address, at=head),
+        )
+        return Status(execution["status"]), execution["certified"] or commitment != _ZERO
+
+    async def _reveal(self, report: Report) -> None:
+        """Wait for the time to reveal, then show the completion to the members."""
+        completion = report.completion
+        self._planned_at.pop(completion.execution_id, None)
+        self._pledged.discard(completion.execution_id)
+        due = await self._herald.wait_until_due(
+            completion.execution_id, _make_takeovers(completion), report.give_up_s
+        )
+        if not due or await self._herald.spread(
+            "/v1/completion", COMPLETION_TYP, completion, report.give_up_s
+        ):
+            await self._mark(report, "revealed", {})
+
+    def _put_off(self, reports: Sequence[Report], reason: str) -> None:
+        for report in reports:
+            if self._chain.clock.now_s() > report.give_up_s:
+                _log.error("giving up on %s: %s", report.completion.execution_id, reason)
+                self._planned_at.pop(report.completion.execution_id, None)
+                self._pledged.discard(report.completion.execution_id)
+                continue
+            _log.debug("commitment of %s waits: %s", report.completion.execution_id, reason)
+            loop = asyncio.get_running_loop()
+            loop.call_later(limits.REPORT_RETRY_S, self._waiting.put_nowait, report)
+
+    async def _mark(self, report: Report, kind: str, value: dict[str, Any]) -> None:
+        try:
+            execution_id = report.completion.execution_id
+            await asyncio.to_thread(self._journal.put, kind, execution_id, value)
+        except Unavailable as error:
+            _log.error("the journal cannot note %s: %s", kind, error)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a report failed", exc_info=error)
+
+
+def _make_takeovers(completion: Completion) -> Takeovers | None:
+    """Return what the members have to know of a completion before it is revealed, if anything."""
+    if not completion.takeovers:
+        return None
+    return Takeovers(
+        execution_id=completion.execution_id,
+        node=completion.node,
+        takeovers=completion.takeovers,
+    )
+
+
+def _read_report(value: dict[str, Any]) -> Report:
+    return Report(
+        Completion.from_value(value["completion"]),
+        value["give_up_s"],
+        value["exposure_micro_usdc"],
+    )

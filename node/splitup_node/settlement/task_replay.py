@@ -1,0 +1,68 @@
+"""Running a whole task again from stored logs: for a verification, or after a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from splitup.graph.gates import shut
+from splitup.graph.manifest import Manifest
+from splitup.messages.plans import Request
+from splitup.protocol.execution.routes import get_sources
+from splitup.storage.log_store import LogStore, iter_tensors
+from splitup_node.execution.digests import Digests
+from splitup_node.execution.engine import Engine
+from splitup_node.worker.supervisor import WorkerLost
+from splitup_node.worker.worker_pool import Workers
+
+OnOutputs = Callable[[int, Sequence[bytes | memoryview]], None]  # step, one entry per port
+
+
+async def recompute(
+    engine: Engine,
+    supervisor: Workers,
+    store: LogStore,
+    request: Request,
+    manifest: Manifest,
+    executors: Sequence[str],
+    task: int,
+    program: int,
+    steps: int,
+    on_outputs: OnOutputs = lambda step, outputs: None,
+    *,
+    is_drawn: bool = False,
+) -> Digests:
+    """Run ``steps`` steps of a task from zero state on what ``executors`` and the client logged.
+
+    Runs when no live run is ready. ``is_drawn``: all executors have committed, so that only the
+    client's log may still grow. Raises PeerFault for logs that are broken or too short,
+    StorageUnavailable, TaskFailed, WorkerLost.
+    """
+    entry = manifest.tasks[task]
+    streams = [
+        iter_tensors(store, request, source, executors, port.spec, steps, is_drawn=is_drawn)
+        for source, port in zip(get_sources(manifest, task), entry.inputs, strict=True)
+    ]
+    digests = Digests(len(entry.inputs), len(entry.outputs))
+    specs = [port.spec for port in entry.inputs], [port.spec for port in entry.outputs]
+    session, worker = engine.new_session(), supervisor.restarts
+    try:
+        for step in range(steps):
+            inputs = [await anext(stream) for stream in streams]
+            if (zeros := shut(*specs, entry.gate, inputs)) is not None:
+                digests.add_inputs(zeros[0])
+                digests.add_outputs(zeros[1])
+                on_outputs(step, zeros[1])
+                continue
+            if supervisor.restarts != worker:  # zero state now would give other bytes
+                raise WorkerLost("the worker was lost while a task was run again")
+            answer = await engine.runs.run_background(session, program, inputs)
+            digests.add_inputs(inputs)
+            digests.add_outputs(answer.outputs)
+            on_outputs(step, answer.outputs)
+        if entry.state_bytes and steps:
+            digests.state = await supervisor.digest_state(session)
+    finally:
+        supervisor.drop([session])
+        for stream in streams:
+            await stream.aclose()
+    return digests

@@ -1,0 +1,189 @@
+"""Recomputes tasks that the committee drew, from stored inputs and zero state.
+
+The result is committed to before anybody reveals anything, and revealed with everybody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from splitup.chain.committee_reader import Committees
+from splitup.core import limits
+from splitup.core.errors import PeerFault, SplitUpError, Unavailable
+from splitup.crypto.keys import Identity
+from splitup.graph.manifest import Manifest
+from splitup.messages.verification import (
+    VerificationCommitment,
+    VerificationOrder,
+    VerificationResult,
+)
+from splitup.protocol.committee.certificates import check_draw
+from splitup.protocol.planning.validators import check_validators
+from splitup.protocol.settlement.proof_of_sampling import is_sampled
+from splitup.storage.log_store import LogStore
+from splitup.storage.task_cache import Cache
+from splitup_node.committee.committee_client import Herald
+from splitup_node.execution.digests import Digests
+from splitup_node.execution.engine import Engine
+from splitup_node.settlement.task_replay import recompute
+from splitup_node.tasks.loaded_tasks import Residents
+from splitup_node.worker.worker_pool import Workers
+
+RESULT_TYP = "splitup-verification-result"
+
+_log = logging.getLogger("splitup.node.verifier")
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What the verifier uses of the node."""
+
+    identity: Identity
+    engine: Engine
+    supervisor: Workers
+    residents: Residents
+    cache: Cache
+    herald: Herald
+    open_store: Callable[[VerificationOrder], LogStore]
+    committees: Committees
+
+
+class Verifier:
+    """Takes orders that prove themselves, one after the other."""
+
+    def __init__(self, tools: Tools, sampling_bps: int) -> None:
+        self._tools = tools
+        self._sampling_bps = sampling_bps
+        self._orders: asyncio.Queue[VerificationOrder] = asyncio.Queue(limits.MAX_ORDERS)
+        self._known: dict[tuple[str, int], None] = {}
+        self._reporting: set[asyncio.Task[None]] = set()
+        self.done = 0
+        self.latest: deque[dict[str, str | int]] = deque(maxlen=limits.SHOWN_VERIFICATIONS)
+
+    async def accept(self, order: VerificationOrder) -> None:
+        """Queue an order; one that is known already changes nothing.
+
+        Raises PeerFault or BadSignature unless certificate and draw are the committee's and name
+        this node, Unavailable when too many orders wait.
+        """
+        key = (order.certificate.plan.request.execution_id, order.task)
+        if key in self._known:
+            return
+        manifest = await self._tools.cache.fetch_manifest(order.certificate.plan.request.model_id)
+        node = self._tools.identity.address
+        await asyncio.to_thread(check_order, order, manifest, self._sampling_bps, node)
+        committee = await self._tools.committees.check_certificate(order.certificate)
+        await asyncio.to_thread(check_draw, order.draw, committee)
+        if key in self._known:
+            return
+        try:
+            self._orders.put_nowait(order)
+        except asyncio.QueueFull:
+            raise Unavailable("this node has too many verifications waiting; ask another") from None
+        self._known[key] = None
+        while len(self._known) > limits.MAX_FINISHED:
+            self._known.pop(next(iter(self._known)))
+
+    async def run(self) -> None:
+        """Work off orders, for ever. Results wait for their time beside the next order."""
+        try:
+            while True:
+                order = await self._orders.get()
+                result = await self._verify(order)
+                task = asyncio.create_task(self._report(order, result))
+                self._reporting.add(task)
+                task.add_done_callback(self._on_reported)
+        finally:
+            for task in self._reporting:
+                task.cancel()
+            await asyncio.gather(*self._reporting, return_exceptions=True)
+
+    async def _verify(self, order: VerificationOrder) -> VerificationResult:
+        request = order.certificate.plan.request
+        found, error = Digests(0, 0), ""
+        try:
+            found = await self._recompute(order)
+        except SplitUpError as failure:
+            error = str(failure)[:500]
+            _log.warning("task %d of %s: %s", order.task, request.execution_id, error)
+        return VerificationResult(
+            execution_id=request.execution_id,
+            task=order.task,
+            validator=self._tools.identity.address,
+            inputs=found.inputs,
+            outputs=found.outputs,
+            state=found.state,
+            salt="0x" + secrets.token_hex(32),
+            error=error,
+        )
+
+    async def _recompute(self, order: VerificationOrder) -> Digests:
+        tools = self._tools
+        model_id = order.certificate.plan.request.model_id
+        manifest = await tools.cache.fetch_manifest(model_id)
+        async with tools.residents.use(model_id, order.task) as program:
+            return await recompute(
+                tools.engine,
+                tools.supervisor,
+                tools.open_store(order),
+                order.certificate.plan.request,
+                manifest,
+                order.executors,
+                order.task,
+                program,
+                order.steps,
+                is_drawn=True,
+            )
+
+    async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
+        """Commit to a result, and show it when it is due; a failure is told at once."""
+        herald = self._tools.herald
+        give_up_s = order.certificate.plan.request.deadline + limits.GRANT_GRACE_S
+        promise = VerificationCommitment(
+            execution_id=result.execution_id,
+            task=result.task,
+            validator=result.validator,
+            root=result.root(),
+        )
+        if result.error or await herald.wait_until_due(result.execution_id, promise, give_up_s):
+            await herald.spread("/v1/verification", RESULT_TYP, result, give_up_s)
+            self.done += 1
+            self.latest.append(
+                {
+                    "execution_id": result.execution_id,
+                    "task": result.task,
+                    "at_s": int(time.time()),
+                    "error": result.error,
+                }
+            )
+
+    def _on_reported(self, task: asyncio.Task[None]) -> None:
+        self._reporting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a verification could not be reported", exc_info=error)
+
+
+def check_order(order: VerificationOrder, manifest: Manifest, sampling_bps: int, node: str) -> None:
+    """Check all that an order claims but its signatures. Raises PeerFault."""
+    plan, draw = order.certificate.plan, order.draw
+    request = plan.request
+    where = f"verification of task {order.task} of {request.execution_id}"
+    if draw.execution_id != request.execution_id:
+        raise PeerFault(f"{where}: the draw is for another execution")
+    if len(plan.tasks) != len(manifest.tasks) or order.task >= len(plan.tasks):
+        raise PeerFault(f"{where}: the model has no such task")
+    if order.steps > request.steps:
+        raise PeerFault(f"{where}: {order.steps} steps are more than were paid for")
+    if not plan.has_candidates(draw.executors):
+        raise PeerFault(f"{where}: the draw does not name a candidate for every task")
+    if not is_sampled(draw.seed, order.task, sampling_bps):
+        raise PeerFault(f"{where}: the draw does not pick this task")
+    task_id, executor = manifest.tasks[order.task].task_id, order.executors[order.task]
+    if node not in check_validators(order.snapshot, plan, executor, task_id):
+        raise PeerFault(f"{where}: {node} is not among its validators")

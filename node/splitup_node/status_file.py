@@ -1,0 +1,103 @@
+"""What the running daemon says of itself: a small file, replaced every second."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from splitup.storage.download import write_file
+
+STATUS_FILE: Final = "status.json"
+_STALE_MS: Final = 10_000  # ten missed updates: it hangs or was killed
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """The daemon's last word; ``values`` is empty when it never ran."""
+
+    values: dict[str, Any]
+    is_running: bool
+
+    def describe(self) -> str:
+        """Return one line for a person."""
+        if not self.values:
+            return "never ran; start it with: splitup-node run"
+        if not self.is_running:
+            return "stopped; start it with: splitup-node run"
+        return f"running as process {self.values['pid']}"
+
+    def list_rows(self, now_s: float) -> list[tuple[str, str]]:
+        """Return what the running daemon does, as (name, words) for a person."""
+        values = self.values
+        used, total = values["vram_used_bytes"], values["vram_bytes"]
+        state, limit = values["state_bytes"], values["state_limit_bytes"]
+        rows = [
+            *self._describe_endpoint(),
+            ("device", str(values["device"]["reason"])),
+            ("memory", f"{_format_gb(used)} of {_format_gb(total)}"),
+            ("sessions", f"{values['sessions']} with {_format_gb(state)} of {_format_gb(limit)}"),
+            ("queue", f"{values['queue_ms']} ms"),
+            ("verified", str(values["verified"])),
+        ]
+        for check in reversed(values["verifications"]):
+            what = f"task {check['task']} of {check['execution_id'][:12]}"
+            end = f"failed: {check['error']}" if check["error"] else "done"
+            rows.append(("", f"{what}, {max(0, int(now_s - check['at_s']))} s ago: {end}"))
+        labels = [f"{task['label']} ({task['task_id'][:12]})" for task in values["resident"]]
+        rows += zip(["tasks"] + [""] * len(labels), labels, strict=False)
+        trades = [self._describe_trade(trade, now_s) for trade in reversed(values["trades"])]
+        return rows + list(zip(["traded"] + [""] * len(trades), trades, strict=False))
+
+    def _describe_trade(self, trade: dict[str, Any], now_s: float) -> str:
+        labels = {task["task_id"]: task["label"] for task in self.values["resident"]}
+        wanted = labels.get(trade["wanted"], "one that is not here yet")
+        return (
+            f"{trade['label']} ({trade['given'][:12]}, {trade['operators']} operators) for "
+            f"{wanted} ({trade['wanted'][:12]}, {trade['wanted_operators']}), "
+            f"{max(0, int(now_s - trade['at_s']))} s ago"
+        )
+
+    def _describe_endpoint(self) -> list[tuple[str, str]]:
+        values = self.values
+        if not values["reach_problem"]:
+            return [("endpoint", f"{values['endpoint']}, direct")]
+        if values["relay"]:
+            how = f"relayed by {values['relay']}"
+        elif values["endpoint"]:
+            how = f"cut off: the relay of {values['endpoint']} is gone"
+        else:
+            how = "none yet: no relay takes the node so far"
+        return [("endpoint", how), ("", f"not direct: {values['reach_problem']}")]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {**self.values, "running": self.is_running}
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Self:
+        """Return the status that ``to_dict`` gave."""
+        values = {name: entry for name, entry in value.items() if name != "running"}
+        return cls(values, bool(value["running"]))
+
+
+def _format_gb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.3f} GB"
+
+
+def write_status(data_dir: Path, values: dict[str, Any]) -> None:
+    """Replace the status file in one step. Raises Unavailable when the disk is full or fails."""
+    values = {**values, "updated_at_ms": int(time.time() * 1000)}
+    write_file(data_dir / STATUS_FILE, json.dumps(values).encode(), sync=False)
+
+
+def read_status(data_dir: Path) -> NodeStatus:
+    """Return the daemon's last word; a status that is old means that the daemon is gone."""
+    try:
+        values = json.loads((data_dir / STATUS_FILE).read_text())
+    except (OSError, ValueError):
+        return NodeStatus({}, False)
+    fresh = time.time() * 1000 - values["updated_at_ms"] < _STALE_MS
+    return NodeStatus(values, fresh and values["running"])

@@ -1,0 +1,1 @@
+"""Which tasks a node takes, loads, and tests itself on."""

@@ -1,0 +1,195 @@
+"""Which tasks a node takes on: the least served first, then the best paid, as long as they fit.
+
+Pure: the committee's list of tasks in, one choice out. Nodes that start together see the same list,
+so ties are broken by a hash of node and task, and they spread. A node that is full trades.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault
+from splitup.messages.base import Bytes32Field, Count, DigestField, Message
+
+
+class DemandEntry(Message):
+    """A registered task as a committee member lists it in its answer to a heartbeat."""
+
+    model_id: Bytes32Field
+    task: Count
+    task_id: DigestField
+    vram_bytes: Count
+    weights_bytes: Count
+    price_micro_usdc: Count
+    holders: Count  # live nodes that serve it
+    operators: Count = 0  # in the determinism class with most of them
+    verifiable: bool = False  # sold with verification: enough operators hold it in one class
+
+
+def parse_demand(value: object) -> tuple[DemandEntry, ...]:
+    """Validate the ``tasks`` of a heartbeat's answer; raise PeerFault when they are malformed."""
+    if not isinstance(value, list) or len(value) > limits.MAX_DEMAND:
+        raise PeerFault("a heartbeat's answer holds no list of tasks, or too long a one")
+    return tuple(DemandEntry.from_value(entry) for entry in value)
+
+
+def merge_demand(answers: Iterable[Iterable[DemandEntry]]) -> tuple[DemandEntry, ...]:
+    """Return one entry per (model, task) with the lowest number of holders that a member reports.
+
+    The lowest, because the harm of serving a task once too often is small.
+    """
+    merged: dict[tuple[str, int], DemandEntry] = {}
+    for answer in answers:
+        for entry in answer:
+            known = merged.get((entry.model_id, entry.task))
+            if known is None or entry.holders < known.holders:
+                merged[entry.model_id, entry.task] = entry
+    return tuple(merged.values())
+
+
+def choose_task(
+    node: str,
+    demand: Iterable[DemandEntry],
+    resident: Collection[str],
+    excluded: Collection[str],
+    free_bytes: int,
+) -> DemandEntry | None:
+    """Return the task to load next, None when nothing fits or all is resident.
+
+    ``excluded`` are tasks that failed to load here.
+    """
+    fitting = [
+        entry
+        for entry in demand
+        if entry.task_id not in resident
+        and entry.task_id not in excluded
+        and entry.vram_bytes <= free_bytes
+    ]
+    return min(
+        fitting,
+        key=lambda entry: (entry.holders, -entry.price_micro_usdc, _tie(node, entry)),
+        default=None,
+    )
+
+
+def _tie(node: str, entry: DemandEntry) -> bytes:
+    return hashlib.sha256(f"{node}/{entry.task_id}".encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Trade:
+    """A task to give up, and the one that gets its place."""
+
+    given: DemandEntry
+    wanted: DemandEntry
+
+
+class Trader:
+    """When a node without room gives up a task that many serve for one that too few do.
+
+    Nodes decide apart and by equal lists, so each looks at a moment of its own in every period, and
+    goes ahead by lot: of all that could, about as many as are lacking. A trade never makes the
+    given task the scarcer of the two, so that trades end; nor one with enough operators one with
+    too few: else models that nobody asks for would take the verification from those in use. What
+    was traded stays for ``TRADE_HOLD_S``.
+    """
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._epoch = -1  # the last in which it looked
+        self._held: dict[str, float] = {}  # task_id -> until when it is not traded
+
+    def is_due(self, now_s: float) -> bool:
+        """Say once in a period, at this node's moment in it, that it is time to choose."""
+        epoch, past_s = divmod(now_s, limits.TRADE_PERIOD_S)
+        if self._epoch < 0:  # nodes that start together do not look together
+            self._epoch = int(epoch)
+        share = self._draw(f"moment/{int(epoch)}")
+        if self._epoch == epoch or past_s < share * limits.TRADE_PERIOD_S:
+            return False
+        self._epoch = int(epoch)
+        return True
+
+    def choose(
+        self,
+        demand: Iterable[DemandEntry],
+        resident: Collection[str],
+        rooms: Mapping[str, int],
+        excluded: Collection[str],
+        now_s: float,
+    ) -> Trade | None:
+        """Return the trade to make, None when there is none or the lot does not fall on it.
+
+        ``rooms`` are the resident tasks that may go, with the bytes that each would make room for.
+        """
+        entries = [entry for entry in demand if now_s >= self._held.get(entry.task_id, 0.0)]
+        mine = [entry for entry in entries if entry.task_id in rooms and not _is_needed(entry)]
+        mine.sort(key=lambda entry: (*_count(entry), _tie(self._node, entry)), reverse=True)
+        wanted = [
+            entry
+            for entry in entries
+            if _is_scarce(entry) and entry.task_id not in resident and entry.task_id not in excluded
+        ]
+        wanted.sort(key=lambda entry: (*_count(entry), _tie(self._node, entry)))
+        for want in wanted:
+            for given in mine:
+                if not _is_gain(*_count_left(given), want):
+                    break  # nor are those behind it, which fewer serve
+                if want.vram_bytes <= rooms[given.task_id]:
+                    equal = sum(_count(entry) == _count(want) for entry in wanted)
+                    lacking = equal * (limits.MIN_OPERATORS - want.operators)
+                    is_drawn = self._draw(f"lot/{self._epoch}") * given.holders < lacking
+                    return Trade(given, want) if is_drawn else None
+        return None
+
+    def confirms(self, trade: Trade, demand: Iterable[DemandEntry]) -> bool:
+        """Say whether a trade is still good by a list that knows of the task as given up."""
+        now = {entry.task_id: entry for entry in demand}
+        given, wanted = now.get(trade.given.task_id), now.get(trade.wanted.task_id)
+        return (
+            given is not None
+            and wanted is not None
+            and _is_scarce(wanted)
+            and (_is_scarce(trade.given) or not _is_scarce(given))
+            and _is_gain(*_count(given), wanted)
+        )
+
+    def note(self, trade: Trade, now_s: float, *, made: bool) -> None:
+        """Remember a trade that was made, or that the given task turned out to be needed for."""
+        self._held = {task: until for task, until in self._held.items() if until > now_s}
+        for entry in (trade.given, trade.wanted) if made else (trade.given,):
+            self._held[entry.task_id] = now_s + limits.TRADE_HOLD_S
+
+    def _draw(self, what: str) -> float:
+        """Return a number in [0, 1) that looks random and is this node's own."""
+        digest = hashlib.sha256(f"{self._node}/{what}".encode()).digest()
+        return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def _count(entry: DemandEntry) -> tuple[int, int]:
+    return entry.operators, entry.holders
+
+
+def _is_scarce(entry: DemandEntry) -> bool:
+    return entry.operators < limits.MIN_OPERATORS
+
+
+def _count_left(entry: DemandEntry) -> tuple[int, int]:
+    """Return the operators and holders that a task may have without one of its holders.
+
+    Where an operator has several nodes, whether it stays shows when the node has left.
+    """
+    return entry.operators - (entry.operators == entry.holders), entry.holders - 1
+
+
+def _is_needed(entry: DemandEntry) -> bool:
+    """Say whether a task would be sold without verification if one more node left it."""
+    return not _is_scarce(entry) and _count_left(entry)[0] < limits.MIN_OPERATORS
+
+
+def _is_gain(operators: int, holders: int, wanted: DemandEntry) -> bool:
+    """Say whether a task that so many serve is served better than the wanted one."""
+    return (operators, holders > wanted.holders) > (wanted.operators, False)

@@ -1,0 +1,223 @@
+"""Would this machine be slashed? Tasks on seeded inputs, against what registration saw them give.
+
+A node tries every task once before it serves it; ``splitup-node audit --dry-run`` tries all of them
+before any stake is at risk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
+from splitup.core import limits
+from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError
+from splitup.core.throughput import Rate
+from splitup.crypto.keys import Identity
+from splitup.graph.manifest import Task
+from splitup.graph.self_test_vectors import Audit, Vectors, audit, make_inputs
+from splitup.net.http import SignedClient
+from splitup.storage.gateway_client import GatewayClient
+from splitup.storage.task_cache import Cache
+from splitup_node.config import NodeConfig
+from splitup_node.execution.runs import is_full
+from splitup_node.worker.ipc import RunAnswer, RunRequest
+from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
+from splitup_node.worker.worker_pool import Workers
+
+SESSION: Final = 0  # the engine counts its own from 1
+
+Check = Callable[[Chain, Identity, NodeConfig], Awaitable[Any]]
+
+
+class AuditFailed(TaskFailed):
+    """This machine gives something else than the task: serving it would cost the stake."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedTask:
+    """One row of a report; ``verdict`` is "" for a task that could not be tried."""
+
+    model_id: str
+    index: int
+    label: str
+    verdict: str
+    may_serve: bool
+    detail: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields for a JSON report."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+async def audit_program(
+    supervisor: Supervisor | Workers,
+    program: int,
+    task: Task,
+    vectors: Vectors,
+    speed: Rate | None = None,
+) -> Audit:
+    """Run a loaded program on the inputs of its vectors. Raises TaskFailed, WorkerLost.
+
+    ``speed`` takes what the runs behind the first one show.
+    """
+    inputs, outputs = [port.spec for port in task.inputs], [port.spec for port in task.outputs]
+    results = []
+    try:
+        for step in range(len(vectors.classes[0].steps)):
+            data = await asyncio.to_thread(make_inputs, inputs, vectors.seed, step)
+            answer = await _run(supervisor, RunRequest(SESSION, program, data))
+            results.append([bytes(output) for output in answer.outputs])
+            if speed is not None and step and is_full(task, data):
+                speed.add(task.flops, answer.ended_ns - answer.started_ns)
+    finally:
+        supervisor.drop([SESSION])
+    determinism = supervisor.report["determinism_class"][: limits.MAX_DETERMINISM_CHARS]
+    return await asyncio.to_thread(audit, vectors, determinism, results, outputs, task.tolerances)
+
+
+async def audit_node(
+    config: NodeConfig,
+    models: Sequence[str] = (),
+    check: Check | None = None,
+    worker_argv: Sequence[str] = WORKER_ARGV,
+) -> tuple[dict[str, str], list[AuditedTask]]:
+    """Try every task that fits the node's memory; return what runs it here, and a row for each.
+
+    On every device, with the device's name in a row's detail where there are several.
+    ``models`` are names or ids, by default all that are registered. ``check`` may ask the chain
+    first whether the node may serve at all; without it no stake is needed. Raises InvalidInput (no
+    such model), ChainUnavailable, StorageUnavailable, Unavailable (the worker).
+    """
+    identity = config.load_identity()
+    deployment = Deployment.load(config.deployment)
+    async with SignedClient(identity) as http:
+        gateway = GatewayClient(config.gateway_urls, identity, http=http)
+        cache = Cache(config.data_dir / "cache", gateway, http.session)
+        chain = await Chain.connect(config.rpc_url, deployment)
+        try:
+            if check is not None:
+                await check(chain, identity, config)
+            model_ids = await _find_models(chain, models)
+            rows: list[AuditedTask] = []
+            shares = config.device_shares
+            for name, memory_bytes in shares:
+                supervisor = Supervisor(
+                    config.data_dir,
+                    memory_bytes=memory_bytes,
+                    device=name,
+                    threads=config.threads,
+                    cache_directory=config.kernel_cache,
+                    worker_argv=worker_argv,
+                )
+                try:
+                    device = await supervisor.start()
+                    trial = _Trial(supervisor, cache, memory_bytes)
+                    found = [
+                        row for model_id in model_ids for row in await trial.run_model(model_id)
+                    ]
+                finally:
+                    await supervisor.close()
+                if len(shares) > 1:
+                    found = [replace(row, detail=f"{name}: {row.detail}") for row in found]
+                rows += found
+        finally:
+            await chain.close()
+    return device, rows
+
+
+async def check_machine(config: NodeConfig, worker_argv: Sequence[str] = WORKER_ARGV) -> None:
+    """Raise ConfigurationError when there is a task that would cost this machine a stake."""
+    device, rows = await audit_node(config, worker_argv=worker_argv)
+    refused = [row for row in rows if not row.may_serve]
+    if refused:
+        raise ConfigurationError(
+            f"{len(refused)} of {len(rows)} tasks must not be served from here "
+            f"({device['determinism_class']}): {refused[0].detail}; nothing was staked; "
+            "see: splitup-node audit --dry-run"
+        )
+
+
+class _Trial:
+    """Loads one task after the other, into a new worker whenever the memory is full."""
+
+    def __init__(self, supervisor: Supervisor, cache: Cache, memory_bytes: int) -> None:
+        self._supervisor = supervisor
+        self._cache = cache
+        self._memory_bytes = memory_bytes
+        self._used_bytes = 0
+        self._done: set[str] = set()
+
+    async def run_model(self, model_id: str) -> list[AuditedTask]:
+        manifest = await self._cache.fetch_manifest(model_id)
+        rows = []
+        for index, task in enumerate(manifest.tasks):
+            if task.task_id in self._done or task.vram_bytes > self._memory_bytes:
+                continue
+            self._done.add(task.task_id)
+            try:
+                found = await self._try(model_id, index, task)
+                verdict, may_serve, detail = found.verdict.value, found.may_serve, found.detail
+            except _NoVectors:
+                verdict, may_serve = "", True
+                detail = "its model has no reference vectors, so nothing can be said"
+            except (TaskFailed, WorkerLost) as error:
+                verdict, may_serve, detail = "", False, f"it does not run here: {error}"
+                if isinstance(error, WorkerLost):
+                    await self._renew()
+            rows.append(AuditedTask(model_id, index, task.label, verdict, may_serve, detail))
+        return rows
+
+    async def _try(self, model_id: str, index: int, task: Task) -> Audit:
+        vectors = await self._cache.fetch_vectors(model_id, index)
+        if vectors is None:
+            raise _NoVectors
+        graph, weights = await self._cache.fetch_task(model_id, index)
+        if self._used_bytes + task.vram_bytes > self._memory_bytes:
+            await self._renew()
+        self._used_bytes += task.vram_bytes
+        loaded = await self._supervisor.load(graph, weights)
+        return await audit_program(self._supervisor, loaded["program"], task, vectors)
+
+    async def _renew(self) -> None:
+        if self._supervisor.is_running:
+            self._supervisor.kill("its memory is full; the next tasks get a new one")
+        await self._supervisor.restart()
+        self._used_bytes = 0
+
+
+class _NoVectors(SplitUpError):
+    pass
+
+
+async def _find_models(chain: Chain, models: Sequence[str]) -> list[str]:
+    """Return the ids of models by name or id, of all registered ones when none is given."""
+    events = [
+        event for event in await chain.fetch_events("models") if event.name == "ModelRegistered"
+    ]
+    by_name = {event.args["name"]: str(event.args["modelId"]) for event in events}
+    known = list(dict.fromkeys(str(event.args["modelId"]) for event in events))
+    if not models:
+        return known
+    for model in models:
+        if model not in by_name and model not in known:
+            raise InvalidInput(f"there is no model {model!r}; see: splitup-deploy list")
+    return list(dict.fromkeys(by_name.get(model, model) for model in models))
+
+
+async def _run(supervisor: Supervisor | Workers, request: RunRequest) -> RunAnswer:
+    future: asyncio.Future[RunAnswer] = asyncio.get_running_loop().create_future()
+
+    def handle(answer: RunAnswer | SplitUpError) -> None:
+        if future.done():
+            return
+        if isinstance(answer, SplitUpError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    supervisor.run(request, handle)
+    return await future

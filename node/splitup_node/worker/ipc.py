@@ -1,0 +1,159 @@
+"""What the daemon and its worker say to each other: length-prefixed frames over a socket pair.
+
+Both ends are this package, started together; the worker still checks nothing it computes on less
+than a stranger's input, since the bytes inside come from strangers. A run carries no JSON: it is on
+the path of every token.
+
+    message   u64 body bytes | u8 kind | u64 request id | body
+    RUN       u64 session | u16 program | u16 inputs | per input: u64 bytes | the inputs
+    answer    u64 started ns | u64 ended ns | u16 outputs | per output: u64 bytes | the outputs
+    RUNS      u16 runs | per run: u64 bytes | the runs
+    answer    u16 runs | per run: u64 bytes | per run: u8 RUN or FAILED, and what answers it
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from splitup.core import limits
+from splitup.core.errors import SplitUpError
+
+HEADER: Final = struct.Struct("<QBQ")
+_RUN: Final = struct.Struct("<QHH")
+_ANSWER: Final = struct.Struct("<QQH")
+_KIND: Final = struct.Struct("<B")
+
+
+class Kind(IntEnum):
+    """What a message asks for; the answer to a request repeats its kind, or is FAILED."""
+
+    DESCRIBE = 1  # -> JSON of a DeviceReport
+    LOAD = 2  # JSON {"task": path, "weights": path or ""} -> JSON of what was loaded
+    RUN = 3
+    DROP = 4  # u64 sessions to forget -> nothing
+    FAILED = 5  # UTF-8 sentence
+    STATE = 6  # u64 session -> SHA-256 of its state, 32 bytes
+    RUNS = 7  # of one program in several sessions
+    UNLOAD = 8  # u64 program -> nothing; its memory is the device's again
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """One step of one program in one session; a session is one task of one execution."""
+
+    session: int
+    program: int
+    inputs: Sequence[bytes | memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnswer:
+    """The outputs of a run and when it was computed, in nanoseconds since the epoch."""
+
+    started_ns: int
+    ended_ns: int
+    outputs: Sequence[bytes | memoryview]
+
+
+def encode_message(
+    kind: Kind, request_id: int, parts: Sequence[bytes | memoryview]
+) -> list[bytes | memoryview]:
+    """Return the buffers of one message, for a scattered write."""
+    return [HEADER.pack(sum(map(len, parts)), kind, request_id), *parts]
+
+
+def encode_run(request: RunRequest) -> list[bytes | memoryview]:
+    """Return the body of a RUN request, the tensors uncopied."""
+    head = _RUN.pack(request.session, request.program, len(request.inputs))
+    return [head + _encode_lengths(request.inputs), *request.inputs]
+
+
+def decode_run(body: memoryview) -> RunRequest:
+    """Parse a RUN request; the inputs are views of ``body``."""
+    session, program, count = _RUN.unpack_from(body)
+    return RunRequest(session, program, _split(body, _RUN.size, count))
+
+
+def encode_answer(answer: RunAnswer) -> list[bytes | memoryview]:
+    """Return the body of the answer to a run."""
+    head = _ANSWER.pack(answer.started_ns, answer.ended_ns, len(answer.outputs))
+    return [head + _encode_lengths(answer.outputs), *answer.outputs]
+
+
+def decode_answer(body: memoryview) -> RunAnswer:
+    """Parse the answer to a run; small outputs are copies, which keep no buffer alive."""
+    started_ns, ended_ns, count = _ANSWER.unpack_from(body)
+    return RunAnswer(
+        started_ns, ended_ns, [_keep(view) for view in _split(body, _ANSWER.size, count)]
+    )
+
+
+def _keep(view: memoryview) -> bytes | memoryview:
+    return view if len(view) > limits.INLINE_TENSOR_BYTES else bytes(view)
+
+
+def encode_runs(requests: Sequence[RunRequest]) -> list[bytes | memoryview]:
+    """Return the body of a RUNS request."""
+    return _encode_items([encode_run(request) for request in requests])
+
+
+def decode_runs(body: memoryview) -> list[RunRequest]:
+    """Parse a RUNS request; the inputs are views of ``body``."""
+    return [decode_run(item) for item in _decode_items(body)]
+
+
+def encode_answers(answers: Sequence[RunAnswer | Exception]) -> list[bytes | memoryview]:
+    """Return the body of the answer to several runs."""
+    items: list[list[bytes | memoryview]] = []
+    for answer in answers:
+        if isinstance(answer, RunAnswer):
+            items.append([_KIND.pack(Kind.RUN), *encode_answer(answer)])
+        else:
+            items.append([_KIND.pack(Kind.FAILED), describe_failure(answer).encode()])
+    return _encode_items(items)
+
+
+def decode_answers(body: memoryview) -> list[RunAnswer | str]:
+    """Parse the answer to several runs; a text says why a run failed."""
+    answers: list[RunAnswer | str] = []
+    for item in _decode_items(body):
+        rest = item[_KIND.size :]
+        is_failed = _KIND.unpack_from(item)[0] == Kind.FAILED
+        answers.append(bytes(rest).decode(errors="replace") if is_failed else decode_answer(rest))
+    return answers
+
+
+def describe_failure(error: Exception) -> str:
+    """Return what a worker says of an error; of one that is not ours, what kind it is."""
+    return (
+        str(error) if isinstance(error, SplitUpError) else f"{type(error).__name__}: {error}"[:400]
+    )
+
+
+def _encode_items(items: Sequence[Sequence[bytes | memoryview]]) -> list[bytes | memoryview]:
+    lengths = [sum(map(len, item)) for item in items]
+    head = struct.pack(f"<H{len(items)}Q", len(items), *lengths)
+    return [head, *(part for item in items for part in item)]
+
+
+def _decode_items(body: memoryview) -> list[memoryview]:
+    (count,) = struct.unpack_from("<H", body)
+    return _split(body, 2, count)
+
+
+def _encode_lengths(tensors: Sequence[bytes | memoryview]) -> bytes:
+    return struct.pack(f"<{len(tensors)}Q", *map(len, tensors))
+
+
+def _split(body: memoryview, offset: int, count: int) -> list[memoryview]:
+    lengths = struct.unpack_from(f"<{count}Q", body, offset)
+    offset += 8 * count
+    views = []
+    for length in lengths:
+        views.append(body[offset : offset + length])
+        offset += length
+    return views

@@ -1,0 +1,286 @@
+"""The process that owns the device: loads tasks, keeps them and their state resident, runs steps.
+
+It has no network, no keys and no configuration but its arguments; it answers one request after the
+other over the socket it inherited and ends when that closes. Whatever a task makes tinygrad do, the
+worst is that this process dies, which the daemon survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from splitup.core import limits
+from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
+from splitup_node.worker.ipc import (
+    HEADER,
+    Kind,
+    RunAnswer,
+    RunRequest,
+    decode_run,
+    decode_runs,
+    describe_failure,
+    encode_answer,
+    encode_answers,
+    encode_message,
+)
+
+
+class Worker:
+    """Programs and states on one device, within ``memory_bytes``."""
+
+    runs_together = True
+
+    def __init__(
+        self,
+        memory_bytes: int,
+        *,
+        device_index: int = 0,
+        threads: int = 1,
+        cache_directory: Path | None = None,
+    ) -> None:
+        from splitup.backend import runtime  # tinygrad takes a second to import, after the fork
+        from splitup.backend.kernel_cache import KernelCache
+
+        self._runtime = runtime
+        self._options: dict[str, Any] = {
+            "device_index": device_index,
+            "threads": threads,
+            "cache": None if cache_directory is None else KernelCache(cache_directory),
+        }
+        self._memory_bytes = memory_bytes
+        self._programs: dict[int, Any] = {}
+        self._next_program = 0
+        self._states: dict[int, tuple[int, Any]] = {}  # session -> (program, state)
+        self._state_bytes = 0
+
+    def describe(self) -> dict[str, str]:
+        """Return what runs the kernels here."""
+        report: dict[str, str] = self._runtime.describe_device(
+            self._options["device_index"]
+        ).to_dict()
+        return report
+
+    def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
+        """Load, compile and warm up one task; the daemon has checked the digests of both files."""
+        program = self._runtime.TaskProgram(task.read_bytes(), weights, **self._options)
+        number = self._next_program
+        self._next_program += 1
+        self._programs[number] = program
+        return {
+            "program": number,
+            "task_id": program.task_id,
+            "vram_bytes": program.vram_bytes,
+            "state_bytes": program.state_bytes,
+            "is_from_cache": program.is_from_cache,
+            "width": program.width if self.runs_together else 1,
+        }
+
+    def unload(self, number: int) -> None:
+        """Free a program's memory and that of its sessions; its number is not given again."""
+        self._find_program(number)
+        self.drop([session for session, known in self._states.items() if known[0] == number])
+        del self._programs[number]
+        self._runtime.free_memory(self._options["device_index"])
+
+    def run(self, request: RunRequest) -> RunAnswer:
+        """Run one step in a session, whose state is zero at its first step."""
+        program, state = self._get_state(request)
+        started_ns = time.time_ns()
+        outputs = self.compute(program, state, request.inputs)
+        return RunAnswer(started_ns, time.time_ns(), outputs)
+
+    def run_all(self, requests: Sequence[RunRequest]) -> list[RunAnswer | Exception]:
+        """Run one step of one program in each session, as many of them at once as fit.
+
+        One that fails does so alone.
+        """
+        answers: dict[int, RunAnswer | Exception] = {}
+        group: dict[int, tuple[Any, dict[str, int]]] = {}  # by request: state, rows
+        for index, request in enumerate(requests):
+            try:
+                program, state = self._get_state(request)
+                rows = program.check(state, request.inputs)
+            except SplitUpError as error:
+                answers[index] = error
+                continue
+            if group and not program.fits([*(count for _, count in group.values()), rows]):
+                answers |= self._run_group(requests, group)
+                group = {}
+            group[index] = (state, rows)
+        answers |= self._run_group(requests, group)
+        return [answers[index] for index in range(len(requests))]
+
+    def _run_group(
+        self, requests: Sequence[RunRequest], group: Mapping[int, tuple[Any, dict[str, int]]]
+    ) -> dict[int, RunAnswer | Exception]:
+        if len(group) > 1:
+            program = self._programs[requests[next(iter(group))].program]
+            steps = [(state, requests[index].inputs) for index, (state, _) in group.items()]
+            started_ns = time.time_ns()
+            with suppress(Exception):  # no state was advanced: each may try alone
+                outputs = program.run_together(steps)
+                ended_ns = time.time_ns()
+                return {
+                    index: RunAnswer(started_ns, ended_ns, own)
+                    for index, own in zip(group, outputs, strict=True)
+                }
+        return {index: self._try_run(requests[index]) for index in group}
+
+    def _try_run(self, request: RunRequest) -> RunAnswer | Exception:
+        try:
+            return self.run(request)
+        except Exception as error:  # tinygrad raises anything; the daemon decides what it means
+            return error
+
+    def _get_state(self, request: RunRequest) -> tuple[Any, Any]:
+        """Return a session's program and state, which is made at its first step."""
+        program = self._find_program(request.program)
+        known = self._states.get(request.session)
+        if known is None:
+            self._reserve(program)
+            known = self._states[request.session] = (request.program, program.new_state())
+        elif known[0] != request.program:
+            raise InvalidInput(f"session {request.session} belongs to another program")
+        return program, known[1]
+
+    def _find_program(self, number: int) -> Any:
+        if number not in self._programs:
+            raise InvalidInput(f"program {number} is not loaded")
+        return self._programs[number]
+
+    def compute(
+        self, program: Any, state: Any, inputs: Sequence[bytes | memoryview]
+    ) -> Sequence[bytes]:
+        """Return the outputs of one step."""
+        outputs: Sequence[bytes] = program.run(state, inputs)
+        return outputs
+
+    def digest_state(self, session: int) -> bytes:
+        """Return the SHA-256 of a session's state tensors as they are now."""
+        known = self._states.get(session)
+        if known is None:
+            raise InvalidInput(f"session {session} holds no state")
+        return bytes.fromhex(self._programs[known[0]].compute_state_digest(known[1]))
+
+    def drop(self, sessions: Sequence[int]) -> None:
+        """Free the state of sessions; unknown ones are fine."""
+        for session in sessions:
+            known = self._states.pop(session, None)
+            if known is not None:
+                program = self._programs[known[0]]
+                self._state_bytes -= program.state_bytes
+                program.take_back(known[1])
+
+    def _reserve(self, program: Any) -> None:
+        if len(self._states) >= limits.MAX_SESSIONS:
+            raise Unavailable(f"the node holds {len(self._states)} states already")
+        state_bytes, programs = program.state_bytes, self._programs.values()
+        fixed = sum(one.vram_bytes - one.state_bytes for one in programs)
+        spare = sum(one.spare_bytes for one in programs)
+        new_bytes = 0 if program.spare_bytes else state_bytes
+        if fixed + spare + self._state_bytes + new_bytes > self._memory_bytes:
+            for one in programs:
+                one.free_spare()
+        if state_bytes and fixed + self._state_bytes + state_bytes > self._memory_bytes:
+            raise Unavailable(
+                f"no memory for another state of {state_bytes} bytes: {fixed} bytes of tasks and "
+                f"{self._state_bytes} bytes of states are resident; the limit is "
+                f"{self._memory_bytes}"
+            )
+        self._state_bytes += state_bytes
+
+
+def serve(worker: Worker, stream: socket.socket) -> None:
+    """Answer requests until the daemon closes its end."""
+    while True:
+        head = _receive(stream, HEADER.size)
+        if head is None:
+            return
+        length, kind, request_id = HEADER.unpack(head)
+        body = _receive(stream, length)
+        if body is None:
+            return
+        try:
+            parts = _answer(worker, Kind(kind), body)
+        except SplitUpError as error:
+            kind, parts = Kind.FAILED, [str(error).encode()]
+        except Exception as error:  # tinygrad raises anything; the daemon decides what it means
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            kind, parts = Kind.FAILED, [describe_failure(error).encode()]
+        _send(stream, encode_message(Kind(kind), request_id, parts))
+
+
+def _answer(worker: Worker, kind: Kind, body: memoryview) -> Sequence[bytes | memoryview]:
+    if kind is Kind.RUN:
+        return encode_answer(worker.run(decode_run(body)))
+    if kind is Kind.RUNS:
+        return encode_answers(worker.run_all(decode_runs(body)))
+    if kind is Kind.DROP:
+        worker.drop(struct.unpack(f"<{len(body) // 8}Q", body))
+        return []
+    if kind is Kind.STATE:
+        return [worker.digest_state(struct.unpack("<Q", body)[0])]
+    if kind is Kind.UNLOAD:
+        worker.unload(struct.unpack("<Q", body)[0])
+        return []
+    if kind is Kind.LOAD:
+        paths = json.loads(bytes(body))
+        weights = Path(paths["weights"]) if paths["weights"] else None
+        return [json.dumps(worker.load(Path(paths["task"]), weights)).encode()]
+    return [json.dumps(worker.describe()).encode()]
+
+
+def _receive(stream: socket.socket, length: int) -> memoryview | None:
+    """Return exactly ``length`` bytes, None at the end of the stream."""
+    view = memoryview(bytearray(length))
+    received = 0
+    while received < length:
+        count = stream.recv_into(view[received:])
+        if not count:
+            return None
+        received += count
+    return view
+
+
+def _send(stream: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
+    sent = stream.sendmsg(buffers)
+    for buffer in buffers:
+        if sent >= len(buffer):
+            sent -= len(buffer)
+            continue
+        stream.sendall(memoryview(buffer)[sent:])
+        sent = 0
+
+
+def main(argv: Sequence[str] | None = None, worker_class: type[Worker] = Worker) -> None:
+    """Run a worker on an inherited socket (``--fd``) within ``--memory`` bytes."""
+    parser = argparse.ArgumentParser(prog="splitup-node-worker")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--memory", type=int, required=True)
+    parser.add_argument("--device-index", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache", type=Path)
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it closes our socket
+    with socket.socket(fileno=arguments.fd) as stream:
+        worker = worker_class(
+            arguments.memory,
+            device_index=arguments.device_index,
+            threads=arguments.threads,
+            cache_directory=arguments.cache,
+        )
+        serve(worker, stream)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,409 @@
+"""Keeps one worker process alive and talks to it; survives its crash, hang and lack of memory.
+
+Answers arrive in the event loop's own callback, so that a finished run leads to the next one, and
+to the frames it sends, without a task switch. When the worker dies, every pending request fails
+with ``WorkerLost``, the states it held are gone, and the daemon starts another one and loads its
+tasks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from splitup.core import limits
+from splitup.core.codec import parse_json
+from splitup.core.errors import SplitUpError, Unavailable
+from splitup_node.worker.ipc import (
+    HEADER,
+    Kind,
+    RunAnswer,
+    RunRequest,
+    decode_answer,
+    decode_answers,
+    encode_message,
+    encode_run,
+    encode_runs,
+)
+
+WORKER_ARGV: Final = (sys.executable, "-m", "splitup_node.worker.process")
+
+_log = logging.getLogger("splitup.node.worker")
+_PASSED_ENVIRONMENT: Final = (  # how compilers and drivers are found; nothing else gets through
+    "PATH",
+    "HOME",
+    "LANG",
+    "TMPDIR",
+    "CC",
+    "LLVM_PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+)
+
+
+class WorkerLost(Unavailable):
+    """The worker process died or was killed; the states it held are gone."""
+
+
+class TaskFailed(SplitUpError):
+    """The worker refused or failed a request; it lives on."""
+
+
+def parse_device(text: str) -> tuple[str, int]:
+    """Split "CUDA:1" or "CPU:0:X86" into what tinygrad's DEV takes and the device's number."""
+    name, *rest = text.split(":")
+    if rest and rest[0].isdigit():
+        return ":".join([name, *rest[1:]]), int(rest[0])
+    return text, 0
+
+
+RunHandler = Callable[[RunAnswer | SplitUpError], None]
+_Handler = Callable[[memoryview | SplitUpError], None]
+
+
+@dataclass(slots=True)
+class _Pending:
+    kind: Kind
+    handler: _Handler
+    timeout_s: float
+
+
+class Supervisor:
+    """One worker process. Requests are answered in order; one run is in flight at a time."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        memory_bytes: int,
+        device: str = "",
+        threads: int = 1,
+        name: str = "worker",
+        cache_directory: Path | None = None,
+        worker_argv: Sequence[str] = WORKER_ARGV,
+        run_timeout_s: float = limits.RUN_TIMEOUT_S,
+    ) -> None:
+        self._directory = directory
+        self.memory_bytes = memory_bytes
+        self._device, self._device_index = parse_device(device)
+        self._threads = threads
+        self._name = name  # of its log
+        self._cache_directory = cache_directory or directory / "kernels"
+        self._worker_argv = tuple(worker_argv)
+        self._run_timeout_s = run_timeout_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._connection: _Connection | None = None
+        self._pending: dict[int, _Pending] = {}  # in the order of the answers
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0  # when it wakes
+        self._due_s = 0.0  # when the oldest must have been answered: the others wait for it
+        self._next_id = 0
+        self._widths: dict[int, int] = {}  # program -> how many of its runs go together
+        self._lost: asyncio.Event = asyncio.Event()
+        self._closing = False
+        self.restarts = 0
+        self.report: dict[str, str] = {}  # what the present worker says of its device
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether requests can be sent."""
+        return self._connection is not None
+
+    @property
+    def pid(self) -> int | None:
+        """Return the worker's process id, None when there is none."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> dict[str, str]:
+        """Start a worker and return what it says of its device. Raises WorkerLost, TaskFailed."""
+        try:
+            await self._spawn()
+        except OSError as error:  # no memory for another process, no descriptor, no disk
+            self._lost.set()
+            raise WorkerLost(f"no worker can be started ({error.strerror or error})") from None
+        report: dict[str, str] = parse_json(
+            bytes(await self._ask(Kind.DESCRIBE, [], limits.LOAD_TIMEOUT_S))
+        )
+        self.report = report
+        return report
+
+    async def wait_lost(self) -> None:
+        """Wait until the worker is gone."""
+        await self._lost.wait()
+
+    async def restart(self) -> dict[str, str]:
+        """Start another worker after the last one was lost. Raises WorkerLost."""
+        await self._reap()
+        self.restarts += 1
+        try:
+            return await self.start()
+        except TaskFailed as error:
+            self.kill(f"it cannot use its device: {error}")
+            raise WorkerLost(str(error)) from None
+
+    async def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
+        """Load a task; returns program, task_id, vram_bytes, state_bytes and width."""
+        body = json.dumps({"task": str(task), "weights": "" if weights is None else str(weights)})
+        answer = await self._ask(Kind.LOAD, [body.encode()], limits.LOAD_TIMEOUT_S)
+        loaded: dict[str, Any] = parse_json(bytes(answer))
+        self._widths[loaded["program"]] = loaded["width"]
+        return loaded
+
+    async def unload(self, program: int) -> None:
+        """Free a program, behind what runs of it. Raises TaskFailed or WorkerLost."""
+        await self._ask(Kind.UNLOAD, [struct.pack("<Q", program)], self._run_timeout_s)
+        self._widths.pop(program, None)
+
+    def get_width(self, program: int) -> int:
+        """Return how many runs of a program, in different sessions, can go together."""
+        return self._widths[program]
+
+    def run(self, request: RunRequest, handler: RunHandler) -> None:
+        """Send one run; ``handler`` gets its answer, TaskFailed or WorkerLost, never right here."""
+
+        def on_answer(answer: memoryview | SplitUpError) -> None:
+            handler(answer if isinstance(answer, SplitUpError) else decode_answer(answer))
+
+        self._send(Kind.RUN, encode_run(request), self._run_timeout_s, on_answer)
+
+    def run_together(self, requests: Sequence[RunRequest], handlers: Sequence[RunHandler]) -> None:
+        """Send runs of one program in several sessions; each handler is called as in ``run``."""
+
+        def on_answer(answer: memoryview | SplitUpError) -> None:
+            if isinstance(answer, SplitUpError):
+                answers: Sequence[RunAnswer | SplitUpError] = [answer] * len(handlers)
+            else:
+                answers = [
+                    TaskFailed(one) if isinstance(one, str) else one
+                    for one in decode_answers(answer)
+                ]
+            for handler, one in zip(handlers, answers, strict=True):
+                handler(one)
+
+        timeout_s = self._run_timeout_s * len(requests)  # they may run one after the other
+        self._send(Kind.RUNS, encode_runs(requests), timeout_s, on_answer)
+
+    async def digest_state(self, session: int) -> str:
+        """Return the SHA-256 of a session's state, in hex. Raises TaskFailed or WorkerLost."""
+        answer = await self._ask(Kind.STATE, [struct.pack("<Q", session)], self._run_timeout_s)
+        return bytes(answer).hex()
+
+    def drop(self, sessions: Sequence[int]) -> None:
+        """Free the states of sessions; nobody waits for it."""
+        if self._connection is not None and sessions:
+            body = struct.pack(f"<{len(sessions)}Q", *sessions)
+            self._send(Kind.DROP, [body], self._run_timeout_s, lambda answer: None)
+
+    def kill(self, reason: str) -> None:
+        """End a worker that misbehaves; its requests fail with ``reason``."""
+        _log.warning("killing the worker: %s", reason)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        if self._connection is not None:
+            self._connection.abort()
+        self._on_lost(reason)
+
+    async def close(self) -> None:
+        """Let the worker finish its request, then end it."""
+        self._closing = True
+        if self._connection is not None:
+            self._connection.abort()
+        await self._reap()
+
+    async def _spawn(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._cache_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.ExitStack() as stack:
+            stack.callback(ours.close)
+            await self._connect(ours, theirs)
+            stack.pop_all()  # the transport's now
+
+    async def _connect(self, ours: socket.socket, theirs: socket.socket) -> None:
+        for end in (ours, theirs):
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                end.setsockopt(socket.SOL_SOCKET, option, limits.WORKER_SOCKET_BYTES)
+        ours.setblocking(False)
+        self._lost.clear()
+        with theirs, (self._directory / f"{self._name}.log").open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._worker_argv,
+                "--fd",
+                str(theirs.fileno()),
+                "--memory",
+                str(self.memory_bytes),
+                "--device-index",
+                str(self._device_index),
+                "--threads",
+                str(self._threads),
+                "--cache",
+                str(self._cache_directory),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._make_environment(),
+                start_new_session=True,  # a terminal's Ctrl-C is the daemon's business
+            )
+        loop = asyncio.get_running_loop()
+        _, self._connection = await loop.create_unix_connection(
+            lambda: _Connection(self._on_message, self._on_lost), sock=ours
+        )
+
+    def _make_environment(self) -> dict[str, str]:
+        environment = {n: os.environ[n] for n in _PASSED_ENVIRONMENT if n in os.environ}
+        environment["CACHEDB"] = str(self._cache_directory / "kernels.db")
+        if device := (self._device or os.environ.get("DEV", "")):
+            environment["DEV"] = device
+        return environment
+
+    async def _ask(
+        self, kind: Kind, parts: Sequence[bytes | memoryview], timeout_s: float
+    ) -> memoryview:
+        future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+
+        def on_answer(answer: memoryview | SplitUpError) -> None:
+            if future.done():
+                return
+            if isinstance(answer, SplitUpError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        self._send(kind, parts, timeout_s, on_answer)
+        return await future
+
+    def _send(
+        self,
+        kind: Kind,
+        parts: Sequence[bytes | memoryview],
+        timeout_s: float,
+        handler: _Handler,
+    ) -> None:
+        if self._connection is None:
+            asyncio.get_running_loop().call_soon(handler, WorkerLost("the worker is not running"))
+            return
+        self._next_id += 1
+        self._pending[self._next_id] = _Pending(kind, handler, timeout_s)
+        if len(self._pending) == 1:
+            self._start_timer()
+        self._connection.write(encode_message(kind, self._next_id, parts))
+
+    def _start_timer(self) -> None:
+        """Watch the oldest request from now on.
+
+        A timer that wakes too early looks again: cheaper than one for every run.
+        """
+        oldest = next(iter(self._pending.values()), None)
+        if oldest is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._due_s = loop.time() + oldest.timeout_s
+        if self._timer is None or self._due_s < self._timer_s:
+            self._set_timer(self._due_s)
+
+    def _set_timer(self, at_s: float) -> None:
+        self._stop_timer()
+        self._timer_s = at_s
+        self._timer = asyncio.get_running_loop().call_at(at_s, self._on_timer)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        oldest = next(iter(self._pending.values()), None)
+        if oldest is None:
+            return
+        if asyncio.get_running_loop().time() < self._due_s:
+            self._set_timer(self._due_s)
+        else:
+            self.kill(f"no answer to {oldest.kind.name} within {oldest.timeout_s:g} s")
+
+    def _on_message(self, kind: int, request_id: int, body: memoryview) -> None:
+        pending = self._pending.pop(request_id, None)
+        if pending is None:
+            return
+        self._start_timer()
+        if kind == Kind.FAILED:
+            pending.handler(TaskFailed(bytes(body).decode(errors="replace")))
+        else:
+            pending.handler(body)
+
+    def _on_lost(self, reason: str) -> None:
+        if self._connection is None:
+            return
+        self._connection = None
+        if not self._closing:
+            _log.warning("the worker is lost: %s", reason)
+        pending, self._pending = self._pending, {}
+        self._stop_timer()
+        for entry in pending.values():
+            entry.handler(WorkerLost(f"the worker process was lost: {reason}"))
+        self._lost.set()
+
+    async def _reap(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            async with asyncio.timeout(limits.WORKER_STOP_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+class _Connection(asyncio.Protocol):
+    """Splits the worker's bytes into messages."""
+
+    def __init__(
+        self,
+        on_message: Callable[[int, int, memoryview], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= HEADER.size:
+            length, kind, request_id = HEADER.unpack_from(self._buffer)
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            message, self._buffer = self._buffer, self._buffer[end:]
+            self._on_message(kind, request_id, memoryview(message)[HEADER.size : end])
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._on_lost(str(error) if error else "it ended (out of memory, or a crash in a kernel)")
+
+    def write(self, buffers: Sequence[bytes | memoryview]) -> None:
+        assert self._transport is not None  # set before the connection is handed out
+        self._transport.writelines(buffers)
+
+    def abort(self) -> None:
+        assert self._transport is not None
+        self._transport.abort()

@@ -1,0 +1,149 @@
+"""The node's worker processes, one per device, as if they were one.
+
+A task is loaded into one worker and runs there. Programs get numbers of the node's own; a session
+is one task of one execution and so never changes its worker. All devices of a node must compute the
+same bytes: what the node says of itself in heartbeats decides who checks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from splitup.core.errors import ConfigurationError
+from splitup_node.worker.ipc import RunRequest
+from splitup_node.worker.supervisor import RunHandler, Supervisor, WorkerLost
+
+
+class Workers:
+    """Supervisors behind one interface; ``memory_bytes`` is what each of them may fill."""
+
+    def __init__(self, supervisors: Sequence[Supervisor]) -> None:
+        self._supervisors = tuple(supervisors)
+        self._programs: dict[int, tuple[int, int]] = {}  # number -> worker, its own number
+        self._sessions: dict[int, int] = {}  # session -> worker
+        self._next_program = 0
+
+    @property
+    def memory_bytes(self) -> tuple[int, ...]:
+        """Return the memory of each worker."""
+        return tuple(supervisor.memory_bytes for supervisor in self._supervisors)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether requests can be sent to every worker."""
+        return all(supervisor.is_running for supervisor in self._supervisors)
+
+    @property
+    def report(self) -> dict[str, str]:
+        """Return what the first worker says of its device, with all devices' names."""
+        names = ", ".join(one.report["device"] for one in self._supervisors)
+        return {**self._supervisors[0].report, "device": names}
+
+    @property
+    def restarts(self) -> int:
+        """Return how often a worker was replaced."""
+        return sum(supervisor.restarts for supervisor in self._supervisors)
+
+    @property
+    def pids(self) -> tuple[int | None, ...]:
+        """Return the process id of each worker, None where there is none."""
+        return tuple(supervisor.pid for supervisor in self._supervisors)
+
+    async def start(self) -> dict[str, str]:
+        """Start all workers; returns ``report``.
+
+        Raises WorkerLost, TaskFailed, and ConfigurationError when devices compute other bytes.
+        """
+        reports = await asyncio.gather(*(one.start() for one in self._supervisors))
+        classes = {report["determinism_class"] for report in reports}
+        if len(classes) > 1:
+            raise ConfigurationError(
+                "the node's devices do not compute the same bytes: "
+                f"{'; '.join(sorted(classes))}; run one node per kind of device"
+            )
+        return self.report
+
+    async def wait_lost(self) -> None:
+        """Wait until a worker is gone."""
+        waits = [asyncio.create_task(one.wait_lost()) for one in self._supervisors]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def restart(self) -> dict[str, str]:
+        """Replace every worker that was lost; returns ``report``.
+
+        Raises WorkerLost, also when a new one computes other bytes than the rest.
+        """
+        for worker, supervisor in enumerate(self._supervisors):
+            if not supervisor.is_running:
+                lost = [number for number, place in self._programs.items() if place[0] == worker]
+                for number in lost:
+                    del self._programs[number]
+                await supervisor.restart()
+                if len({one.report["determinism_class"] for one in self._supervisors}) > 1:
+                    supervisor.kill("it computes other bytes than the node's other devices")
+                    raise WorkerLost(f"worker {worker} came back as another kind of device")
+        return self.report
+
+    def is_loaded(self, program: int) -> bool:
+        """Say whether a program's worker is alive."""
+        place = self._programs.get(program)
+        return place is not None and self._supervisors[place[0]].is_running
+
+    def get_worker(self, program: int) -> int:
+        """Return which worker has a program: programs of different ones can run at once."""
+        return self._programs[program][0]
+
+    def get_width(self, program: int) -> int:
+        """Return how many runs of a program, in different sessions, can go together."""
+        worker, own = self._programs[program]
+        return self._supervisors[worker].get_width(own)
+
+    async def load(self, worker: int, task: Path, weights: Path | None) -> dict[str, Any]:
+        """Load a task into a worker; returns program, task_id, vram_bytes and state_bytes."""
+        loaded = await self._supervisors[worker].load(task, weights)
+        self._next_program += 1
+        self._programs[self._next_program] = (worker, loaded["program"])
+        return {**loaded, "program": self._next_program}
+
+    async def unload(self, program: int) -> None:
+        """Free a program's memory. Raises TaskFailed or WorkerLost."""
+        worker, own = self._programs[program]
+        del self._programs[program]
+        await self._supervisors[worker].unload(own)
+
+    def run(self, request: RunRequest, handler: RunHandler) -> None:
+        """Send one run to the program's worker; ``handler`` as in Supervisor.run."""
+        worker, program = self._programs[request.program]
+        self._sessions[request.session] = worker
+        self._supervisors[worker].run(replace(request, program=program), handler)
+
+    def run_together(self, requests: Sequence[RunRequest], handlers: Sequence[RunHandler]) -> None:
+        """Send runs of one program; ``handlers`` as in Supervisor.run_together."""
+        worker, program = self._programs[requests[0].program]
+        self._sessions |= dict.fromkeys((request.session for request in requests), worker)
+        own = [replace(request, program=program) for request in requests]
+        self._supervisors[worker].run_together(own, handlers)
+
+    async def digest_state(self, session: int) -> str:
+        """Return the SHA-256 of a session's state, in hex. Raises TaskFailed or WorkerLost."""
+        worker = self._sessions.get(session, 0)  # one that never ran is unknown to every worker
+        return await self._supervisors[worker].digest_state(session)
+
+    def drop(self, sessions: Sequence[int]) -> None:
+        """Free the states of sessions, wherever they are."""
+        for session in sessions:
+            self._sessions.pop(session, None)
+        for supervisor in self._supervisors:
+            supervisor.drop(sessions)
+
+    async def close(self) -> None:
+        """End all workers."""
+        await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors))

@@ -1,0 +1,1 @@
+"""The ``splitup-oracle`` command."""

@@ -1,0 +1,153 @@
+"""``splitup-oracle``: a committee member, or the storage gateway.
+
+Exit codes: 0 after a clean stop (SIGTERM, SIGINT), 1 when the chain, the store or a peer failed,
+2 when a flag, a file or a key is wrong; one sentence on stderr says what, and the way out. Logs go
+to stderr, one line each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from splitup.chain.bonds import post_bond
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
+from splitup.client.inputs import format_usdc, parse_usdc
+from splitup.core.errors import InvalidInput, SplitUpError
+from splitup.crypto.keystore import load_identity
+from splitup_oracle.config import GatewayConfig, OracleConfig
+from splitup_oracle.gateway.http_gateway import run_gateway
+from splitup_oracle.member.service import run_member
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="A committee member, or the storage gateway, of a SplitUp network.\n\n"
+    "Exit codes: 0 done, or stopped by SIGTERM or Ctrl-C; 1 the chain, the store or a peer failed; "
+    "2 a flag, file or key is wrong.",
+)
+
+ConfigOption = Annotated[
+    Path,
+    typer.Option(
+        "--config", metavar="FILE", help="TOML file; 'run' and 'gateway' list what is in it."
+    ),
+]
+
+
+@app.command(short_help="Serve as a committee member until SIGTERM or Ctrl-C.")
+def run(config: ConfigOption = Path("oracle.toml")) -> None:
+    """Serve as a committee member until SIGTERM or Ctrl-C.
+
+    In the file: rpc_url, deployment (file with the contracts' addresses), keystore,
+    passphrase_file, data_dir, listen_port, gateway_urls; and, unless the default will do,
+    listen_host (127.0.0.1), confirmations (0 blocks), allow_loopback (false).
+    """
+    _execute(lambda stop: run_member(OracleConfig.load(config), stop))
+
+
+@app.command(short_help="Serve as the storage gateway until SIGTERM or Ctrl-C.")
+def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
+    """Serve as the storage gateway until SIGTERM or Ctrl-C.
+
+    In the file: rpc_url, deployment (file with the contracts' addresses), s3_endpoint, bucket,
+    credentials (JSON with access_key and secret_key), listen_port, data_dir; and, unless the
+    default will do, listen_host (127.0.0.1), public_url (where it listens), open_models (false),
+    open_uploads (false), upload_deposit_micro_usdc, upload_bytes_per_day.
+    """
+    _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
+
+
+@app.command(short_help="Show this member's bond, add to it, or take it back.")
+def bond(
+    config: ConfigOption = Path("oracle.toml"),
+    amount: Annotated[
+        str,
+        typer.Option("--amount", metavar="USDC", help="USDC to add out of the member's wallet."),
+    ] = "0",
+    release: Annotated[
+        bool,
+        typer.Option("--release", help="Ask for it back; when the wait is over, take it back."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the bond that answers for what this member signs; add to it or take it back.
+
+    A former member asks first and takes it after the wait; a member's bond stays.
+    """
+
+    async def act(_stop: asyncio.Event) -> None:
+        added = parse_usdc(amount, name="--amount")
+        settings = OracleConfig.load(config)
+        identity = load_identity(settings.keystore, settings.passphrase_file)
+        deployment = Deployment.load(settings.deployment)
+        key = identity.private_key
+        async with await Chain.connect(settings.rpc_url, deployment, private_key=key) as chain:
+            if added:
+                await post_bond(chain, added)
+            until = await chain.call("bonds", "releasableAt", identity.address)
+            if release:
+                await chain.send("bonds", "release" if until else "requestRelease")
+            held = await chain.call("bonds", "bondOf", identity.address)
+            if as_json:
+                print(json.dumps({"member": identity.address, "bond_micro_usdc": held}))
+            else:
+                print(f"the bond of {identity.address} is {format_usdc(held)}")
+
+    _execute(act)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+async def _run_until(work: Awaitable[None], stop: asyncio.Event) -> None:
+    """Await ``work``; cancel it when ``stop`` is set."""
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        if not task.done():
+            task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+
+
+def _execute(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+    async def run_until_signal() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await program(stop)
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run_until_signal())
+    except SplitUpError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None

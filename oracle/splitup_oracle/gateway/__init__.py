@@ -1,0 +1,1 @@
+"""The storage gateway: the only holder of the object store's secret."""

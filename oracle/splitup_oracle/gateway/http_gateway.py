@@ -1,0 +1,423 @@
+"""The storage gateway: the only holder of the object store's secret.
+
+It is stateless: what it grants follows from the chain's committee, the model's manifest and the
+request (``gateway_access``). Its caches may be lost at any time, so any number of gateways serve
+one bucket side by side. Every answer and refusal goes to the audit log, a JSON line each, without
+URLs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
+from splitup.core import limits
+from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError
+from splitup.crypto.jws import Claims, ReplayCache
+from splitup.graph.manifest import Manifest
+from splitup.messages.completions import SignedTakeover
+from splitup.messages.plans import Plan, PlanCertificate
+from splitup.messages.storage import Grant, Grants
+from splitup.net.http import (
+    Server,
+    SignedClient,
+    make_app,
+    read_signed,
+    serve_app,
+)
+from splitup.protocol.committee.certificates import CommitteeView, check_draw
+from splitup.protocol.execution.takeovers import Roster
+from splitup.storage.gateway_client import (
+    EXECUTION_TYP,
+    LOG_TYP,
+    MODEL_TYP,
+    UPLOAD_TYP,
+    VERIFICATION_TYP,
+    ExecutionRequest,
+    LogRequest,
+    ModelRequest,
+    UploadAnswer,
+    UploadRequest,
+    VerificationRequest,
+    recover_account,
+)
+from splitup_oracle.config import GatewayConfig
+from splitup_oracle.gateway.access import (
+    Right,
+    check_upload,
+    compute_execution_rights,
+    compute_log_rights,
+    compute_model_rights,
+    compute_verification_rights,
+)
+from splitup_oracle.gateway.audit_log import AuditLog
+from splitup_oracle.gateway.presigning import Presigner
+from splitup_oracle.gateway.quota import LogQuota, UploadQuota
+from splitup_oracle.gateway.sources import ChainView, ObjectView
+
+_log = logging.getLogger("splitup.gateway")
+_MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a request is granted: ``subject`` and the number of rights go to the audit log."""
+
+    subject: str
+    body: UploadAnswer | Grants
+
+    def count(self) -> dict[str, int]:
+        methods = [grant.method for grant in self.body.grants]
+        return {method: methods.count(method) for method in ("GET", "PUT")}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an operator decides: the fields of GatewayConfig."""
+
+    open_models: bool = False
+    open_uploads: bool = False
+    upload_deposit_micro_usdc: int = 1
+    upload_bytes_per_day: int = limits.UPLOAD_BYTES_PER_DAY
+
+
+class Gateway:
+    """Answers grant requests. ``now_s`` is the wall clock, which the tests turn.
+
+    ``audience`` is the URL that requests must be signed for; None until the port is known.
+    """
+
+    def __init__(
+        self,
+        *,
+        chain: ChainView,
+        objects: ObjectView,
+        presigner: Presigner,
+        audit: AuditLog,
+        policy: Policy,
+        audience: str | None = None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._chain = chain
+        self._objects = objects
+        self._presigner = presigner
+        self._audit = audit
+        self._policy = policy
+        self.audience = audience
+        self._now_s = now_s
+        self._replays = ReplayCache()
+        self._log_quota = LogQuota()
+        self._upload_quota = UploadQuota(policy.upload_bytes_per_day)
+        self._rosters: OrderedDict[str, Roster] = OrderedDict()  # of executions with takeovers
+
+    def make_app(self) -> web.Application:
+        """Return the HTTP application with every route."""
+        app = make_app()
+        app.router.add_get("/v1/ping", self._handle_ping)
+        app.router.add_get("/v1/models/{model_id}/manifest", self._handle_manifest)
+        for what, typ, grant in (
+            ("upload", UPLOAD_TYP, self._grant_upload),
+            ("model", MODEL_TYP, self._grant_model),
+            ("execution", EXECUTION_TYP, self._grant_execution),
+            ("log", LOG_TYP, self._grant_log),
+            ("verification", VERIFICATION_TYP, self._grant_verification),
+        ):
+            app.router.add_post(f"/v1/grants/{what}", self._make_handler(what, typ, grant))
+        return app
+
+    # ---- routes --------------------------------------------------------------------------------
+
+    async def _handle_ping(self, _request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _handle_manifest(self, request: web.Request) -> web.Response:
+        model_id = request.match_info["model_id"]
+        if not _MODEL_ID.match(model_id):
+            raise Refused("a model id is '0x' and 64 lower-case hexadecimal digits", status=404)
+        manifest = await self._objects.fetch_manifest(model_id)
+        return web.Response(
+            body=manifest.to_bytes(),
+            content_type="application/json",
+            headers={"Cache-Control": "public, max-age=31536000, immutable"},
+        )
+
+    def _make_handler(
+        self, what: str, typ: str, grant: Callable[[Claims], Awaitable[_Answer]]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            claims = await read_signed(
+                request,
+                typ=typ,
+                audience=self.audience or "",
+                now_s=int(self._now_s()),
+                replays=self._replays,
+            )
+            line = {"at_s": round(self._now_s(), 3), "what": what, "key": claims.issuer}
+            try:
+                answer = await grant(claims)
+            except SplitUpError as error:
+                self._audit.append(line | {"refused": str(error)[: limits.MAX_ERROR_CHARS]})
+                raise
+            self._audit.append(line | {"subject": answer.subject, **answer.count()})
+            return web.Response(body=answer.body.canonical_bytes(), content_type="application/json")
+
+        return handle
+
+    # ---- grants --------------------------------------------------------------------------------
+
+    async def _grant_upload(self, claims: Claims) -> _Answer:
+        request = UploadRequest.from_value(claims.body)
+        rights = [check_upload(entry) for entry in request.objects]
+        await self._check_uploader(claims.issuer, request.proof)
+        present = await self._objects.find_present(rights)
+        missing = [right for right in rights if right.key not in present]
+        self._upload_quota.take(claims.issuer, missing, self._now_s())
+        grants = await self._presign(missing)
+        body = UploadAnswer(grants=grants, present=tuple(sorted(present)))
+        return _Answer(f"{len(rights)} objects", body)
+
+    async def _check_uploader(self, key: str, proof: str) -> None:
+        """Refuse a key behind which there is neither deposit nor stake: storing costs something."""
+        if self._policy.open_uploads:
+            return
+        try:
+            account = recover_account(key, proof)
+        except BadSignature as error:
+            raise Refused(f"no account stands behind the key: {error}", status=403) from None
+        least = self._policy.upload_deposit_micro_usdc
+        if not await self._chain.has_funds(account, least):
+            raise Refused(
+                f"{account} has neither {least} micro-USDC in the market nor a node's stake; "
+                "deposit first",
+                status=403,
+            )
+
+    async def _grant_model(self, claims: Claims) -> _Answer:
+        request = ModelRequest.from_value(claims.body)
+        model_id = request.model_id
+        if not self._policy.open_models:
+            await self._check_reader(claims.issuer, request.proof)
+        manifest = await self._objects.fetch_manifest(model_id)
+        rights = compute_model_rights(model_id, manifest)
+        return _Answer(model_id, Grants(grants=await self._presign(rights)))
+
+    async def _check_reader(self, key: str, proof: str) -> None:
+        """Refuse a key that is no node's and could not be: whoever has a stake to put down may
+        try the tasks first (``splitup-node audit --dry-run``), and gets what the stake would give.
+        """
+        if await self._chain.is_node_key(key):
+            return
+        try:
+            account = recover_account(key, proof) if proof else ""
+        except BadSignature as error:
+            raise Refused(f"no account stands behind the key: {error}", status=403) from None
+        if not account or not await self._chain.could_stake(account):
+            raise Refused(
+                f"the key {key} is not that of an active node, and {account or 'its account'} does "
+                "not hold the USDC to become one; register and stake first, or send it that much",
+                status=403,
+            )
+
+    async def _grant_execution(self, claims: Claims) -> _Answer:
+        certificate = ExecutionRequest.from_value(claims.body).certificate
+        plan = certificate.plan
+        if self._now_s() >= plan.request.deadline:
+            raise Refused(
+                f"the deadline of execution {plan.request.execution_id} has passed", status=403
+            )
+        manifest = await self._check_part(certificate, claims.issuer)
+        roster = self._update_roster(plan, ())
+        rights = compute_execution_rights(plan, manifest, claims.issuer, roster)
+        grants = await self._presign(rights, self._compute_expiry_s(plan.request.deadline))
+        return _Answer(plan.request.execution_id, Grants(grants=grants))
+
+    async def _grant_log(self, claims: Claims) -> _Answer:
+        request = LogRequest.from_value(claims.body)
+        plan = request.certificate.plan
+        expiry_s = min(limits.LOG_URL_S, self._compute_expiry_s(plan.request.deadline))
+        manifest = await self._check_part(request.certificate, claims.issuer)
+        roster = self._update_roster(plan, request.takeovers)
+        rights = compute_log_rights(plan, manifest, claims.issuer, request, roster)
+        self._log_quota.take(rights, plan, manifest)
+        grants = await self._presign(rights, expiry_s)
+        return _Answer(plan.request.execution_id, Grants(grants=grants))
+
+    async def _check_part(self, certificate: PlanCertificate, key: str) -> Manifest:
+        """Return the manifest of a plan that is valid and names ``key``."""
+        plan = certificate.plan
+        keys = {entry.signing_key for entry in plan.nodes} | {plan.request.client_key}
+        if key not in keys:  # before the signatures: strangers cost no pairing
+            raise Refused(
+                f"the key {key} has no part in execution {plan.request.execution_id}", status=403
+            )
+        await self._check_certificate(certificate)
+        await self._check_open(plan.request.execution_id)
+        await self._check_standing(key, [n.node for n in plan.nodes if n.signing_key == key])
+        return await self._objects.fetch_manifest(plan.request.model_id)
+
+    def _update_roster(self, plan: Plan, takeovers: tuple[SignedTakeover, ...]) -> Roster:
+        """Return who runs what, as far as anybody has shown this gateway takeovers."""
+        execution_id = plan.request.execution_id
+        roster = self._rosters.get(execution_id) or Roster(plan)
+        try:
+            changed = [roster.apply(signed) for signed in takeovers]
+        except PeerFault as error:
+            raise Refused(f"a takeover is not valid: {error}", status=403) from None
+        if any(changed):
+            self._rosters[execution_id] = roster
+            self._rosters.move_to_end(execution_id)
+            while len(self._rosters) > limits.MAX_CACHED_CERTIFICATES:
+                self._rosters.popitem(last=False)
+        return roster
+
+    async def _check_open(self, execution_id: str) -> None:
+        """Refuse what concerns an execution that is over, whatever its deadline."""
+        if (end := await self._chain.find_end(execution_id)) is not None:
+            raise Refused(f"execution {execution_id} is {end}", status=403)
+
+    async def _check_standing(self, key: str, nodes: list[str]) -> None:
+        """Refuse the key of nodes that have left or were slashed below their least stake."""
+        for node in nodes:
+            if not await self._chain.has_standing(node):
+                raise Refused(
+                    f"the key {key} is that of {node}, which has left or lost stake", status=403
+                )
+
+    async def _grant_verification(self, claims: Claims) -> _Answer:
+        asked = VerificationRequest.from_value(claims.body)
+        order = asked.order
+        request = order.certificate.plan.request
+        committee = await self._chain.fetch_committee(request.execution_id)
+        is_member = committee.member_with_key(claims.issuer) is not None
+        entries = [shown.entry for shown in order.snapshot.entries]
+        nodes = [entry.node for entry in entries if entry.signing_key == claims.issuer]
+        if not is_member and not nodes:
+            raise Refused(
+                f"the key {claims.issuer} is not that of a node that the order shows",
+                status=403,
+            )
+        expiry_s = self._compute_expiry_s(request.deadline)
+        committee = await self._check_certificate(order.certificate)
+        await self._check_open(request.execution_id)
+        await self._check_standing(claims.issuer, nodes)
+        try:
+            check_draw(order.draw, committee)
+        except PeerFault as error:
+            raise Refused(f"the draw is not valid: {error}", status=403) from None
+        manifest = await self._objects.fetch_manifest(request.model_id)
+        sampling_bps = await self._chain.fetch_sampling_bps()
+        rights = compute_verification_rights(
+            asked, manifest, claims.issuer, sampling_bps, is_member=is_member
+        )
+        return _Answer(
+            f"{request.execution_id} task {order.task}",
+            Grants(grants=await self._presign(rights, expiry_s)),
+        )
+
+    async def _check_certificate(self, certificate: PlanCertificate) -> CommitteeView:
+        try:
+            return await self._chain.check_certificate(certificate)
+        except PeerFault as error:
+            raise Refused(f"the plan's certificate is not valid: {error}", status=403) from None
+
+    def _compute_expiry_s(self, deadline: int) -> int:
+        """Return how long URLs of an execution live: until the grace after its deadline, or 1 h."""
+        left_s = int(deadline + limits.GRANT_GRACE_S - self._now_s())
+        if left_s < 1:
+            raise Refused("the execution's deadline and its grace have passed", status=403)
+        return min(left_s, limits.PRESIGN_EXPIRY_S)
+
+    async def _presign(
+        self, rights: list[Right], expiry_s: int = limits.PRESIGN_EXPIRY_S
+    ) -> tuple[Grant, ...]:
+        # on a thread: signing thousands of URLs takes most of a second
+        return await asyncio.to_thread(_presign_all, self._presigner, rights, expiry_s)
+
+
+def _presign_all(presigner: Presigner, rights: list[Right], expiry_s: int) -> tuple[Grant, ...]:
+    grants = []
+    for right in rights:
+        if right.method == "PUT":
+            assert right.length_bytes is not None  # every PUT is for an exact length
+            grants.append(
+                presigner.presign_put(
+                    right.key,
+                    length_bytes=right.length_bytes,
+                    sha256=right.sha256,
+                    expires_s=expiry_s,
+                )
+            )
+        else:
+            grants.append(
+                presigner.presign_get(
+                    right.key, length_bytes=right.length_bytes, expires_s=expiry_s
+                )
+            )
+    return tuple(grants)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGateway:
+    """A gateway that listens; ``server.url`` is where. Close it."""
+
+    server: Server
+    _audit: AuditLog
+    _chain: Chain
+    _http: SignedClient
+
+    async def close(self) -> None:
+        """Stop listening and close every connection."""
+        await self.server.close()
+        await self._http.close()
+        await self._chain.close()
+        self._audit.close()
+
+
+async def start_gateway(config: GatewayConfig) -> RunningGateway:
+    """Open chain, store and port; raise ConfigurationError, ChainUnavailable."""
+    deployment = Deployment.load(config.deployment)
+    presigner = Presigner.open(config.s3_endpoint, config.bucket, config.credentials)
+    audit = AuditLog(config.data_dir / "audit.jsonl")
+    chain = await Chain.connect(config.rpc_url, deployment)
+    http = SignedClient()
+    try:
+        gateway = Gateway(
+            chain=ChainView(chain, deployment),
+            objects=ObjectView(presigner, http),
+            presigner=presigner,
+            audit=audit,
+            policy=Policy(
+                open_models=config.open_models,
+                open_uploads=config.open_uploads,
+                upload_deposit_micro_usdc=config.upload_deposit_micro_usdc,
+                upload_bytes_per_day=config.upload_bytes_per_day,
+            ),
+        )
+        server = await serve_app(gateway.make_app(), config.listen_host, config.listen_port)
+        gateway.audience = config.public_url or server.url
+    except BaseException:
+        await http.close()
+        await chain.close()
+        audit.close()
+        raise
+    return RunningGateway(server, audit, chain, http)
+
+
+async def run_gateway(config: GatewayConfig) -> None:
+    """Serve until cancelled."""
+    running = await start_gateway(config)
+    _log.info("the storage gateway listens on %s", running.server.url)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await running.close()

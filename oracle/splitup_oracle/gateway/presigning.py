@@ -1,0 +1,112 @@
+"""Presigned URLs: one key, one method, one length, one hour at most.
+
+Only SigV4 with path addressing.
+What a PUT may write is signed into its URL: the exact length, the checksum when it is known, and
+``If-None-Match: *``, so that an object is written once.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import quote
+
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from splitup.core import limits
+from splitup.core.errors import InvalidInput
+from splitup.messages.storage import Grant
+from splitup.storage.s3_client import REGION, read_settings
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
+
+
+class Presigner:
+    """Issues grants for one bucket. Signing is local: no request is sent.
+
+    It is botocore's own, without the client around it, which gives the same URL in thrice the time.
+    """
+
+    def __init__(self, endpoint_url: str, bucket: str, credentials: Credentials) -> None:
+        self._base_url = f"{endpoint_url.rstrip('/')}/{bucket}/"
+        self._credentials = credentials
+
+    @staticmethod
+    def open(endpoint_url: str, bucket: str, credentials_path: Path) -> Presigner:
+        """Read the credentials and return a presigner; raise ConfigurationError."""
+        keys = read_settings(endpoint_url, credentials_path)
+        return Presigner(endpoint_url, bucket, Credentials(*keys))
+
+    def presign_put(
+        self, key: str, *, length_bytes: int, sha256: str | None = None, expires_s: int = 900
+    ) -> Grant:
+        """Grant one write of exactly ``length_bytes``, with content ``sha256`` (hex) if given."""
+        if not 0 <= length_bytes <= limits.MAX_UPLOAD_BYTES:
+            raise InvalidInput(
+                f"an object has at most {limits.MAX_UPLOAD_BYTES} bytes, not {length_bytes}"
+            )
+        headers = {"Content-Length": str(length_bytes), "If-None-Match": "*"}
+        if sha256 is not None:
+            if not _DIGEST.match(sha256):
+                raise InvalidInput("an object's digest is 64 lower-case hexadecimal digits")
+            headers["x-amz-checksum-sha256"] = base64.b64encode(bytes.fromhex(sha256)).decode()
+        return self._presign("PUT", key, headers, length_bytes, expires_s)
+
+    def presign_get(
+        self, key: str, *, length_bytes: int | None = None, expires_s: int = 900
+    ) -> Grant:
+        """Grant reading one object; ``length_bytes`` tells the reader its size when known."""
+        return self._presign("GET", key, {}, length_bytes, expires_s)
+
+    def _presign(
+        self,
+        method: Literal["GET", "PUT"],
+        key: str,
+        headers: dict[str, str],
+        length_bytes: int | None,
+        expires_s: int,
+    ) -> Grant:
+        check_object_key(key)
+        if not 1 <= expires_s <= limits.PRESIGN_EXPIRY_S:
+            raise InvalidInput(
+                f"a presigned URL lives 1 to {limits.PRESIGN_EXPIRY_S} s, not {expires_s}"
+            )
+        expires_at_s = (
+            int(time.time()) + expires_s
+        )  # before signing: never later than the URL's own
+        url = self._base_url + quote(key, safe="/~")
+        request = AWSRequest(method, url, headers)
+        S3SigV4QueryAuth(self._credentials, "s3", REGION, expires=expires_s).add_auth(request)
+        return Grant(
+            method=method,
+            key=key,
+            url=request.url,
+            headers=headers,
+            length_bytes=length_bytes,
+            expires_at_s=expires_at_s,
+        )
+
+
+def check_object_key(key: str) -> str:
+    """Return a key that every S3 server and proxy reads alike, or raise InvalidInput.
+
+    Refused: more than 512 bytes, "", "." and ".." as a segment (so also a slash at either end),
+    backslashes, control characters, and text that is not UTF-8.
+    """
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput("an object key must be UTF-8") from None
+    if len(encoded) > limits.OBJECT_KEY_BYTES:
+        raise InvalidInput(f"an object key is longer than {limits.OBJECT_KEY_BYTES} bytes")
+    if any(not character.isprintable() or character == "\\" for character in key):
+        raise InvalidInput("an object key holds a control character or a backslash")
+    for segment in key.split("/"):
+        if segment in ("", ".", ".."):
+            raise InvalidInput(f"the object key {key!r} has the segment {segment!r}")
+    return key

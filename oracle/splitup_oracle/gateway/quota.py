@@ -1,0 +1,85 @@
+"""How much of the store a key may fill. Bounded, per gateway, and lost without harm. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from splitup.core import limits
+from splitup.core.errors import Refused
+from splitup.graph.manifest import Manifest
+from splitup.messages.plans import Plan
+from splitup_oracle.gateway.access import Right
+
+_DAY_S: Final = 86_400
+
+
+@dataclass(slots=True)
+class _Use:
+    day: int
+    granted_bytes: int = 0
+
+
+class UploadQuota:
+    """Bytes of models that a key may store in a day (UTC).
+
+    What is granted counts, used or not: a URL can be used until it expires.
+    """
+
+    def __init__(self, bytes_per_day: int) -> None:
+        self._bytes_per_day = bytes_per_day
+        self._uses: OrderedDict[str, _Use] = OrderedDict()
+
+    def take(self, key: str, rights: Iterable[Right], now_s: float) -> None:
+        """Account for PUT rights, all or none; refuse (429) what is beyond the day's share."""
+        day = int(now_s // _DAY_S)
+        use = self._uses.get(key)
+        if use is None or use.day != day:
+            use = self._uses[key] = _Use(day)
+        self._uses.move_to_end(key)
+        while len(self._uses) > limits.UPLOAD_KEYS:
+            self._uses.popitem(last=False)
+        wanted = sum(right.length_bytes or 0 for right in rights)
+        if use.granted_bytes + wanted > self._bytes_per_day:
+            raise Refused(
+                f"{wanted} bytes are more than the {self._bytes_per_day - use.granted_bytes} that "
+                f"are left today of the key's {self._bytes_per_day}; go on tomorrow (UTC)",
+                status=429,
+            )
+        use.granted_bytes += wanted
+
+
+class LogQuota:
+    """How much of its log every producer was granted; bounded, and lost without harm.
+
+    A key is written once, so asking for it again costs nothing more. Together the objects of one
+    log may hold every step once, each with a header of its own.
+    """
+
+    def __init__(self) -> None:
+        self._used: OrderedDict[str, dict[str, int]] = OrderedDict()  # prefix -> key -> bytes
+
+    def take(self, rights: Iterable[Right], plan: Plan, manifest: Manifest) -> None:
+        """Account for PUT rights; refuse what is beyond what the execution may produce."""
+        for right in rights:
+            if right.method != "PUT" or right.length_bytes is None:
+                continue
+            prefix, _, name = right.key.rpartition("/")
+            used = self._used.setdefault(prefix, {})
+            self._used.move_to_end(prefix)
+            before = used.get(name, 0)
+            used[name] = max(before, right.length_bytes)
+            limit = plan.request.steps * (_get_port_bytes(manifest, prefix) + limits.LOG_STEP_BYTES)
+            if sum(used.values()) > limit:
+                used[name] = before
+                raise Refused(f"the log below {prefix} has its {limit} bytes already", status=403)
+        while len(self._used) > limits.LOG_PREFIXES:
+            self._used.popitem(last=False)
+
+
+def _get_port_bytes(manifest: Manifest, prefix: str) -> int:
+    producer, _, port = prefix.split("/")[2].rpartition(".")
+    ports = manifest.inputs if producer == "input" else manifest.tasks[int(producer[1:])].outputs
+    return ports[int(port)].nbytes

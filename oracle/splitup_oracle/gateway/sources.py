@@ -1,0 +1,218 @@
+"""What the gateway looks up, with bounded caches: the chain's word and the store's objects."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+import aiohttp
+
+from splitup.chain.client import Chain
+from splitup.chain.committee_reader import Committees
+from splitup.chain.deployment import Deployment
+from splitup.client.market.receipts import Status, fetch_status
+from splitup.core import limits
+from splitup.core.errors import ChainUnavailable, PeerFault, Refused, StorageUnavailable
+from splitup.graph.manifest import Manifest, get_manifest_key, load_manifest
+from splitup.messages.plans import PlanCertificate
+from splitup.net.http import SignedClient
+from splitup.net.object_transfer import get_object
+from splitup.protocol.committee.certificates import CommitteeView
+from splitup_oracle.gateway.access import Right
+from splitup_oracle.gateway.presigning import Presigner
+
+_PAGE: Final = 100  # nodes per call
+_PROBES: Final = 16  # objects looked up at once
+_PROBE_EXPIRY_S: Final = 60
+
+
+_V = TypeVar("_V")
+
+
+class Lately(Generic[_V]):
+    """What a source said of single things, asked again after ``limits.COMMITTEE_CACHE_S``.
+
+    While the chain is gone its last word counts, and where there is none ``unknown``: losing the
+    chain for a minute stops payments, not computing. Bounded; the longest unused go first.
+    """
+
+    def __init__(self, look: Callable[[str], Awaitable[_V]], unknown: _V) -> None:
+        self._look = look
+        self._unknown = unknown
+        self._known: OrderedDict[str, tuple[float, _V]] = OrderedDict()
+
+    async def fetch(self, name: str) -> _V:
+        """Return what is known of ``name``."""
+        at_s, value = self._known.get(name, (-math.inf, self._unknown))
+        if time.monotonic() - at_s > limits.COMMITTEE_CACHE_S:
+            asked_s = time.monotonic()
+            try:
+                value = await self._look(name)
+            except ChainUnavailable:
+                return value
+            self._known[name] = (asked_s, value)
+        self._known.move_to_end(name)
+        while len(self._known) > limits.MAX_CACHED_STANDINGS:
+            self._known.popitem(last=False)
+        return value
+
+
+class ChainView:
+    """The committee, nodes, executions and parameters, at most a few seconds old."""
+
+    def __init__(self, chain: Chain, deployment: Deployment) -> None:
+        self._chain = chain
+        self._market = deployment.market.lower()
+        self._committees = Committees(chain)
+        self._node_keys: tuple[float, frozenset[str]] | None = None
+        self._sampling: tuple[float, int] | None = None
+        self._verified: OrderedDict[str, CommitteeView] = OrderedDict()
+        self._ends = Lately(self._look_end, None)
+        self._standings = Lately(self._look_standing, True)
+        self._wallets = Lately(self._look_wallet, False)
+
+    async def fetch_committee(self, execution_id: str) -> CommitteeView:
+        """Return the committee that an execution belongs to, at most a few seconds old."""
+        return await self._committees.fetch_of(execution_id)
+
+    async def check_certificate(self, certificate: PlanCertificate) -> CommitteeView:
+        """Check a certificate against its execution's committee and return that; PeerFault."""
+        if certificate.plan.request.market != self._market:
+            raise PeerFault("it is for another deployment's market")
+        digest = certificate.digest("splitup/certificate/v1")
+        committee = self._verified.get(digest)
+        if committee is None:
+            committee = await self._committees.check_certificate(certificate)
+            self._verified[digest] = committee
+            while len(self._verified) > limits.MAX_CACHED_CERTIFICATES:
+                self._verified.popitem(last=False)
+        return committee
+
+    async def is_node_key(self, key: str) -> bool:
+        """Return whether an active node signs with ``key``."""
+        for max_age_s in (limits.COMMITTEE_CACHE_S, limits.COMMITTEE_REFRESH_S):
+            if key in await self._fetch_node_keys(max_age_s):
+                return True
+        return False
+
+    async def find_end(self, execution_id: str) -> str | None:
+        """Return how an execution ended ("settled", "refunded"), None while it has not."""
+        return await self._ends.fetch(execution_id)
+
+    async def has_standing(self, node: str) -> bool:
+        """Return whether a node is registered and staked in full. It may be leaving: it owes the
+        work that it has begun, and its stake stays locked until then."""
+        return await self._standings.fetch(node)
+
+    async def has_funds(self, account: str, micro_usdc: int) -> bool:
+        """Return whether an account has as much in the market, or an active node's stake."""
+        if await self._chain.call("market", "balanceOf", account) >= micro_usdc:
+            return True
+        return bool(await self._chain.call("nodes", "isActive", account))
+
+    async def could_stake(self, account: str) -> bool:
+        """Return whether an account holds the least stake of a node in its wallet."""
+        return await self._wallets.fetch(account)
+
+    async def _look_wallet(self, account: str) -> bool:
+        least = await self._chain.call("nodes", "minStake", 1)
+        return bool(await self._chain.call("usdc", "balanceOf", account) >= least)
+
+    async def _look_end(self, execution_id: str) -> str | None:
+        status = await fetch_status(self._chain, execution_id)
+        return status.name.lower() if status in (Status.SETTLED, Status.REFUNDED) else None
+
+    async def _look_standing(self, node: str) -> bool:
+        entry = await self._chain.call("nodes", "nodeOf", node)
+        if not entry["signingKey"].strip("0x"):
+            return False
+        return bool(
+            entry["active"]
+            or entry["stake"] >= await self._chain.call("nodes", "minStake", entry["vramGb"])
+        )
+
+    async def fetch_sampling_bps(self) -> int:
+        """Return the share of tasks that is verified, in 1/10,000."""
+        if self._sampling is None or time.monotonic() - self._sampling[0] > 60:
+            parameters = await self._chain.call("market", "parameters")
+            self._sampling = (time.monotonic(), parameters["samplingBps"])
+        return self._sampling[1]
+
+    async def _fetch_node_keys(self, max_age_s: float) -> frozenset[str]:
+        if self._node_keys is None or time.monotonic() - self._node_keys[0] > max_age_s:
+            keys: set[str] = set()
+            count = await self._chain.call("nodes", "nodeCount")
+            for start in range(0, count, _PAGE):
+                page = await self._chain.call("nodes", "nodesPage", start, _PAGE)
+                keys.update(node["signingKey"] for node in page if node["active"])
+            self._node_keys = (time.monotonic(), frozenset(keys))
+        return self._node_keys[1]
+
+
+class ObjectView:
+    """What the object store holds, asked with presigned URLs like everybody else's."""
+
+    def __init__(self, presigner: Presigner, http: SignedClient) -> None:
+        self._presigner = presigner
+        self._http = http
+        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._probes = asyncio.Semaphore(_PROBES)
+
+    async def fetch_manifest(self, model_id: str) -> Manifest:
+        """Return a checked manifest; raise Refused (404) when nobody has uploaded it."""
+        manifest = self._manifests.get(model_id)
+        if manifest is None:
+            manifest = await self._load_manifest(model_id)
+            self._manifests[model_id] = manifest
+            while len(self._manifests) > limits.MAX_CACHED_MANIFESTS:
+                self._manifests.popitem(last=False)
+        else:
+            self._manifests.move_to_end(model_id)
+        return manifest
+
+    async def find_present(self, rights: Sequence[Right]) -> frozenset[str]:
+        """Return the keys of which the store holds an object of the right's length."""
+        lengths = await asyncio.gather(*(self._probe_length(right.key) for right in rights))
+        return frozenset(
+            right.key
+            for right, length in zip(rights, lengths, strict=True)
+            if length == right.length_bytes
+        )
+
+    async def _load_manifest(self, model_id: str) -> Manifest:
+        key = get_manifest_key(model_id)
+        if await self._probe_length(key) is None:
+            raise Refused(f"no model {model_id} is stored here; check its id", status=404)
+        data = await get_object(
+            self._http.session,
+            self._presigner.presign_get(key, expires_s=_PROBE_EXPIRY_S),
+            max_bytes=limits.MAX_MANIFEST_BYTES,
+            expected_digest=model_id[2:],
+        )
+        return await asyncio.to_thread(load_manifest, data)
+
+    async def _probe_length(self, key: str) -> int | None:
+        """Return the size of an object, None when there is none, by asking for its first byte."""
+        grant = self._presigner.presign_get(key, expires_s=_PROBE_EXPIRY_S)
+        try:
+            async with (
+                self._probes,
+                self._http.session.get(
+                    grant.url, headers={"Range": "bytes=0-0"}, allow_redirects=False
+                ) as response,
+            ):
+                status, content_range = response.status, response.headers.get("Content-Range", "")
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise StorageUnavailable(
+                f"the object store does not answer ({type(error).__name__}); check that it runs"
+            ) from None
+        if status == 404:
+            return None
+        total = content_range.rpartition("/")[2]
+        if status != 206 or not total.isdecimal():
+            raise StorageUnavailable(f"the object store answered {status} to a look at {key}")
+        return int(total)

@@ -1,0 +1,125 @@
+"""The contracts' events in the machines' words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from splitup.chain.deployment import Deployment
+from splitup.chain.event_stream import ChainEvent
+from splitup.messages.plans import Request
+from splitup.protocol.committee.certificates import CommitteeMember
+from splitup.protocol.committee.events import (
+    ComplaintPosted,
+    CompletionCommitted,
+    ConfigurationSeen,
+    DealingPosted,
+    ExecutionCommitted,
+    ExecutionEnded,
+    NodeRecord,
+    PlanAccepted,
+    RequestSeen,
+    SnapshotAccepted,
+)
+
+
+def make_request(event: ChainEvent, deployment: Deployment) -> Request:
+    """Return an execution as its event RequestNodeSelections states it."""
+    args = event.args
+    return Request(
+        chain_id=deployment.chain_id,
+        market=deployment.market,
+        execution_id=args["executionId"],
+        model_id=args["modelId"],
+        client=args["client"],
+        client_key=args["clientKey"],
+        steps=args["steps"],
+        max_price_micro_usdc=args["maxPrice"],
+        deadline=args["deadline"],
+        snapshot_sequence=args["snapshotSequence"],
+        snapshot_root=args["snapshotRoot"],
+        block_hash=event.block_hash,
+        inputs_digest=args["inputsDigest"],
+        nonce=args["nonce"],
+    )
+
+
+ChainFact = (
+    RequestSeen
+    | PlanAccepted
+    | CompletionCommitted
+    | ExecutionCommitted
+    | SnapshotAccepted
+    | ExecutionEnded
+)
+BoardFact = ConfigurationSeen | DealingPosted | ComplaintPosted
+
+
+def make_event(event: ChainEvent, deployment: Deployment, configuration: int) -> ChainFact | None:
+    """Return what the machines should know of an event, or None.
+
+    ``configuration`` is the committee's at the event's place on the chain.
+    """
+    args = event.args
+    match event.name:
+        case "RequestNodeSelections":
+            return RequestSeen(make_request(event, deployment), configuration)
+        case "PlanAccepted":
+            return PlanAccepted(args["executionId"], args["planRoot"])
+        case "CompletionCommitted":
+            return CompletionCommitted(
+                execution_id=args["executionId"],
+                node=args["node"],
+                steps=args["steps"],
+                root=args["root"],
+                block_hash=event.block_hash,
+                exposure_micro_usdc=args["exposure"],
+            )
+        case "ExecutionCommitted":
+            return ExecutionCommitted(args["executionId"], args["root"], event.block_hash)
+        case "Settled" | "Refunded":
+            return ExecutionEnded(args["executionId"])
+        case "SnapshotAccepted":
+            return SnapshotAccepted(args["configuration"], args["sequence"], args["root"])
+    return None
+
+
+def make_board_event(event: ChainEvent) -> BoardFact | None:
+    """Return an event about the committee's members and their keys, or None."""
+    args, number = event.args, event.block_number
+    match event.name:
+        case "MembersSet" | "HandoverBegun":
+            return ConfigurationSeen(
+                configuration=args["configuration"],
+                members=tuple(
+                    CommitteeMember(m["account"], m["signingKey"], m["endpoint"])
+                    for m in args["members"]
+                ),
+                is_handover=event.name == "HandoverBegun",
+                is_current=event.name == "MembersSet",
+                block_number=number,
+            )
+        case "DealingPosted":
+            dealing = bytes(args["dealing"])
+            return DealingPosted(args["dealer"], dealing, number, args["configuration"])
+        case "ComplaintPosted":
+            return ComplaintPosted(
+                dealer=args["dealer"],
+                complainer=args["complainer"],
+                evidence=bytes(args["evidence"]),
+                block_number=number,
+                configuration=args["configuration"],
+            )
+    return None
+
+
+def make_node_record(node: Mapping[str, Any]) -> NodeRecord:
+    """Return a node of the registry's page."""
+    return NodeRecord(
+        node=node["account"],
+        signing_key=node["signingKey"],
+        endpoint=node["endpoint"],
+        stake_micro_usdc=node["stake"],
+        operator=node.get("operator", ""),
+        locked_micro_usdc=node["locked"],
+    )

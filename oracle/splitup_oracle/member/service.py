@@ -1,0 +1,325 @@
+"""Runs one committee member until told to stop: start, the loops that feed it, an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
+from splitup.chain.event_stream import ChainEvent
+from splitup.chain.market import fetch_economics
+from splitup.core import limits
+from splitup.core.errors import ChainUnavailable, InvalidInput
+from splitup.crypto.keystore import load_identity
+from splitup.net.http import SignedClient, serve_app
+from splitup.protocol.committee.events import (
+    BlockSeen,
+    BoardRead,
+    FetchManifest,
+    NodesSeen,
+    RequestSeen,
+    SnapshotAccepted,
+    Tick,
+    Undone,
+)
+from splitup.storage.gateway_client import GatewayClient
+from splitup.storage.journal import Journal
+from splitup_oracle.config import OracleConfig
+from splitup_oracle.member.chain_events import make_board_event, make_event, make_node_record
+from splitup_oracle.member.http_server import MemberServer
+from splitup_oracle.member.shell import Member
+
+_TICK_S: Final = 0.05  # a third of the shortest stage
+_POLL_S: Final = 0.05  # the first member to see a request wakes the others
+_HEAD_S: Final = 0.25  # epochs and deadlines need no more
+_CURSOR_S: Final = 10.0
+_STAKES_S: Final = 10.0  # a snapshot is up to three times as old
+_RETRY_S: Final = 5.0  # what failed to reach the chain or the gateway is tried again
+_PAGE: Final = 100  # nodes per call
+_PROBES: Final = 32  # at once
+
+_CURSOR: Final = "cursor"
+_MODEL: Final = "model"  # journal kind: models that were registered before the cursor
+
+log = logging.getLogger("splitup.oracle")
+
+
+async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
+    """Serve as a committee member until ``stop`` is set.
+
+    Raises ConfigurationError for keys, files, ports and accounts that do not fit, ChainUnavailable
+    when the chain cannot be reached at start or was reorganised too deeply.
+    """
+    identity = load_identity(config.keystore, config.passphrase_file)
+    deployment = Deployment.load(config.deployment)
+    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with contextlib.AsyncExitStack() as stack:
+        journal = stack.enter_context(Journal.open(config.data_dir))
+        chain = await stack.enter_async_context(
+            await Chain.connect(config.rpc_url, deployment, private_key=identity.private_key)
+        )
+        http = await stack.enter_async_context(SignedClient(identity))
+        node_http = await stack.enter_async_context(
+            SignedClient(allow_loopback=config.allow_loopback)
+        )
+        gateway = GatewayClient(config.gateway_urls, identity, http=http)
+        parameters = await chain.call("market", "parameters")
+        member = Member(
+            identity,
+            await fetch_economics(chain),
+            chain,
+            journal,
+            http,
+            node_http,
+            gateway,
+            data_dir=config.data_dir,
+            grace_s=parameters["settlementGraceS"],
+        )
+        stack.push_async_callback(member.close)
+        feeder = Feeder(member, config)
+        await feeder.start()
+        interface = MemberServer(member)
+        server = await serve_app(interface.make_app(), config.listen_host, config.listen_port)
+        stack.push_async_callback(server.close)
+        stack.push_async_callback(interface.relay.close)
+        log.info("member %s serves on %s", member.account, server.url)
+        await feeder.run(stop)
+        log.info("member %s stops", member.account)
+
+
+class Feeder:
+    """The loops that tell a member what happens: chain, clock, key generation, probes."""
+
+    def __init__(self, member: Member, config: OracleConfig) -> None:
+        self._member = member
+        self._config = config
+        self._chain = member.chain
+        self._journal = member.journal
+        self._changes: list[tuple[int, int, int]] = []  # (block, log index, configuration)
+        self._board_block = 0  # the board is read below it
+        self._open: dict[str, int] = {}  # unsettled executions and their blocks
+        self._seen_block = -1  # everything below it has been fed
+        self._nodes_changed = asyncio.Event()
+        self._models_changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Feed what a member must know before it hears anybody."""
+        head = await self._chain.fetch_head()
+        self._member.feed(BlockSeen(head.number, head.timestamp, head.hash))
+        self._member.feed(SnapshotAccepted(0, 0, "0x" + "00" * 32))  # until the chain has one
+        await self._read_board()
+        if not self._member.machine.is_member:
+            raise InvalidInput(
+                f"account {self._member.account} is no member of committee configuration "
+                f"{self._member.machine.current}, nor of one to come; use a member's keystore"
+            )
+        await self._feed_nodes()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run all loops until ``stop`` is set or one fails; raise its error."""
+        loops: list[Callable[[], Awaitable[None]]] = [
+            self._follow_events,
+            self._follow_head,
+            self._tick,
+            self._follow_nodes,
+            self._follow_models,
+            self._probe,
+            self._follow_board,
+            self._keep_cursor,
+        ]
+        tasks = [asyncio.ensure_future(loop()) for loop in loops]
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            waiting: set[asyncio.Future[Any]] = {stopping, *tasks}
+            while not stopping.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()  # raises what ended a loop
+        finally:
+            for task in (stopping, *tasks):
+                task.cancel()
+            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+            self._store_cursor()
+
+    # ---- the chain --------------------------------------------------------------------------
+
+    async def _follow_events(self) -> None:
+        cursor = self._journal.get(_CURSOR, "") or {"block": 0}
+        confirmations = self._config.confirmations
+        async for event in self._chain.events(
+            from_block=cursor["block"],
+            poll_s=_POLL_S,
+            confirmations=confirmations,
+            wake=self._member.behind,
+        ):
+            self._feed_event(event)
+            self._seen_block = event.block_number
+
+    def _feed_event(self, event: ChainEvent) -> None:
+        if event.contract == "nodes":
+            self._nodes_changed.set()
+        elif event.name == "ModelRegistered":
+            self._journal.put(_MODEL, event.args["modelId"], {})
+            self._models_changed.set()
+        configuration = self._find_configuration(event)
+        translated = make_event(event, self._chain.deployment, configuration)
+        if event.removed:
+            log.warning(
+                "the chain was reorganised: %s in block %d is undone; more confirmations would "
+                "have waited for it",
+                event.name,
+                event.block_number,
+            )
+            if translated is not None:
+                self._member.feed(Undone(translated))
+            return
+        if translated is not None:
+            if isinstance(translated, RequestSeen):
+                self._open[translated.request.execution_id] = event.block_number
+            self._member.feed(translated)
+
+    def _find_configuration(self, event: ChainEvent) -> int:
+        """Return which configuration was current where the chain holds an event."""
+        if event.name == "MembersSet":
+            self._note_change(event)
+        place = (event.block_number, event.log_index)
+        return max((c for *at, c in self._changes if tuple(at) < place), default=0)
+
+    def _note_change(self, event: ChainEvent) -> None:
+        change = (event.block_number, event.log_index, event.args["configuration"])
+        if change not in self._changes:
+            self._changes.append(change)
+            del self._changes[: -limits.MAX_CHANGES]
+
+    async def _follow_head(self) -> None:
+        seen = ""
+        while True:
+            try:
+                head = await self._chain.fetch_head()
+            except ChainUnavailable as error:
+                log.warning("%s", error)
+                await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
+                continue
+            if head.hash != seen:  # also of a reorganisation to the same height
+                seen = head.hash
+                self._member.feed(BlockSeen(head.number, head.timestamp, head.hash))
+            await asyncio.sleep(_HEAD_S)
+
+    async def _follow_nodes(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):  # what is locked changes without an event
+                await asyncio.wait_for(self._nodes_changed.wait(), _STAKES_S)
+            self._nodes_changed.clear()
+            try:
+                await self._feed_nodes()
+            except ChainUnavailable as error:
+                log.warning("the registry cannot be read: %s", error)
+                self._nodes_changed.set()
+            await asyncio.sleep(_HEAD_S)
+
+    async def _feed_nodes(self) -> None:
+        count = min(await self._chain.call("nodes", "nodeCount"), limits.MAX_NODES)
+        pages = await asyncio.gather(
+            *(self._chain.call("nodes", "nodesPage", i, _PAGE) for i in range(0, count, _PAGE))
+        )
+        records = [make_node_record(node) for page in pages for node in page if node["active"]]
+        self._member.feed(NodesSeen(tuple(records)))
+
+    async def _follow_models(self) -> None:
+        """Fetch the manifests of all registered models, again while the gateway lacks one."""
+        while True:
+            self._models_changed.clear()
+            for model_id, _ in self._journal.items(_MODEL):
+                if not self._member.machine.has_manifest(model_id):
+                    self._member.carry_out([FetchManifest(model_id)])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._models_changed.wait(), _RETRY_S)
+
+    async def _keep_cursor(self) -> None:
+        while True:
+            await asyncio.sleep(_CURSOR_S)
+            self._store_cursor()
+
+    def _store_cursor(self) -> None:
+        """Remember from where a restart must read: the oldest block of an open execution."""
+        if self._seen_block < 0:
+            return
+        self._open = {
+            execution_id: block
+            for execution_id, block in self._open.items()
+            if self._member.machine.is_open(execution_id)
+        }
+        block = min([self._seen_block, *self._open.values()])
+        if self._journal.get(_CURSOR, "") != {"block": block}:
+            self._journal.put(_CURSOR, "", {"block": block})
+
+    # ---- the clock and the nodes ------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            self._member.feed(Tick())
+            await asyncio.sleep(_TICK_S)
+
+    async def _probe(self) -> None:
+        """Probe every node that beats: at its first beat, and every few seconds."""
+        due: dict[str, float] = {}
+        gate = asyncio.Semaphore(_PROBES)
+
+        async def probe(node: str, endpoint: str) -> None:
+            async with gate:
+                await self._member.probe(node, endpoint)
+
+        while True:
+            now = time.monotonic()
+            heard = self._member.machine.list_heard(now)
+            targets = [
+                (node, endpoint)
+                for node, endpoint in heard
+                if self._member.machine.is_unprobed(node) or now >= due.get(node, 0.0)
+            ]
+            due = {node: due.get(node, 0.0) for node, _ in heard}
+            due.update({node: now + limits.RTT_PERIOD_S for node, _ in targets})
+            await asyncio.gather(*(probe(node, endpoint) for node, endpoint in targets))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._member.heard.wait(), 1.0)
+            self._member.heard.clear()
+
+    # ---- members and their keys -------------------------------------------------------------
+
+    async def _follow_board(self) -> None:
+        """Tell the machine who the members are, and what they post to make or hand over a key."""
+        while True:
+            try:
+                await self._read_board()
+            except ChainUnavailable as error:
+                log.warning("the members' board waits for the chain: %s", error)
+                await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
+            await asyncio.sleep(_HEAD_S)
+
+    async def _read_board(self) -> None:
+        # the head first: the events up to it are then surely among those fetched
+        head = await self._chain.fetch_head()
+        last = head.number - self._config.confirmations
+        if last < self._board_block:
+            self._member.feed(BoardRead(last))
+            return
+        for event in await self._chain.fetch_events("committee", from_block=self._board_block):
+            if event.block_number > last:
+                break
+            if event.name == "MembersSet":
+                self._note_change(event)
+            if event.name == "SnapshotAccepted":
+                args = event.args
+                self._member.feed(
+                    SnapshotAccepted(args["configuration"], args["sequence"], args["root"])
+                )
+            posted = make_board_event(event)
+            if posted is not None:
+                self._member.feed(posted)
+        self._board_block = last + 1
+        self._member.feed(BoardRead(last))

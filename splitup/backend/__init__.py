@@ -1,0 +1,1 @@
+"""Running a task with tinygrad: compiling, memory, launching, and the kernel cache."""

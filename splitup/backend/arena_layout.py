@@ -1,0 +1,86 @@
+"""A compiled task's kernels in the graph's order, and its values in one arena.
+
+tinygrad has an order and a planner of its own. This one gives the memory that the compiler
+predicted, by the same rules (``splitup.graph.memory``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import Ops, UOp
+
+from splitup.backend.bridge import Lowered
+from splitup.graph.memory import Tenant, place_tenants, round_up
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A schedule with every value in its place."""
+
+    calls: tuple[UOp, ...]
+    buffers: tuple[dict[UOp, UOp], ...]  # of every call: its arguments, and what stood for them
+    outputs: tuple[UOp, ...]
+
+
+def plan_memory(linear: UOp, lowered: Lowered) -> Plan:
+    """Give every value its place. Inputs, weights and states stay buffers of their own."""
+    writers: dict[UOp, int] = {}
+    held = {*lowered.inputs, *lowered.weights, *lowered.states}
+    operands = [tuple(_list_buffers(call.src[1:])) for call in linear.src]
+    for index, buffers in enumerate(operands):
+        for buffer in buffers:  # the first that mentions a value is the one that writes it
+            if buffer not in held:
+                writers.setdefault(buffer, index)
+    times = _order_calls(lowered.values, operands, writers)
+    order = sorted(times, key=lambda index: times[index])
+    apart = held | set(lowered.updates)
+    spans: dict[UOp, tuple[int, int]] = {}
+    for index in order:
+        time = times[index][0]
+        for buffer in operands[index]:
+            if buffer not in apart:
+                spans[buffer] = (spans.get(buffer, (time, time))[0], time)
+    end = len(lowered.values)
+    outputs = set(lowered.outputs)
+    tenants = [
+        Tenant(first, end if buffer in outputs else last, round_up(int(buffer.nbytes())))
+        for buffer, (first, last) in spans.items()
+    ]
+    offsets, size = place_tenants(tenants)
+    moved: dict[UOp, UOp] = {}
+    if spans:
+        arena = UOp.new_buffer(next(iter(spans)).device, size, dtypes.int8)
+        for buffer, offset in zip(spans, offsets, strict=True):
+            view = arena[offset : offset + int(buffer.nbytes())]
+            moved[buffer] = view.bitcast(buffer.dtype)
+    linear = linear.replace(src=tuple(linear.src[index] for index in order))
+    placed = tuple(moved.get(buffer, buffer) for buffer in lowered.outputs)
+    # within one call no two buffers lie in one place
+    buffers = tuple({moved.get(b, b): b for b in operands[index]} for index in order)
+    return Plan(linear.substitute(moved, name="memory plan", walk=True).src, buffers, placed)
+
+
+def _list_buffers(sources: Iterable[UOp]) -> Iterable[UOp]:
+    return (source for source in sources if source.op is Ops.BUFFER)
+
+
+def _order_calls(
+    values: Sequence[UOp], operands: Sequence[Sequence[UOp]], writers: dict[UOp, int]
+) -> dict[int, tuple[int, int]]:
+    """Return every call's time and place in the order: what a value needs comes just before it."""
+    times: dict[int, tuple[int, int]] = {}
+    for time, value in enumerate(values):
+        pending = [writers[value]] if value in writers else []
+        while pending:
+            index = pending[-1]
+            needed = [writers[buffer] for buffer in operands[index] if buffer in writers]
+            missing = [other for other in needed if other != index and other not in times]
+            if missing and index not in times:
+                pending.extend(missing)
+                continue
+            times.setdefault(index, (time, len(times)))
+            pending.pop()
+    return times

@@ -1,0 +1,185 @@
+"""Which kernels of a task can compute the rows of several executions at once.
+
+A kernel is **shared** when row i of what it writes depends on row i of what it reads, on weights
+and on nothing else: run once over the rows of several executions, one behind the other, it computes
+for each what it would compute alone. All other kernels run once per execution, on views that begin
+at its first row. So no bit can depend on who else is in a batch.
+
+Both are found in tinygrad's kernels and never declared. A kernel is shared when one loop over all
+rows is the only thing in it that knows of rows, and moves every address by exactly one row:
+``index = row * stride + rest``, with neither the row nor the number of rows in the rest, in a
+condition or in a value. What is not understood is not shared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tinygrad.dtype import AddrSpace, InvalidType
+from tinygrad.uop.ops import Ops, UOp
+
+from splitup.backend.bridge import Lowered
+from splitup.graph.ir import Dims, Graph
+from splitup.graph.memory import get_stride
+from splitup.graph.rules import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A buffer of rows, as many as a symbol says, ``stride`` elements apart."""
+
+    symbol: str
+    stride: int
+
+
+# Besides rows: the same for all executions; an execution's state; anything else that is its own.
+Kind = Rows | Literal["common", "state", "own"]
+
+
+class _Unfit(Exception):
+    """The kernel is not of the form that is understood."""
+
+
+def find_kinds(graph: Graph, values: Sequence[Value], lowered: Lowered) -> dict[UOp, Kind]:
+    """Return the kind of every buffer whose form the graph gives: all but temporaries."""
+    kinds: dict[UOp, Kind] = {}
+    for buffer, spec in zip(lowered.inputs, graph.inputs, strict=True):
+        kinds[buffer] = _get_kind(graph.get_dims(spec)) or "own"
+    kinds |= dict.fromkeys(lowered.weights, "common")
+    in_memory = [
+        value for node, value in zip(graph.nodes, values, strict=True) if node.op == "CONTIGUOUS"
+    ]
+    for buffer, value in zip(lowered.values, in_memory, strict=True):
+        if (rows := _get_kind(value.dims)) is not None:
+            kinds[buffer] = rows
+    return kinds | dict.fromkeys((*lowered.states, *lowered.updates), "state")
+
+
+def _get_kind(dims: Dims) -> Rows | None:
+    """Return the kind of a port or value in memory whose leading dimension is a symbol."""
+    if not dims or not isinstance(dims[0], str):
+        return None
+    rest = [size for size in dims[1:] if isinstance(size, int)]
+    return Rows(dims[0], get_stride(math.prod(rest))) if len(rest) == len(dims) - 1 else None
+
+
+def classify_kernel(sink: UOp, buffers: Sequence[UOp], kinds: dict[UOp, Kind]) -> bool:
+    """Return whether a kernel is shared, and add the kind of a buffer that it is first to write.
+
+    ``buffers`` are its arguments by slot. Kernels come in the order in which they run.
+    """
+    params = [uop for uop in sink.toposort() if _is_buffer(uop)]
+    missing = {buffers[param.arg.slot] for param in params} - set(kinds)
+    try:
+        target, loops = _get_store(sink)
+        if missing - {buffers[target.src[0].arg.slot]}:
+            raise _Unfit
+        if missing:
+            others = [kinds[b] for p in params if (b := buffers[p.arg.slot]) not in missing]
+            kinds[missing.pop()] = _infer_kind(target, loops, others)
+        return _is_shared(sink, {p: kinds[buffers[p.arg.slot]] for p in params}, loops)
+    except _Unfit:
+        kinds |= dict.fromkeys(missing, "own")
+        return False
+
+
+def _is_buffer(uop: UOp) -> bool:
+    return uop.op is Ops.PARAM and uop.addrspace is not AddrSpace.ALU
+
+
+def _get_store(sink: UOp) -> tuple[UOp, tuple[UOp, ...]]:
+    """Return where a kernel writes, and its loops."""
+    if sink.op is not Ops.SINK or len(sink.src) != 1 or sink.src[0].op is not Ops.END:
+        raise _Unfit
+    store, *loops = sink.src[0].src
+    if store.op is not Ops.STORE or store.src[0].op is not Ops.INDEX:
+        raise _Unfit
+    if not _is_buffer(store.src[0].src[0]) or any(loop.op is not Ops.RANGE for loop in loops):
+        raise _Unfit
+    return store.src[0], tuple(loops)
+
+
+def _infer_kind(target: UOp, loops: Sequence[UOp], others: Iterable[Kind]) -> Kind:
+    """Return the kind of a temporary: what it is must show where it is written."""
+    row_loops = [loop for loop in loops if loop.src[0].op is not Ops.CONST]
+    if not row_loops:
+        return "common" if all(kind == "common" for kind in others) else "own"
+    if len(row_loops) > 1:
+        return "own"
+    row = row_loops[0]
+    symbol, index = _get_symbol(row), target.src[1]
+    stride = _get_factor(index, row)
+    rest = index.substitute({row: row.const_like(0)}).simplify()
+    if any(uop.op is Ops.INDEX for uop in rest.toposort()):
+        return "own"
+    return Rows(symbol, stride) if 0 <= rest.vmin and rest.vmax < stride else "own"
+
+
+def _is_shared(sink: UOp, kinds: Mapping[UOp, Kind], loops: Sequence[UOp]) -> bool:
+    if not all(kind == "common" or isinstance(kind, Rows) for kind in kinds.values()):
+        return False
+    symbols = {kind.symbol for kind in kinds.values() if isinstance(kind, Rows)}
+    if not symbols:
+        return not any(_is_symbol(uop) for uop in sink.toposort())
+    row_loops = [loop for loop in loops if loop.src[0].op is not Ops.CONST]
+    if len(symbols) > 1 or len(row_loops) != 1 or {_get_symbol(row_loops[0])} != symbols:
+        return False
+    row = row_loops[0]
+    store = sink.src[0].src[0]
+    if not _is_free(store.src[1], row):
+        return False
+    for uop in sink.toposort():
+        if uop.op is not Ops.INDEX:
+            if any(src in kinds for src in uop.src):
+                return False
+        else:
+            if len(uop.src) != 2 or uop.src[0] not in kinds:
+                return False
+            kind = kinds[uop.src[0]]
+            if _get_factor(uop.src[1], row) != (kind.stride if isinstance(kind, Rows) else 0):
+                return False
+    return True
+
+
+def _is_symbol(uop: UOp) -> bool:
+    return uop.op is Ops.PARAM and uop.addrspace is AddrSpace.ALU
+
+
+def _get_symbol(loop: UOp) -> str:
+    if not _is_symbol(loop.src[0]):
+        raise _Unfit
+    return str(loop.src[0].expr)
+
+
+def _get_factor(index: UOp, row: UOp) -> int:
+    """Return how far an index moves from one row to the next; raises _Unfit unless evenly."""
+    if index is row:
+        return 1
+    if index.op is Ops.ADD:
+        return sum(_get_factor(src, row) for src in index.src)
+    if index.op is Ops.MUL and index.src[1].op is Ops.CONST:
+        return _get_factor(index.src[0], row) * int(index.src[1].val)
+    if index.op is Ops.WHERE and _is_free(index.src[0], row):
+        _, chosen, other = index.src
+        if other.op is Ops.CONST and isinstance(other.arg, InvalidType):  # a guarded load
+            return _get_factor(chosen, row)
+    if not _is_free(index, row):
+        raise _Unfit
+    return 0
+
+
+def _is_free(uop: UOp, row: UOp) -> bool:
+    """Say whether an expression knows of rows only by what it loads."""
+    pending, seen = [uop], {uop}
+    while pending:
+        one = pending.pop()
+        if one is row or _is_symbol(one):
+            return False
+        if one.op is not Ops.INDEX:
+            fresh = [src for src in one.src if src not in seen]
+            seen.update(fresh)
+            pending += fresh
+    return True

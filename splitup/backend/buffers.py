@@ -1,0 +1,216 @@
+"""Bytes into and out of a device's buffers, rows where a symbol counts them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tinygrad.device import Buffer
+
+from splitup.core import limits
+from splitup.core.errors import InvalidInput
+from splitup.core.tensors import ITEM_BYTES, TensorSpec
+from splitup.graph.ir import count_rows
+from splitup.graph.memory import get_stride
+
+Rows = dict[str, int]  # how many rows a step binds each symbol to
+First = tuple[tuple[str, int], ...]  # of each symbol; () where a step runs alone
+Inputs = Sequence[bytes | memoryview]
+Writer = Callable[[bytes | memoryview], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """How the inputs of a step get in and its outputs out, for inputs of certain lengths.
+
+    With cold caches every Python object that a step touches costs 0.1 µs, so there are few.
+    """
+
+    lengths: tuple[int, ...]
+    rows: Rows
+    bools: tuple[tuple[str, int], ...]  # name and position of inputs
+    views: tuple[tuple[memoryview, int], ...]  # where inputs go as they are, by position
+    writers: tuple[tuple[Writer, int], ...]  # of the others
+    readers: tuple[Callable[[], bytes], ...]
+    states: tuple[tuple[int, int], ...]  # outputs that are new states: position, state
+
+    def write(self, inputs: Inputs) -> None:
+        """Fill the buffers of the inputs, which are of these lengths.
+
+        Raises InvalidInput, before anything is written, for a bool that is none.
+        """
+        for name, index in self.bools:
+            check_bools(name, inputs[index])
+        for view, index in self.views:
+            view[:] = inputs[index]
+        for write, index in self.writers:
+            write(inputs[index])
+
+    def read(self, states: Sequence[Buffer]) -> list[bytes]:
+        """Wait for the device and return the outputs."""
+        outputs = [read() for read in self.readers]
+        for index, state in self.states:
+            outputs[index] = make_reader(states[state])()
+        return outputs
+
+
+class Ports:
+    """The inputs and outputs of a task and their buffers; an output may be the n-th state."""
+
+    def __init__(
+        self,
+        inputs: Sequence[tuple[TensorSpec, Buffer]],
+        outputs: Sequence[tuple[TensorSpec, Buffer | int]],
+    ) -> None:
+        self._inputs, self._outputs = inputs, outputs
+        self._specs = [spec for spec, _ in inputs]
+        self._prepared: dict[tuple[tuple[int, ...], First], PreparedStep] = {}
+
+    @property
+    def reads_states(self) -> bool:
+        """Return whether an output is among the new states."""
+        return any(isinstance(place, int) for _, place in self._outputs)
+
+    def prepare(self, inputs: Inputs, first: First = ()) -> PreparedStep:
+        """Return how to get inputs of such lengths in, at the ``first`` rows of each symbol.
+
+        Raises InvalidInput when their number or a length is wrong, or when those of one symbol
+        disagree on their rows.
+        """
+        key = (tuple(map(len, inputs)), first)
+        if (found := self._prepared.get(key)) is None:
+            found = self._prepare(inputs, dict(first))
+            if len(self._prepared) >= limits.PREPARED_STEPS:
+                self._prepared.clear()
+            self._prepared[key] = found
+        return found
+
+    def _prepare(self, inputs: Inputs, first: Mapping[str, int]) -> PreparedStep:
+        if len(inputs) != len(self._specs):
+            raise InvalidInput(f"the task takes {len(self._specs)} inputs and got {len(inputs)}")
+        rows = count_rows(self._specs, inputs)
+
+        def place(spec: TensorSpec) -> tuple[int, int]:
+            return first.get(spec.rows, 0), rows.get(spec.rows, 0)
+
+        targets = [_view_port(buffer, spec, *place(spec)) for spec, buffer in self._inputs]
+        return PreparedStep(
+            lengths=tuple(map(len, inputs)),
+            rows=rows,
+            bools=tuple((s.name, i) for i, s in enumerate(self._specs) if s.dtype == "bool"),
+            views=tuple((view, i) for i, view in enumerate(targets) if view is not None),
+            writers=tuple(
+                (_make_port_writer(buffer, spec, *place(spec)), i)
+                for i, (spec, buffer) in enumerate(self._inputs)
+                if targets[i] is None
+            ),
+            readers=tuple(
+                bytes if isinstance(buffer, int) else _make_port_reader(buffer, spec, *place(spec))
+                for spec, buffer in self._outputs
+            ),
+            states=tuple((i, n) for i, (_, n) in enumerate(self._outputs) if isinstance(n, int)),
+        )
+
+
+def check_bools(name: str, data: bytes | memoryview) -> None:
+    """Raise InvalidInput when bytes of bools are others than 0 and 1."""
+    if bytes(data).translate(None, b"\0\1"):
+        raise InvalidInput(f"input '{name}' is bool and holds a byte other than 0, 1")
+
+
+def make_writer(buffer: Buffer) -> Callable[[bytes | memoryview], None]:
+    """Return a function that fills the buffer; on the CPU, where kernels run in step, by a view."""
+    if buffer.device == "CPU":
+        view = buffer.as_memoryview(force_zero_copy=True).cast("B")
+        return functools.partial(view.__setitem__, slice(None))
+
+    def write(data: bytes | memoryview) -> None:
+        buffer.allocator._copyin(buffer._buf, memoryview(bytearray(data)))
+
+    return write
+
+
+def make_reader(buffer: Buffer) -> Callable[[], bytes]:
+    """Return a function that waits for the device and copies the buffer's bytes out."""
+    if buffer.device == "CPU":
+        view: memoryview = buffer.as_memoryview(force_zero_copy=True).cast("B")
+        return view.tobytes
+    return lambda: bytes(buffer.as_memoryview())
+
+
+def _view_port(buffer: Buffer, spec: TensorSpec, first: int, count: int) -> memoryview | None:
+    """Return ``count`` rows of a port, from a row on, where they are one piece of our memory."""
+    if buffer.device != "CPU":
+        return None
+    view: memoryview = buffer.as_memoryview(force_zero_copy=True).cast("B")
+    if not spec.rows:
+        return view
+    stride, length = _get_row_stride(spec), spec.row_bytes
+    if stride != length and count != 1:
+        return None
+    return view[first * stride : first * stride + count * length]
+
+
+def _make_port_writer(buffer: Buffer, spec: TensorSpec, first: int, count: int) -> Writer:
+    """Return a function that fills rows of an input's buffer that are not one piece of memory.
+
+    Only the CPU's can begin behind the first row.
+    """
+    if buffer.device == "CPU":
+        rows = _view_rows(buffer, spec, first, count)
+
+        def fill(data: bytes | memoryview) -> None:
+            rows[:] = np.frombuffer(data, rows.dtype)
+
+        return fill
+    write = make_writer(buffer)
+    if not spec.rows:
+        return write
+    stride, length = _get_row_stride(spec), spec.row_bytes
+    return lambda data: write(_spread_rows(data, length, stride))
+
+
+def _make_port_reader(
+    buffer: Buffer, spec: TensorSpec, first: int, count: int
+) -> Callable[[], bytes]:
+    """Return a function that waits for the device and copies rows of an output out."""
+    if (view := _view_port(buffer, spec, first, count)) is not None:
+        return view.tobytes
+    if buffer.device == "CPU":
+        return _view_rows(buffer, spec, first, count).tobytes
+    read = make_reader(buffer)
+    if not spec.rows:
+        return read
+
+    def read_rows() -> bytes:
+        table = np.frombuffer(read(), np.uint8).reshape(-1, _get_row_stride(spec))
+        return table[first : first + count, : spec.row_bytes].tobytes()
+
+    return read_rows
+
+
+def _view_rows(
+    buffer: Buffer, spec: TensorSpec, first: int, count: int
+) -> np.ndarray[Any, np.dtype[np.void]]:
+    """Return rows as items, which numpy copies as they are."""
+    view = buffer.as_memoryview(force_zero_copy=True).cast("B")
+    stride, item = _get_row_stride(spec), np.dtype((np.void, spec.row_bytes))
+    return np.ndarray((count,), item, view, first * stride, (stride,))
+
+
+def _get_row_stride(spec: TensorSpec) -> int:
+    """Return how many bytes apart a port's rows are in memory."""
+    length = math.prod(spec.shape[1:])
+    return get_stride(length) * ITEM_BYTES[spec.dtype] if spec.rows else spec.nbytes
+
+
+def _spread_rows(data: bytes | memoryview, length: int, stride: int) -> bytes:
+    """Return rows of ``length`` bytes with gaps between them."""
+    if length == stride:
+        return bytes(data)
+    rows = np.frombuffer(data, np.uint8).reshape(-1, length)
+    return np.pad(rows, ((0, 0), (0, stride - length))).tobytes()

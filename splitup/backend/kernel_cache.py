@@ -1,0 +1,211 @@
+"""Compiled tasks on the node's own disk, so that a restart loads machine code and compiles nothing.
+
+A file is named by everything that its content depends on: task, determinism class, device, and this
+package's own code. It is only ever written by this node, into a directory that only its user can
+read; the digest in it finds damage, not attackers. The least recently used files go first.
+
+    file     32 bytes SHA-256 of the rest | u32 header bytes | header, JSON | machine code
+
+The header is a ``Schedule`` as nested lists in the order of its fields, with the length of each
+piece of machine code in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any, Final
+
+from splitup.backend.schedule import Executable, Launch, Place, Schedule
+from splitup.core import limits
+from splitup.core.codec import encode_canonical, parse_json
+from splitup.cpu.cache_writes import CacheWrite
+from splitup.cpu.matmul_codegen import LookupShape, ProductShape
+from splitup.cpu.matmul_match import Product
+
+_SUFFIX: Final = ".kernels"
+_HEAD: Final = struct.Struct("<32sI")
+
+_log = logging.getLogger("splitup.backend.kernel_cache")
+
+
+class KernelCache:
+    """A directory of schedules, at most ``max_bytes`` of them."""
+
+    def __init__(self, directory: Path, max_bytes: int = limits.KERNEL_CACHE_BYTES) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+
+    def load(self, task_id: str, determinism_class: str, device: str) -> Schedule | None:
+        """Return a task's schedule; None when there is none, or a damaged one, which is deleted."""
+        path = self._get_path(task_id, determinism_class, device)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            schedule = decode_schedule(data)
+        except ValueError as error:
+            _log.warning("%s is damaged (%s) and will be compiled again", path, error)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        with suppress(OSError):
+            os.utime(path)  # the order in which files are removed
+        return schedule
+
+    def store(self, task_id: str, determinism_class: str, device: str, schedule: Schedule) -> None:
+        """Keep a schedule. A disk that cannot take it costs the next start's time, nothing else."""
+        data = encode_schedule(schedule)
+        if data is None or len(data) > self._max_bytes:
+            return
+        path = self._get_path(task_id, determinism_class, device)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._directory, delete=False) as file:
+                file.write(data)
+            Path(file.name).replace(path)  # several workers may share the directory
+            self._trim()
+        except OSError as error:
+            _log.warning("compiled kernels are not kept: %s", error)
+
+    def _get_path(self, task_id: str, determinism_class: str, device: str) -> Path:
+        key = encode_canonical([task_id, determinism_class, device, _get_code_digest()])
+        return self._directory / (hashlib.sha256(key).hexdigest() + _SUFFIX)
+
+    def _trim(self) -> None:
+        files = []
+        for path in self._directory.glob("*" + _SUFFIX):
+            with suppress(OSError):  # another worker may have removed it
+                status = path.stat()
+                files.append((status.st_mtime_ns, status.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if total <= self._max_bytes:
+                return
+            with suppress(OSError):
+                path.unlink()
+            total -= size
+
+
+@functools.cache
+def _get_code_digest() -> str:
+    """Name this package's graph code: a change of it may change what is compiled."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for folder in ("graph", "backend", "cpu"):
+        for path in sorted((package / folder).glob("*.py")):
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+# ---- bytes ---------------------------------------------------------------------------------------
+
+
+def encode_schedule(schedule: Schedule) -> bytes | None:
+    """Return the bytes of a file; None when launch sizes are expressions: these are not kept."""
+    for item in schedule.executables:
+        sizes = (*item.global_size, *(item.local_size or ()))
+        if not all(isinstance(size, int) for size in sizes):
+            return None
+    header = [
+        schedule.inputs,
+        schedule.weights,
+        schedule.states,
+        schedule.values,
+        [_list_place(place) for place in schedule.outputs],
+        [_list_executable(item) for item in schedule.executables],
+        [_list_product(product) for product in schedule.products],
+        [list(astuple(write)) for write in schedule.writes],
+        [
+            [launch.kind, launch.index, launch.is_shared, *map(_list_place, launch.places)]
+            for launch in schedule.launches
+        ],
+    ]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    codes = b"".join(item.code for item in schedule.executables)
+    rest = struct.pack("<I", len(text)) + text + codes
+    return hashlib.sha256(rest).digest() + rest
+
+
+def decode_schedule(data: bytes) -> Schedule:
+    """Return the schedule of a file; raises ValueError when it is damaged."""
+    if len(data) < _HEAD.size:
+        raise ValueError("it is cut off")
+    digest, length = _HEAD.unpack_from(data)
+    if hashlib.sha256(memoryview(data)[32:]).digest() != digest:
+        raise ValueError("its digest is wrong")
+    end = _HEAD.size + length
+    header = parse_json(data[_HEAD.size : end])
+    inputs, weights, states, values, outputs, executables, products, writes, launches = header
+    read = []
+    for code_bytes, *numbers in executables:
+        read.append(_read_executable(data[end : end + code_bytes], numbers))
+        end += code_bytes
+    return Schedule(
+        inputs=tuple(inputs),
+        weights=tuple(weights),
+        states=tuple(states),
+        values=tuple(values),
+        outputs=tuple(Place(*place) for place in outputs),
+        executables=tuple(read),
+        products=tuple(_read_product(fields) for fields in products),
+        writes=tuple(CacheWrite(*fields) for fields in writes),
+        launches=tuple(
+            Launch(kind, index, tuple(Place(*place) for place in places), is_shared)
+            for kind, index, is_shared, *places in launches
+        ),
+    )
+
+
+def _list_place(place: Place) -> list[Any]:
+    return list(astuple(place))
+
+
+def _list_executable(item: Executable) -> list[Any]:
+    return [
+        len(item.code),
+        item.name,
+        item.target,
+        item.signature,
+        item.variables,
+        item.global_size,
+        item.local_size,
+    ]
+
+
+def _read_executable(code: bytes, values: Sequence[Any]) -> Executable:
+    name, target, signature, variables, global_size, local_size = values
+    return Executable(
+        code=code,
+        name=name,
+        target=target,
+        signature=tuple((n, slot, dtype, tuple(shape)) for n, slot, dtype, shape in signature),
+        variables=tuple(variables),
+        global_size=tuple(global_size),
+        local_size=None if local_size is None else tuple(local_size),
+    )
+
+
+def _list_product(product: Product) -> list[Any]:
+    shape = product.shape
+    sizes = [shape.length, shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k]
+    lookup = None if shape.lookup is None else astuple(shape.lookup)
+    head = [shape.style, shape.kind, *sizes]
+    sizes = [product.n, product.t, product.rows]
+    return [head, lookup, product.slots, sizes, product.symbol, product.table]
+
+
+def _read_product(values: Sequence[Any]) -> Product:
+    head, lookup, slots, (n, t, rows), symbol, table = values
+    shape = replace(ProductShape(*head), lookup=None if lookup is None else LookupShape(*lookup))
+    return Product(shape, tuple(slots), n, t, symbol, tuple(tuple(row) for row in table), rows)

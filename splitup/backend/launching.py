@@ -1,0 +1,247 @@
+"""Compiled kernels bound to memory, as functions without arguments.
+
+A kernel that several executions run apart in one batch works on views of their rows. Its addresses
+are then **cells**, which ``RowViews`` moves; on a device whose kernels take no plain addresses it
+cannot be moved, and executions run one after the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from tinygrad.device import Buffer, Device, TinyELF
+from tinygrad.dtype import dtypes
+from tinygrad.helpers import Target
+from tinygrad.runtime.ops_cpu import CPUProgram
+from tinygrad.uop.ops import sym_infer
+
+from splitup.backend.schedule import Executable, Place
+from splitup.cpu.cache_writes import BoundWrite, CacheWrite, Copies
+from splitup.cpu.kernel_sequence import LaunchFunction, Native
+from splitup.cpu.matmul_match import BoundProduct, Product
+from splitup.cpu.threads import KernelThreads
+
+Argument: TypeAlias = "Buffer | tuple[int, int]"  # the pair stands for (old or new, state)
+# other code generators let the compiler believe that a buffer begins at a multiple of 16 bytes
+_MOVABLE_TARGET: Final = "X86"
+
+
+class States(NamedTuple):
+    """The state tensors of an execution, each twice, as a step with this parity sees them."""
+
+    pair: tuple[list[Buffer], list[Buffer]]
+    copies: Copies
+    parity: int  # which of the pair are the old ones
+
+    def get(self, argument: tuple[int, int]) -> Buffer:
+        """Return the old (0) or new (1) copy of a state."""
+        side, state = argument
+        return self.pair[side ^ self.parity][state]
+
+
+class Cell(NamedTuple):
+    """An address that a kernel reads when it is launched, of a place that can be moved."""
+
+    value: ctypes.c_uint64
+    start: int
+    place: Place
+
+
+class Bound(NamedTuple):
+    """A launch on certain memory: a function, the same as machine code if it is, its cells."""
+
+    launch: LaunchFunction
+    native: Native | None
+    cells: list[Cell]
+
+
+class Call(Protocol):
+    """One launch of a task's schedule."""
+
+    @property
+    def is_movable(self) -> bool:
+        """Say whether its addresses can be changed after it was bound."""
+        ...
+
+    def bind(self, states: States) -> Bound:
+        """Return what launches the kernel on these state tensors."""
+        ...
+
+
+class ExecutableCall:
+    """One kernel of tinygrad's. ``rows`` holds what its variables are when it is launched."""
+
+    __slots__ = ("_arguments", "_device", "_executable", "_places", "_rows", "_runtime")
+
+    def __init__(
+        self,
+        device: str,
+        executable: Executable,
+        runtime: Any,
+        arguments: Sequence[Argument],
+        places: Sequence[Place],
+        rows: Mapping[str, ctypes.c_uint64],
+    ) -> None:
+        self._device, self._executable, self._arguments = device, executable, arguments
+        self._runtime, self._places, self._rows = runtime, places, rows
+
+    @property
+    def is_movable(self) -> bool:
+        return self._is_plain and _MOVABLE_TARGET in self._executable.target
+
+    @property
+    def _is_plain(self) -> bool:
+        return isinstance(self._runtime, CPUProgram) and self._executable.global_size[0] == 1
+
+    def bind(self, states: States) -> Bound:
+        raw = _resolve(self._device, self._arguments, states)
+        executable = self._executable
+        bound = [self._rows[name] for name in executable.variables]
+        if self._is_plain:
+            # tinygrad's own call builds these arguments anew each time: 5 µs instead of 1
+            addresses = [ctypes.c_uint64(buffer.va_addr) for buffer in raw]
+            cells = _list_cells([[address] for address in addresses], self._places)
+            native = Native(self._runtime.addr, (*addresses, *bound))
+            return Bound(functools.partial(self._runtime.fxn, *native.arguments), native, cells)
+        if not bound:
+            launch_fixed = functools.partial(
+                self._runtime,
+                *raw,
+                global_size=executable.global_size,
+                local_size=executable.local_size,
+            )
+            return Bound(launch_fixed, None, [])
+
+        def launch() -> None:
+            values = {name: self._rows[name].value for name in executable.variables}
+            self._runtime(
+                *raw,
+                global_size=_infer_sizes(executable.global_size, values),
+                local_size=_infer_sizes(executable.local_size, values),
+                vals=tuple(values.values()),
+            )
+
+        return Bound(launch, None, [])
+
+
+class ProductCall:
+    """One matrix product, computed by code of our own, and its buffers."""
+
+    __slots__ = ("_arguments", "_device", "_places", "_pool", "_product", "_rows")
+
+    def __init__(
+        self,
+        device: str,
+        product: Product,
+        arguments: Sequence[Argument],
+        places: Sequence[Place],
+        pool: KernelThreads,
+        rows: Mapping[str, ctypes.c_uint64],
+    ) -> None:
+        self._device, self._product, self._arguments = device, product, arguments
+        self._places, self._pool, self._rows = places, pool, rows
+
+    @property
+    def is_movable(self) -> bool:
+        return True
+
+    def bind(self, states: States) -> Bound:
+        raw = _resolve(self._device, self._arguments, states)
+        addresses = [buffer.va_addr for buffer in raw]
+        bound = BoundProduct(self._product, addresses, self._pool, self._rows)
+        native = None if bound.native is None else Native(*bound.native)
+        return Bound(bound, native, _list_cells(bound.addresses, self._places))
+
+
+class WriteCall:
+    """The update of a KV cache by code of our own, and its buffers."""
+
+    __slots__ = ("_arguments", "_device", "_places", "_rows", "_write")
+
+    def __init__(
+        self,
+        device: str,
+        write: CacheWrite,
+        arguments: Sequence[Argument],
+        places: Sequence[Place],
+        rows: Mapping[str, ctypes.c_uint64],
+    ) -> None:
+        self._device, self._write, self._arguments = device, write, arguments
+        self._places, self._rows = places, rows
+
+    @property
+    def state(self) -> int:
+        """Return which state it updates."""
+        return self._places[0].index
+
+    @property
+    def is_movable(self) -> bool:
+        return True
+
+    def bind(self, states: States) -> Bound:
+        addresses = [raw.va_addr for raw in _resolve(self._device, self._arguments, states)]
+        known = states.copies, self.state, states.parity
+        bound = BoundWrite(self._write, addresses, known, self._rows)
+        return Bound(bound, Native(*bound.native), _list_cells(bound.addresses, self._places))
+
+
+class RowViews:
+    """The kernels that one execution runs apart, bound to its states; they can be moved."""
+
+    __slots__ = ("_cells", "_where", "is_moved")
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._cells = cells
+        self._where: tuple[int, Mapping[str, int]] = (0, {})
+        self.is_moved = False
+
+    def move(
+        self, slot: int, first: Mapping[str, int], find_own: Callable[[int, Place], int]
+    ) -> None:
+        """Let them work from these rows on; slot 0 and {} is where an execution runs alone.
+
+        ``find_own`` gives the address of a place that every slot but the first has of its own.
+        """
+        if (slot, first) == self._where:
+            return
+        self.is_moved = bool(slot or first)
+        self._where = (slot, first)
+        for value, start, place in self._cells:
+            if place.rows:
+                value.value = start + first.get(place.rows, 0) * place.row_bytes
+            else:
+                value.value = find_own(slot, place) if slot else start
+
+
+def load_executable(device: str, executable: Executable) -> Any:
+    """Return tinygrad's runtime object of a kernel."""
+    signature = tuple(
+        (name, slot, getattr(dtypes, dtype), shape)
+        for name, slot, dtype, shape in executable.signature
+    )
+    target = Target.parse(executable.target)
+    return Device[device].runtime(TinyELF(executable.code, executable.name, target, signature))
+
+
+def _list_cells(
+    addresses: Sequence[Sequence[ctypes.c_uint64]], places: Sequence[Place]
+) -> list[Cell]:
+    return [
+        Cell(value, value.value, place)
+        for values, place in zip(addresses, places, strict=True)
+        if place.rows or place.is_own
+        for value in values
+    ]
+
+
+def _infer_sizes(sizes: Sequence[Any] | None, values: dict[str, int]) -> tuple[Any, ...] | None:
+    return None if sizes is None else tuple(sym_infer(size, values) for size in sizes)
+
+
+def _resolve(device: str, arguments: Sequence[Argument], states: States) -> list[Any]:
+    """Return the device's own handles of a kernel's buffers."""
+    buffers = [states.get(item) if isinstance(item, tuple) else item for item in arguments]
+    return [buffer.get_buf(device) for buffer in buffers]

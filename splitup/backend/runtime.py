@@ -1,0 +1,471 @@
+"""Run one task: load its weights once, compile once, then step after step with little Python.
+
+A ``TaskProgram`` owns resident buffers for weights, inputs, outputs and intermediate values. A
+``State`` holds each state tensor twice, the old and the new value; a step reads one and writes the
+other, and they change places only when the step has succeeded. So a failed step leaves the state
+as it was, and any number of executions can share one program. Of a KV cache a step may write only
+rows that differ (``splitup.cpu.cache_writes``), so nobody else may write into a state's tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import hashlib
+import itertools
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from tinygrad.device import Buffer, Device, LRUAllocator
+from tinygrad.dtype import dtypes
+
+from splitup.backend.buffers import Ports, PreparedStep, Rows, check_bools, make_reader, make_writer
+from splitup.backend.devices import DeviceReport, select_device
+from splitup.backend.joins import find_join
+from splitup.backend.kernel_cache import KernelCache
+from splitup.backend.launching import (
+    Argument,
+    Bound,
+    Call,
+    ExecutableCall,
+    ProductCall,
+    RowViews,
+    States,
+    WriteCall,
+    load_executable,
+)
+from splitup.backend.schedule import Place, Role, Schedule, compile_graph
+from splitup.core import limits
+from splitup.core.codec import compute_digest
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
+from splitup.cpu.cache_writes import Copies
+from splitup.cpu.kernel_sequence import encode_record, is_supported, join_launches, launch_records
+from splitup.cpu.threads import get_kernel_threads
+from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
+from splitup.graph.ir import Graph
+from splitup.graph.rules import check_graph, load_graph
+
+_FOREIGN_STATE: Final = "the state belongs to another program; use this one's new_state()"
+
+
+def describe_device(index: int = 0) -> DeviceReport:
+    """Return the device, code generator and determinism class of this process."""
+    return select_device(index)
+
+
+def free_memory(index: int = 0) -> None:
+    """Give back to the device what dropped programs and states held."""
+    gc.collect()  # programs and the kernels bound for them refer to each other
+    allocator = Device[select_device(index).device].allocator
+    if isinstance(allocator, LRUAllocator):  # it keeps freed buffers for others of their sizes
+        allocator.free_cache()
+
+
+class State:
+    """The state tensors of one execution on one program, zero at first."""
+
+    __slots__ = (
+        *("_apart", "_buffers", "_copies", "_launches", "_parity", "_program", "_records"),
+        "_views",
+    )
+
+    def __init__(self, program: TaskProgram, buffers: tuple[list[Buffer], list[Buffer]]) -> None:
+        self._program = program
+        self._buffers = buffers
+        self._parity = 0
+        self._copies = Copies(len(buffers[0]))
+        bound = [program._bind(States(buffers, self._copies, parity)) for parity in (0, 1)]
+        self._launches = tuple(
+            join_launches([one.launch for one in row], [one.native for one in row]) for row in bound
+        )
+        self._apart = tuple([one.launch for one in row] for row in bound)  # in a batch
+        self._records = tuple(program._encode_apart(row) for row in bound)
+        self._views = tuple(RowViews([cell for one in row for cell in one.cells]) for row in bound)
+
+    def _clear(self) -> None:
+        """Make it zeros again, all of it a cache that is written row by row."""
+        for index, spec in enumerate(self._program.states):
+            for copy, rows in enumerate(self._copies.pop_ends(index)):
+                view = self._buffers[copy][index].as_memoryview(force_zero_copy=True).cast("B")
+                used = rows * (spec.nbytes // spec.shape[0])
+                view[:used] = bytes(used)
+
+
+class TaskProgram:
+    """One task, or a whole uncut model, compiled for this process's device."""
+
+    def __init__(
+        self,
+        graph_bytes: bytes,
+        weights: bytes | Path | None,
+        *,
+        device_index: int = 0,
+        threads: int = 1,
+        cache: KernelCache | None = None,
+    ) -> None:
+        """Check, load, compile and run once. Takes seconds of CPU, less with a warm ``cache``.
+
+        ``weights`` is a safetensors file, or its bytes; None for a task without weights. Results
+        do not depend on ``threads``. Raises InvalidModel when the graph breaks a rule or the
+        weights are not those it names.
+        """
+        graph = load_graph(graph_bytes)
+        self._report = select_device(device_index)
+        self._pool = get_kernel_threads(threads)
+        self.task_id = compute_digest(graph_bytes)
+        self._takes_products = True
+        self._start(graph, open_weights(weights), cache)
+
+    @classmethod
+    def from_graph(
+        cls,
+        graph: Graph,
+        get_bytes: Callable[[str], memoryview],
+        *,
+        device_index: int = 0,
+        threads: int = 1,
+        cache: KernelCache | None = None,
+        takes_products: bool = True,
+    ) -> TaskProgram:
+        """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
+
+        Without ``takes_products`` all kernels are tinygrad's, and none are kept: to compare with.
+        """
+        check_graph(graph)
+        program = cls.__new__(cls)
+        program._report = select_device(device_index)
+        program._pool = get_kernel_threads(threads)
+        program.task_id = compute_digest(graph.to_bytes())
+        program._takes_products = takes_products
+        program._start(graph, get_bytes, cache if takes_products else None)
+        return program
+
+    def _start(
+        self, graph: Graph, get_bytes: Callable[[str], memoryview], cache: KernelCache | None
+    ) -> None:
+        values = check_graph(graph)
+        self.inputs: tuple[TensorSpec, ...] = graph.inputs
+        self.outputs: tuple[TensorSpec, ...] = tuple(
+            values[output.node].make_spec(output.name) for output in graph.outputs
+        )
+        # what the kernels get for their variables; a step writes the numbers of its rows here
+        self._rows = {symbol.name: ctypes.c_uint64(1) for symbol in graph.symbols}
+        self._total = {symbol.name: ctypes.c_uint64(1) for symbol in graph.symbols}  # of a batch
+        self.states: tuple[TensorSpec, ...] = graph.states
+        self.state_bytes = compute_state_bytes(graph)
+        self.vram_bytes = compute_vram_bytes(graph, values)
+        self.device = self._report.device
+        schedule = self._find_schedule(graph, cache)
+        self._buffers: dict[Role, list[Buffer]] = {
+            "input": self._allocate(schedule.inputs),
+            "weight": self._allocate(schedule.weights),
+            "value": self._allocate(schedule.values),
+        }
+        self._state_sizes = schedule.states
+        self._load_weights(graph, get_bytes)
+        self._calls = self._prepare(schedule)
+        nothing = States(([], []), Copies(0), 0)
+        self._shared = [
+            call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # stays in place
+            for call, launch in zip(self._calls, schedule.launches, strict=True)
+        ]
+        self._shared_records = [
+            None if one is None or one.native is None else encode_record(one.native)
+            for one in self._shared
+        ]
+        self._own: dict[tuple[int, Place], Buffer] = {}
+        self._spare: list[State] = []
+        written = {call.state for call in self._calls if isinstance(call, WriteCall)}
+        self._takes_back = len(written) == len(schedule.states)
+        self._most_rows = {symbol.name: symbol.maximum for symbol in graph.symbols}
+        self._join = find_join(graph, values)
+        self._step: PreparedStep | None = None  # the one that ran last, whose rows are set
+        self._ports = Ports(
+            list(zip(graph.inputs, self._buffers["input"], strict=True)),
+            [
+                (spec, item[1] if isinstance(item := self._get_argument(place), tuple) else item)
+                for place, spec in zip(schedule.outputs, self.outputs, strict=True)
+            ],
+        )
+        self.width = self._compute_width(schedule)
+        self.run(self.new_state(), [bytes(spec.row_bytes) for spec in self.inputs])
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of device memory in use, with one state."""
+        buffers = itertools.chain(*self._buffers.values())
+        return int(sum(buffer.nbytes for buffer in buffers)) + self.state_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of states that were taken back."""
+        return len(self._spare) * self.state_bytes
+
+    def free_spare(self) -> None:
+        """Give up the states that were taken back."""
+        self._spare.clear()
+
+    def take_back(self, state: State) -> None:
+        """Keep a state that nobody uses any more for the next execution.
+
+        Only where few rows have to be made zeros for that: on a state, pages of memory and
+        binding all kernels to it take as long as several steps.
+        """
+        is_ours = state._program is self and state not in self._spare
+        if is_ours and self._takes_back and len(self._spare) < limits.SPARE_STATES:
+            state._clear()
+            self._spare.append(state)
+
+    def new_state(self) -> State:
+        """Return zeroed state tensors for one execution."""
+        if self._spare:
+            return self._spare.pop()
+        return State(self, self._allocate_states())
+
+    def _allocate_states(self) -> tuple[list[Buffer], list[Buffer]]:
+        pair: tuple[list[Buffer], list[Buffer]] = ([], [])
+        for buffers in pair:
+            buffers += self._allocate(self._state_sizes)
+            for buffer in buffers:
+                make_writer(buffer)(bytes(buffer.nbytes))
+        return pair
+
+    def run(self, state: State, inputs: Sequence[bytes | memoryview]) -> list[bytes]:
+        """Compute one step and advance ``state``; returns the bytes of every output.
+
+        Inputs are in the order of ``self.inputs``. Raises InvalidInput when their number or
+        length is wrong, or when those of one symbol disagree on their rows; the state is then, as
+        after any error, what it was.
+        """
+        step, parity = self._step, state._parity
+        if step is None or step.lengths != tuple(map(len, inputs)):
+            step = self._ports.prepare(inputs)
+            if self._join is not None:  # so there never is a step before
+                self.check(state, inputs)
+                return [self._join.run(inputs)]
+            _set_words(self._rows, step.rows)
+            _set_words(self._total, step.rows)
+            self._step = step
+        if state._program is not self:
+            raise InvalidInput(_FOREIGN_STATE)
+        step.write(inputs)
+        if state._views[parity].is_moved:
+            state._views[parity].move(0, {}, self._find_own)
+        for launch in state._launches[parity]:
+            launch()
+        outputs = step.read(state._buffers[1 - parity])
+        state._parity = 1 - parity
+        return outputs
+
+    def check(self, state: State, inputs: Sequence[bytes | memoryview]) -> Rows:
+        """Return how many rows a step has by symbol; raises InvalidInput as ``run`` does."""
+        if state._program is not self:
+            raise InvalidInput(_FOREIGN_STATE)
+        step = self._ports.prepare(inputs)
+        for name, index in step.bools:
+            check_bools(name, inputs[index])
+        return step.rows
+
+    def fits(self, steps: Sequence[Rows]) -> bool:
+        """Say whether steps of so many rows, each of another state, can run together."""
+        return len(steps) <= self.width and all(
+            sum(rows.get(symbol, 0) for rows in steps) <= most
+            for symbol, most in self._most_rows.items()
+        )
+
+    def run_together(
+        self, steps: Sequence[tuple[State, Sequence[bytes | memoryview]]]
+    ) -> list[list[bytes]]:
+        """Compute one step of each of several states; weights are read once for all of them.
+
+        Every step gives the bytes that it gives alone. Raises InvalidInput, with all states as
+        they were, when one of them would alone, when they do not fit, or a state is there twice.
+        """
+        rows = [self.check(*step) for step in steps]
+        if not self.fits(rows) or len({id(state) for state, _ in steps}) < len(steps):
+            raise InvalidInput(f"these {len(steps)} steps cannot run together; run them singly")
+        firsts, total = _stack_rows(rows)
+        prepared = [
+            self._ports.prepare(inputs, tuple(first.items()))
+            for (_, inputs), first in zip(steps, firsts, strict=True)
+        ]
+        for slot, ((state, inputs), first) in enumerate(zip(steps, firsts, strict=True)):
+            state._views[state._parity].move(slot, first, self._find_own)
+            prepared[slot].write(inputs)
+        self._step = None  # the next one sets its own rows
+        _set_words(self._total, total)
+        self._launch_together([state for state, _ in steps], rows)
+        results = [
+            step.read(state._buffers[1 - state._parity])
+            for (state, _), step in zip(steps, prepared, strict=True)
+        ]
+        for state, _ in steps:
+            state._parity = 1 - state._parity
+        return results
+
+    def _launch_together(self, states: Sequence[State], rows: Sequence[Rows]) -> None:
+        """Run each kernel for all before the next: what is done with may be overwritten."""
+        is_even = all(one == rows[0] for one in rows)  # the usual case: one row each
+        _set_words(self._rows, rows[0])
+        apart = [state._records[state._parity] for state in states]
+        if is_even and all(apart):
+            # dozens of kernels a layer: from Python each of them would cost a microsecond
+            records: list[bytes] = []
+            for position, record in enumerate(self._shared_records):
+                records += [one[position] for one in apart] if record is None else [record]
+            launch_records(records)
+            return
+        launches = [state._apart[state._parity] for state in states]
+        for position, shared in enumerate(self._shared):
+            if shared is not None:
+                shared.launch()
+                continue
+            for one, count in zip(launches, rows, strict=True):
+                if not is_even:
+                    _set_words(self._rows, count)
+                one[position]()
+
+    def _encode_apart(self, bound: Sequence[Bound]) -> list[bytes]:
+        """Return the records of a state's kernels; none unless a batch is all machine code."""
+        natives = [one.native for one in bound if one.native is not None]
+        if self.width == 1 or len(natives) < len(bound) or not is_supported():
+            return []
+        return [encode_record(native) for native in natives]
+
+    def compute_state_digest(self, state: State) -> str:
+        """Return the SHA-256 of all state tensors as they are now, concatenated in order."""
+        digest = hashlib.sha256()
+        for buffer in state._buffers[state._parity]:
+            digest.update(make_reader(buffer)())
+        return digest.hexdigest()
+
+    def _load_weights(self, graph: Graph, get_bytes: Callable[[str], memoryview]) -> None:
+        for weight, buffer in zip(graph.weights, self._buffers["weight"], strict=True):
+            data = get_bytes(weight.name)
+            if len(data) != weight.spec.nbytes:
+                raise InvalidModel(
+                    f"weight '{weight.name}' has {len(data)} bytes; the task wants {weight.spec}"
+                )
+            if hashlib.sha256(data).hexdigest() != weight.digest:
+                raise InvalidModel(
+                    f"weight '{weight.name}' has another digest than the task names; "
+                    "fetch the weights again"
+                )
+            if weight.dtype == "bool" and max(bytes(data)) > 1:
+                raise InvalidModel(f"weight '{weight.name}' is bool and holds more than 0 and 1")
+            make_writer(buffer)(data)
+
+    def _find_schedule(self, graph: Graph, cache: KernelCache | None) -> Schedule:
+        key = (self.task_id, self._report.determinism_class, self.device.partition(":")[0])
+        schedule = None if cache is None else cache.load(*key)
+        self.is_from_cache = schedule is not None
+        if schedule is None:
+            schedule = compile_graph(graph, self.device, takes_products=self._takes_products)
+            if cache is not None:
+                cache.store(*key, schedule)
+        return schedule
+
+    def _allocate(self, sizes: Sequence[int]) -> list[Buffer]:
+        return [Buffer(self.device, size, dtypes.uint8).ensure_allocated() for size in sizes]
+
+    def _prepare(self, schedule: Schedule) -> list[Call]:
+        """Load the machine code; returns the kernels in order with the buffers they take."""
+        runtimes = [load_executable(self.device, item) for item in schedule.executables]
+        calls: list[Call] = []
+        for launch in schedule.launches:
+            arguments = [self._get_argument(place) for place in launch.places]
+            rows = self._total if launch.is_shared else self._rows
+            if launch.kind == "product":
+                product = schedule.products[launch.index]
+                call: Call = ProductCall(
+                    self.device, product, arguments, launch.places, self._pool, rows
+                )
+            elif launch.kind == "write":
+                write = schedule.writes[launch.index]
+                call = WriteCall(self.device, write, arguments, launch.places, rows)
+            else:
+                executable = schedule.executables[launch.index]
+                runtime = runtimes[launch.index]
+                call = ExecutableCall(
+                    self.device, executable, runtime, arguments, launch.places, rows
+                )
+            calls.append(call)
+        return calls
+
+    def _compute_width(self, schedule: Schedule) -> int:
+        """Return how many steps may run together: 1 when nothing is shared or not all can move."""
+        pairs = list(zip(self._calls, schedule.launches, strict=True))
+        ports = [*self.inputs, *self.outputs]
+        if (
+            not any(launch.is_shared for launch in schedule.launches)
+            or not all(call.is_movable for call, launch in pairs if not launch.is_shared)
+            or not all(spec.rows for spec in ports)
+            or self._ports.reads_states
+        ):
+            return 1
+        own = {place for launch in schedule.launches for place in launch.places if place.is_own}
+        if any(place.role != "value" for place in own):
+            return 1
+        own_bytes = max(1, sum(place.nbytes for place in own))
+        return min(limits.BATCH_RUNS, 1 + limits.BATCH_OWN_BYTES // own_bytes)
+
+    def _find_own(self, slot: int, place: Place) -> int:
+        """Return the address of what a slot of a batch has of its own."""
+        if (slot, place) not in self._own:
+            (self._own[slot, place],) = self._allocate([place.nbytes])
+        address: int = self._own[slot, place].get_buf(self.device).va_addr
+        return address
+
+    def _get_argument(self, place: Place) -> Argument:
+        if place.role == "old":
+            return 0, place.index
+        if place.role == "new":
+            return 1, place.index
+        buffer = self._buffers[place.role][place.index]
+        if place.offset == 0 and place.nbytes == buffer.nbytes:
+            return buffer
+        return buffer.view(place.nbytes, dtypes.uint8, place.offset).ensure_allocated()
+
+    def _bind(self, states: States) -> list[Bound]:
+        return [
+            call.bind(states) if shared is None else shared
+            for call, shared in zip(self._calls, self._shared, strict=True)
+        ]
+
+
+def _set_words(words: Mapping[str, ctypes.c_uint64], rows: Rows) -> None:
+    for name, count in rows.items():
+        words[name].value = count
+
+
+def _stack_rows(rows: Sequence[Rows]) -> tuple[list[Mapping[str, int]], Rows]:
+    """Return where each step's rows begin when they stand behind each other, and all their rows."""
+    firsts: list[Mapping[str, int]] = []
+    total: Rows = {}
+    for one in rows:
+        firsts.append(dict(total))
+        for symbol, count in one.items():
+            total[symbol] = total.get(symbol, 0) + count
+    return firsts, total
+
+
+def open_weights(weights: bytes | Path | None) -> Callable[[str], memoryview]:
+    """Return a function that gives a weight's bytes by name, from a validated safetensors file."""
+    if weights is None:
+        return functools.partial(_get_tensor, {}, memoryview(b""))
+    if isinstance(weights, Path):
+        table = validate_safetensors(weights)
+        with weights.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return functools.partial(_get_tensor, table, memoryview(mapped))
+    return functools.partial(_get_tensor, parse_safetensors(weights), memoryview(weights))
+
+
+def _get_tensor(table: dict[str, SafeTensor], view: memoryview, name: str) -> memoryview:
+    if (tensor := table.get(name)) is None:
+        raise InvalidModel(f"the weights hold no tensor '{name}' that the task names")
+    return view[tensor.start : tensor.end]

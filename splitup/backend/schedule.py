@@ -1,0 +1,289 @@
+"""A task compiled: which kernels run in which order on which memory, as plain data.
+
+``compile_graph`` makes a ``Schedule`` with tinygrad, in seconds; ``splitup.backend.runtime`` loads
+one in milliseconds. A schedule holds machine code, so it is a node's own: it is kept on its disk
+(``splitup.backend.kernel_cache``) and never sent to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from tinygrad.engine.realize import compile_linear, get_call_arg_uops
+from tinygrad.helpers import Context
+from tinygrad.schedule import create_linear_with_vars
+from tinygrad.tensor import transform_to_call
+from tinygrad.uop.ops import Ops, UOp
+
+from splitup.backend.arena_layout import Plan, plan_memory
+from splitup.backend.batching import Kind, Rows, classify_kernel, find_kinds
+from splitup.backend.bridge import Lowered, write_graph
+from splitup.core.errors import InvalidModel
+from splitup.cpu.cache_writes import CacheWrite, find_cache_writes
+from splitup.cpu.matmul_match import Product, find_product, is_supported, split_product
+from splitup.graph.ir import Graph
+from splitup.graph.rules import Value, check_graph
+
+Role = Literal["input", "weight", "old", "new", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes of one buffer: input, weight, a state's old or new tensor, or another value.
+
+    Where several executions share it each has rows of ``row_bytes`` as a symbol, ``rows``, says;
+    or, when it ``is_own``, one such place of its own.
+    """
+
+    role: Role
+    index: int
+    offset: int
+    nbytes: int
+    rows: str = ""
+    row_bytes: int = 0
+    is_own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """A kernel's machine code, and what tinygrad's runtime for the device wants to know."""
+
+    code: bytes
+    name: str
+    target: str
+    signature: tuple[tuple[str | None, int, str, tuple[int, ...]], ...]  # name, slot, dtype, shape
+    variables: tuple[str, ...]
+    global_size: tuple[Any, ...]  # a number, or a tinygrad expression of the variables
+    local_size: tuple[Any, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel run: an executable or code of our own, by its position, on these places.
+
+    One that ``is_shared`` computes the rows of several executions at once.
+    """
+
+    kind: Literal["executable", "product", "write"]
+    index: int
+    places: tuple[Place, ...]
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Everything that a task needs on its device. Sizes are in bytes."""
+
+    inputs: tuple[int, ...]
+    weights: tuple[int, ...]
+    states: tuple[int, ...]
+    values: tuple[int, ...]
+    outputs: tuple[Place, ...]
+    executables: tuple[Executable, ...]
+    products: tuple[Product, ...]
+    writes: tuple[CacheWrite, ...]
+    launches: tuple[Launch, ...]
+
+
+def compile_graph(graph: Graph, device: str, *, takes_products: bool = True) -> Schedule:
+    """Schedule and compile a checked graph; raises InvalidModel for what tinygrad cannot."""
+    lowered = write_graph(graph, device)
+    takes_over = takes_products and device.startswith("CPU") and is_supported()
+    with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
+        call, _ = transform_to_call(UOp.sink(*lowered.roots))
+        linear, variables = create_linear_with_vars(call)
+        plan, values = plan_memory(linear, lowered), check_graph(graph)
+        writes = _find_writes(graph, values, lowered) if takes_over else {}
+        kinds = find_kinds(graph, values, lowered)
+        kernels = list(_iter_kernels(plan, kinds, lowered, takes_over, writes))
+        rest = tuple(kernel.call for kernel in kernels if kernel.own is None)
+        compiled = iter(compile_linear(linear.replace(src=rest), beam=0).src)
+    if variables:
+        raise InvalidModel("the graph bound variables while it was scheduled")
+    writer = _Writer(lowered)
+    for kernel in kernels:
+        writer.add(kernel, next(compiled) if kernel.own is None else kernel.call)
+    return writer.finish(plan.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """One call of the schedule, of what kind each argument is, and what our own code takes."""
+
+    call: UOp
+    own: Product | CacheWrite | None
+    operands: tuple[UOp, ...]
+    kinds: dict[UOp, Kind]
+    is_shared: bool
+
+
+# by the buffer of a state's new value: what writes it, and from which buffers in order
+_Writes = dict[UOp, tuple[CacheWrite, tuple[UOp, ...]]]
+
+
+def _find_writes(graph: Graph, values: Sequence[Value], lowered: Lowered) -> _Writes:
+    in_memory = [index for index, node in enumerate(graph.nodes) if node.op == "CONTIGUOUS"]
+    stored = dict(zip(in_memory, lowered.values, strict=True))
+    stored |= {
+        index: lowered.inputs[node.arg]
+        for index, node in enumerate(graph.nodes)
+        if node.op == "INPUT" and isinstance(node.arg, int)
+    }
+    writes: _Writes = {}
+    for state, found in find_cache_writes(graph, values).items():
+        new, old = lowered.updates[state], lowered.states[state]
+        buffers = new, old, stored[found.fresh], lowered.inputs[found.layout]
+        writes[new] = found.write, buffers
+    return writes
+
+
+def _iter_kernels(
+    plan: Plan, kinds: dict[UOp, Kind], lowered: Lowered, takes_over: bool, writes: _Writes
+) -> Iterator[_Kernel]:
+    for position, write in _find_needed(plan, lowered, writes).items():
+        whole, buffers = plan.calls[position], plan.buffers[position]
+        for call in split_product(whole) if takes_over and write is None else (whole,):
+            operands = tuple(get_call_arg_uops(call))
+            is_shared = classify_kernel(call.src[0], [buffers[item] for item in operands], kinds)
+            given = {item: kinds[buffers[item]] for item in operands}
+            if write is not None:
+                places = {buffers[item]: item for item in operands}
+                taken = tuple(places[buffer] for buffer in write[1])
+                yield _Kernel(call, write[0], taken, given, is_shared)
+                continue
+            product = find_product(call.src[0]) if takes_over else None
+            slots = range(len(operands)) if product is None else product.slots
+            taken = tuple(operands[slot] for slot in slots)
+            yield _Kernel(call, product, taken, given, is_shared)
+
+
+def _find_needed(
+    plan: Plan, lowered: Lowered, writes: _Writes
+) -> dict[int, tuple[CacheWrite, tuple[UOp, ...]] | None]:
+    """Return the calls that are needed, by position, with the cache write that one becomes.
+
+    A temporary that only such a call would have read is not computed.
+    """
+    # the first that mentions a value is the one that writes it
+    writers = dict.fromkeys((*lowered.inputs, *lowered.weights, *lowered.states), -1)
+    for position, buffers in enumerate(plan.buffers):
+        for buffer in buffers.values():
+            writers.setdefault(buffer, position)
+    found = {
+        writers[new]: (write, sources)
+        for new, (write, sources) in writes.items()
+        if new in writers and set(sources) <= set(plan.buffers[writers[new]].values())
+    }
+    read = {*lowered.values, *lowered.outputs}
+    needed = []
+    for position in range(len(plan.calls) - 1, -1, -1):
+        operands = list(plan.buffers[position].values())
+        if any(writers[buffer] == position and buffer in read for buffer in operands):
+            needed.append(position)
+            read.update(found[position][1] if position in found else operands)
+    return {position: found.get(position) for position in reversed(needed)}
+
+
+class _Writer:
+    """Collects a schedule; equal kernels, products and writes are kept once."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        self._lowered = lowered
+        self._places: dict[UOp, tuple[Role, int]] = {}
+        roles: tuple[tuple[Role, tuple[UOp, ...]], ...] = (
+            ("input", lowered.inputs),
+            ("weight", lowered.weights),
+            ("old", lowered.states),
+            ("new", lowered.updates),
+        )
+        for role, uops in roles:
+            self._places |= {uop: (role, index) for index, uop in enumerate(uops)}
+        self._values: list[int] = []
+        self._executables: dict[Executable, int] = {}
+        self._programs: dict[UOp, int] = {}
+        self._products: dict[Product, int] = {}
+        self._writes: dict[CacheWrite, int] = {}
+        self._launches: list[Launch] = []
+
+    def add(self, kernel: _Kernel, call: UOp) -> None:
+        """Add one kernel; ``call`` is its call, compiled unless the code is our own."""
+        if kernel.own is not None:
+            places = tuple(self._place(operand, kernel) for operand in kernel.operands)
+            if isinstance(kernel.own, Product):
+                index = self._products.setdefault(kernel.own, len(self._products))
+                self._launches.append(Launch("product", index, places, kernel.is_shared))
+            else:
+                index = self._writes.setdefault(kernel.own, len(self._writes))
+                self._launches.append(Launch("write", index, places, kernel.is_shared))
+            return
+        operands = get_call_arg_uops(call)
+        program = call.src[0]
+        if program.op is not Ops.PROGRAM:
+            raise InvalidModel(f"tinygrad scheduled {program.op.name} where a kernel belongs")
+        if program not in self._programs:
+            executable = _read_executable(program)
+            index = self._executables.setdefault(executable, len(self._executables))
+            self._programs[program] = index
+        places = tuple(self._place(operands[slot], kernel) for slot in program.arg.globals)
+        index = self._programs[program]
+        self._launches.append(Launch("executable", index, places, kernel.is_shared))
+
+    def finish(self, outputs: Sequence[UOp]) -> Schedule:
+        """Return all that was added."""
+        lowered = self._lowered
+        places = tuple(self._place(uop) for uop in outputs)
+        return Schedule(
+            inputs=tuple(map(_count_bytes, lowered.inputs)),
+            weights=tuple(map(_count_bytes, lowered.weights)),
+            states=tuple(map(_count_bytes, lowered.states)),
+            values=tuple(self._values),
+            outputs=places,
+            executables=tuple(self._executables),
+            products=tuple(self._products),
+            writes=tuple(self._writes),
+            launches=tuple(self._launches),
+        )
+
+    def _place(self, uop: UOp, kernel: _Kernel | None = None) -> Place:
+        """Return where an operand is: a buffer, or a view into the arena of the memory planner."""
+        base, offset = uop, 0
+        if uop.op is not Ops.BUFFER:
+            view = uop.buffer
+            offset = int(view.offset)
+            while base.op is not Ops.BUFFER:
+                base = base.src[0]
+        if base not in self._places:
+            self._places[base] = ("value", len(self._values))
+            self._values.append(_count_bytes(base))
+        place = Place(*self._places[base], offset, _count_bytes(uop))
+        kind = None if kernel is None else kernel.kinds[uop]
+        if isinstance(kind, Rows):
+            return replace(place, rows=kind.symbol, row_bytes=kind.stride * uop.dtype.itemsize)
+        return replace(place, is_own=kind == "own")
+
+
+def _count_bytes(uop: UOp) -> int:
+    return int(uop.max_numel()) * int(uop.dtype.itemsize)
+
+
+def _read_executable(program: UOp) -> Executable:
+    elf, info = program.to_elf(), program.arg
+    return Executable(
+        code=elf.lib,
+        name=elf.name,
+        target=str(elf.target),
+        signature=tuple(
+            (name, int(slot), str(dtype).removeprefix("dtypes."), _get_sizes(shape))
+            for name, slot, dtype, shape in elf.signature
+        ),
+        variables=tuple(str(variable.expr) for variable in info.vars),
+        global_size=tuple(info.global_size),
+        local_size=None if info.local_size is None else tuple(info.local_size),
+    )
+
+
+def _get_sizes(shape: tuple[Any, ...] | None) -> tuple[int, ...]:
+    """Return a parameter's shape; a runtime looks at whether there is one, not at its numbers."""
+    return tuple(size if isinstance(size, int) else 0 for size in shape or ())

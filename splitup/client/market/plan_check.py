@@ -1,0 +1,215 @@
+"""Was a plan right? Certificate and snapshot from the members, every choice computed anew.
+
+Who asks needs no part in the execution. What is wrong is shown to the Bonds contract, which takes
+the bond of every member that signed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Final
+
+from splitup.chain.bonds import make_plan_votes
+from splitup.chain.client import Chain
+from splitup.chain.market import compute_locks
+from splitup.core import limits
+from splitup.core.errors import (
+    ChainRejected,
+    InvalidInput,
+    InvalidModel,
+    PeerFault,
+    SplitUpError,
+    Unavailable,
+)
+from splitup.graph.manifest import Manifest
+from splitup.messages.plans import Plan, PlanCertificate
+from splitup.messages.snapshots import Snapshot
+from splitup.net.http import SignedClient
+from splitup.protocol.committee.certificates import CommitteeView, check_certificate
+from splitup.protocol.planning.challenges import Challenge, find_wrong_choice
+from splitup.protocol.planning.selection import compute_plan
+from splitup.protocol.settlement.proof_of_sampling import Economics, add_exposures, compute_exposure
+from splitup.protocol.snapshots.liveness import quantise_up
+
+_OLD_SNAPSHOTS: Final = 3  # what members observe of the registry is no older than so many
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A node that comes first for a task, and does not run it: too little of its stake was free.
+
+    All in micro-USDC; ``locked`` is what the snapshot says of it.
+    """
+
+    task: int
+    node: str
+    needed: int
+    stake: int
+    locked: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPlan:
+    """A plan whose signatures hold. ``difference`` says what is wrong, "" when nothing is.
+
+    ``challenge`` is the evidence that the chain takes, None also for what it cannot judge.
+    """
+
+    certificate: PlanCertificate
+    snapshot: Snapshot
+    difference: str
+    challenge: Challenge | None
+    passed_over: tuple[PassedOver, ...] = ()
+
+    @property
+    def signers(self) -> tuple[str, ...]:
+        """Return the members that signed it."""
+        return tuple(signature.member for signature in self.certificate.signatures)
+
+
+async def fetch_plan(
+    http: SignedClient, committee: CommitteeView, execution_id: str
+) -> PlanCertificate:
+    """Return an execution's certificate from the first member that has a valid one.
+
+    Raises Unavailable when none has: members keep the plans of executions closed lately.
+    """
+    problem = "the committee has no members"
+    for member in committee.members:
+        try:
+            value = await http.get_json(f"{member.endpoint}/v1/plan/{execution_id}?wait_s=0")
+            certificate = PlanCertificate.from_value(value)
+            if certificate.plan.request.execution_id != execution_id:
+                raise PeerFault(f"member {member.account} shows the plan of another execution")
+            check_certificate(certificate, committee)
+        except SplitUpError as error:
+            problem = str(error)
+            continue
+        return certificate
+    raise Unavailable(f"no member shows the plan of {execution_id}: {problem}")
+
+
+async def fetch_snapshot(http: SignedClient, committee: CommitteeView, root: str) -> Snapshot:
+    """Return the snapshot with this root from the first member that has it; raise Unavailable."""
+    problem = "the committee has no members"
+    for member in committee.members:
+        try:
+            value = await http.get_json(
+                f"{member.endpoint}/v1/snapshot/{root}", max_bytes=limits.MAX_SNAPSHOT_BYTES
+            )
+            snapshot = await asyncio.to_thread(Snapshot.from_value, value)
+            if snapshot.root() != root:
+                raise PeerFault(f"member {member.account} shows another snapshot than {root}")
+        except SplitUpError as error:
+            problem = str(error)
+            continue
+        return snapshot
+    raise Unavailable(f"no member shows the snapshot {root}: {problem}")
+
+
+def check_choices(
+    certificate: PlanCertificate, snapshot: Snapshot, manifest: Manifest, economics: Economics
+) -> CheckedPlan:
+    """Compute the plan anew from its seed and compare; the certificate is checked already."""
+    plan = certificate.plan
+    if manifest.model_id != plan.request.model_id:
+        raise InvalidModel(f"the manifest is not of model {plan.request.model_id}")
+    expected = compute_plan(plan.request, plan.seed, snapshot, manifest)
+    difference = ""
+    if plan.terms != expected.terms:
+        difference = "it states other figures of its tasks than the model has"
+    else:
+        pairs = enumerate(zip(plan.tasks, expected.tasks, strict=True))
+        for task, (listed, right) in pairs:
+            if listed != right:
+                difference = f"task {task} goes to {listed[0]}, where {right[0]} comes first"
+                if listed[0] == right[0]:
+                    difference = f"the fallbacks of task {task} are not those that come next"
+                break
+    try:
+        expected = add_exposures(expected, manifest, snapshot, economics)
+    except InvalidInput as error:
+        difference = difference or f"there should be no plan: {error}"
+    difference = difference or _compare_stakes(plan, expected)
+    challenge = find_wrong_choice(plan, snapshot)
+    passed_over = _list_passed_over(expected, manifest, snapshot, economics)
+    return CheckedPlan(certificate, snapshot, difference, challenge, passed_over)
+
+
+def _compare_stakes(plan: Plan, expected: Plan) -> str:
+    """Say what differs in who runs the tasks, what that exposes, and the directory."""
+    for task, (runs, right) in enumerate(zip(plan.executors(), expected.executors(), strict=True)):
+        if runs != right:
+            return f"task {task} is run by {runs}, where {right} is the first with stake for it"
+    if plan.exposures() != expected.exposures():
+        return "it states other exposures than its tasks have"
+    if plan.nodes != expected.nodes or plan.unverifiable != expected.unverifiable:
+        return "its directory is not that of the snapshot"
+    return ""
+
+
+def _list_passed_over(
+    plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics
+) -> tuple[PassedOver, ...]:
+    entries = {entry.node: entry for entry in snapshot.entries}
+    return tuple(
+        PassedOver(
+            task=task,
+            node=node,
+            needed=compute_exposure((task,), manifest, plan.request.steps, economics),
+            stake=entries[node].stake_micro_usdc,
+            locked=entries[node].locked_micro_usdc,
+        )
+        for task, place in enumerate(plan.places)
+        for node in plan.tasks[task][:place]
+    )
+
+
+def find_unexplained(
+    passed_over: Sequence[PassedOver], locked: Mapping[str, int], waiting: Set[str]
+) -> tuple[PassedOver, ...]:
+    """Return whom the snapshot says to have more locked than the chain's own events.
+
+    ``locked`` is the most that the chain had locked of a node in the snapshot's time. Members also
+    count what executions that were planned and not committed, ``waiting``, expose: with one of them
+    the events alone do not tell.
+    """
+    if waiting:
+        return ()
+    return tuple(
+        passed for passed in passed_over if passed.locked > quantise_up(locked.get(passed.node, 0))
+    )
+
+
+async def fetch_unexplained(chain: Chain, checked: CheckedPlan) -> tuple[PassedOver, ...]:
+    """Return whom the plan passed over for a lock that no event on chain explains."""
+    if not checked.passed_over:
+        return ()
+    accepted = {
+        event.args["sequence"]: event.block_number
+        for event in await chain.fetch_events("committee")
+        if event.name == "SnapshotAccepted"
+    }
+    sequence = checked.snapshot.sequence
+    start, end = accepted.get(sequence - _OLD_SNAPSHOTS, 0), accepted[sequence]
+    locked, waiting = compute_locks(await chain.fetch_events("market"), start, end)
+    return find_unexplained(checked.passed_over, locked, waiting)
+
+
+async def report_choice(chain: Chain, checked: CheckedPlan) -> dict[str, str]:
+    """Show the evidence against every signer; return what the chain said, by member.
+
+    "" means that the bond was taken.
+    """
+    if checked.challenge is None:
+        return {}
+    answers = {}
+    for member, vote in make_plan_votes(checked.certificate).items():
+        try:
+            await chain.send("bonds", checked.challenge.function, vote, *checked.challenge.args)
+            answers[member] = ""
+        except ChainRejected as error:
+            answers[member] = str(error)
+    return answers

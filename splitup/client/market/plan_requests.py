@@ -1,0 +1,144 @@
+"""From a request to a certificate that can be trusted: asks all members, believes none of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError, Unavailable
+from splitup.messages.plans import PlanCertificate
+from splitup.net.http import SignedClient
+from splitup.protocol.committee.certificates import CommitteeView, check_certificate
+
+_WAIT_S: Final = 5  # how long a member may hold the answer back
+_LOOK_S: Final = 2.0  # a committee that changed is noticed within this
+_PAUSE_S: Final = 0.2  # between two questions to a member that cannot answer
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What we asked the chain for: a plan must be for exactly this."""
+
+    execution_id: str
+    chain_id: int
+    market: str
+    model_id: str
+    client: str
+    client_key: str
+    steps: int
+    max_price_micro_usdc: int
+    deadline: int
+    task_count: int
+
+
+def check_plan(certificate: PlanCertificate, wanted: Wanted, committee: CommitteeView) -> None:
+    """Check a certificate against the chain's committee and against what was asked for.
+
+    Raises PeerFault, BadSignature.
+    """
+    request = certificate.plan.request
+    pairs = {
+        "execution": (request.execution_id, wanted.execution_id),
+        "chain": (request.chain_id, wanted.chain_id),
+        "market": (request.market, wanted.market),
+        "model": (request.model_id, wanted.model_id),
+        "client": (request.client, wanted.client),
+        "client key": (request.client_key, wanted.client_key),
+        "steps": (request.steps, wanted.steps),
+        "price": (request.max_price_micro_usdc, wanted.max_price_micro_usdc),
+        "deadline": (request.deadline, wanted.deadline),
+        "tasks": (len(certificate.plan.tasks), wanted.task_count),
+    }
+    for what, (given, asked) in pairs.items():
+        if given != asked:
+            raise PeerFault(
+                f"the plan of {wanted.execution_id} has another {what} than we asked for "
+                f"({given} instead of {asked})"
+            )
+    check_certificate(certificate, committee)
+
+
+async def fetch_certificate(
+    http: SignedClient,
+    fetch_committee: Callable[[], Awaitable[CommitteeView]],
+    wanted: Wanted,
+    *,
+    timeout_s: float,
+) -> PlanCertificate:
+    """Return the first valid certificate that any member gives; asks all of them at once.
+
+    ``fetch_committee`` gives the execution's, which may change while we wait. Raises InvalidInput
+    when f+1 members say that the request cannot be planned (one of them is honest), Unavailable
+    when nobody has a plan within ``timeout_s``.
+    """
+    problems: dict[str, str] = {}
+    committee = await fetch_committee()
+    ends = asyncio.get_running_loop().time() + timeout_s
+    asking = asyncio.create_task(_ask_all(http, committee, wanted, problems))
+    try:
+        while (left_s := ends - asyncio.get_running_loop().time()) > 0:
+            done, _ = await asyncio.wait([asking], timeout=min(left_s, _LOOK_S))
+            if done:
+                return asking.result()
+            renewed = await fetch_committee()
+            if renewed != committee:
+                committee = renewed
+                await _cancel([asking])
+                asking = asyncio.create_task(_ask_all(http, committee, wanted, problems))
+    finally:
+        await _cancel([asking])
+    raise Unavailable(_explain_silence(committee, wanted, list(problems.values())))
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[PlanCertificate]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _ask_all(
+    http: SignedClient, committee: CommitteeView, wanted: Wanted, problems: dict[str, str]
+) -> PlanCertificate:
+    """Ask every member until one has a valid certificate; note in ``problems`` what came."""
+    tolerated = (len(committee.members) - 1) // 3
+    reasons: dict[str, str] = {}
+
+    async def ask(endpoint: str) -> PlanCertificate:
+        url = f"{endpoint}/v1/plan/{wanted.execution_id}?wait_s={_WAIT_S}"
+        while True:
+            try:
+                value = await http.get_json(url, timeout_s=_WAIT_S + 5)
+                certificate = PlanCertificate.from_value(value)
+                check_plan(certificate, wanted, committee)
+                return certificate
+            except Refused as error:
+                if error.status == 409:
+                    reasons[endpoint] = str(error)
+                    if len(reasons) > tolerated:
+                        raise InvalidInput(str(error)) from None
+                    await asyncio.sleep(_WAIT_S)
+                elif error.status != 404:
+                    problems[endpoint] = str(error)
+                    await asyncio.sleep(_PAUSE_S)
+                else:
+                    await asyncio.sleep(0)  # it has held the answer back already
+            except SplitUpError as error:
+                problems[endpoint] = str(error)
+                await asyncio.sleep(_PAUSE_S)
+
+    asking = [asyncio.create_task(ask(member.endpoint)) for member in committee.members]
+    try:
+        done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        await _cancel(asking)
+
+
+def _explain_silence(committee: CommitteeView, wanted: Wanted, problems: Sequence[str]) -> str:
+    detail = f"; one said: {problems[-1]}" if problems else ""
+    return (
+        f"none of the {len(committee.members)} committee members had a plan for "
+        f"{wanted.execution_id} in time{detail}; see whether the committee runs: splitup status"
+    )

@@ -1,0 +1,144 @@
+"""How the chain closes an execution: waiting for the settlement, or fetching the money back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+from splitup.chain.client import Chain
+from splitup.chain.event_stream import ChainEvent
+from splitup.client.outcome import Payment, Receipt
+from splitup.core.errors import ChainRejected, ChainUnavailable, Unavailable
+from splitup.crypto.quorum import unpack_word
+
+_POLL_S: Final = 0.25
+_CLOSING: Final = ("Settled", "Refunded")
+
+
+class Status(IntEnum):
+    """The Market's own states of an execution."""
+
+    UNKNOWN = 0
+    REQUESTED = 1
+    PLANNED = 2
+    SETTLED = 3
+    REFUNDED = 4
+
+
+async def fetch_status(chain: Chain, execution_id: str) -> Status:
+    """Return where the chain says an execution stands."""
+    return Status((await chain.call("market", "executionOf", execution_id))["status"])
+
+
+async def wait_for_receipt(
+    chain: Chain, execution_id: str, *, from_block: int, timeout_s: float, account: str = ""
+) -> Receipt:
+    """Return how the execution was closed; raise Unavailable when it is not within ``timeout_s``.
+
+    ``from_block`` is a block at or before the request's. A chain that does not answer is asked
+    until then. An execution of ``account`` that was not settled in time is refunded: outputs that
+    came do not mean that every executor can commit to its part, and nobody else would call.
+    """
+    failure: ChainUnavailable | None = None
+    is_known = False
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    row = await chain.call("market", "executionOf", execution_id)
+                    if row["status"] in (Status.SETTLED, Status.REFUNDED):
+                        events = await chain.fetch_events("market", from_block=from_block)
+                        return make_receipt(execution_id, events)
+                    failure, is_known = None, row["status"] != Status.UNKNOWN
+                    if row["client"] == account and chain.clock.now_s() >= row["deadline"]:
+                        await _try_refund(chain, execution_id)
+                except ChainUnavailable as error:
+                    failure = error
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        pass
+    if failure is not None:
+        raise failure
+    if not is_known:
+        raise Unavailable(
+            f"the chain knows no execution {execution_id}, and waiting {timeout_s:g} s changed "
+            "nothing; compare the id with what 'splitup generate' or 'splitup run' printed"
+        )
+    raise Unavailable(
+        f"execution {execution_id} was not settled within {timeout_s:g} s; its money stays locked "
+        "until then: ask for the receipt again later"
+    )
+
+
+async def refund(chain: Chain, execution_id: str, *, patience_s: float) -> int | None:
+    """Fetch the locked money back once the chain allows it; return micro-USDC.
+
+    Waits at most ``patience_s``, also for a chain that does not answer, whose error is raised then;
+    None when it is not back by then, or when the execution was settled after all.
+    """
+    failure: ChainUnavailable | None = None
+    try:
+        async with asyncio.timeout(patience_s):
+            while True:
+                try:
+                    status = await fetch_status(chain, execution_id)
+                    if status in (Status.SETTLED, Status.UNKNOWN):
+                        return None
+                    if status is Status.REFUNDED:
+                        row = await chain.call("market", "executionOf", execution_id)
+                        return int(row["maxPrice"])
+                    await _try_refund(chain, execution_id)
+                    failure = None
+                except ChainUnavailable as error:
+                    failure = error
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        pass
+    if failure is not None:
+        raise failure
+    return None
+
+
+async def _try_refund(chain: Chain, execution_id: str) -> None:
+    due = await chain.call("market", "refundableAt", execution_id)
+    if (await chain.fetch_head()).timestamp < due:
+        return
+    try:
+        await chain.send("market", "refund", execution_id)
+    except ChainRejected as error:
+        # somebody else's call, or a settlement, came first; the status tells
+        if error.error_name not in ("StatusInvalid", "NotRefundable"):
+            raise
+
+
+def make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt:
+    """Return the receipt of a closed execution from the market's events; others' are ignored."""
+    own = [event for event in events if event.args.get("executionId") == execution_id]
+    closing = next((event for event in own if event.name in _CLOSING), None)
+    if closing is None:
+        raise Unavailable(
+            f"the chain closed execution {execution_id} and its endpoint has no event of it yet; "
+            "ask for the receipt again"
+        )
+    args: dict[str, Any] = dict(closing.args)
+    is_settled = closing.name == "Settled"
+    payouts = [unpack_word(word) for word in args["payouts"]] if is_settled else []
+    rewards = [(e.args["to"], e.args["amount"]) for e in own if e.name == "Rewarded"]
+    return Receipt(
+        execution_id=execution_id,
+        status="settled" if is_settled else "refunded",
+        steps=args["steps"] if is_settled else 0,
+        payments=(
+            *(Payment(to, amount, False) for to, amount in payouts),
+            *(Payment(to, amount, True) for to, amount in rewards),
+        ),
+        slashes=tuple((e.args["node"], e.args["amount"]) for e in own if e.name == "Slashed"),
+        paid_micro_usdc=args["paid"] if is_settled else 0,
+        fee_micro_usdc=args["fee"] if is_settled else 0,
+        refunded_micro_usdc=args["refunded"] if is_settled else args["amount"],
+        evidence_root=args["evidenceRoot"] if is_settled else "",
+        block_number=closing.block_number,
+        transaction=closing.transaction,
+    )

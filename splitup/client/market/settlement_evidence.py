@@ -1,0 +1,56 @@
+"""What a settlement rests on: asked of the members, checked against the chain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from splitup.client.outcome import Receipt
+from splitup.core.errors import PeerFault, SplitUpError, Unavailable
+from splitup.messages.verification import Evidence
+from splitup.net.http import SignedClient
+from splitup.protocol.committee.certificates import CommitteeView, check_draw
+from splitup.protocol.settlement.proof_of_sampling import Outcome, Verdict
+from splitup.protocol.settlement.settlement_state import compute_evidence_root
+
+PATIENCE_S: Final = 5.0  # a member polls its chain many times in this
+_PAUSE_S: Final = 0.1
+
+
+def check_evidence(evidence: Evidence, receipt: Receipt, committee: CommitteeView) -> None:
+    """Check that this is the evidence whose root the chain holds; raise PeerFault."""
+    if evidence.draw.execution_id != receipt.execution_id:
+        raise PeerFault(f"the evidence is not of execution {receipt.execution_id}")
+    verdicts = [
+        Verdict(entry.task, Outcome(entry.outcome), entry.validators, entry.liars, entry.silent)
+        for entry in evidence.verdicts
+    ]
+    if compute_evidence_root(evidence.draw, verdicts) != receipt.evidence_root:
+        raise PeerFault(f"the evidence of {receipt.execution_id} is not what the chain holds")
+    check_draw(evidence.draw, committee)
+
+
+async def fetch_evidence(
+    http: SignedClient, committee: CommitteeView, receipt: Receipt
+) -> Evidence:
+    """Return the draw and verdicts of a settled execution from the first member that has them.
+
+    A member may see the settling block a moment after we did, so all are asked again for a while.
+    Raises Unavailable when no member has them: they keep what was settled lately.
+    """
+    if receipt.status != "settled":
+        raise Unavailable(f"execution {receipt.execution_id} was not settled: it has no evidence")
+    give_up = asyncio.get_running_loop().time() + PATIENCE_S
+    while True:
+        for member in committee.members:
+            try:
+                value = await http.get_json(f"{member.endpoint}/v1/evidence/{receipt.execution_id}")
+                evidence = Evidence.from_value(value)
+                check_evidence(evidence, receipt, committee)
+            except SplitUpError as error:
+                problem = str(error)
+                continue
+            return evidence
+        if asyncio.get_running_loop().time() > give_up:
+            raise Unavailable(f"no member shows the evidence of {receipt.execution_id}: {problem}")
+        await asyncio.sleep(_PAUSE_S)

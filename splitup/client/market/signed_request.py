@@ -1,0 +1,130 @@
+"""Requests that start before a block holds them: signed against a balance that was frozen for them.
+
+The members support one such request of an account at a time, until the chain holds it; so this
+sends one at a time, too, and the next as soon as the first is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from splitup.chain.client import Chain
+from splitup.client.market.plan_requests import Wanted, fetch_certificate
+from splitup.client.market.receipts import Status, fetch_status
+from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError
+from splitup.crypto.keys import Identity
+from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.plans import PlanCertificate, Request, SignedRequest
+from splitup.net.http import SignedClient
+from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.planning.signed_requests import is_same, sign_request
+
+_RETRY_S: Final = 0.1  # a member may not have seen yet that our last one is on chain
+_POLL_S: Final = 0.25
+_PATIENCE_S: Final = 5.0  # beyond the deadline: a block, and what the RPC endpoint lags
+
+
+async def is_frozen(chain: Chain, account: str, deadline: int, now_s: int) -> bool:
+    """Return whether the account's balance is kept for signed requests, beyond ``deadline``.
+
+    Raises InvalidInput when it is, but not for long enough.
+    """
+    until = int(await chain.call("market", "frozenUntil", account))
+    if until <= now_s:
+        return False
+    if until <= deadline:
+        raise InvalidInput(
+            f"your balance is frozen for {until - now_s} s more, and the deadline is "
+            f"{deadline - now_s} s away; freeze it for longer (splitup deposit --freeze), or wait"
+        )
+    return True
+
+
+async def make_request(
+    chain: Chain, identity: Identity, wanted: Wanted, nonce: int, inputs_digest: str
+) -> SignedRequest:
+    """Return the request on the latest snapshot, signed."""
+    latest = await chain.call("committee", "latestSnapshot")
+    request = Request(
+        chain_id=wanted.chain_id,
+        market=wanted.market,
+        execution_id=wanted.execution_id,
+        model_id=wanted.model_id,
+        client=wanted.client,
+        client_key=wanted.client_key,
+        steps=wanted.steps,
+        max_price_micro_usdc=wanted.max_price_micro_usdc,
+        deadline=wanted.deadline,
+        snapshot_sequence=latest["sequence"],
+        snapshot_root=latest["root"],
+        block_hash=ZERO_BYTES32,
+        inputs_digest=inputs_digest,
+        nonce=nonce,
+    )
+    return sign_request(identity, request)
+
+
+async def fetch_signed_plan(
+    http: SignedClient,
+    fetch_committee: Callable[[], Awaitable[CommitteeView]],
+    wanted: Wanted,
+    signed: SignedRequest,
+    *,
+    timeout_s: float,
+) -> PlanCertificate:
+    """Show a signed request to all members and return its plan.
+
+    Raises InvalidInput when f + 1 members refuse it, Unavailable when there is no plan in time,
+    PeerFault for a plan of something else.
+    """
+    committee = await fetch_committee()
+    tolerated = (len(committee.members) - 1) // 3
+    refusals: list[str] = []
+    refused = asyncio.Event()
+
+    async def tell(member: CommitteeMember) -> None:
+        while True:
+            try:
+                await http.post_json(f"{member.endpoint}/v1/request", signed)
+                return
+            except Refused as error:
+                refusals.append(str(error))
+                if len(refusals) > tolerated:
+                    refused.set()
+                return
+            except SplitUpError:
+                await asyncio.sleep(_RETRY_S)
+
+    telling = [asyncio.create_task(tell(member)) for member in committee.members]
+    listening = asyncio.create_task(
+        fetch_certificate(http, fetch_committee, wanted, timeout_s=timeout_s)
+    )
+    refusal = asyncio.create_task(refused.wait())
+    tasks = [*telling, listening, refusal]
+    try:
+        await asyncio.wait([listening, refusal], return_when=asyncio.FIRST_COMPLETED)
+        if not listening.done():
+            raise InvalidInput(refusals[-1])
+        certificate = listening.result()
+        if not is_same(certificate.plan.request, signed.request):
+            raise PeerFault(f"the plan of {wanted.execution_id} is for another request than ours")
+        return certificate
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def wait_until_open(chain: Chain, wanted: Wanted) -> bool:
+    """Return whether the chain came to hold an execution, or never can: its deadline passed."""
+    while True:
+        try:
+            if await fetch_status(chain, wanted.execution_id) is not Status.UNKNOWN:
+                return True
+            if (await chain.fetch_head()).timestamp > wanted.deadline + _PATIENCE_S:
+                return False
+        except SplitUpError:
+            pass  # the chain is asked again; until then nothing else may be promised
+        await asyncio.sleep(_POLL_S)

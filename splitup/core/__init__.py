@@ -1,0 +1,1 @@
+"""Errors, bounds, canonical encoding and tensors: what every other package builds on."""

@@ -1,0 +1,433 @@
+"""Write a KV cache's rows where they can differ, instead of all of them.
+
+A step selects every row of the new cache: an old row, a new one, or zeros
+(``docs/adr/0006-one-step-function.md``). As tinygrad's kernel that reads and writes the whole
+context. But a node holds each state twice, and the copy that a step writes was the step before's
+old one: nearly all its rows are what they are to be. So the update is recognised by its graph, as
+the front end for decoders writes it, and machine code of our own writes the rows in which the two
+copies differ, and those that this step changes: the new ones, those that come from further on, and
+what lay behind them. It selects and does not compute, so the bytes are those that kernels give.
+
+What a state remembers for that is in ``Copies``. It is right after any step, one whose outputs
+nobody took included: the rows in which copies differ are the same from either side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from splitup.core.tensors import ITEM_BYTES
+from splitup.cpu.assembler import (
+    CALLEE_SAVED,
+    R8,
+    R9,
+    R10,
+    R11,
+    R12,
+    R13,
+    R14,
+    R15,
+    RAX,
+    RBX,
+    RCX,
+    RDI,
+    RDX,
+    RSI,
+    Assembler,
+    MachineCode,
+    Mem,
+)
+from splitup.graph.ir import Graph, Node
+from splitup.graph.memory import get_stride
+from splitup.graph.rules import Value
+
+VECTOR_BYTES: Final = 32
+UNROLLED: Final = 8  # vectors at most in one turn of a loop
+INT_BYTES: Final = 4
+ARGUMENTS: Final = (  # 64 bits each; the first four are ``OPERANDS``
+    *("new", "old", "fresh", "layout", "differing", "end of old", "end of new"),
+    *("address of rows", "zero", "context", "most"),
+)
+OPERANDS: Final = 4
+_OFFSETS: Final = {name: 8 * place for place, name in enumerate(ARGUMENTS)}
+_NO_ROWS: Final = (2**31, 0)  # below any first row, above any last one
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWrite:
+    """The update of a state: rows below a start kept, new rows from there on, then zeros.
+
+    The layout's first row says the start, and how much further on each of the last ``chunk`` rows
+    below it stands in the old state.
+    """
+
+    context: int  # rows of the state
+    row_bytes: int
+    fresh_bytes: int  # from one new row to the next
+    symbol: str  # how many new rows there are; "" if that is fixed
+    rows: int  # or their bound
+    start: int  # where the layout has it, in bytes
+    shifts: int  # where the layout has them, in bytes
+    chunk: int
+    most: int  # the largest shift
+
+
+class Sources(NamedTuple):
+    """What a state's update is made of, as nodes of the graph and as numbers of inputs."""
+
+    write: CacheWrite
+    fresh: int  # node, an input or a value in memory
+    layout: int  # input
+
+
+# ---- finding -------------------------------------------------------------------------------------
+
+
+class _Unfit(Exception):
+    """The graph is not of the form that is understood."""
+
+
+def find_cache_writes(graph: Graph, values: Sequence[Value]) -> dict[int, Sources]:
+    """Return the updates of a checked graph that only select rows, by state."""
+    found = {}
+    for update in graph.updates:
+        try:
+            found[update.state] = _Reader(graph, values).read(update.state, update.node)
+        except _Unfit:
+            continue
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    graph: Graph
+    values: Sequence[Value]
+
+    def read(self, state: int, root: int) -> Sources:
+        spec = self.graph.states[state]
+        choice = self.node(self.node(root, "CONTIGUOUS").srcs[0], "WHERE")
+        is_kept, kept, new = choice.srcs
+        if self.node(is_kept).op == "RESHAPE":
+            (is_kept,) = self.node(is_kept).srcs
+        place, start = self.node(is_kept, "CMPLT").srcs
+        context, row = spec.shape[0], math.prod(spec.shape[1:]) * ITEM_BYTES[spec.dtype]
+        self.expect(self.node(place, "IOTA").arg == context and row % VECTOR_BYTES == 0)
+        self.expect(self.values[choice.srcs[0]].dims == (context, *(1,) * (len(spec.shape) - 1)))
+        read, largest = self.read_bounded(start)
+        layout, start_at, count = self.read_columns(read)
+        self.expect(largest == context and count == 1)
+
+        table, index = self.node(kept, "LOOKUP").srcs
+        self.expect(self.node(table, "STATE").arg == state)
+        shift, most = self.read_bounded(self.read_sum(index, place))
+        columns, last = self.node(shift, "LOOKUP").srcs
+        other, shifts_at, chunk = self.read_columns(columns)
+        first = self.node(self.read_negative(self.read_sum(last, place)), "ADD").srcs
+        self.expect(other == layout and first[0] == start)
+        self.expect(self.read_const(first[1]) == -chunk)
+
+        fresh, index = self.node(new, "LOOKUP").srcs
+        self.expect(self.read_negative(self.read_sum(index, place)) == start)
+        self.expect(self.node(fresh).op in ("INPUT", "CONTIGUOUS"))
+        rows, *rest = self.values[fresh].dims
+        length = math.prod(spec.shape[1:])
+        self.expect(tuple(rest) == spec.shape[1:])
+        stride = get_stride(length) if isinstance(rows, str) else length
+        write = CacheWrite(
+            context=context,
+            row_bytes=row,
+            fresh_bytes=stride * ITEM_BYTES[spec.dtype],
+            symbol=rows if isinstance(rows, str) else "",
+            rows=self.values[fresh].shape[0],
+            start=start_at * INT_BYTES,
+            shifts=shifts_at * INT_BYTES,
+            chunk=chunk,
+            most=most,
+        )
+        self.expect(max(write.fresh_bytes, row) * context < 2**31)
+        return Sources(write, fresh, layout)
+
+    def node(self, index: int, op: str = "") -> Node:
+        node = self.graph.nodes[index]
+        self.expect(op in ("", node.op))
+        return node
+
+    @staticmethod
+    def expect(is_so: bool) -> None:
+        if not is_so:
+            raise _Unfit
+
+    def read_const(self, index: int) -> int:
+        """Return the value of an int32 that the graph computes from constants."""
+        node = self.node(index)
+        self.expect(node.dtype == "int32" and node.op in ("CONST", "XOR", "MUL"))
+        if node.op == "CONST":
+            return int(str(node.arg))
+        one, two = map(self.read_const, node.srcs)
+        return one ^ two if node.op == "XOR" else one * two
+
+    def read_bounded(self, index: int) -> tuple[int, int]:
+        """Return x and the bound of ``min(max(x, 0), bound)``, of which tinygrad makes XORs."""
+
+        def invert(index: int) -> int:
+            one, two = self.node(index, "XOR").srcs
+            self.expect(self.read_const(two) == -1)
+            return one
+
+        highest, bound = self.node(invert(index), "MAX").srcs
+        x, zero = self.node(invert(highest), "MAX").srcs
+        largest = -1 - self.read_const(bound)
+        self.expect(self.read_const(zero) == 0 and largest >= 0)
+        return x, largest
+
+    def read_sum(self, index: int, place: int) -> int:
+        """Return what is added to the number of a row."""
+        one, two = self.node(index, "ADD").srcs
+        self.expect(one == place)
+        return two
+
+    def read_negative(self, index: int) -> int:
+        one, minus = self.node(index, "MUL").srcs
+        self.expect(self.read_const(minus) == -1)
+        return one
+
+    def read_columns(self, index: int) -> tuple[int, int, int]:
+        """Return an int32 input, the first column and the number of columns of its first row."""
+        shape = self.node(index, "RESHAPE").arg
+        piece = self.node(self.node(index).srcs[0], "SHRINK")
+        source = self.node(piece.srcs[0], "INPUT")
+        assert isinstance(source.arg, int) and isinstance(piece.arg, tuple)  # as check_graph saw
+        self.expect(source.dtype == "int32" and len(piece.arg) == 2 and piece.arg[0] == (0, 1))
+        assert isinstance(piece.arg[1], tuple)
+        first, count = piece.arg[1]
+        self.expect(isinstance(count, int) and shape == (count,))
+        return source.arg, int(first), int(count)
+
+
+# ---- running -------------------------------------------------------------------------------------
+
+
+class Copies:
+    """What is known of the rows of an execution's states, of each of which there are two copies.
+
+    Per state four int64: the first row in which the copies may differ and the one behind the last;
+    of each copy, behind which row all are zeros.
+    """
+
+    __slots__ = ("_words",)
+
+    def __init__(self, states: int) -> None:
+        """All copies are zeros."""
+        self._words = [(ctypes.c_int64 * 4)(*_NO_ROWS, 0, 0) for _ in range(states)]
+
+    def locate(self, state: int, parity: int) -> tuple[int, int, int]:
+        """Return the addresses of a state's rows that differ, of the old copy's end, the new's."""
+        address = ctypes.addressof(self._words[state])
+        return address, address + 8 * (2 + parity), address + 8 * (3 - parity)
+
+    def pop_ends(self, state: int) -> tuple[int, int]:
+        """Return behind which row each copy is zeros; from now on both are taken to be zeros."""
+        words = self._words[state]
+        ends = words[2], words[3]
+        words[:] = [*_NO_ROWS, 0, 0]
+        return ends
+
+
+class BoundWrite:
+    """A cache write on certain buffers; call it."""
+
+    __slots__ = ("_block", "_code", "_keep", "addresses", "native")
+
+    def __init__(
+        self,
+        write: CacheWrite,
+        operands: Sequence[int],
+        known: tuple[Copies, int, int],
+        rows: Mapping[str, ctypes.c_uint64],
+    ) -> None:
+        """``operands`` are addresses: the new copy, the old one, new rows and layout.
+
+        ``known`` is the copies, the state and which copy is the old one; ``rows`` holds the value
+        of each symbol.
+        """
+        copies, state, parity = known
+        count = rows[write.symbol] if write.symbol else ctypes.c_uint64(write.rows)
+        values = (
+            *(*operands, *copies.locate(state, parity), ctypes.addressof(count)),
+            *(0, write.context, write.most),
+        )
+        block = (ctypes.c_int64 * len(ARGUMENTS))(*values)
+        self._code = _load_code(write)
+        self._block = ctypes.c_uint64(ctypes.addressof(block))
+        self.addresses = [
+            [ctypes.c_uint64.from_buffer(block, 8 * place)] for place in range(OPERANDS)
+        ]
+        self.native = self._code.address, [self._block]
+        self._keep: Any = (block, count, copies)
+
+    def __call__(self) -> None:
+        """Write."""
+        self._code.function(self._block)
+
+
+@functools.lru_cache(maxsize=4_096)
+def _load_code(write: CacheWrite) -> MachineCode:
+    return MachineCode(assemble(write))
+
+
+def assemble(write: CacheWrite) -> bytes:
+    """Return a function of one argument, the address of the block of ``ARGUMENTS``.
+
+    Throughout r8 is the start, r9 the layout, r10 the end of the new rows, r15 the first row that
+    has a shift, and r11 a row.
+    """
+    asm = Assembler()
+    for register in CALLEE_SAVED:
+        asm.push(register)
+    asm.load(R9, _get_argument("layout"))
+    asm.load_int32(R8, Mem(R9, write.start))
+    _emit_bounds(asm, R8, write.context, "context")
+    asm.load(RAX, _get_argument("address of rows"))
+    asm.load(R10, Mem(RAX))
+    asm.add(R10, R8)
+    asm.compare_const(R10, write.context)
+    asm.load_if("g", R10, _get_argument("context"))
+    asm.load(R15, R8)
+    asm.add_const(R15, -write.chunk)
+    _emit_first_changed(asm, write)
+    _emit_range(asm)
+    _emit_rows(asm, write)
+    asm.forget_upper_halves()
+    for register in reversed(CALLEE_SAVED):
+        asm.pop(register)
+    asm.ret()
+    return asm.finish()
+
+
+def _get_argument(name: str) -> Mem:
+    return Mem(RDI, _OFFSETS[name])
+
+
+def _emit_bounds(asm: Assembler, register: int, largest: int, argument: str) -> None:
+    asm.compare_const(register, 0)
+    asm.load_if("l", register, _get_argument("zero"))
+    asm.compare_const(register, largest)
+    asm.load_if("g", register, _get_argument(argument))
+
+
+def _emit_shift_address(asm: Assembler) -> None:
+    """Emit rdx = r9 + 4 (r11 - r15): from there the shift of a row is as far as the first one."""
+    asm.load(RDX, R11)
+    asm.subtract(RDX, R15)
+    asm.add(RDX, RDX)
+    asm.add(RDX, RDX)
+    asm.add(RDX, R9)
+
+
+def _emit_first_changed(asm: Assembler, write: CacheWrite) -> None:
+    """Emit r13 = the first row that comes from further on, or else the start."""
+    asm.load(R11, R15)
+    asm.compare_const(R11, 0)
+    asm.load_if("l", R11, _get_argument("zero"))
+    _emit_shift_address(asm)
+    asm.label("seek")
+    asm.load(R13, R11)
+    asm.compare(R11, R8)
+    asm.jump("jge", "sought")
+    asm.load_int32(RAX, Mem(RDX, write.shifts))
+    asm.compare_const(RAX, 1)
+    asm.jump("jge", "sought")
+    asm.add_const(RDX, INT_BYTES)
+    asm.add_const(R11, 1)
+    asm.jump("jmp", "seek")
+    asm.label("sought")
+
+
+def _emit_range(asm: Assembler) -> None:
+    """Emit r11 and r12 = the first row to write and the one behind the last; note the next's.
+
+    Between r13 and r14, the later of both copies' ends, the new copy may differ from the old one.
+    """
+    asm.load(RAX, _get_argument("end of old"))
+    asm.load(R14, Mem(RAX))
+    asm.compare(R14, R10)
+    asm.load_if("l", R14, R10)
+    asm.load(RAX, _get_argument("differing"))
+    asm.load(R11, Mem(RAX))
+    asm.compare(R13, R11)
+    asm.load_if("l", R11, R13)
+    asm.load(R12, Mem(RAX, 8))
+    asm.compare(R14, R12)
+    asm.load_if("g", R12, R14)
+    asm.store(Mem(RAX), R13)
+    asm.store(Mem(RAX, 8), R14)
+    asm.load(RAX, _get_argument("end of new"))
+    asm.store(Mem(RAX), R10)
+
+
+def _emit_rows(asm: Assembler, write: CacheWrite) -> None:
+    """Emit the writing of rows r11 to r12; rbx is where the row goes, rsi where it comes from."""
+    names = (f"copy{number}" for number in itertools.count())
+    asm.load(RBX, R11)
+    asm.multiply_const(RBX, write.row_bytes)
+    asm.add(RBX, _get_argument("new"))
+    asm.label("row")
+    asm.compare(R11, R12)
+    asm.jump("jge", "end")
+    asm.compare(R11, R8)
+    asm.jump("jge", "not kept")
+    asm.load(RSI, R11)
+    asm.compare(R11, R15)
+    asm.jump("jl", "in place")
+    _emit_shift_address(asm)
+    asm.load_int32(RAX, Mem(RDX, write.shifts))
+    _emit_bounds(asm, RAX, write.most, "most")
+    asm.add(RSI, RAX)
+    asm.label("in place")
+    asm.compare_const(RSI, write.context)
+    asm.jump("jge", "nothing")
+    asm.multiply_const(RSI, write.row_bytes)
+    asm.add(RSI, _get_argument("old"))
+    asm.jump("jmp", "copy")
+    asm.label("not kept")
+    asm.compare(R11, R10)
+    asm.jump("jge", "nothing")
+    asm.load(RSI, R11)
+    asm.subtract(RSI, R8)
+    asm.multiply_const(RSI, write.fresh_bytes)
+    asm.add(RSI, _get_argument("fresh"))
+    asm.label("copy")
+    _emit_copy(asm, write.row_bytes, next(names), is_zero=False)
+    asm.label("next")
+    asm.add_const(R11, 1)
+    asm.jump("jmp", "row")
+    asm.label("nothing")
+    _emit_copy(asm, write.row_bytes, next(names), is_zero=True)
+    asm.jump("jmp", "next")
+    asm.label("end")
+
+
+def _emit_copy(asm: Assembler, row_bytes: int, name: str, *, is_zero: bool) -> None:
+    """Emit one row's copying, or its zeros; rbx is the next row after it."""
+    count = row_bytes // VECTOR_BYTES
+    unrolled = next(turn for turn in range(UNROLLED, 0, -1) if count % turn == 0)
+    if is_zero:
+        for register in range(unrolled):
+            asm.zero(register)
+    asm.set_const(RCX, count // unrolled)
+    asm.label(name)
+    for register in range(unrolled):
+        if not is_zero:
+            asm.load_vector(register, Mem(RSI, register * VECTOR_BYTES))
+        asm.store_vector(register, Mem(RBX, register * VECTOR_BYTES))
+    asm.add_const(RBX, unrolled * VECTOR_BYTES)
+    if not is_zero:
+        asm.add_const(RSI, unrolled * VECTOR_BYTES)
+    asm.add_const(RCX, -1)
+    asm.jump("jnz", name)

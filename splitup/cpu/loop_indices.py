@@ -1,0 +1,264 @@
+"""What a kernel's loads address, as linear functions of its loops: what products are found by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from tinygrad.dtype import AddrSpace, dtypes
+from tinygrad.uop.ops import Ops, UOp
+
+from splitup.cpu.matmul_codegen import BLOCK, BLOCK_BYTES, Bound, Kind
+
+_DIVISIONS: Final = (Ops.FLOORDIV, Ops.CDIV)
+_REMAINDERS: Final = (Ops.FLOORMOD, Ops.CMOD)
+
+
+class Digit(NamedTuple):
+    """A part of a loop counter: counter // weight % size. A symbolic loop's size is its bound."""
+
+    loop: UOp
+    weight: int
+    size: int
+    is_symbolic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """An index: const + sum of factor * digit."""
+
+    const: int
+    factors: dict[Digit, int]
+
+    def get(self, digit: Digit) -> int:
+        """Return the factor of a digit, 0 when the index does not depend on it."""
+        return self.factors.get(digit, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What a product reads; the index is in elements, of blocks as if these were contiguous."""
+
+    kind: Kind
+    slot: int
+    index: Linear
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What chooses the rows of a looked-up operand: int32 numbers, brought into 0 … largest."""
+
+    slot: int
+    index: Linear  # of the number
+    bound: Bound
+    largest: int
+    step: int  # elements of the operand from one row to the next
+
+
+class Unfit(Exception):
+    """The kernel is no product that we can compute."""
+
+
+def is_buffer(uop: UOp) -> bool:
+    """Say whether a parameter of a kernel is memory."""
+    return uop.op is Ops.PARAM and uop.addrspace is not AddrSpace.ALU
+
+
+class IndexReader:
+    """Reads the indices of one kernel."""
+
+    def __init__(self, sink: UOp) -> None:
+        self._divisors: dict[UOp, set[int]] = {}
+        for uop in sink.toposort():
+            if uop.op in (*_DIVISIONS, *_REMAINDERS) and uop.src[0].op is Ops.RANGE:
+                self._divisors.setdefault(uop.src[0], set()).add(_get_const(uop.src[1]))
+
+    def digits(self, loop: UOp) -> list[Digit]:
+        """Return a loop's digits, cut where some index divides it."""
+        size = loop.src[0]
+        if size.op is not Ops.CONST:
+            if self._divisors.get(loop):
+                raise Unfit
+            return [Digit(loop, 1, int(loop.vmax) + 1, is_symbolic=True)]
+        result, weight = [], 1
+        for cut in sorted({*self._divisors.get(loop, ()), int(size.val)}):
+            if cut % weight:
+                raise Unfit
+            result.append(Digit(loop, weight, cut // weight))
+            weight = cut
+        if weight != size.val:
+            raise Unfit
+        return result
+
+    def read_load(self, uop: UOp, dtype: object) -> tuple[int, Linear]:
+        """Return slot and index of an element of a buffer."""
+        if uop.op is not Ops.INDEX or len(uop.src) != 2 or not is_buffer(uop.src[0]):
+            raise Unfit
+        if uop.src[0].dtype != dtype:
+            raise Unfit
+        return int(uop.src[0].arg.slot), self.read(uop.src[1])
+
+    def read_operand(self, uop: UOp) -> Operand:
+        """Return how an operand is stored."""
+        if uop.op is Ops.INDEX:
+            return Operand("float32", *self.read_load(uop, dtypes.float32), 0)
+        if uop.op is Ops.CAST and uop.dtype == dtypes.float32 and uop.src[0].op is Ops.INDEX:
+            return Operand("float16", *self.read_load(uop.src[0], dtypes.float16), 0)
+        if uop.op is Ops.BITCAST and uop.dtype == dtypes.float32:
+            shifted = _expect(uop.src[0], Ops.SHL, dtypes.uint32)
+            if _get_const(shifted.src[1]) != 16:
+                raise Unfit
+            wide = _expect(shifted.src[0], Ops.CAST, dtypes.uint32)
+            return Operand("bfloat16", *self.read_load(wide.src[0], dtypes.uint16), 0)
+        return self._read_blocks(uop)
+
+    def read_lookup(self, uop: UOp) -> tuple[Operand, Lookup]:
+        """Return rows that a LOOKUP chooses, as ``bridge`` writes it, none of them outside.
+
+        The operand's index is that of row 0.
+        """
+        choice = _expect(uop, Ops.REDUCE, dtypes.float32).src[0]
+        if uop.arg != (Ops.ADD, 0) or len(uop.src) != 2 or uop.src[1].op is not Ops.RANGE:
+            raise Unfit
+        place = uop.src[1]
+        differs, zero, row = _expect(choice, Ops.WHERE, dtypes.float32).src
+        if zero.op is not Ops.CONST or zero.val != 0.0:
+            raise Unfit
+        counter, number = _expect(differs, Ops.CMPNE, dtypes.bool).src
+        if _expect(counter, Ops.CAST, dtypes.int32).src[0] is not place:
+            raise Unfit
+        (digit,) = self.digits(place) if place.src[0].op is Ops.CONST else [None]
+        bound, largest, load = self._read_bound(number)
+        if digit is None or largest >= digit.size:
+            raise Unfit  # what is outside gives zeros
+        slot, index = self.read_load(row, dtypes.float32)
+        factors = {one: factor for one, factor in index.factors.items() if one != digit}
+        operand = Operand("float32", slot, Linear(index.const, factors), 0)
+        return operand, Lookup(
+            *self.read_load(load, dtypes.int32), bound, largest, index.get(digit)
+        )
+
+    @staticmethod
+    def _read_bound(uop: UOp) -> tuple[Bound, int, UOp]:
+        """Read ``x & largest`` or ``min(max(x, 0), largest)``, of which tinygrad makes XORs."""
+        if uop.op is Ops.AND:
+            largest = _get_const(uop.src[1])
+            if largest < 0:
+                raise Unfit
+            return "mask", largest, uop.src[0]
+        inverted = _expect(uop, Ops.XOR, dtypes.int32)
+        highest = _expect(inverted.src[0], Ops.MAX, dtypes.int32)
+        start = _expect(highest.src[0], Ops.XOR, dtypes.int32)
+        lowest = _expect(start.src[0], Ops.MAX, dtypes.int32)
+        minus = [_get_const(each.src[1]) for each in (inverted, start)]
+        if minus != [-1, -1] or _get_const(lowest.src[1]) != 0:
+            raise Unfit
+        largest = -1 - _get_const(highest.src[1])
+        if largest < 0:
+            raise Unfit
+        return "clamp", largest, lowest.src[0]
+
+    def _read_blocks(self, uop: UOp) -> Operand:
+        """Read small numbers times a float16 of two bytes, as frontends.quantised writes them."""
+        number, scale = _expect(uop, Ops.MUL, dtypes.float32).src
+        half = _expect(_expect(scale, Ops.CAST, dtypes.float32).src[0], Ops.BITCAST, dtypes.float16)
+        both = _expect(half.src[0], Ops.OR, dtypes.uint16)
+        high = _expect(both.src[1], Ops.SHL, dtypes.uint16)
+        if _get_const(high.src[1]) != 8:
+            raise Unfit
+        read = self._read_q8 if number.op is Ops.CAST else self._read_q4
+        kind, slot, index, within = read(number)
+        block_bytes, inside = BLOCK_BYTES[kind], set(within)
+        blocks = {digit: f for digit, f in index.factors.items() if digit not in inside}
+        start = index.const - 2
+        places = [
+            self.read_load(_expect(byte, Ops.CAST, dtypes.uint16).src[0], dtypes.uint8)
+            for byte in (both.src[0], high.src[0])
+        ]
+        if places != [(slot, Linear(start + at, blocks)) for at in (0, 1)]:
+            raise Unfit
+        if any(factor % block_bytes for factor in blocks.values()):
+            raise Unfit
+        factors = {digit: f // block_bytes * BLOCK for digit, f in blocks.items()}
+        return Operand(kind, slot, Linear(0, {**factors, **within}), start)
+
+    def _read_q8(self, number: UOp) -> tuple[Kind, int, Linear, dict[Digit, int]]:
+        """Return what an int8 of a block is read from, and how its place counts within."""
+        small = _expect(_expect(number, Ops.CAST, dtypes.float32).src[0], Ops.BITCAST, dtypes.int8)
+        slot, index = self.read_load(small.src[0], dtypes.uint8)
+        within = {d: f for d, f in index.factors.items() if f % BLOCK_BYTES["q8_0"]}
+        if sum(factor * (digit.size - 1) for digit, factor in within.items()) >= BLOCK:
+            raise Unfit
+        return "q8_0", slot, index, within
+
+    def _read_q4(self, number: UOp) -> tuple[Kind, int, Linear, dict[Digit, int]]:
+        """Return the same of the lower or upper half of a byte, less 8."""
+        wide, eight = _expect(number, Ops.ADD, dtypes.float32).src
+        if eight.op is not Ops.CONST or eight.val != -8.0:
+            raise Unfit
+        choice = _expect(_expect(wide, Ops.CAST, dtypes.float32).src[0], Ops.WHERE, dtypes.uint8)
+        is_upper = _expect(choice.src[0], Ops.CMPNE, dtypes.bool)
+        upper = _expect(choice.src[1], Ops.SHR, dtypes.uint8)
+        lower = _expect(choice.src[2], Ops.AND, dtypes.uint8)
+        numbers = [_get_const(uop.src[1]) for uop in (is_upper, upper, lower)]
+        if numbers != [0, 4, 15] or upper.src[0] is not lower.src[0]:
+            raise Unfit
+        slot, index = self.read_load(lower.src[0], dtypes.uint8)
+        half = self.read(is_upper.src[0])
+        within = {d: f for d, f in index.factors.items() if f % BLOCK_BYTES["q4_0"]}
+        places = [(digit.loop, digit.weight, digit.size, f) for digit, f in within.items()]
+        halves = [(digit.loop, digit.weight, digit.size, f) for digit, f in half.factors.items()]
+        if len(places) != 1 or half.const or places[0][1:] != (1, 16, 1):
+            raise Unfit
+        if halves != [(places[0][0], 16, 2, 1)]:
+            raise Unfit
+        return "q4_0", slot, index, {**within, next(iter(half.factors)): 16}
+
+    def read(self, uop: UOp) -> Linear:
+        """Return an index as a linear function of digits."""
+        if uop.op is Ops.CONST:
+            return Linear(int(uop.val), {})
+        if uop.op is Ops.RANGE:
+            return Linear(0, {digit: digit.weight for digit in self.digits(uop) if digit.size > 1})
+        if uop.op is Ops.ADD:
+            one, two = map(self.read, uop.src)
+            factors = dict(one.factors)
+            for digit, factor in two.factors.items():
+                factors[digit] = factors.get(digit, 0) + factor
+            return Linear(one.const + two.const, factors)
+        if uop.op is Ops.MUL:
+            times = _get_const(uop.src[1])
+            one = self.read(uop.src[0])
+            return Linear(
+                one.const * times, {digit: factor * times for digit, factor in one.factors.items()}
+            )
+        if uop.op in (*_DIVISIONS, *_REMAINDERS):
+            return self._divide(self.read(uop.src[0]), _get_const(uop.src[1]), uop.op)
+        raise Unfit
+
+    @staticmethod
+    def _divide(index: Linear, by: int, operation: Ops) -> Linear:
+        """Divide what is a multiple of ``by`` plus something that stays below it."""
+        if by <= 0 or index.const < 0 or any(factor < 0 for factor in index.factors.values()):
+            raise Unfit
+        whole = {digit: factor for digit, factor in index.factors.items() if factor % by == 0}
+        rest = {digit: factor for digit, factor in index.factors.items() if factor % by}
+        left = index.const % by
+        if left + sum(factor * (digit.size - 1) for digit, factor in rest.items()) >= by:
+            raise Unfit
+        if operation in _REMAINDERS:
+            return Linear(left, rest)
+        return Linear(index.const // by, {digit: factor // by for digit, factor in whole.items()})
+
+
+def _get_const(uop: UOp) -> int:
+    if uop.op is not Ops.CONST:
+        raise Unfit
+    return int(uop.val)
+
+
+def _expect(uop: UOp, op: Ops, dtype: object) -> UOp:
+    if uop.op is not op or uop.dtype != dtype:
+        raise Unfit
+    return uop

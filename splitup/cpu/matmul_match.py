@@ -1,0 +1,471 @@
+"""Find the matrix products in a schedule, and run them with code of their own.
+
+tinygrad's assembler adds scalars; nearly all the time of a language model on a CPU is matrix
+products, which ``productcode`` computes with vectors. A kernel is taken over when it sums products
+of two operands whose addresses are linear in the loops, one float32 and the other float32, float16,
+bfloat16, Q8_0 or Q4_0; or float32 rows that a LOOKUP chooses, as attention does from the KV cache.
+``split_product`` first cuts a kernel that does more with the sum (adds a residual, masks scores)
+in two: tinygrad keeps the rest, and works on the sums in place.
+
+Whether and how a kernel is taken over must not depend on the number of rows: the same row is to
+give the same bits in a step of one row and of many. So only b's sizes count in the decision.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import math
+import platform
+from array import array
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tinygrad.dtype import AddrSpace, dtypes
+from tinygrad.uop.ops import KernelInfo, Ops, UOp
+
+from splitup.cpu.assembler import MachineCode
+from splitup.cpu.loop_indices import Digit, IndexReader, Linear, Lookup, Operand, Unfit, is_buffer
+from splitup.cpu.matmul_codegen import (
+    ARGUMENTS,
+    BLOCK,
+    BLOCK_BYTES,
+    FLOAT_BYTES,
+    ITEM_BYTES,
+    LANES,
+    Kind,
+    LookupShape,
+    ProductShape,
+    assemble,
+)
+from splitup.cpu.threads import KernelThreads
+
+PRODUCTS_VERSION: Final = (
+    2  # part of the determinism class: another order of additions, another one
+)
+MIN_WORK: Final = 1_024  # elements of b; a smaller product is not worth the second kernel
+MAX_ENTRIES: Final = 65_536  # of the table of offsets: 1.5 MB
+MAX_UNROLLED: Final = 512  # elements of a looked-up row, of which there is code for each eight
+MAX_STRIDE_BYTES: Final = 2**31 // 16  # displacements of a tile's rows are 32 bits
+THREAD_WORK: Final = 2**20  # multiplications below which handing work to threads costs more
+_FEATURES: Final = frozenset({"avx2", "fma", "f16c"})
+
+
+@functools.cache
+def is_supported() -> bool:
+    """Say whether this machine can run the code: Linux on x86-64 with AVX2, FMA and F16C."""
+    if platform.machine() != "x86_64" or platform.system() != "Linux":
+        return False
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return set(line.partition(":")[2].split()) >= _FEATURES
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Digits that all indices run through as if they were one: its size, and the factors."""
+
+    size: int
+    out: int
+    a: int
+    b: int
+    number: int = 0  # of a row that is looked up
+    symbol: str = ""  # the variable that is the size, when it is known only at launch
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """Return the factors in all indices."""
+        return self.out, self.a, self.b, self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A kernel that is a matrix product. Slots are the kernel's arguments."""
+
+    shape: ProductShape
+    slots: tuple[int, ...]  # out, a, b, and the numbers of rows that are looked up
+    n: int
+    t: int  # or its bound
+    symbol: str  # the variable that t is, or rows where b is looked up; "" if that is fixed
+    table: tuple[tuple[int, int, int], ...]  # bytes to add to out, a, b
+    rows: int = 1  # with numbers of their own, or its bound
+
+    @property
+    def work(self) -> int:
+        """Return the largest number of multiplications."""
+        return self.n * self.shape.length * len(self.table) * self.t * self.rows
+
+
+# ---- splitting -----------------------------------------------------------------------------------
+
+
+def split_product(call: UOp) -> tuple[UOp, ...]:
+    """Return a kernel's call, or two of them if that gives its product a kernel of its own.
+
+    The product writes its sums to where the results go, and the rest works there in place.
+
+    So a cut product takes no memory of its own, and what is predicted holds on every device.
+    """
+    sink = call.src[0]
+    try:
+        store, loops, reduce = _get_parts(sink)
+    except Unfit:
+        return (call,)
+    target, value = store.src
+    # a target of another type cannot hold the sums; one that is also read is still needed
+    if value is reduce or target.src[0] in value.toposort():
+        return (call,)
+    inner = target.store(reduce).end(*loops).sink(arg=KernelInfo())
+    if find_product(inner) is None:
+        return (call,)
+    return _replace_kernel(call, inner), _replace_kernel(call, sink.substitute({reduce: target}))
+
+
+def _replace_kernel(call: UOp, sink: UOp) -> UOp:
+    """Return a call of another kernel with those of the arguments that it uses."""
+    arguments = [item for item in call.src[1:] if not item.is_bound_var]
+    bound = [item for item in call.src[1:] if item.is_bound_var]
+    # its slots are dense, since tinygrad counts them to number the variables
+    kept = sorted(filter(is_buffer, sink.toposort()), key=lambda uop: int(uop.arg.slot))
+    new = {
+        param: param.replace(arg=replace(param.arg, slot=slot)) for slot, param in enumerate(kept)
+    }
+    used = (arguments[param.arg.slot] for param in kept)
+    # in one walk: a parameter's new form may be the old form of another one of its size
+    return call.replace(src=(sink.substitute(new, walk=True), *used, *bound))
+
+
+def _get_parts(sink: UOp) -> tuple[UOp, list[UOp], UOp]:
+    """Return the store, its loops and the sum of a kernel: one, or one of what is looked up."""
+    if sink.op is not Ops.SINK or len(sink.src) != 1 or sink.src[0].op is not Ops.END:
+        raise Unfit
+    store, *loops = sink.src[0].src
+    reduces = [uop for uop in sink.toposort() if uop.op is Ops.REDUCE]
+    if store.op is not Ops.STORE or not reduces or reduces[-1].arg != (Ops.ADD, 0):
+        raise Unfit
+    if len(reduces) > 2 or reduces[0] not in reduces[-1].toposort():
+        raise Unfit
+    if store.src[0].op is not Ops.INDEX or not is_buffer(store.src[0].src[0]):
+        raise Unfit
+    return store, list(loops), reduces[-1]
+
+
+# ---- finding -------------------------------------------------------------------------------------
+
+
+def find_product(sink: UOp) -> Product | None:
+    """Return the product that a kernel is, None when it is something else."""
+    try:
+        store, loops, reduce = _get_parts(sink)
+        if store.src[1] is not reduce or reduce.src[0].op is not Ops.MUL:
+            return None
+        reader = IndexReader(sink)
+        out_slot, out = reader.read_load(store.src[0], dtypes.float32)
+        sources = reduce.src[0].src
+        chosen = [src for src in sources if src.op is Ops.REDUCE]
+        found = [reader.read_operand(src) for src in sources if src not in chosen]
+        lookups = [reader.read_lookup(src) for src in chosen]
+        digits = [digit for loop in loops for digit in reader.digits(loop)]
+        summed = [digit for loop in reduce.src[1:] for digit in reader.digits(loop)]
+        if lookups:
+            return _arrange_lookup((out_slot, out), found[0], *lookups[0], digits, summed)
+    except Unfit:
+        return None
+    # the larger operand is b: of a matrix and a few rows, the matrix
+    sizes = [_count(operand.index) for operand in found]
+    order = (0, 1) if sizes[1] >= sizes[0] else (1, 0)
+    for first, second in (order, order[::-1]):
+        with suppress(Unfit):
+            return _arrange(out_slot, out, found[first], found[second], digits, summed)
+    return None
+
+
+def _count(index: Linear) -> int:
+    return math.prod(digit.size for digit in index.factors)
+
+
+def _arrange(
+    out_slot: int, out: Linear, a: Operand, b: Operand, digits: list[Digit], summed: list[Digit]
+) -> Product:
+    """Give each loop its role: n (b only), t (a only), or a column of the table."""
+    if a.kind != "float32":
+        raise Unfit
+
+    k, axes = _make_axes(digits, summed, [out, a.index, b.index])
+    units = BLOCK if b.kind in BLOCK_BYTES else LANES
+    is_dot = k.a == k.b == 1 and k.size % units == 0
+    only_b = [axis for axis in axes if axis.b and not axis.a and not axis.symbol]
+    if not is_dot:
+        only_b = [axis for axis in only_b if axis.b == axis.out == 1 and axis.size % LANES == 0]
+        if b.kind in BLOCK_BYTES or not only_b:
+            raise Unfit
+    n = max(only_b, key=lambda axis: axis.size, default=Axis(1, 1, 0, 0))
+    only_a = [axis for axis in axes if axis.a and not axis.b]
+    t = max(only_a, key=lambda axis: (bool(axis.symbol), axis.size), default=Axis(1, 0, 0, 0))
+    rest = [axis for axis in axes if axis is not n and axis is not t]
+    if any(axis.symbol for axis in rest):
+        raise Unfit
+    if math.prod(axis.size for axis in axes if axis.b) * k.size < MIN_WORK:
+        raise Unfit
+    shape = ProductShape(
+        style="dot" if is_dot else "outer",
+        kind=b.kind,
+        length=k.size,
+        out_n=n.out * FLOAT_BYTES,
+        out_t=t.out * FLOAT_BYTES,
+        a_t=t.a * FLOAT_BYTES,
+        a_k=k.a * FLOAT_BYTES,
+        b_n=_get_bytes(b.kind, n.b),
+        b_k=_get_bytes(b.kind, k.b) if not is_dot else 0,
+    )
+    _check_strides(shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k)
+    slots = (out_slot, a.slot, b.slot)
+    return Product(shape, slots, n.size, t.size, t.symbol, _make_table(out, a, b, rest))
+
+
+def _arrange_lookup(
+    target: tuple[int, Linear],
+    a: Operand,
+    b: Operand,
+    lookup: Lookup,
+    digits: list[Digit],
+    summed: list[Digit],
+) -> Product:
+    """Give each loop its role: n or k looks up, rows have numbers of their own, t is of a only.
+
+    Small ones count too: in tinygrad's kernel every single multiplication looks its row up.
+    """
+    out_slot, out = target
+    if a.kind != "float32":
+        raise Unfit
+    k, axes = _make_axes(digits, summed, [out, a.index, b.index, lookup.index])
+    is_dot = not k.number
+    if is_dot:
+        fits = k.a == k.b == 1 and k.size % LANES == 0 and k.size <= MAX_UNROLLED
+        may_be_n = [axis for axis in axes if axis.number and not axis.a and not axis.b]
+    else:
+        fits = not k.b
+        may_be_n = [axis for axis in axes if axis.b == axis.out == 1 and axis.size % LANES == 0]
+        may_be_n = [axis for axis in may_be_n if not axis.a and not axis.number]
+    may_be_n = [axis for axis in may_be_n if not axis.symbol]
+    if not fits or not may_be_n:
+        raise Unfit
+    n = max(may_be_n, key=lambda axis: axis.size)
+    rest = [axis for axis in axes if axis is not n]
+    own = [axis for axis in rest if axis.number]
+    row = own[0] if own else Axis(1, 0, 0, 0)
+    rest = [axis for axis in rest if axis is not row]
+    only_a = [axis for axis in rest if axis.a and not axis.b]
+    t = max(only_a, key=lambda axis: axis.size, default=Axis(1, 0, 0, 0))
+    rest = [axis for axis in rest if axis is not t]
+    if len(own) > 1 or row.b or any(axis.symbol for axis in (t, *rest)):
+        raise Unfit
+    found = LookupShape(
+        bound=lookup.bound,
+        largest=lookup.largest,
+        b_row=lookup.step * FLOAT_BYTES,
+        step=(n if is_dot else k).number * FLOAT_BYTES,
+        out_row=row.out * FLOAT_BYTES,
+        a_row=row.a * FLOAT_BYTES,
+        number_row=row.number * FLOAT_BYTES,
+    )
+    shape = ProductShape(
+        style="dot" if is_dot else "outer",
+        kind="float32",
+        length=k.size,
+        out_n=n.out * FLOAT_BYTES,
+        out_t=t.out * FLOAT_BYTES,
+        a_t=t.a * FLOAT_BYTES,
+        a_k=k.a * FLOAT_BYTES,
+        b_n=0,
+        b_k=0,
+        lookup=found,
+    )
+    _check_strides(shape.out_n, shape.out_t, shape.a_t, shape.a_k)
+    _check_strides(found.b_row, found.step, found.out_row, found.a_row, found.number_row)
+    if lookup.index.const:
+        raise Unfit
+    slots = (out_slot, a.slot, b.slot, lookup.slot)
+    table = _make_table(out, a, b, rest)
+    return Product(shape, slots, n.size, t.size, row.symbol, table, row.size)
+
+
+def _make_axes(
+    digits: list[Digit], summed: list[Digit], indices: list[Linear]
+) -> tuple[Axis, list[Axis]]:
+    """Return the axis of the sum, which has a fixed size, and the others."""
+
+    def join(some: list[Digit]) -> list[Axis]:
+        return _join([_make_axis(digit, indices) for digit in some if digit.size > 1])
+
+    sums = join(summed)
+    if len(sums) != 1 or sums[0].symbol:
+        raise Unfit
+    return sums[0], join(digits)
+
+
+def _check_strides(*strides: int) -> None:
+    if any(not 0 <= stride <= MAX_STRIDE_BYTES for stride in strides):
+        raise Unfit
+
+
+def _make_table(
+    out: Linear, a: Operand, b: Operand, rest: list[Axis]
+) -> tuple[tuple[int, int, int], ...]:
+    """Return the offsets in bytes for every combination of the axes without another role."""
+    if math.prod(axis.size for axis in rest) > MAX_ENTRIES:
+        raise Unfit
+    table = []
+    for counts in itertools.product(*(range(axis.size) for axis in rest)):
+        pairs = list(zip(counts, rest, strict=True))
+        table.append(
+            (
+                FLOAT_BYTES * (out.const + sum(count * axis.out for count, axis in pairs)),
+                FLOAT_BYTES * a.index.const
+                + a.offset_bytes
+                + FLOAT_BYTES * sum(count * axis.a for count, axis in pairs),
+                _get_bytes(b.kind, b.index.const)
+                + b.offset_bytes
+                + sum(count * _get_bytes(b.kind, axis.b) for count, axis in pairs),
+            )
+        )
+    return tuple(table)
+
+
+def _get_bytes(kind: Kind, elements: int) -> int:
+    if kind in ITEM_BYTES:
+        return elements * ITEM_BYTES[kind]
+    if elements % BLOCK:
+        raise Unfit
+    return elements // BLOCK * BLOCK_BYTES[kind]
+
+
+def _make_axis(digit: Digit, indices: list[Linear]) -> Axis:
+    """Return a digit with its factors in the indices of out, a, b and numbers."""
+    symbol = ""
+    if digit.is_symbolic:
+        size = digit.loop.src[0]
+        if size.op is not Ops.PARAM or size.addrspace is not AddrSpace.ALU:
+            raise Unfit
+        symbol = str(size.expr)
+    out, a, b, *number = (index.get(digit) for index in indices)
+    return Axis(digit.size, out, a, b, sum(number), symbol)
+
+
+def _join(axes: list[Axis]) -> list[Axis]:
+    """Join axes that continue each other in every index."""
+    done: list[Axis] = []
+    # the fastest first; of a loop's digits the lower one has the smaller factors
+    for axis in sorted(axes, key=lambda axis: sum(axis.factors)):
+        for place, low in enumerate(done):
+            steps = tuple(factor * low.size for factor in low.factors)
+            fixed = not low.symbol and not axis.symbol
+            if fixed and axis.factors == steps:
+                done[place] = replace(low, size=low.size * axis.size)
+                break
+        else:
+            done.append(axis)
+    return done
+
+
+# ---- running -------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4_096)
+def _load_code(shape: ProductShape) -> MachineCode:
+    return MachineCode(assemble(shape))
+
+
+class BoundProduct:
+    """A product on certain buffers; call it."""
+
+    __slots__ = ("_blocks", "_code", "_keep", "_pool", "addresses")
+
+    def __init__(
+        self,
+        product: Product,
+        addresses: Sequence[int],
+        pool: KernelThreads,
+        rows: Mapping[str, ctypes.c_uint64],
+    ) -> None:
+        """``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol."""
+        self._pool = pool
+        lookup = product.shape.lookup
+        bound = rows[product.symbol] if product.symbol else None
+        t = ctypes.c_uint64(product.t) if bound is None or lookup is not None else bound
+        row = ctypes.c_uint64(product.rows) if bound is None or lookup is None else bound
+        self._code = _load_code(product.shape)
+        table = array("q", itertools.chain(*product.table))
+        entry_bytes = 3 * table.itemsize
+        start = table.buffer_info()[0]
+        out, a, b, *others = addresses
+        numbers = others[0] if others else 0
+        number_step = lookup.step if lookup is not None and product.shape.style == "dot" else 0
+        blocks = []
+        for first, count, entry, entries in _divide_work(product, pool.threads):
+            values = (
+                out + first * product.shape.out_n,
+                a,
+                b + first * _get_b_step(product.shape),
+                numbers + first * number_step,
+                start + entry * entry_bytes,
+                entries,
+                count,
+                ctypes.addressof(t),
+                ctypes.addressof(row),
+                0,
+                0 if lookup is None else lookup.largest,
+            )
+            blocks.append((ctypes.c_int64 * len(ARGUMENTS))(*values))
+        self._blocks = [ctypes.c_uint64(ctypes.addressof(block)) for block in blocks]
+        # of out, a, b and numbers in every block: what stands there may be changed between calls
+        self.addresses = [
+            [ctypes.c_uint64.from_buffer(block, 8 * place) for block in blocks]
+            for place in range(len(addresses))
+        ]
+        self._keep = (table, t, row)
+
+    def __call__(self) -> None:
+        """Compute."""
+        if len(self._blocks) == 1:
+            self._code.function(self._blocks[0])
+        else:
+            self._pool.run(self._code.function, self._blocks)
+
+    @property
+    def native(self) -> tuple[int, list[ctypes.c_uint64]] | None:
+        """Return the function's address and its argument, None where threads share the work."""
+        return (self._code.address, self._blocks) if len(self._blocks) == 1 else None
+
+
+def _get_b_step(shape: ProductShape) -> int:
+    return shape.b_n if shape.style == "dot" else ITEM_BYTES[shape.kind]
+
+
+def _divide_work(product: Product, threads: int) -> list[tuple[int, int, int, int]]:
+    """Return parts of a product: first n, number of n, first entry of the table, number."""
+    entries = len(product.table)
+    if threads < 2 or product.work < THREAD_WORK:
+        return [(0, product.n, 0, entries)]
+    unit = 8 * product.shape.n_unit  # whole tiles
+    if product.n >= 2 * unit * threads or entries == 1:
+        edges = _cut(-(-product.n // unit), threads)
+        return [
+            (unit * one, min(unit * two, product.n) - unit * one, 0, entries)
+            for one, two in itertools.pairwise(edges)
+        ]
+    return [
+        (0, product.n, one, two - one) for one, two in itertools.pairwise(_cut(entries, threads))
+    ]
+
+
+def _cut(length: int, parts: int) -> list[int]:
+    """Return the edges of at most ``parts`` nearly equal parts."""
+    parts = min(parts, length)
+    return [length * part // parts for part in range(parts + 1)]

@@ -1,0 +1,1 @@
+"""Every message that crosses a wire, by subject, with its validation and its bytes."""

@@ -1,0 +1,226 @@
+"""What executors and the client say about an execution, and a completion packed into few bytes.
+
+    completion  steps u32 | salt 32 | tasks u16 | tasks | takeovers
+    task        index u16 | inputs u16 | outputs u16, top bit: has a state | SHA-256 of every
+                input, every output, and of the state if it has one
+    takeover    task u16 | candidate u16 | first step u32 | signature 64
+
+Integers are big-endian. The execution and the node that it belongs to stand beside it and are
+hashed with it (``Completion``); a task's id is the model's to say. A task of up to
+five ports costs at most 198 bytes, and a completion 38 for itself, however many steps it is over.
+One completion has one encoding.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import struct
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    Field,
+    model_serializer,
+    model_validator,
+)
+
+from splitup.core import limits
+from splitup.messages.base import AddressField, Bytes32Field, DigestField, Message, TaskField
+
+EMPTY_DIGEST: Final = hashlib.sha256().hexdigest()  # of the state of a task that keeps none
+_HEAD: Final = struct.Struct(">I32sH")
+_TASK: Final = struct.Struct(">HHH")
+_TAKEOVER: Final = struct.Struct(">HHI64s")
+_DIGEST_BYTES: Final = 32
+_HAS_STATE: Final = 1 << 15
+
+
+class TaskCommitment(Message):
+    """What an executor says it consumed and produced for one task over all steps.
+
+    Digests are SHA-256 over the SHA-256 of the port's tensors of all steps, in order; ``state`` is
+    that of the state tensors after the last step, concatenated: EMPTY_DIGEST without state.
+    """
+
+    task: TaskField
+    inputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
+    outputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
+    state: DigestField
+
+
+class Takeover(Message):
+    """The client's word that a task's next candidate runs it from now on.
+
+    ``candidate`` is an index into the plan's list for the task, 1 or more: the list's first node
+    needs nobody's word. ``first_step`` is the first step whose outputs the client still lacks.
+    """
+
+    execution_id: Bytes32Field
+    task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
+    candidate: Annotated[int, Field(ge=1, lt=limits.MAX_FALLBACKS)]
+    first_step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+
+
+class SignedTakeover(Message):
+    """A takeover with the client's Ed25519 signature: whoever holds it can show it around."""
+
+    takeover: Takeover
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
+
+
+class End(Message):
+    """The client's word that no step follows, and what it sent.
+
+    ``inputs`` are digests of every graph input's tensors of all steps, as in a TaskCommitment; ()
+    when the client does not vouch for what it sent.
+    """
+
+    execution_id: Bytes32Field
+    steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+    inputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
+
+
+class SignedEnd(Message):
+    """An end with the client's Ed25519 signature: executors show it with their completions."""
+
+    end: End
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
+
+
+class Completion(Message):
+    """A node's work in one execution; its salted root goes on chain before any draw.
+
+    ``takeovers`` made this node the executor of tasks that the plan gives to another; ``end`` is
+    what the client told it. Except for ``end`` it travels and is kept packed,
+    in base64.
+    """
+
+    execution_id: Bytes32Field
+    node: AddressField
+    steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
+    tasks: tuple[TaskCommitment, ...] = Field(max_length=limits.MAX_TASKS)
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
+    salt: Bytes32Field
+    end: SignedEnd | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unpack(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if value.keys() - {"end"} != {"execution_id", "node", "packed"}:
+            return value
+        execution_id, node, packed = value["execution_id"], value["node"], value["packed"]
+        if not isinstance(packed, str):
+            raise ValueError("a packed completion is a string")
+        fields = unpack_completion(execution_id, base64.b64decode(packed, validate=True))
+        end = SignedEnd.from_value(value["end"]) if "end" in value else None
+        return {"execution_id": execution_id, "node": node, "end": end, **fields}
+
+    @model_serializer
+    def _pack(self) -> dict[str, Any]:
+        packed = base64.b64encode(pack_completion(self)).decode()
+        value = {"execution_id": self.execution_id, "node": self.node, "packed": packed}
+        return value if self.end is None else {**value, "end": self.end.model_dump(mode="json")}
+
+    def root(self) -> str:
+        """Return what its node commits to on chain; computed once."""
+        return self.once(_digest_completion)
+
+
+def _digest_completion(completion: Completion) -> str:
+    owner = bytes.fromhex(completion.execution_id[2:] + completion.node[2:])
+    end = b"" if completion.end is None else completion.end.canonical_bytes()
+    owner += hashlib.sha256(end).digest()  # all members must see the same
+    data = b"splitup/completion/v3\0" + owner + pack_completion(completion)
+    return "0x" + hashlib.sha256(data).hexdigest()
+
+
+class Pledge(Message):
+    """What a node commits to in one execution, told to the members at its end (JWS)."""
+
+    execution_id: Bytes32Field
+    node: AddressField
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
+    root: Bytes32Field  # of its Completion
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
+
+
+class Takeovers(Message):
+    """What made ``node`` the executor of tasks that the plan gives to another, for the members.
+
+    They have to know it before the draw, when completions are still secret.
+    """
+
+    execution_id: Bytes32Field
+    node: AddressField
+    takeovers: tuple[SignedTakeover, ...] = Field(min_length=1, max_length=limits.MAX_TASKS)
+
+
+def pack_completion(completion: Completion) -> bytes:
+    """Return the bytes of a completion; its fields have been validated."""
+    parts = [
+        _HEAD.pack(
+            completion.steps,
+            bytes.fromhex(completion.salt[2:]),
+            len(completion.tasks),
+        )
+    ]
+    for entry in completion.tasks:
+        states = () if entry.state == EMPTY_DIGEST else (entry.state,)
+        outputs = len(entry.outputs) | _HAS_STATE * len(states)
+        parts.append(_TASK.pack(entry.task, len(entry.inputs), outputs))
+        parts += map(bytes.fromhex, (*entry.inputs, *entry.outputs, *states))
+    for signed in completion.takeovers:
+        told, signature = signed.takeover, bytes.fromhex(signed.signature[2:])
+        parts.append(_TAKEOVER.pack(told.task, told.candidate, told.first_step, signature))
+    return b"".join(parts)
+
+
+def unpack_completion(execution_id: str, data: bytes) -> dict[str, Any]:
+    """Return a completion's other fields, to be validated; raise ValueError for other bytes."""
+    try:
+        steps, salt, count = _HEAD.unpack_from(data)
+        place = _HEAD.size
+        tasks = []
+        for _ in range(count):
+            task, inputs, outputs = _TASK.unpack_from(data, place)
+            has_state, outputs = bool(outputs & _HAS_STATE), outputs & ~_HAS_STATE
+            place += _TASK.size
+            found = []
+            for _ in range(inputs + outputs + has_state):
+                digest = data[place : place + _DIGEST_BYTES]
+                if len(digest) != _DIGEST_BYTES:
+                    raise ValueError("a completion that is cut off")
+                found.append(digest.hex())
+                place += _DIGEST_BYTES
+            if has_state and found[-1] == EMPTY_DIGEST:
+                raise ValueError("a completion that spells out an empty state")
+            tasks.append(
+                {
+                    "task": task,
+                    "inputs": tuple(found[:inputs]),
+                    "outputs": tuple(found[inputs : inputs + outputs]),
+                    "state": found[-1] if has_state else EMPTY_DIGEST,
+                }
+            )
+        takeovers = [
+            {
+                "takeover": {
+                    "execution_id": execution_id,
+                    "task": task,
+                    "candidate": candidate,
+                    "first_step": first_step,
+                },
+                "signature": "0x" + signature.hex(),
+            }
+            for task, candidate, first_step, signature in _TAKEOVER.iter_unpack(data[place:])
+        ]
+    except struct.error:
+        raise ValueError("a completion that is cut off, or goes on behind its end") from None
+    return {
+        "steps": steps,
+        "tasks": tuple(tasks),
+        "takeovers": tuple(takeovers),
+        "salt": "0x" + salt.hex(),
+    }

@@ -1,0 +1,255 @@
+"""What travels on the data plane: frames, bundles of frames under one signature, and pieces.
+
+All integers are big-endian. ``splitup.net.signed_frames`` makes and seals them,
+``splitup.messages`` holds the messages that some of them carry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from splitup.core import limits
+from splitup.core.errors import BadSignature, PeerFault
+from splitup.core.tensors import is_zero
+
+
+class FrameKind(IntEnum):
+    TENSOR = 1  # payload: the tensor's bytes, or nothing when it is stored under its key
+    END = 2  # from the client: ``step`` is the number of steps there were; payload is a SignedEnd
+    ERROR = 3  # from a node: payload is a TaskFailure
+    TRACE = 4  # from a node, after END: payload is a Trace
+    TAKEOVER = 5  # from the client, passed on by nodes: payload is a SignedTakeover
+    PROBE = 6  # from the client: how far is everybody?
+    PROGRESS = 7  # from a node: payload is a Progress
+
+
+_HEADER = struct.Struct(">4sBB32sHHI32sQ")
+_MAGIC = b"SUf1"
+_STORED, _ZEROS, _DIRECT = 1, 2, 4  # the header's flag
+_FLAGS = frozenset({0, _STORED, _ZEROS, _DIRECT})
+_DOMAIN = b"splitup/frame/v1\0"
+_SIGNATURE_BYTES = 64
+FRAME_HEADER_BYTES = _HEADER.size + _SIGNATURE_BYTES
+_KINDS = frozenset(FrameKind)
+_BUNDLE = struct.Struct(">4sH64s")
+_BUNDLE_MAGIC = b"SUb1"
+_BUNDLE_DOMAIN = b"splitup/frames/v1\0"
+BUNDLE_HEADER_BYTES = _BUNDLE.size
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message between nodes, or between a node and the client.
+
+    ``task`` and ``port`` name the producer (``CLIENT`` and the input's index for graph inputs);
+    consumers follow from the manifest. ``digest`` is the SHA-256 of the tensor, or of the payload.
+    ``length`` is the tensor's size in bytes, also when it is stored rather than inline, or came
+    ``direct``, in pieces ahead of this. Of a tensor of ``zeros`` the payload is not sent; whoever
+    decodes the frame has it all the same.
+    """
+
+    kind: FrameKind
+    execution_id: str
+    task: int
+    port: int
+    step: int
+    digest: bytes
+    length: int
+    payload: bytes | memoryview  # empty for a tensor that is stored under its key, or came direct
+    stored: bool = False
+    zeros: bool = False
+    direct: bool = False
+
+    def signed_bytes(self) -> bytes:
+        """Return what the producer signs: domain and header; the payload is bound by its digest."""
+        return _DOMAIN + self._header()
+
+    def _header(self) -> bytes:
+        return _HEADER.pack(
+            _MAGIC,
+            self.kind,
+            _STORED * self.stored + _ZEROS * self.zeros + _DIRECT * self.direct,
+            bytes.fromhex(self.execution_id[2:]),
+            self.task,
+            self.port,
+            self.step,
+            self.digest,
+            self.length,
+        )
+
+    def encode(self, signature: bytes) -> bytes:
+        """Return header ‖ signature ‖ payload."""
+        if len(signature) != _SIGNATURE_BYTES:
+            raise BadSignature(
+                f"a frame signature has {_SIGNATURE_BYTES} bytes, not {len(signature)}"
+            )
+        return b"".join((self._header(), signature, b"" if self.zeros else self.payload))
+
+
+@dataclass(slots=True)
+class Seal:
+    """A signature and what it signs: one frame, or all of a bundle.
+
+    ``key`` is the one it was found to be good under, "" before.
+    """
+
+    signed: bytes
+    signature: bytes
+    key: str = ""
+
+
+def decode_frame(data: bytes) -> tuple[Frame, Seal]:
+    """Parse a frame; return it with its signature, which the caller verifies against the plan.
+
+    Checks sizes and the payload's digest. Raises PeerFault for anything malformed.
+    """
+    if len(data) < FRAME_HEADER_BYTES or len(data) > limits.MAX_FRAME_BYTES:
+        raise PeerFault(
+            f"frame of {len(data)} bytes; "
+            f"allowed are {FRAME_HEADER_BYTES} to {limits.MAX_FRAME_BYTES}"
+        )
+    frame = _parse_frame(data, 0, memoryview(data)[FRAME_HEADER_BYTES:])
+    signature = data[_HEADER.size : FRAME_HEADER_BYTES]
+    return frame, Seal(frame.signed_bytes(), signature)
+
+
+def _parse_frame(data: bytes, offset: int, payload: bytes | memoryview) -> Frame:
+    """Return the frame whose header begins at ``offset``; raise PeerFault unless both fit."""
+    magic, kind, flag, execution, task, port, step, digest, length = _HEADER.unpack_from(
+        data, offset
+    )
+    if magic != _MAGIC or kind not in _KINDS or flag not in _FLAGS:
+        raise PeerFault(
+            "frame with an unknown magic, kind or flag; the peer speaks another version"
+        )
+    if flag == _ZEROS:
+        if kind != FrameKind.TENSOR or len(payload) or not is_zero(digest, length):
+            raise PeerFault("frame for a tensor of zeros must have their digest and no payload")
+        payload = bytes(length)
+    elif flag in (_STORED, _DIRECT):
+        if kind != FrameKind.TENSOR or len(payload) or length > limits.MAX_TENSOR_BYTES:
+            raise PeerFault("frame for a tensor that is not in it must be one without payload")
+    elif len(payload) != length:
+        raise PeerFault(f"frame announces {length} bytes and carries {len(payload)}")
+    elif hashlib.sha256(payload).digest() != digest:
+        raise PeerFault("frame payload does not match its digest")
+    return Frame(
+        kind=FrameKind(kind),
+        execution_id="0x" + execution.hex(),
+        task=task,
+        port=port,
+        step=step,
+        digest=digest,
+        length=length,
+        payload=payload,
+        stored=flag == _STORED,
+        zeros=flag == _ZEROS,
+        direct=flag == _DIRECT,
+    )
+
+
+# ---- bundles: tensors that leave together, under one signature ---------------------------------
+
+
+def get_bundle_bytes(frame: Frame) -> int:
+    """Return how many bytes a frame adds to a bundle; zeros count, since the reader makes them."""
+    return _HEADER.size + (0 if frame.stored or frame.direct else frame.length)
+
+
+def make_bundle_message(frames: Sequence[Frame]) -> bytes:
+    """Return what the sender of a bundle signs: domain and headers."""
+    return b"".join((_BUNDLE_DOMAIN, *(frame._header() for frame in frames)))
+
+
+def encode_bundle(frames: Sequence[Frame], signed: bytes, signature: bytes) -> bytes:
+    """Return magic ‖ u16 count ‖ signature ‖ headers ‖ payloads; TENSOR frames only.
+
+    ``signed`` is the frames' ``make_bundle_message``.
+    """
+    head = _BUNDLE.pack(_BUNDLE_MAGIC, len(frames), signature)
+    payloads = (b"" if frame.zeros else frame.payload for frame in frames)
+    return b"".join((head, signed[len(_BUNDLE_DOMAIN) :], *payloads))
+
+
+def decode_frames(data: bytes) -> tuple[Seal, list[Frame]]:
+    """Parse a message of the data plane, a frame or a bundle, as ``decode_frame`` does."""
+    if data[: len(_BUNDLE_MAGIC)] != _BUNDLE_MAGIC:
+        frame, seal = decode_frame(data)
+        return seal, [frame]
+    if not _BUNDLE.size <= len(data) <= limits.MAX_FRAME_BYTES:
+        raise PeerFault(
+            f"bundle of {len(data)} bytes; allowed are {_BUNDLE.size} to {limits.MAX_FRAME_BYTES}"
+        )
+    _, count, signature = _BUNDLE.unpack_from(data)
+    start = _BUNDLE.size + count * _HEADER.size
+    if not 0 < count <= limits.BUNDLE_FRAMES or len(data) < start:
+        raise PeerFault(f"bundle of {count} frames in {len(data)} bytes")
+    places = range(_BUNDLE.size, start, _HEADER.size)
+    headers = [_HEADER.unpack_from(data, place) for place in places]
+    if any(header[1] != FrameKind.TENSOR for header in headers):
+        raise PeerFault("a bundle carries nothing but tensors")
+    sizes = [0 if header[2] else header[-1] for header in headers]
+    if start + sum(sizes) != len(data):
+        raise PeerFault(f"bundle announces {sum(sizes)} bytes and carries {len(data) - start}")
+    zeros = sum(header[-1] for header in headers if header[2] == _ZEROS)
+    if len(data) + zeros > limits.MAX_FRAME_BYTES:
+        raise PeerFault(f"bundle of {len(data)} bytes with {zeros} bytes of zeros more")
+    payloads, end, frames = memoryview(data), start, []
+    for place, size in zip(places, sizes, strict=True):
+        frames.append(_parse_frame(data, place, payloads[end : end + size]))
+        end += size
+    return Seal(_BUNDLE_DOMAIN + data[_BUNDLE.size : start], signature), frames
+
+
+# ---- pieces of tensors too large for a frame ----------------------------------------------------
+
+_PIECE = struct.Struct(">4s32sHHIQQ")
+_PIECE_MAGIC = b"SUp1"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a tensor too large for a frame, on its way straight to a reader.
+
+    It is not signed: the ``direct`` frame that follows the last piece binds them all by its digest.
+    """
+
+    execution_id: str
+    task: int
+    port: int
+    step: int
+    length: int  # of the whole tensor
+    offset: int
+    payload: bytes | memoryview
+
+    def encode(self) -> bytes:
+        """Return header ‖ payload."""
+        header = _PIECE.pack(
+            _PIECE_MAGIC,
+            bytes.fromhex(self.execution_id[2:]),
+            self.task,
+            self.port,
+            self.step,
+            self.length,
+            self.offset,
+        )
+        return b"".join((header, self.payload))
+
+
+def decode_piece(data: bytes) -> Piece | None:
+    """Parse a piece; None for anything else. Raises PeerFault when its bounds are impossible."""
+    if not data.startswith(_PIECE_MAGIC):
+        return None
+    if not _PIECE.size < len(data) <= _PIECE.size + limits.PIECE_BYTES:
+        raise PeerFault(f"a piece of {len(data)} bytes; at most {limits.PIECE_BYTES} go in one")
+    _, execution, task, port, step, length, offset = _PIECE.unpack_from(data)
+    payload = memoryview(data)[_PIECE.size :]
+    if not limits.INLINE_TENSOR_BYTES < length <= limits.DIRECT_BYTES:
+        raise PeerFault(f"a piece of a tensor of {length} bytes, which does not travel in pieces")
+    if offset + len(payload) > length:
+        raise PeerFault(f"a piece that ends {offset + len(payload) - length} bytes past its tensor")
+    return Piece("0x" + execution.hex(), task, port, step, length, offset, payload)

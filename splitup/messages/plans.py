@@ -1,0 +1,221 @@
+"""Requests, plans and their certificates, and the root of a plan that the chain stores.
+
+    plan root = H(tag, request, seed, tree's root)  tasks in the manifest's order
+
+Words and tags are laid out as for snapshots (``splitup.messages.snapshots``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Annotated, Final
+
+from eth_hash.auto import keccak
+from pydantic import (
+    Field,
+)
+
+from splitup.core import limits
+from splitup.core.codec import encode_canonical
+from splitup.core.errors import PeerFault
+from splitup.crypto import merkle
+from splitup.messages.base import (
+    ZERO_BYTES32,
+    AddressField,
+    Bytes32Field,
+    Count,
+    DigestField,
+    HexField,
+    Message,
+    NodeEndpointField,
+)
+from splitup.messages.word_hashes import ADDRESS_PAD, hash_words
+
+_PLAN: Final = keccak(b"splitup/plan/v2")
+_TASK: Final = keccak(b"splitup/plan-task/v2")
+
+
+class Request(Message):
+    """An execution as the chain states it (event RequestNodeSelections)."""
+
+    chain_id: Count
+    market: AddressField
+    execution_id: Bytes32Field
+    model_id: Bytes32Field
+    client: AddressField
+    client_key: Bytes32Field  # Ed25519 key that signs the client's frames
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
+    max_price_micro_usdc: Count
+    deadline: Count  # seconds since the epoch, block time
+    snapshot_sequence: Count
+    snapshot_root: Bytes32Field
+    block_hash: Bytes32Field  # of the block that holds the request
+    inputs_digest: Bytes32Field = ZERO_BYTES32  # of inputs that travel off chain
+    nonce: Annotated[int, Field(ge=0, lt=2**64)] = 0
+
+
+class SignedRequest(Message):
+    """A request that its client signed (EIP-712, domain of the Market) and the chain lacks so far.
+
+    Its block hash is 0: no block holds it.
+    """
+
+    request: Request
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]
+
+
+class PlanNode(Message):
+    """How to reach a node of a plan, and the key its frames are signed with."""
+
+    node: AddressField
+    signing_key: Bytes32Field
+    endpoint: NodeEndpointField
+    exposure_micro_usdc: Count = 0  # what lies in all its tasks would cost
+
+
+class TaskTerms(Message):
+    """What the manifest says of a task, as far as it decides who runs it."""
+
+    task_id: DigestField
+    flops: Count  # of one step
+    weights_bytes: Count
+    input_bytes: Count  # of one step
+    ready_ms: Count  # when its first inputs exist if reference nodes run everything before it
+
+
+class Plan(Message):
+    """For every task an ordered list of nodes: executor first, then fallbacks.
+
+    ``places`` are the executors' in their lists, () when all are first: a node whose free stake
+    does not cover what it would stand to lose is passed over, and stays in the list.
+    A pure function of (request, seed, snapshot, manifest); ``root`` is what the chain stores.
+    Storage keys are a function of the plan (``splitup.protocol.execution.storage_keys``).
+    """
+
+    request: Request
+    seed: Bytes32Field
+    tasks: tuple[tuple[AddressField, ...], ...] = Field(max_length=limits.MAX_TASKS)
+    nodes: tuple[PlanNode, ...]  # sorted by node, exactly those named in ``tasks``
+    terms: tuple[TaskTerms, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # of every task
+    unverifiable: tuple[int, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # too few hold
+    places: tuple[Count, ...] = Field(default=(), max_length=limits.MAX_TASKS)
+
+    def root(self) -> str:
+        """Return the Merkle root that members sign; computed once."""
+        return "0x" + self.once(compute_plan_root).hex()
+
+    def executors(self) -> tuple[str, ...]:
+        """Return the executor of every task, by task index."""
+        pairs = zip(self.tasks, self.places or (0,) * len(self.tasks), strict=True)
+        return tuple(candidates[place] for candidates, place in pairs)
+
+    def has_candidates(self, executors: Sequence[str]) -> bool:
+        """Return whether ``executors`` is empty or names a candidate for every task."""
+        if not executors:
+            return True
+        return len(executors) == len(self.tasks) and all(
+            node in candidates for node, candidates in zip(executors, self.tasks, strict=True)
+        )
+
+    def exposures(self) -> tuple[tuple[str, int], ...]:
+        """Return (executor, micro-USDC) sorted by executor, as the plan has them."""
+        executors = set(self.executors())
+        return tuple(
+            (entry.node, entry.exposure_micro_usdc)
+            for entry in self.nodes
+            if entry.node in executors
+        )
+
+    def node_of(self, address: str) -> PlanNode:
+        """Return the directory entry of ``address``; raise PeerFault when the plan lacks it."""
+        for entry in self.nodes:
+            if entry.node == address:
+                return entry
+        raise PeerFault(f"node {address} is not in the plan of {self.request.execution_id}")
+
+
+class MemberSignature(Message):
+    """A committee member's 65-byte ECDSA signature (r ‖ s ‖ v)."""
+
+    member: AddressField
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]
+
+
+class PlanCertificate(Message):
+    """A plan that 2f+1 members attest: whoever holds it can check it against the chain alone."""
+
+    plan: Plan
+    seed_signature: HexField  # threshold BLS signature; the seed is its hash
+    signatures: tuple[MemberSignature, ...] = Field(max_length=limits.MAX_COMMITTEE)
+
+
+def compute_plan_root(plan: Plan) -> bytes:
+    """Return the root of a plan, 32 bytes."""
+    return hash_words(_PLAN, *make_plan_header(plan))
+
+
+def make_plan_header(plan: Plan) -> tuple[bytes, ...]:
+    """Return the header's words: what was asked, what was drawn, the tree's size and root."""
+    request = plan.request
+    return (
+        _hash_request(request),
+        bytes.fromhex(request.execution_id[2:]),
+        bytes.fromhex(request.model_id[2:]),
+        bytes.fromhex(request.snapshot_root[2:]),
+        bytes.fromhex(plan.seed[2:]),
+        _hash_directory(plan),
+        len(plan.tasks).to_bytes(32),
+        merkle.compute_root(make_plan_leaves(plan)),
+    )
+
+
+def make_plan_leaves(plan: Plan) -> list[bytes]:
+    """Return the leaves of the tree of tasks, in the manifest's order."""
+    unverifiable = set(plan.unverifiable)
+    leaves = []
+    for index, candidates in enumerate(plan.tasks):
+        words: tuple[bytes, ...]
+        if plan.terms:
+            terms = plan.terms[index]
+            figures = (terms.flops, terms.weights_bytes, terms.input_bytes, terms.ready_ms)
+            words = (bytes.fromhex(terms.task_id), *(figure.to_bytes(32) for figure in figures))
+        else:
+            words = (merkle.EMPTY,) * 5
+        leaves.append(
+            hash_words(
+                _TASK,
+                index.to_bytes(32),
+                *words,
+                (index not in unverifiable).to_bytes(32),
+                hash_candidates(candidates),
+            )
+        )
+    return leaves
+
+
+def hash_candidates(candidates: Iterable[str]) -> bytes:
+    """Return the hash of a task's list of nodes."""
+    return hash_words(*(ADDRESS_PAD + bytes.fromhex(node[2:]) for node in candidates))
+
+
+def _hash_request(request: Request) -> bytes:
+    """All of it but its block: a reorganisation that only moves a request leaves its plan alone."""
+    value = request.model_dump(mode="json", exclude={"block_hash"})
+    return sha256(b"splitup/request/v2\0" + encode_canonical(value)).digest()
+
+
+def _hash_directory(plan: Plan) -> bytes:
+    """The nodes' keys, endpoints and exposures, the executors' places; the chain never opens it."""
+    return hash_words(
+        *(
+            hash_words(
+                ADDRESS_PAD + bytes.fromhex(entry.node[2:]),
+                bytes.fromhex(entry.signing_key[2:]),
+                sha256(entry.endpoint.encode()).digest(),
+                entry.exposure_micro_usdc.to_bytes(32),
+            )
+            for entry in plan.nodes
+        ),
+        *(place.to_bytes(32) for place in plan.places),
+    )

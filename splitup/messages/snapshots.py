@@ -1,0 +1,294 @@
+"""Nodes that are alive: heartbeats, what members observe, and the snapshot that they agree on.
+
+The snapshot's root binds its header and two Merkle trees (``contracts/src/libraries/Roots.sol`` is
+Solidity's side):
+
+    snapshot root = H(tag, header, roots of two trees)  entries by ascending node
+                                                        tasks that are held, by ascending id
+
+Every leaf and header is SHA-256 over 32-byte words as Solidity's abi.encode lays them out, the
+first being a tag of its own. The header states what the entries imply, the reference node and who
+may run a task, so that the chain needs no more than one entry to weigh a node.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from statistics import median_low
+from typing import Annotated, Final, Literal
+
+from eth_hash.auto import keccak
+from pydantic import (
+    Field,
+)
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault
+from splitup.crypto import merkle
+from splitup.messages.base import (
+    AddressField,
+    Bandwidth,
+    Bytes32Field,
+    Count,
+    Credit,
+    DigestField,
+    EndpointField,
+    Message,
+    NodeEndpointField,
+    Speed,
+)
+from splitup.messages.word_hashes import ADDRESS_PAD, hash_text, hash_words
+
+UNRULED: Final = "?"  # before the name of a class that more than f members cannot recompute in
+_SNAPSHOT: Final = keccak(b"splitup/snapshot/v2")
+_ENTRY: Final = keccak(b"splitup/snapshot-entry/v2")
+_HELD: Final = keccak(b"splitup/snapshot-task/v2")
+HEADER_WORDS: Final = 11  # of a snapshot, as ``make_snapshot_header`` lays them out
+_ENTRY_COUNT: Final = 7
+_ENTRIES_ROOT: Final = 9
+
+
+class Heartbeat(Message):
+    """A node's signed sign of life, sent to every committee member once per period."""
+
+    node: AddressField
+    boot_id: DigestField  # new at every start: a restart is visible
+    sequence: Count
+    sent_at_ms: Count
+    block_hash: Bytes32Field  # the head that the receiving member named last
+    queue_ms: Count  # estimated work waiting
+    resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
+    vram_free_bytes: Count
+    determinism: str = Field(max_length=200)
+    speed_mflops: Speed = 0  # measured over its runs; 0 means not yet
+    bandwidth_kbps: Bandwidth = 0  # measured over its downloads; 0 means not yet
+
+
+class NodeView(Message):
+    """One node as one committee member sees it, quantised so that views can be compared."""
+
+    node: AddressField
+    rtt_ms: Count
+    queue_ms: Count
+    resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
+    determinism: str = Field(max_length=200)
+    speed_mflops: Speed = 0
+    bandwidth_kbps: Bandwidth = 0
+    vram_free_bytes: Count = 0
+    assigned_micro_usdc: Count = 0  # the price of the work it got since the snapshot before
+    locked_micro_usdc: Count = 0  # of its stake, by executions under way
+
+
+class Observation(Message):
+    """Everything one member sees alive in an epoch, sorted by node."""
+
+    configuration: Count
+    epoch: Count
+    sequence: Count  # of the snapshot it is for: it says nothing about a later one
+    member: AddressField
+    views: tuple[NodeView, ...]
+
+
+class SnapshotEntry(Message):
+    """A node that 2f+1 members agree is alive, with what selection needs to know about it."""
+
+    node: AddressField
+    signing_key: Bytes32Field
+    endpoint: NodeEndpointField
+    stake_micro_usdc: Count
+    rtt_ms: Count
+    queue_ms: Count
+    resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
+    determinism: str = Field(max_length=200)
+    operator: AddressField | Literal[""] = ""  # who runs the node; "" means its own account
+    speed_mflops: Count = 0  # measured, in 10^6 operations a second; 0 means unmeasured
+    bandwidth_kbps: Count = 0  # measured, in 10^3 bytes a second; 0 means unmeasured
+    vram_free_bytes: Count = 0
+    credit_milli: Credit = 0  # work it is owed (``splitup.protocol.snapshots.fairness``)
+    locked_micro_usdc: Count = 0  # of the stake, by executions under way; rounded up
+
+    @property
+    def free_micro_usdc(self) -> int:
+        """What of the stake another execution can lock."""
+        return max(0, self.stake_micro_usdc - self.locked_micro_usdc)
+
+
+class Snapshot(Message):
+    """The agreed set of live nodes; its root is on chain before any randomness that uses it."""
+
+    configuration: Count
+    sequence: Count
+    epoch: Count
+    entries: tuple[SnapshotEntry, ...]
+
+    def root(self) -> str:
+        """Return the Merkle root that members sign; computed once."""
+        return "0x" + self.once(compute_snapshot_root).hex()
+
+
+class OpenedEntry(Message):
+    """One entry of a snapshot, its place in it, and the proof that it is there."""
+
+    entry: SnapshotEntry
+    row: Annotated[int, Field(ge=0, lt=limits.MAX_NODES)]
+    proof: tuple[Bytes32Field, ...] = Field(max_length=limits.MAX_NODES_DEPTH)
+
+
+class OpenedSnapshot(Message):
+    """A snapshot's header and a few entries, which its root binds (``check_opened``)."""
+
+    header: tuple[Bytes32Field, ...] = Field(min_length=HEADER_WORDS, max_length=HEADER_WORDS)
+    entries: tuple[OpenedEntry, ...] = Field(max_length=limits.OPENED_ENTRIES)
+
+    def find(self, node: str) -> SnapshotEntry | None:
+        """Return the entry of a node, None when it is not shown."""
+        return next((e.entry for e in self.entries if e.entry.node == node), None)
+
+
+class ReachRequest(Message):
+    """A node asks a member whether its endpoint can be connected to (JWS)."""
+
+    node: AddressField
+    endpoint: EndpointField
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The node that the others are measured by: medians over a snapshot. 0 means unmeasured."""
+
+    rtt_ms: int
+    queue_ms: int
+    speed_mflops: int
+    bandwidth_kbps: int
+
+
+def compute_reference(entries: Sequence[SnapshotEntry]) -> Reference:
+    """Return the medians over all entries, of speed and bandwidth over the measured ones."""
+
+    def median(values: Iterable[int]) -> int:
+        known = list(values)
+        return median_low(known) if known else 0
+
+    return Reference(
+        rtt_ms=median(entry.rtt_ms for entry in entries),
+        queue_ms=median(entry.queue_ms for entry in entries),
+        speed_mflops=median(e.speed_mflops for e in entries if e.speed_mflops),
+        bandwidth_kbps=median(e.bandwidth_kbps for e in entries if e.bandwidth_kbps),
+    )
+
+
+def get_operator(entry: SnapshotEntry) -> str:
+    """Return who runs a node: by default the node's own account."""
+    return entry.operator or entry.node
+
+
+def compute_classes(entries: Sequence[SnapshotEntry]) -> dict[str, tuple[str, ...]]:
+    """Return, for every task that is held, the determinism classes that can check themselves.
+
+    Those are held by ``MIN_OPERATORS`` operators: nodes state their class themselves, and one that
+    invents its own would be paid for work that nobody can check. Nor do those that members marked
+    because they could not settle a dispute in them. Sorted; empty when no class can.
+    """
+    holders: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for entry in entries:
+        operator = get_operator(entry)
+        for task_id in entry.resident:
+            holders[task_id][entry.determinism].add(operator)
+    return {
+        task_id: tuple(
+            sorted(
+                name
+                for name, who in classes.items()
+                if len(who) >= limits.MIN_OPERATORS and not name.startswith(UNRULED)
+            )
+        )
+        for task_id, classes in sorted(holders.items())
+    }
+
+
+def compute_snapshot_root(snapshot: Snapshot) -> bytes:
+    """Return the root of a snapshot, 32 bytes."""
+    return hash_words(_SNAPSHOT, *snapshot.once(make_snapshot_header))
+
+
+def check_opened(opened: OpenedSnapshot, root: str) -> None:
+    """Raise PeerFault unless a header and its entries are those of the snapshot with this root."""
+    header = [bytes.fromhex(word[2:]) for word in opened.header]
+    if hash_words(_SNAPSHOT, *header).hex() != root[2:]:
+        raise PeerFault(f"a snapshot's header is not that of {root}")
+    count, entries_root = int.from_bytes(header[_ENTRY_COUNT]), header[_ENTRIES_ROOT]
+    for shown in opened.entries:
+        proof = [bytes.fromhex(word[2:]) for word in shown.proof]
+        merkle.check_proof(entries_root, count, shown.row, _hash_entry(shown.entry, {}), proof)
+
+
+def make_entry_leaves(snapshot: Snapshot) -> list[bytes]:
+    """Return the leaves of the entries' tree, in the entries' order."""
+    classes: dict[str, bytes] = {}  # few distinct ones
+    return [_hash_entry(entry, classes) for entry in snapshot.entries]
+
+
+def make_held_leaves(classes: dict[str, tuple[str, ...]]) -> list[bytes]:
+    """Return the leaves of the tree of held tasks: task id and the hashes of its classes."""
+    names: dict[str, bytes] = {}
+    return [
+        hash_words(
+            _HELD,
+            bytes.fromhex(task_id),
+            hash_words(*(hash_text(name, names) for name in able)),
+        )
+        for task_id, able in classes.items()
+    ]
+
+
+def make_snapshot_header(snapshot: Snapshot) -> tuple[bytes, ...]:
+    """Return the header's words: slot, reference, the trees' sizes and roots."""
+    reference = compute_reference(snapshot.entries)
+    classes = compute_classes(snapshot.entries)
+    numbers = (
+        snapshot.configuration,
+        snapshot.sequence,
+        snapshot.epoch,
+        reference.rtt_ms,
+        reference.queue_ms,
+        reference.speed_mflops,
+        reference.bandwidth_kbps,
+        len(snapshot.entries),
+        len(classes),
+    )
+    return (
+        *(number.to_bytes(32) for number in numbers),
+        merkle.compute_root(snapshot.once(make_entry_leaves)),
+        merkle.compute_root(make_held_leaves(classes)),
+    )
+
+
+def hash_unopened(entry: SnapshotEntry) -> bytes:
+    """Return the hash of what of an entry the chain never opens: endpoint and locked stake.
+
+    The latter decides who of a task's list runs it, not the list, so that no evidence needs it.
+    """
+    locked = f"\0{entry.locked_micro_usdc}" if entry.locked_micro_usdc else ""
+    return sha256(f"{entry.endpoint}{locked}".encode()).digest()
+
+
+def _hash_entry(entry: SnapshotEntry, classes: dict[str, bytes]) -> bytes:
+    return hash_words(
+        _ENTRY,
+        ADDRESS_PAD + bytes.fromhex(entry.node[2:]),
+        ADDRESS_PAD + bytes.fromhex(get_operator(entry)[2:]),
+        bytes.fromhex(entry.signing_key[2:]),
+        hash_unopened(entry),
+        entry.stake_micro_usdc.to_bytes(32),
+        entry.rtt_ms.to_bytes(32),
+        entry.queue_ms.to_bytes(32),
+        entry.speed_mflops.to_bytes(32),
+        entry.bandwidth_kbps.to_bytes(32),
+        entry.vram_free_bytes.to_bytes(32),
+        entry.credit_milli.to_bytes(32, signed=True),
+        hash_text(entry.determinism, classes),
+        sha256(bytes.fromhex("".join(entry.resident))).digest(),
+    )

@@ -1,0 +1,276 @@
+"""Moving objects over presigned URLs.
+
+A URL is a bearer secret: it appears in no message, and no exception of the HTTP library (whose text
+may quote it) leaves this module or stays attached to ours. Redirects are not followed. Whoever
+reads hashes what was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from splitup.core import limits
+from splitup.core.errors import InvalidInput, PeerFault, StorageUnavailable
+from splitup.messages.storage import Grant
+
+RETRYABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
+# what is hashed or written at once: frames wait for it, 0.1 ms
+_PIECE_BYTES: Final = 256 * limits.KIB
+_FIRST_PAUSE_S: Final = 0.05
+
+Body = bytes | memoryview | Sequence[bytes | memoryview]  # in parts: nothing is copied
+
+
+class NotStored(StorageUnavailable):
+    """The object does not exist, or not yet."""
+
+
+def count_bytes(data: Body) -> int:
+    """Return how many bytes there are."""
+    return sum(map(len, get_parts(data)))
+
+
+async def compute_sha256(data: Body) -> bytes:
+    """Return the SHA-256 of ``data``, on a thread if it is more than a piece."""
+    if count_bytes(data) <= _PIECE_BYTES:
+        return _hash(data)
+    return await asyncio.to_thread(_hash, data)
+
+
+def _hash(data: Body) -> bytes:
+    digest = hashlib.sha256()
+    for part in get_parts(data):
+        digest.update(part)
+    return digest.digest()
+
+
+def get_parts(data: Body) -> Sequence[bytes | memoryview]:
+    """Return the parts of a body, one if it is whole."""
+    return (data,) if isinstance(data, bytes | memoryview) else data
+
+
+async def put_object(
+    session: aiohttp.ClientSession,
+    grant: Grant,
+    data: Body,
+    *,
+    deadline_s: float = 60.0,
+    existing: Grant | None = None,
+    pause_s: float = 0.0,
+) -> None:
+    """Write one object within ``deadline_s`` from now; return when the server has it.
+
+    ``pause_s`` between pieces of 256 KiB leaves the network, and a store on this machine, to what
+    is more urgent.
+
+    Objects are written once. When the key is taken (412), for example by an earlier try of ours
+    whose answer got lost, this succeeds only if ``existing``, a GET grant for the key, yields equal
+    bytes. Raises InvalidInput (not what the grant allows), StorageUnavailable, or PeerFault (other
+    bytes are there).
+    """
+    check_grant(grant, "PUT")
+    size_bytes = count_bytes(data)
+    if grant.length_bytes is not None and grant.length_bytes != size_bytes:
+        raise InvalidInput(
+            f"object {grant.key} must have {grant.length_bytes} bytes, not {size_bytes}"
+        )
+    end = time.monotonic() + deadline_s
+    pauses = Pauses(end)
+    while True:
+        try:
+            status = await _send(session, grant, data, end, pause_s)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = describe_failure(error)
+        else:
+            if status in (200, 201, 204):
+                return
+            if status == 412:
+                break
+            if status not in RETRYABLE:
+                raise make_refusal(grant, status)
+            reason = f"status {status}"
+        await pauses.wait(grant, reason)
+    if existing is None:
+        raise PeerFault(f"object {grant.key} exists already and cannot be compared")
+    if existing.key != grant.key:
+        raise InvalidInput(f"the grant to compare object {grant.key} is for another key")
+    await get_object(
+        session,
+        existing,
+        max_bytes=size_bytes,
+        expected_digest=(await compute_sha256(data)).hex(),
+        deadline_s=end - time.monotonic(),
+    )
+
+
+async def get_object(
+    session: aiohttp.ClientSession,
+    grant: Grant,
+    *,
+    max_bytes: int,
+    expected_digest: str | None,
+    deadline_s: float = 60.0,
+) -> bytes:
+    """Read one object of at most ``max_bytes`` and check its SHA-256 (hex).
+
+    Fetched up to three times while the digest differs, and again after connection errors until
+    ``deadline_s`` from now. ``expected_digest`` None: the bytes carry their own proof, which the
+    caller checks. Raises StorageUnavailable (NotStored for a missing object, and for an expired
+    grant) or PeerFault (too long, wrong digest).
+    """
+    check_grant(grant, "GET")
+    end = time.monotonic() + deadline_s
+    pauses = Pauses(end)
+    fetches = 0
+    while True:
+        try:
+            digest = None if expected_digest is None else hashlib.sha256()
+            status, data = await _fetch(session, grant, max_bytes, end, digest)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            await pauses.wait(grant, describe_failure(error))
+            continue
+        if status in RETRYABLE:
+            await pauses.wait(grant, f"status {status}")
+            continue
+        if status == 404:
+            raise NotStored(f"object {grant.key} does not exist (yet)")
+        if status != 200:
+            raise make_refusal(grant, status)
+        if len(data) > max_bytes:
+            raise PeerFault(f"object {grant.key} is longer than {max_bytes} bytes")
+        if digest is None or digest.hexdigest() == expected_digest:
+            return data
+        fetches += 1
+        if fetches == limits.OBJECT_FETCHES:
+            raise PeerFault(
+                f"object {grant.key} has another digest than {expected_digest}, "
+                f"{fetches} times over"
+            )
+
+
+class Pauses:
+    """Exponential pauses with full jitter, until a deadline on the monotonic clock."""
+
+    def __init__(self, end: float) -> None:
+        self._end = end
+        self._pause_s = _FIRST_PAUSE_S
+
+    async def wait(self, grant: Grant, reason: str) -> None:
+        """Sleep, or raise StorageUnavailable when the deadline would pass meanwhile."""
+        pause_s = random.uniform(0, self._pause_s)
+        if time.monotonic() + pause_s >= self._end:
+            raise StorageUnavailable(
+                f"the store did not move {grant.key} in time ({reason}); try again later"
+            ) from None
+        await asyncio.sleep(pause_s)
+        self._pause_s = min(2 * self._pause_s, limits.OBJECT_RETRY_S)
+
+
+async def _send(
+    session: aiohttp.ClientSession, grant: Grant, data: Body, end: float, pause_s: float
+) -> int:
+    size_bytes = count_bytes(data)
+    is_small = size_bytes <= _PIECE_BYTES
+    async with session.put(
+        URL(grant.url, encoded=True),
+        data=b"".join(get_parts(data)) if is_small else _slice(data, pause_s),
+        headers={"Content-Length": str(size_bytes)} | grant.headers,
+        allow_redirects=False,
+        skip_auto_headers=("Content-Type",),
+        timeout=_timeout(end),
+    ) as response:
+        return response.status
+
+
+async def _slice(data: Body, pause_s: float) -> AsyncIterator[bytes | memoryview]:
+    """Yield pieces, the large ones uncopied; the loop's other tasks run between them."""
+    small: list[bytes | memoryview] = []
+    room = _PIECE_BYTES
+    for part in get_parts(data):
+        is_small = len(part) <= _PIECE_BYTES // 4
+        if small and (len(part) > room or not is_small):
+            yield b"".join(small)
+            await asyncio.sleep(pause_s)  # a socket that takes all of it suspends nobody
+            small, room = [], _PIECE_BYTES
+        if is_small:
+            small.append(part)
+            room -= len(part)
+            continue
+        view = memoryview(part)
+        for start in range(0, len(view), _PIECE_BYTES):
+            yield view[start : start + _PIECE_BYTES]
+            await asyncio.sleep(pause_s)
+    yield b"".join(small)
+
+
+async def _fetch(
+    session: aiohttp.ClientSession,
+    grant: Grant,
+    max_bytes: int,
+    end: float,
+    digest: hashlib._Hash | None,
+) -> tuple[int, bytes]:
+    """Return the status and at most ``max_bytes`` + 1 bytes; ``digest`` takes them as they come."""
+    async with session.get(
+        URL(grant.url, encoded=True),
+        # no compression: a small answer must not unfold into a large one
+        headers={"Accept-Encoding": "identity"} | grant.headers,
+        allow_redirects=False,
+        auto_decompress=False,
+        timeout=_timeout(end),
+    ) as response:
+        if response.status != 200:
+            return response.status, b""
+        if (response.content_length or 0) > max_bytes:
+            return 200, bytes(max_bytes + 1)
+        chunks, left = [], max_bytes + 1
+        async for chunk in response.content.iter_any():
+            chunks.append(chunk[:left])
+            left -= len(chunks[-1])
+            if digest is not None:
+                digest.update(chunks[-1])
+            if not left:
+                break
+        return 200, b"".join(chunks)
+
+
+def _timeout(end: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=max(0.001, end - time.monotonic()))
+
+
+def check_grant(grant: Grant, method: str) -> None:
+    """Raise InvalidInput for a grant of another method, StorageUnavailable for an expired one."""
+    if grant.method != method:
+        raise InvalidInput(f"the grant for {grant.key} allows {grant.method}, not {method}")
+    if grant.expires_at_s <= time.time():
+        raise StorageUnavailable(
+            f"the grant for {grant.key} has expired; ask the storage gateway for a new one"
+        )
+
+
+def make_refusal(grant: Grant, status: int) -> InvalidInput | StorageUnavailable:
+    """Return the error for a status that no second try mends."""
+    if status == 403:
+        return StorageUnavailable(
+            f"the storage refuses the {grant.method} grant for {grant.key} (status 403: expired or "
+            "altered); ask the storage gateway for a new one"
+        )
+    if 300 <= status < 400:
+        return StorageUnavailable(
+            f"the storage redirects object {grant.key} (status {status}); check the S3 endpoint"
+        )
+    return InvalidInput(f"the storage rejects the {grant.method} of {grant.key} (status {status})")
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return what went wrong with a transfer, without its URL."""
+    # the type alone: the text of these exceptions may hold the URL
+    return "time ran out" if isinstance(error, TimeoutError) else type(error).__name__

@@ -1,0 +1,126 @@
+"""Frames, signed and checked: what producers and consumers of tensors do with ``frames.Frame``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from splitup.core import limits
+from splitup.core.tensors import is_zero
+from splitup.crypto.keys import Identity, verify_raw
+from splitup.messages.base import Message
+from splitup.messages.frames import (
+    BUNDLE_HEADER_BYTES,
+    Frame,
+    FrameKind,
+    Seal,
+    encode_bundle,
+    get_bundle_bytes,
+    make_bundle_message,
+)
+from splitup.protocol.execution.log_segments import LogEntry
+from splitup.protocol.execution.task_queue import PortId
+
+
+def make_tensor_frame(
+    execution_id: str, task: int, port: int, step: int, data: bytes, digest: bytes | None = None
+) -> Frame:
+    """Return the frame of an inline tensor; ``digest`` is its SHA-256 when already known."""
+    digest = hashlib.sha256(data).digest() if digest is None else digest
+    return Frame(
+        kind=FrameKind.TENSOR,
+        execution_id=execution_id,
+        task=task,
+        port=port,
+        step=step,
+        digest=digest,
+        length=len(data),
+        payload=data,
+        zeros=is_zero(digest, len(data)),
+    )
+
+
+def make_stored_frame(
+    execution_id: str,
+    task: int,
+    port: int,
+    step: int,
+    digest: bytes,
+    length_bytes: int,
+    *,
+    direct: bool = False,
+) -> Frame:
+    """Return the frame that announces a tensor too large to travel inline.
+
+    PUT it first, or send its pieces (``direct``).
+    """
+    return Frame(
+        kind=FrameKind.TENSOR,
+        execution_id=execution_id,
+        task=task,
+        port=port,
+        step=step,
+        digest=digest,
+        length=length_bytes,
+        payload=b"",
+        stored=not direct,
+        direct=direct,
+    )
+
+
+def make_entry_frame(execution_id: str, source: PortId, entry: LogEntry) -> Frame:
+    """Return the frame that carries a step of a port, or announces it when it is stored apart."""
+    task, port = source
+    if entry.data is None:
+        return make_stored_frame(execution_id, task, port, entry.step, entry.digest, entry.length)
+    return make_tensor_frame(execution_id, task, port, entry.step, bytes(entry.data), entry.digest)
+
+
+def make_message_frame(
+    kind: FrameKind, execution_id: str, task: int, step: int, message: Message | None
+) -> Frame:
+    """Return a frame of a kind that carries a message, or nothing (END, PROBE)."""
+    payload = b"" if message is None else message.canonical_bytes()
+    return Frame(
+        kind=kind,
+        execution_id=execution_id,
+        task=task,
+        port=0,
+        step=step,
+        digest=hashlib.sha256(payload).digest(),
+        length=len(payload),
+        payload=payload,
+    )
+
+
+def seal_frame(identity: Identity, frame: Frame) -> bytes:
+    """Return the signed bytes of a frame: sign once, send to every consumer."""
+    return frame.encode(identity.sign_raw(frame.signed_bytes()))
+
+
+def seal_frames(identity: Identity, frames: Sequence[Frame]) -> list[bytes]:
+    """Return messages that carry tensors to the same readers, with as few signatures as fit."""
+    bundles: list[list[Frame]] = []
+    room = 0
+    for frame in frames:
+        size = get_bundle_bytes(frame)
+        if size > room or len(bundles[-1]) >= limits.BUNDLE_FRAMES:
+            bundles.append([])
+            room = limits.MAX_FRAME_BYTES - BUNDLE_HEADER_BYTES
+        bundles[-1].append(frame)
+        room -= size
+    return [_seal_bundle(identity, bundle) for bundle in bundles]
+
+
+def _seal_bundle(identity: Identity, frames: Sequence[Frame]) -> bytes:
+    if len(frames) == 1:
+        return seal_frame(identity, frames[0])
+    signed = make_bundle_message(frames)
+    return encode_bundle(frames, signed, identity.sign_raw(signed))
+
+
+def verify_seal(seal: Seal, signing_key: str) -> None:
+    """Check a signature under its producer's key, once for all frames; raise BadSignature."""
+    if seal.key != signing_key:
+        verify_raw(signing_key, seal.signed, seal.signature)
+        seal.key = signing_key

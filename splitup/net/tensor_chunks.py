@@ -1,0 +1,123 @@
+"""Tensors too large for a frame, straight to their readers while the store takes its time.
+
+The producer sends the bytes in pieces and then a signed frame with their digest. The reader hashes
+them as they come. Nothing depends on it: pieces are sent once, to peers that keep up, and what does
+not arrive whole, in order and with the right digest is fetched when the producer has stored it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from splitup.core import limits
+from splitup.crypto.keys import Identity
+from splitup.messages.frames import Piece
+from splitup.net.links import Link
+from splitup.net.object_transfer import compute_sha256
+from splitup.net.relay import RELAY_PATH
+from splitup.net.signed_frames import make_stored_frame, seal_frame
+from splitup.protocol.execution.task_queue import PortId
+
+
+def has_room(link: Link, nbytes: int, most_bytes: int) -> bool:
+    """Return whether a link takes a tensor in pieces.
+
+    Not one through a relay, whose bytes a second are few, and not behind ``most_bytes`` that the
+    peer has not taken yet.
+    """
+    is_direct = link.connected.is_set() and RELAY_PATH not in link.endpoints[0]
+    return is_direct and link.bulk_bytes + nbytes <= most_bytes
+
+
+async def send_direct(
+    identity: Identity,
+    links: Sequence[Link],
+    execution_id: str,
+    source: PortId,
+    step: int,
+    data: bytes | memoryview,
+) -> bytes:
+    """Send a large tensor to readers, if any, and then its digest; return the digest."""
+    digest, _ = await asyncio.gather(
+        compute_sha256(data), _send_pieces(links, execution_id, source, step, data)
+    )
+    if links:
+        frame = make_stored_frame(execution_id, *source, step, digest, len(data), direct=True)
+        sealed = seal_frame(identity, frame)
+        for link in links:
+            link.send_bulk(sealed)  # behind the pieces
+        with contextlib.suppress(TimeoutError):  # of a slow reader the store need not wait
+            async with asyncio.timeout(limits.DIRECT_HEAD_START_S):
+                for link in links:
+                    await link.drain_bulk()
+    return digest
+
+
+async def _send_pieces(
+    links: Sequence[Link], execution_id: str, source: PortId, step: int, data: bytes | memoryview
+) -> None:
+    """Send a tensor's bytes; a link that breaks meanwhile loses them."""
+    for offset in range(0, len(data) if links else 0, limits.PIECE_BYTES):
+        payload = data[offset : offset + limits.PIECE_BYTES]
+        piece = Piece(execution_id, *source, step, len(data), offset, payload).encode()
+        for link in links:
+            link.send_bulk(piece)
+        await asyncio.sleep(0)  # the first is on its way before the last is copied
+
+
+@dataclass(slots=True)
+class _Incoming:
+    data: bytearray
+    received: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+
+class Pieces:
+    """What is arriving here in pieces, ``limits.PIECES_BYTES`` at most.
+
+    Who may send what is the caller's to check, piece by piece.
+    """
+
+    def __init__(self) -> None:
+        self._incoming: dict[str, dict[tuple[PortId, int], _Incoming]] = {}  # by execution
+        self._bytes = 0
+
+    def add(self, piece: Piece) -> None:
+        """Take a piece; one that does not follow on the last is ignored: the store has it all."""
+        incoming = self._find(piece)
+        if incoming is None or piece.offset != incoming.received:
+            return
+        incoming.data[piece.offset : piece.offset + len(piece.payload)] = piece.payload
+        incoming.digest.update(piece.payload)
+        incoming.received += len(piece.payload)
+
+    def take(self, execution_id: str, port: PortId, step: int, digest: bytes) -> memoryview | None:
+        """Return and forget a tensor when it is whole and has this SHA-256, else only forget it."""
+        incoming = self._incoming.get(execution_id, {}).pop((port, step), None)
+        if incoming is None:
+            return None
+        self._bytes -= len(incoming.data)
+        if incoming.received < len(incoming.data) or incoming.digest.digest() != digest:
+            return None
+        return memoryview(incoming.data)
+
+    def drop(self, execution_id: str) -> None:
+        """Forget an execution."""
+        for incoming in self._incoming.pop(execution_id, {}).values():
+            self._bytes -= len(incoming.data)
+
+    def _find(self, piece: Piece) -> _Incoming | None:
+        tensors = self._incoming.setdefault(piece.execution_id, {})
+        key = ((piece.task, piece.port), piece.step)
+        incoming = tensors.get(key)
+        if incoming is not None:
+            return incoming if len(incoming.data) == piece.length else None
+        if piece.offset or self._bytes + piece.length > limits.PIECES_BYTES:
+            return None
+        incoming = tensors[key] = _Incoming(bytearray(piece.length))
+        self._bytes += piece.length
+        return incoming

@@ -1,0 +1,1 @@
+"""One committee member: its events, messages, keys, and what it signs."""

@@ -1,0 +1,178 @@
+"""What the committee attests, and how anybody checks it: certificates, draws, their randomness.
+
+Every check is against one ``CommitteeView``, read from the chain, and nothing else: a certificate
+is as good from a stranger as from a member. Cheap checks come first, the pairing comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from eth_hash.auto import keccak
+
+from splitup.core.codec import encode_canonical
+from splitup.core.errors import BadSignature, PeerFault
+from splitup.crypto.quorum import (
+    Domain,
+    check_quorum,
+    pack_signatures,
+    plan_struct_hash,
+)
+from splitup.crypto.signature_scheme import REAL, Scheme
+from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request
+from splitup.messages.verification import Draw
+
+RANDOMNESS_DOMAIN: Final = b"splitup/randomness/v1"  # of every threshold-BLS signature
+_PLAN_TAG: Final = keccak(b"splitup/plan-seed/v1")
+_DRAW_TAG: Final = b"splitup/draw-seed/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitteeMember:
+    account: str
+    signing_key: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitteeView:
+    """The committee as the chain states it. ``group_key`` is "" until the members agreed on one."""
+
+    configuration: int
+    members: tuple[CommitteeMember, ...]  # sorted by account
+    quorum: int
+    group_key: str
+    domain: Domain
+
+    def member_of(self, account: str) -> CommitteeMember:
+        """Return the member with this account; raise PeerFault when there is none."""
+        for member in self.members:
+            if member.account == account:
+                return member
+        raise PeerFault(
+            f"{account} is no committee member of configuration {self.configuration}", peer=account
+        )
+
+    def member_with_key(self, signing_key: str) -> CommitteeMember | None:
+        """Return the member that signs its messages with this key, or None."""
+        return next((m for m in self.members if m.signing_key == signing_key), None)
+
+
+def plan_alpha(request: Request) -> bytes:
+    """Return what the committee signs to make the seed of a plan, as the Market puts it together.
+
+    abi.encode(tag, executionId, modelId, uint64 snapshotSequence, snapshotRoot): whom a plan can
+    name is fixed by these, and the id by client and nonce. A member signs for one request per id.
+    """
+    return b"".join(
+        (
+            _PLAN_TAG,
+            bytes.fromhex(request.execution_id[2:]),
+            bytes.fromhex(request.model_id[2:]),
+            request.snapshot_sequence.to_bytes(32, "big"),
+            bytes.fromhex(request.snapshot_root[2:]),
+        )
+    )
+
+
+def draw_alpha(
+    execution_id: str,
+    block_hash: str,
+    commitments: Sequence[tuple[str, str]],
+    executors: Sequence[str] = (),
+) -> bytes:
+    """Return what the committee signs to draw verifications.
+
+    ``commitments`` are (node, root) sorted by node; ``block_hash`` is that of the last one's block.
+    ``executors`` answer for the tasks; empty when they are the plan's.
+    """
+    return _DRAW_TAG + encode_canonical(
+        {
+            "block_hash": block_hash,
+            "commitments": [list(entry) for entry in commitments],
+            "execution_id": execution_id,
+            "executors": list(executors),
+        }
+    )
+
+
+def compute_plan_hash(plan: Plan) -> bytes:
+    """Return the EIP-712 struct hash of a plan that members sign and the contract checks."""
+    executors = len(set(plan.executors()))
+    return plan_struct_hash(plan.request.execution_id, plan.root(), plan.seed, executors)
+
+
+def check_certificate(
+    certificate: PlanCertificate, committee: CommitteeView, scheme: Scheme = REAL
+) -> None:
+    """Check that 2f+1 members attest the plan and that its seed is the committee's.
+
+    Raises PeerFault for a malformed plan, BadSignature for a signature, seed or quorum that fails.
+    Whether the plan follows from seed and snapshot is what the members' signatures attest.
+    """
+    plan = certificate.plan
+    if plan.request.chain_id != committee.domain.chain_id:
+        raise PeerFault(
+            f"plan of {plan.request.execution_id} is for chain {plan.request.chain_id}, "
+            f"not {committee.domain.chain_id}"
+        )
+    _check_plan(plan)
+    _check_quorum(compute_plan_hash(plan), certificate.signatures, committee, scheme)
+    _check_seed(plan_alpha(plan.request), certificate.seed_signature, plan.seed, committee, scheme)
+
+
+def check_draw(draw: Draw, committee: CommitteeView, scheme: Scheme = REAL) -> None:
+    """Check that a draw's randomness is the committee's, over exactly these commitments.
+
+    Raises PeerFault when they are not sorted by distinct node, BadSignature otherwise.
+    """
+    nodes = [node for node, _ in draw.commitments]
+    if not nodes or any(a >= b for a, b in pairwise(nodes)):
+        raise PeerFault(f"draw of {draw.execution_id} does not list its commitments sorted by node")
+    if draw.executors and sorted(set(draw.executors)) != nodes:
+        raise PeerFault(f"draw of {draw.execution_id} is not over its executors' commitments")
+    alpha = draw_alpha(draw.execution_id, draw.block_hash, draw.commitments, draw.executors)
+    _check_seed(alpha, draw.signature, draw.seed, committee, scheme)
+
+
+def _check_plan(plan: Plan) -> None:
+    where = f"plan of {plan.request.execution_id}"
+    if not plan.tasks:
+        raise PeerFault(f"{where} assigns no task")
+    for index, candidates in enumerate(plan.tasks):
+        if not candidates or len(set(candidates)) != len(candidates):
+            raise PeerFault(f"{where} names no node, or one twice, for task {index}")
+    if plan.places and (
+        len(plan.places) != len(plan.tasks)
+        or any(place >= len(nodes) for place, nodes in zip(plan.places, plan.tasks, strict=True))
+    ):
+        raise PeerFault(f"{where} has an executor that is not in its task's list")
+    directory = [entry.node for entry in plan.nodes]
+    if directory != sorted({node for candidates in plan.tasks for node in candidates}):
+        raise PeerFault(f"{where} does not list exactly its nodes, sorted")
+
+
+def _check_quorum(
+    struct_hash: bytes,
+    signatures: Sequence[MemberSignature],
+    committee: CommitteeView,
+    scheme: Scheme,
+) -> None:
+    packed = pack_signatures((s.member, bytes.fromhex(s.signature[2:])) for s in signatures)
+    accounts = {member.account for member in committee.members}
+    signers = check_quorum(committee.domain, struct_hash, packed, accounts, scheme.recover_signer)
+    if list(signers) != sorted(entry.member for entry in signatures):
+        raise BadSignature("a certificate's signature is not by the member it is listed under")
+
+
+def _check_seed(
+    alpha: bytes, signature: str, seed: str, committee: CommitteeView, scheme: Scheme
+) -> None:
+    if not committee.group_key:
+        raise BadSignature("the committee has no group key yet, so no seed of it can exist")
+    if scheme.compute_seed(signature) != seed:
+        raise BadSignature("the seed is not the hash of its signature")
+    scheme.verify_threshold(committee.group_key, RANDOMNESS_DOMAIN, alpha, signature)

@@ -1,0 +1,249 @@
+"""What a member's machines share: who we are, what we signed, the contents behind digests.
+
+Also the collector of threshold signatures, which makes the seed of a plan and of a draw alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from splitup.core import limits
+from splitup.core.errors import BadSignature
+from splitup.crypto.dkg import GroupKey
+from splitup.crypto.keys import Identity
+from splitup.crypto.signature_scheme import REAL, Scheme
+from splitup.graph.manifest import Manifest
+from splitup.messages.snapshots import Snapshot
+from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, CommitteeView
+from splitup.protocol.committee.events import Command, FetchManifest, FetchSnapshot, Forget, Persist
+
+SIGNED: Final = "signed"  # journal kind: slot -> digest of what we signed for it
+SNAPSHOT: Final = "snapshot"  # journal kind: root -> content
+
+
+@dataclass(slots=True)
+class Seat:
+    """Our place in the committee. The threshold key arrives when key generation ends."""
+
+    identity: Identity
+    view: CommitteeView
+    group: GroupKey | None = None
+    share: bytes = field(default=b"", repr=False)
+    scheme: Scheme = REAL
+    can_recompute: Callable[[str], bool] = lambda determinism: True  # in a determinism class
+    is_active: bool = True  # our configuration is the current one
+    heard: dict[str, float] = field(default_factory=dict)  # when each other member last spoke
+
+    @property
+    def account(self) -> str:
+        return self.identity.address
+
+    @property
+    def tolerated(self) -> int:
+        """f: how many members may be faulty."""
+        return (len(self.view.members) - 1) // 3
+
+    def accounts(self) -> list[str]:
+        """Return all members' accounts; the place in this list is a member's threshold index."""
+        return [member.account for member in self.view.members]
+
+    def index_of(self, account: str) -> int:
+        return self.accounts().index(account)
+
+    def set_key(self, group: GroupKey, share: bytes) -> None:
+        self.group, self.share = group, share
+        self.view = replace(self.view, group_key=group.public_key)
+
+    def sign(self, struct_hash: bytes) -> str:
+        """Return our quorum signature over an EIP-712 struct hash."""
+        return "0x" + self.scheme.sign_quorum(self.identity, self.view.domain, struct_hash).hex()
+
+    def check(self, account: str, struct_hash: bytes, signature: str) -> None:
+        """Raise BadSignature unless ``account`` made this quorum signature."""
+        signer = self.scheme.recover_signer(
+            self.view.domain, struct_hash, bytes.fromhex(signature[2:])
+        )
+        if signer != account:
+            raise BadSignature("the quorum signature is another account's", peer=account)
+
+    def note_heard(self, account: str, now: float) -> None:
+        self.heard[account] = now
+
+    def note_lost(self, account: str) -> None:
+        """Take a member for silent at once: its process does not accept connections."""
+        self.heard.pop(account, None)
+
+    def is_silent(self, account: str, now: float) -> bool:
+        """Return whether a member has said nothing lately, as far as we can tell."""
+        if account == self.account:
+            return False
+        return now - self.heard.get(account, -math.inf) > limits.MEMBER_SILENCE_S
+
+    def compute_order(self, seed: str, now: float) -> list[str]:
+        """Return who acts for a seed, first to last: the seed's order, silent members behind.
+
+        Members may disagree about who is silent. Then two send the same thing, and the second is
+        refused or ignored: the order saves work, nothing rests on it.
+        """
+        order = compute_member_order(seed, self.accounts())
+        return sorted(order, key=lambda account: self.is_silent(account, now))
+
+    def get_place(self, seed: str, now: float) -> int:
+        """Return our own rank in ``compute_order``."""
+        return self.compute_order(seed, now).index(self.account)
+
+
+class Ledger:
+    """One signature per slot, for ever: no restart may sign two different things for one slot."""
+
+    def __init__(self, entries: Mapping[str, str]) -> None:
+        self._entries = dict(entries)
+
+    def claim(self, slot: str, digest: str) -> list[Command] | None:
+        """Return what must be persisted before the signature leaves, or None when it must not."""
+        known = self._entries.get(slot)
+        if known is None:
+            self._entries[slot] = digest
+            return [Persist(SIGNED, slot, {"digest": digest})]
+        return [] if known == digest else None
+
+    def slots(self) -> list[str]:
+        return list(self._entries)
+
+    def forget(self, prefix: str) -> list[Command]:
+        """Drop the slots of something that can never be signed for again."""
+        slots = [slot for slot in self._entries if slot.startswith(prefix)]
+        for slot in slots:
+            del self._entries[slot]
+        return [Forget(SIGNED, slot) for slot in slots]
+
+
+class Library:
+    """Contents known by digest: snapshots and manifests. Asks for what is missing, now and then."""
+
+    def __init__(self, snapshots: Sequence[Snapshot] = ()) -> None:
+        self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
+        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._asked: dict[str, float] = {}
+        for snapshot in sorted(snapshots, key=lambda s: s.sequence):
+            self.add_snapshot(snapshot)
+
+    def add_snapshot(self, snapshot: Snapshot) -> list[Command]:
+        root = snapshot.root()
+        if root in self._snapshots:
+            return []
+        self._snapshots[root] = snapshot
+        commands: list[Command] = [Persist(SNAPSHOT, root, snapshot.model_dump(mode="json"))]
+        entries = sum(len(kept.entries) for kept in self._snapshots.values())
+        while len(self._snapshots) > 1 and (
+            len(self._snapshots) > limits.MAX_SNAPSHOTS or entries > limits.SNAPSHOT_ENTRIES_KEPT
+        ):
+            oldest, dropped = self._snapshots.popitem(last=False)
+            entries -= len(dropped.entries)
+            commands.append(Forget(SNAPSHOT, oldest))
+        return commands
+
+    def add_manifest(self, manifest: Manifest) -> None:
+        self._manifests[manifest.model_id] = manifest
+        while len(self._manifests) > limits.MAX_MANIFESTS:
+            self._manifests.popitem(last=False)
+
+    def manifests(self) -> list[Manifest]:
+        return list(self._manifests.values())
+
+    def find_snapshot(self, root: str) -> Snapshot | None:
+        return self._snapshots.get(root)
+
+    def find_manifest(self, model_id: str) -> Manifest | None:
+        return self._manifests.get(model_id)
+
+    def ask(self, model_id: str, root: str, now: float) -> list[Command]:
+        """Return commands that fetch whichever of the two is missing, at most once a second."""
+        commands: list[Command] = []
+        if model_id not in self._manifests and self._may_ask(model_id, now):
+            commands.append(FetchManifest(model_id))
+        return commands + self.ask_snapshot(root, now)
+
+    def ask_snapshot(self, root: str, now: float) -> list[Command]:
+        """Return the command that fetches a snapshot that is missing, at most once a second."""
+        if root not in self._snapshots and self._may_ask(root, now):
+            return [FetchSnapshot(root)]
+        return []
+
+    def _may_ask(self, name: str, now: float) -> bool:
+        if now - self._asked.get(name, -limits.GOSSIP_RETRY_S) < limits.GOSSIP_RETRY_S:
+            return False
+        if len(self._asked) > limits.MAX_OPEN_EXECUTIONS:
+            self._asked.clear()
+        self._asked[name] = now
+        return True
+
+
+@dataclass(slots=True)
+class Beacon:
+    """Collects partial signatures over one message until 2f+1 of them combine.
+
+    The combination is checked as a whole first; only when that fails are the partials checked one
+    by one, and the liars named.
+    """
+
+    alpha: bytes
+    partials: dict[int, str] = field(default_factory=dict)
+    liars: set[int] = field(default_factory=set)
+    signature: str = ""
+    seed: str = ""
+
+    def sign(self, seat: Seat) -> str:
+        """Return our own partial."""
+        partial = seat.scheme.sign_partial(seat.share, RANDOMNESS_DOMAIN, self.alpha)
+        self.partials[seat.index_of(seat.account)] = partial
+        return partial
+
+    def add(self, index: int, partial: str) -> None:
+        """Keep a member's first partial; a signature is unique, so a second adds nothing."""
+        if index not in self.liars and not self.signature:
+            self.partials.setdefault(index, partial)
+
+    def combine(self, group: GroupKey, scheme: Scheme = REAL) -> list[int]:
+        """Set ``signature`` and ``seed`` when there are enough; return members caught lying."""
+        caught: list[int] = []
+        while not self.signature and len(self.partials) >= group.threshold:
+            chosen = dict(sorted(self.partials.items())[: group.threshold])
+            try:
+                signature = scheme.combine(chosen, group.threshold)
+                scheme.verify_threshold(group.public_key, RANDOMNESS_DOMAIN, self.alpha, signature)
+            except BadSignature:
+                liars = [i for i, p in chosen.items() if not self._holds(group, i, p, scheme)]
+                for index in liars:
+                    del self.partials[index]
+                self.liars.update(liars)
+                caught += liars
+                if not liars:
+                    return caught  # cannot be: valid shares of one polynomial combine
+            else:
+                self.signature, self.seed = signature, scheme.compute_seed(signature)
+        return caught
+
+    def _holds(self, group: GroupKey, index: int, partial: str, scheme: Scheme) -> bool:
+        key = group.member_keys[index]
+        try:
+            scheme.verify_threshold(key, RANDOMNESS_DOMAIN, self.alpha, partial)
+        except BadSignature:
+            return False
+        return True
+
+
+def compute_member_order(seed: str, accounts: Sequence[str]) -> list[str]:
+    """Return the members in the order in which they act for a seed; the others wait their turn."""
+
+    def key(account: str) -> bytes:
+        return hashlib.sha256(
+            b"splitup/member-order/v1" + bytes.fromhex(seed[2:] + account[2:])
+        ).digest()
+
+    return sorted(accounts, key=key)

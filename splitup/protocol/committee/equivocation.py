@@ -1,0 +1,129 @@
+"""Two signatures of one member for one slot: found, kept, told to all, brought to the chain.
+
+A conflict can be found only by who holds both signatures. So votes go to all members, and a vote
+that differs from our own is passed on once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault
+from splitup.crypto.quorum import plan_struct_hash, snapshot_struct_hash
+from splitup.protocol.committee.context import Seat
+from splitup.protocol.committee.events import (
+    Command,
+    Fault,
+    Forget,
+    Gossip,
+    Persist,
+    SubmitEvidence,
+)
+from splitup.protocol.committee.peer_messages import Equivocation, PlanVote, SnapshotVote
+
+EVIDENCE = "evidence"  # journal kind: slot and member -> two signatures
+
+Vote = SnapshotVote | PlanVote
+
+
+def get_slot(vote: Vote) -> str:
+    """Return what a member signs once at most."""
+    if isinstance(vote, SnapshotVote):
+        return f"snapshot/{vote.configuration}/{vote.sequence}/{vote.epoch}"
+    return f"plan/{vote.execution_id}"
+
+
+def compute_vote_hash(vote: Vote) -> bytes:
+    """Return the EIP-712 struct hash that the vote's signature is over."""
+    if isinstance(vote, SnapshotVote):
+        return _hash_snapshot(vote.configuration, vote.sequence, vote.epoch, vote.root)
+    return _hash_plan(vote.execution_id, vote.root, vote.seed, vote.executors)
+
+
+# all members' votes for one thing have one hash: it is computed once
+_hash_snapshot = lru_cache(maxsize=256)(snapshot_struct_hash)
+_hash_plan = lru_cache(maxsize=4_096)(plan_struct_hash)
+
+
+class Witness:
+    """The verified votes that were seen lately, one per slot and member, and the conflicts."""
+
+    def __init__(self, seat: Seat, evidence: Sequence[Equivocation] = ()) -> None:
+        """Start with the ``evidence`` of an earlier life, which may not have reached the chain."""
+        self._seat = seat
+        self._votes: OrderedDict[tuple[str, str], Vote] = OrderedDict()
+        members = {member.account for member in seat.view.members}
+        self._known: OrderedDict[tuple[str, str], Equivocation] = OrderedDict(
+            ((get_slot(found.first), found.first.member), found)
+            for found in evidence
+            if found.first.member in members
+        )
+        self._unsent = list(self._known.values())
+
+    def list_evidence(self) -> list[Equivocation]:
+        """Return the conflicts found, oldest first."""
+        return list(self._known.values())
+
+    def process_tick(self) -> list[Command]:
+        """Bring what an earlier life found to the chain again, once; it takes each only once."""
+        if not self._unsent or not self._seat.is_active:
+            return []
+        commands: list[Command] = [SubmitEvidence(evidence) for evidence in self._unsent]
+        self._unsent.clear()
+        return commands
+
+    def check(self, vote: Vote) -> list[Command]:
+        """Verify a vote's signature and note it; raise PeerFault, BadSignature."""
+        self._seat.view.member_of(vote.member)
+        self._seat.check(vote.member, compute_vote_hash(vote), vote.signature)
+        return self.note(vote)
+
+    def process_vote(self, vote: Vote) -> list[Command]:
+        """Take a vote that another member passed on, once."""
+        known = self._votes.get((get_slot(vote), vote.member))
+        return [] if vote == known else self.check(vote)
+
+    def note(self, vote: Vote) -> list[Command]:
+        """Remember a vote whose signature holds; two different ones of a slot are evidence."""
+        key = (get_slot(vote), vote.member)
+        first = self._votes.setdefault(key, vote)
+        while len(self._votes) > limits.MAX_WITNESSED_VOTES:
+            self._votes.popitem(last=False)
+        if first.root == vote.root:
+            return []
+        return self._report(key, Equivocation(first=first, second=vote), tell=True)
+
+    def process_evidence(self, evidence: Equivocation) -> list[Command]:
+        """Take evidence from a peer; raise PeerFault, BadSignature when it proves nothing."""
+        first, second = evidence.first, evidence.second
+        key = (get_slot(first), first.member)
+        if key in self._known:
+            return []
+        if (get_slot(second), second.member) != key:
+            raise PeerFault("evidence of equivocation is about two slots or members")
+        if first.root == second.root:
+            raise PeerFault("evidence of equivocation holds the same root twice")
+        self._seat.view.member_of(first.member)
+        for vote in (first, second):
+            self._seat.check(vote.member, compute_vote_hash(vote), vote.signature)
+        return self._report(key, evidence, tell=False)
+
+    def _report(self, key: tuple[str, str], evidence: Equivocation, tell: bool) -> list[Command]:
+        if key in self._known:
+            return []
+        self._known[key] = evidence
+        commands: list[Command] = []
+        while len(self._known) > limits.MAX_EVIDENCE:
+            (slot, member), _ = self._known.popitem(last=False)
+            commands.append(Forget(EVIDENCE, f"{slot}/{member}"))
+        slot, member = key
+        value = evidence.model_dump(mode="json")
+        commands += [
+            Persist(EVIDENCE, f"{slot}/{member}", value),
+            Fault(member, f"signed two different things for {slot}"),
+            SubmitEvidence(evidence),
+        ]
+        return [*commands, Gossip(None, evidence)] if tell else commands

@@ -1,0 +1,219 @@
+"""Distributed key generation with the chain as bulletin board.
+
+Everything is decided from what the chain ordered, so that all members decide the same: which
+dealings count (all of them, or those there are when the time for the last ones is over), which
+complaints do, hence the group key. A member that lost its journal finds its share again in the
+posted dealings.
+
+A *handover* to another configuration keeps the group key: its dealers are the members before, who
+deal their shares anew, its complainers and holders the members to come. Whoever is neither can
+follow a generation from its public part, and must, to judge the handover that builds on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from splitup.core import limits
+from splitup.core.codec import compute_digest, encode_canonical
+from splitup.core.errors import InvalidInput, PeerFault
+from splitup.crypto import dkg
+from splitup.crypto.keys import Identity
+from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.committee.events import (
+    Command,
+    ComplaintPosted,
+    ConfirmGroupKey,
+    DealingPosted,
+    Fault,
+    KeyReady,
+    Log,
+    PostComplaint,
+    PostDealing,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dealt:
+    dealing: dkg.Dealing
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Predecessor:
+    """The configuration that hands over: its members, its key, our share of it (or b"")."""
+
+    view: CommitteeView
+    group: dkg.GroupKey
+    share: bytes = field(default=b"", repr=False)
+
+
+def make_ceremony(view: CommitteeView, previous: dkg.GroupKey | None = None) -> dkg.Ceremony:
+    """Return the ceremony of a configuration: its id names the chain and the contract too."""
+    value = {
+        "chain_id": view.domain.chain_id,
+        "committee": view.domain.committee,
+        "configuration": view.configuration,
+    }
+    ceremony_id = "0x" + compute_digest(b"splitup/ceremony/v1\0" + encode_canonical(value))
+    keys = tuple(member.signing_key for member in view.members)
+    return dkg.Ceremony(ceremony_id, keys, previous)
+
+
+class KeyGeneration:
+    """One party's part in the key generation of one configuration, with or without a part in it.
+
+    ``entropy`` (32 secret bytes) must be in the journal before: the same entropy gives the same
+    dealing after a restart.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        view: CommitteeView,
+        entropy: bytes,
+        predecessor: Predecessor | None = None,
+    ) -> None:
+        self._identity = identity
+        self._predecessor = predecessor
+        self._ceremony = make_ceremony(view, predecessor.group if predecessor else None)
+        self._dealers = _list_accounts(predecessor.view if predecessor else view)
+        self._place = _find(identity.address, _list_accounts(view))
+        self._dealer = _find(identity.address, self._dealers)
+        self._entropy = entropy
+        self._dealt: dict[int, _Dealt] = {}
+        self._first_block: int | None = None
+        self._block = 0
+        self._shares: dict[int, bytes] = {}
+        self._complaints: dict[int, int] = {}  # dealer -> block of the first valid complaint
+        self._done = False
+        self._group: dkg.GroupKey | None = None
+
+    @property
+    def group(self) -> dkg.GroupKey | None:
+        """The key, once the board has decided it."""
+        return self._group
+
+    @property
+    def is_done(self) -> bool:
+        return self._done
+
+    def process_start(self) -> list[Command]:
+        """Post our dealing, unless the events replayed so far hold it already."""
+        if self._dealer is None or self._dealer in self._dealt or self._done:
+            return []
+        if self._predecessor is None:
+            dealing = dkg.make_dealing(self._ceremony, self._dealer, self._entropy)
+        elif self._predecessor.share:
+            dealing = dkg.make_resharing(
+                self._ceremony, self._dealer, self._predecessor.share, self._entropy
+            )
+        else:
+            return []  # a member that never got its share has none to hand over
+        return [PostDealing(dealing.to_bytes())]
+
+    def process_dealing(self, event: DealingPosted) -> list[Command]:
+        """Check a dealing and open our share of it; complain when it is bad."""
+        dealer = _find(event.dealer, self._dealers)
+        if self._done or dealer is None:
+            return []
+        if self._first_block is None:
+            self._first_block = event.block_number
+        try:
+            dealing = dkg.Dealing.from_bytes(event.dealing, self._ceremony)
+            if dealing.dealer != dealer:
+                raise PeerFault("posted a dealing under another member's number")
+        except PeerFault as error:  # everybody sees the same bytes: as if it had not been posted
+            return [Fault(event.dealer, f"posted a malformed dealing: {error}")]
+        if dealer in self._dealt:
+            return []
+        self._dealt[dealer] = _Dealt(dealing, event.block_number)
+        if self._place is None:
+            return []
+        try:
+            self._shares[dealer] = dkg.open_and_verify_share(
+                self._ceremony, dealing, self._place, self._identity
+            )
+        except PeerFault as error:
+            complaint = dkg.make_complaint(self._ceremony, dealing, self._place, self._identity)
+            return [
+                Fault(event.dealer, f"dealt us a bad share: {error}"),
+                PostComplaint(event.dealer, complaint.to_bytes()),
+            ]
+        return []
+
+    def process_complaint(self, event: ComplaintPosted) -> list[Command]:
+        """Judge a complaint from public bytes; a true one excludes its dealer."""
+        dealer = _find(event.dealer, self._dealers)
+        if self._done or dealer is None:
+            return []
+        dealt = self._dealt.get(dealer)
+        if dealt is None:
+            return []
+        try:
+            complaint = dkg.Complaint.from_bytes(event.evidence, self._ceremony)
+        except PeerFault as error:
+            return [Fault(event.complainer, f"posted a malformed complaint: {error}")]
+        if not dkg.is_complaint_valid(self._ceremony, dealt.dealing, complaint):
+            return [Fault(event.complainer, f"complained falsely about dealer {event.dealer}")]
+        self._complaints.setdefault(dealer, event.block_number)
+        return [Log(f"dealer {event.dealer} is excluded from key generation by a complaint")]
+
+    def process_block(self, number: int) -> list[Command]:
+        """Compute the key when dealings and complaints are final at this block."""
+        self._block = max(self._block, number)
+        closed_at = self._get_closing_block()
+        if self._done or closed_at is None:
+            return []
+        if self._block < closed_at + limits.DKG_COMPLAINT_BLOCKS:
+            return []
+        qualified = {
+            dealer: dealt.dealing
+            for dealer, dealt in self._dealt.items()
+            if dealt.block <= closed_at and not self._is_excluded(dealer, closed_at)
+        }
+        try:
+            group = dkg.compute_group(self._ceremony, qualified)
+        except InvalidInput as error:
+            self._done = True
+            return [Log(f"key generation failed: {error}")]
+        self._done = True
+        self._group = group
+        if self._place is None:
+            return []
+        if not self._shares.keys() >= set(group.qualified):
+            return [Log("our share of the group key is incomplete; this member cannot sign seeds")]
+        shares = {dealer: self._shares[dealer] for dealer in group.qualified}
+        share = dkg.compute_secret_share(self._ceremony, group, self._place, shares)
+        return [KeyReady(group, share), ConfirmGroupKey(group.public_key)]
+
+    def _is_excluded(self, dealer: int, closed_at: int) -> bool:
+        block = self._complaints.get(dealer)
+        return block is not None and block <= closed_at + limits.DKG_COMPLAINT_BLOCKS
+
+    def _get_closing_block(self) -> int | None:
+        """Return the block after which no dealing counts, or None while that is open."""
+        if self._first_block is None:
+            return None
+        timeout = self._first_block + limits.DKG_TIMEOUT_BLOCKS
+        blocks = sorted(dealt.block for dealt in self._dealt.values())
+        in_time = [block for block in blocks if block <= timeout]
+        needed = self._ceremony.dealings_needed
+        if len(in_time) == self._ceremony.dealer_count:
+            return in_time[-1]
+        if self._block <= timeout:
+            return None
+        if len(in_time) >= needed:
+            return timeout
+        if len(blocks) >= needed:
+            return blocks[needed - 1]
+        return None
+
+
+def _list_accounts(view: CommitteeView) -> list[str]:
+    return [member.account for member in view.members]
+
+
+def _find(account: str, accounts: Sequence[str]) -> int | None:
+    return accounts.index(account) if account in accounts else None

@@ -1,0 +1,374 @@
+"""One committee member as a machine: events in, commands out, no clock and no network of its own.
+
+It is put together from three smaller ones, for snapshots, plans and settlements, that share a seat,
+a ledger of signatures and a library of contents. ``handle`` raises PeerFault, BadSignature or
+Unavailable for what a peer sent, always before anything has changed; what is found wrong later
+comes out as a ``Fault``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from splitup.core.errors import InvalidInput, PeerFault
+from splitup.crypto.keys import Identity
+from splitup.crypto.signature_scheme import REAL, Scheme
+from splitup.graph.manifest import Manifest
+from splitup.messages.plans import PlanCertificate, Request, SignedRequest
+from splitup.messages.snapshots import Snapshot
+from splitup.messages.verification import Evidence, SignedAttestation
+from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.committee.context import Ledger, Library, Seat
+from splitup.protocol.committee.equivocation import Witness
+from splitup.protocol.committee.events import (
+    AnnouncePlan,
+    BlockSeen,
+    Command,
+    CompletionCommitted,
+    CompletionReceived,
+    Event,
+    ExecutionCommitted,
+    ExecutionEnded,
+    GossipReceived,
+    HeartbeatReceived,
+    KeyReady,
+    Log,
+    ManifestFetched,
+    MemberLost,
+    NodesSeen,
+    PlanAccepted,
+    PlanPushed,
+    PledgeReceived,
+    PromiseReceived,
+    RequestSeen,
+    RequestSigned,
+    ResultReceived,
+    RttMeasured,
+    SnapshotAccepted,
+    SnapshotFetched,
+    TakeoversReceived,
+    TaskRecomputed,
+    Tick,
+    Undone,
+)
+from splitup.protocol.committee.peer_messages import (
+    EpochWish,
+    Equivocation,
+    ObservationWanted,
+    PlanCertified,
+    PlanDelivered,
+    PlanPartial,
+    PlanVote,
+    PlanWanted,
+    SnapshotVote,
+)
+from splitup.protocol.planning.plan_agreement import Plans
+from splitup.protocol.planning.signed_requests import Openings, is_same
+from splitup.protocol.settlement.proof_of_sampling import Economics
+from splitup.protocol.settlement.settlement_agreement import ResultReader, Settlements
+from splitup.protocol.snapshots.demand import compute_demand
+from splitup.protocol.snapshots.observations import ObservationShare, SnapshotProposal
+from splitup.protocol.snapshots.snapshot_agreement import Snapshots
+
+_SNAPSHOT_MESSAGES = (
+    EpochWish,
+    ObservationWanted,
+    ObservationShare,
+    SnapshotProposal,
+    SnapshotVote,
+)
+_PLAN_MESSAGES = (PlanPartial, PlanVote, PlanCertified, PlanDelivered, PlanWanted)
+
+
+class CommitteeMember:
+    """One member. ``signed``, ``snapshots``, ``evidence``: what the journal kept of earlier lives.
+
+    ``read_result`` verifies a validator's token as evidence, however old, and returns result and
+    key. ``grace_s`` is the Market's time between an execution's deadline and its refund.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        view: CommitteeView,
+        economics: Economics,
+        read_result: ResultReader,
+        *,
+        grace_s: int,
+        signed: Mapping[str, str] | None = None,
+        snapshots: Sequence[Snapshot] = (),
+        evidence: Sequence[Equivocation] = (),
+        openings: Sequence[SignedRequest] = (),
+        scheme: Scheme = REAL,
+        can_recompute: Callable[[str], bool] = lambda determinism: True,
+    ) -> None:
+        if identity.address not in {member.account for member in view.members}:
+            raise InvalidInput(
+                f"account {identity.address} is no member of committee configuration "
+                f"{view.configuration}; use a member's keystore"
+            )
+        self.seat = Seat(identity, view, scheme=scheme, can_recompute=can_recompute)
+        self._grace_s = grace_s
+        self._timestamp_s = 0
+        self._block_number = 0
+        self._library = Library(snapshots)
+        ledger = Ledger(signed or {})
+        self._witness = Witness(self.seat, evidence)
+        self._snapshots = Snapshots(self.seat, ledger, self._library, self._witness)
+        self._plans = Plans(self.seat, ledger, self._library, self._witness, economics)
+        self._settlements = Settlements(self.seat, ledger, self._library, economics, read_result)
+        self._openings = Openings(openings)
+        for opening in openings:  # nothing leaves before the key is known
+            self._settlements.process_request(opening.request)
+            self._plans.process_request(opening.request, 0.0, opening.signature)
+
+    # ---- questions --------------------------------------------------------------------------
+
+    def find_certificate(self, execution_id: str) -> PlanCertificate | None:
+        return self._plans.find_certificate(execution_id)
+
+    def find_evidence(self, execution_id: str) -> Evidence | None:
+        """Return what the settlement of an execution closed lately rested on."""
+        return self._settlements.find_evidence(execution_id)
+
+    def find_attestation(self, execution_id: str) -> SignedAttestation | None:
+        """Return what this member testifies about an execution's verification, or None."""
+        return self._settlements.find_attestation(execution_id)
+
+    def is_over(self, execution_id: str) -> bool:
+        """Return whether an execution was settled or refunded lately."""
+        return self._settlements.is_over(execution_id)
+
+    def find_refusal(self, execution_id: str) -> str:
+        """Return why an execution cannot be planned, or ""."""
+        return self._plans.find_refusal(execution_id)
+
+    def list_evidence(self) -> list[Equivocation]:
+        """Return the equivocations that this member has found or been shown."""
+        return self._witness.list_evidence()
+
+    def find_snapshot(self, root: str) -> Snapshot | None:
+        return self._library.find_snapshot(root)
+
+    def is_unprobed(self, node: str) -> bool:
+        """Return whether a node was heard whose round trip nobody has measured yet."""
+        return self._snapshots.nodes.is_unprobed(node)
+
+    def list_heard(self, now: float) -> list[tuple[str, str]]:
+        """Return (node, endpoint) of all nodes to be probed."""
+        return self._snapshots.nodes.list_heard(now)
+
+    def get_head(self) -> str:
+        """Return the hash of the chain's head, which nodes are to name."""
+        return self._snapshots.nodes.heads.head
+
+    def is_recent(self, block_hash: str, now: float) -> bool:
+        """Return whether a heartbeat may name this block."""
+        return self._snapshots.nodes.heads.is_recent(block_hash, now)
+
+    def find_manifest(self, model_id: str) -> Manifest | None:
+        return self._library.find_manifest(model_id)
+
+    def has_manifest(self, model_id: str) -> bool:
+        return self._library.find_manifest(model_id) is not None
+
+    def list_manifests(self) -> list[Manifest]:
+        return self._library.manifests()
+
+    def count_open(self) -> int:
+        """Return how many executions are open."""
+        return len(self._plans)
+
+    def is_open(self, execution_id: str) -> bool:
+        return self._plans.find_request(execution_id) is not None
+
+    def compute_demand(self, now: float) -> list[dict[str, Any]]:
+        """Return the rows of a heartbeat's reply (``splitup.protocol.snapshots.demand``)."""
+        nodes = self._snapshots.nodes
+        live, operators = nodes.get_live(now), nodes.get_operators()
+        return compute_demand(self._library.manifests(), live, operators)
+
+    def get_status(self, now: float) -> dict[str, Any]:
+        return {
+            "account": self.seat.account,
+            "configuration": self.seat.view.configuration,
+            "group_key": self.seat.view.group_key,
+            "block": self._block_number,
+            "executions_open": len(self._plans),
+            **self._snapshots.get_status(now),
+        }
+
+    # ---- the machine ------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event at monotonic time ``now`` (seconds) and return what to do, in order."""
+        commands = self._dispatch(event, now)
+        for command in list(commands):
+            if isinstance(command, AnnouncePlan):
+                if self._plans.find_refusal(command.execution_id):  # nobody will ever open it
+                    commands += self._openings.process_closed(command.execution_id)
+                certificate = self._plans.find_certificate(command.execution_id)
+                if certificate is not None:
+                    commands += self._settlements.process_certificate(certificate, now)
+                    manifest = self._library.find_manifest(certificate.plan.request.model_id)
+                    if manifest is not None:
+                        self._snapshots.nodes.process_plan(certificate.plan, manifest)
+        return commands
+
+    def _dispatch(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case GossipReceived():
+                return self._process_gossip(event, now)
+            case HeartbeatReceived():
+                self._snapshots.nodes.process_heartbeat(event.heartbeat, event.signing_key, now)
+            case Tick():
+                return [
+                    *self._snapshots.process_tick(now),
+                    *self._plans.process_tick(now),
+                    *self._settlements.process_tick(now),
+                    *self._witness.process_tick(),
+                ]
+            case BlockSeen():
+                return self._process_block(event, now)
+            case RequestSeen():
+                return self._process_request(event, now)
+            case RequestSigned():
+                return self._process_signed(event, now)
+            case PlanAccepted():
+                self._settlements.process_accepted(event.execution_id, is_planned=True)
+                return self._plans.process_accepted(event.execution_id, event.plan_root)
+            case CompletionCommitted():
+                return self._settlements.process_committed(event, now)
+            case ExecutionCommitted():
+                self._snapshots.nodes.process_committed(event.execution_id)
+                return self._settlements.process_agreed(event, now)
+            case ExecutionEnded():
+                return self._end(event.execution_id)
+            case CompletionReceived():
+                return self._settlements.process_completion(
+                    event.completion, event.signing_key, now
+                )
+            case PledgeReceived():
+                return self._settlements.process_pledge(event.pledge, event.signing_key, now)
+            case PromiseReceived():
+                return self._settlements.process_promise(event.promise, event.signing_key, now)
+            case TakeoversReceived():
+                return self._settlements.process_takeovers(event.takeovers, event.signing_key, now)
+            case TaskRecomputed():
+                return self._settlements.process_ruling(event.execution_id, event.ruling, now)
+            case ResultReceived():
+                return self._settlements.process_result(
+                    event.result, event.signing_key, event.token, now
+                )
+            case NodesSeen():
+                self._snapshots.nodes.process_nodes(event.nodes)
+            case RttMeasured():
+                self._snapshots.nodes.process_rtt(event.node, event.rtt_ms)
+            case MemberLost():
+                self.seat.note_lost(event.account)
+            case SnapshotAccepted():
+                return self._snapshots.process_accepted(
+                    event.configuration, event.sequence, event.root, now
+                )
+            case Undone():
+                return self._undo(event, now)
+            case ManifestFetched():
+                self._library.add_manifest(event.manifest)
+                return self._plans.process_contents(now)
+            case SnapshotFetched():
+                commands = self._library.add_snapshot(event.snapshot)
+                return commands + self._plans.process_contents(now)
+            case PlanPushed():
+                return self._plans.process_pushed(event.execution_id, event.unreached, now)
+            case KeyReady():
+                self.seat.set_key(event.group, event.share)
+                return [*self._plans.process_key(now), *self._settlements.process_key(now)]
+        return []
+
+    def _process_gossip(self, event: GossipReceived, now: float) -> list[Command]:
+        message, sender = event.message, event.sender
+        self.seat.view.member_of(sender)  # raises for strangers
+        if sender == self.seat.account:
+            raise PeerFault("our own message came back to us", peer=sender)
+        self.seat.note_heard(sender, now)
+        if isinstance(message, _SNAPSHOT_MESSAGES):
+            return self._snapshots.process_gossip(sender, message, now)
+        if isinstance(message, _PLAN_MESSAGES):
+            return self._plans.process_gossip(sender, message, now)
+        if isinstance(message, Equivocation):
+            return self._witness.process_evidence(message)
+        return self._settlements.process_gossip(sender, message, now)
+
+    def _process_request(self, event: RequestSeen, now: float) -> list[Command]:
+        request = event.request
+        if self._timestamp_s > request.deadline + self._grace_s:
+            return []  # an old event, replayed at start
+        commands: list[Command] = []
+        signed = self._openings.find(request.execution_id)
+        if signed is not None:  # the chain holds it, or another one that took its number
+            commands += self._openings.process_closed(request.execution_id)
+            if is_same(signed.request, request):
+                return commands
+            commands += self._end(request.execution_id)
+        return commands + self._begin(request, now)
+
+    def _process_signed(self, event: RequestSigned, now: float) -> list[Command]:
+        """Plan a request that is not on chain; raise what speaks against it."""
+        signed, execution_id = event.signed, event.signed.request.execution_id
+        known = self._plans.find_request(execution_id)
+        if known is not None:
+            if is_same(known, signed.request):
+                return []
+            raise PeerFault(f"the number of request {execution_id} is taken")
+        commands = self._openings.process_signed(event, self._timestamp_s)
+        return commands + self._begin(signed.request, now, signed.signature)
+
+    def _begin(self, request: Request, now: float, client_signature: str = "") -> list[Command]:
+        self._settlements.process_request(request)
+        commands = self._plans.process_request(request, now, client_signature)
+        if self._plans.find_request(request.execution_id) is None:  # too many are open
+            self._settlements.process_end(request.execution_id)
+        return commands
+
+    def _process_block(self, event: BlockSeen, now: float) -> list[Command]:
+        self._snapshots.nodes.heads.process_head(event.block_hash, now)
+        self._block_number = max(self._block_number, event.number)
+        self._timestamp_s = max(self._timestamp_s, event.timestamp_s)
+        commands: list[Command] = []
+        for execution_id in self._openings.list_expired(self._timestamp_s):
+            commands.append(Log(f"the signed request {execution_id} was never opened"))
+            commands += self._openings.process_closed(execution_id)
+            commands += self._end(execution_id)
+        for execution_id in self._plans.list_expired(self._timestamp_s, self._grace_s):
+            commands.append(Log(f"execution {execution_id} expired without a settlement"))
+            commands += self._end(execution_id)
+        return commands
+
+    def _undo(self, undone: Undone, now: float) -> list[Command]:
+        """Take back what a reorganised chain no longer holds; what follows is told anew."""
+        match undone.event:
+            case RequestSeen(request=request):
+                signed = self._plans.find_signed(request.execution_id)
+                if signed is not None:
+                    return self._openings.restore(signed)
+                self._settlements.process_undone_request(request.execution_id)
+                self._snapshots.nodes.process_end(request.execution_id)
+                return self._plans.process_undone_request(request.execution_id)
+            case PlanAccepted(execution_id=execution_id):
+                self._settlements.process_accepted(execution_id, is_planned=False)
+                return self._plans.process_undone_plan(execution_id, now)
+            case CompletionCommitted() as committed:
+                self._settlements.process_undone_commitment(committed)
+            case ExecutionCommitted() as agreed:
+                self._settlements.process_undone_agreement(agreed)
+            case SnapshotAccepted(sequence=sequence):
+                return self._snapshots.process_undone(sequence)
+            case ExecutionEnded(execution_id=execution_id):
+                return [Log(f"the end of {execution_id} was undone; its transaction is sent again")]
+        return []
+
+    def _end(self, execution_id: str) -> list[Command]:
+        commands = self._settlements.process_end(execution_id)
+        self._snapshots.nodes.process_end(execution_id)
+        return commands + self._plans.process_end(execution_id)

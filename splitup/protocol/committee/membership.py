@@ -1,0 +1,319 @@
+"""One account across the committee's configurations: one machine for each that it sits in.
+
+A handover is announced, its key dealt anew on the board, and then the chain changes over. Requests
+belong to the configuration that was current at their place on the chain, and stay with it to their
+end, so two machines may work side by side for a while. The process never restarts for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault, SplitUpError, Unavailable
+from splitup.crypto import quorum
+from splitup.crypto.keys import Identity, derive_key
+from splitup.graph.manifest import Manifest
+from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.plans import PlanCertificate
+from splitup.messages.snapshots import Snapshot
+from splitup.messages.verification import Evidence, SignedAttestation
+from splitup.protocol.committee.certificates import CommitteeMember as MemberView
+from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.committee.events import (
+    BlockSeen,
+    BoardRead,
+    Command,
+    ComplaintPosted,
+    ConfigurationSeen,
+    ConfirmGroupKey,
+    DealingPosted,
+    Event,
+    Gossip,
+    GossipReceived,
+    KeyReady,
+    Log,
+    ManifestFetched,
+    NodesSeen,
+    PlanPushed,
+    RequestSeen,
+    RequestSigned,
+    SnapshotAccepted,
+)
+from splitup.protocol.committee.key_generation import KeyGeneration, Predecessor
+from splitup.protocol.committee.member import CommitteeMember
+
+T = TypeVar("T")
+
+_ENTROPY = b"splitup/dkg/entropy/v1"
+
+
+class Membership:
+    """The machines of one account. ``secret`` (32 bytes) is in the journal before anything is sent.
+
+    ``make_member`` makes the machine of a configuration from what the journal holds by then.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        domain: quorum.Domain,
+        secret: bytes,
+        make_member: Callable[[CommitteeView], CommitteeMember],
+    ) -> None:
+        self._identity = identity
+        self._domain = domain
+        self._secret = secret
+        self._make_member = make_member
+        self._views: dict[int, CommitteeView] = {}
+        self._generations: dict[int, KeyGeneration] = {}
+        self._keys: dict[int, KeyReady] = {}  # with our share, where we have one
+        self._machines: dict[int, CommitteeMember] = {}
+        self._latest: dict[type[Event], Event] = {}  # what a new machine must be told
+        self._post_at = 0.0
+        self.current = 0
+
+    # ---- questions: of the current machine, or of whichever knows ---------------------------
+
+    @property
+    def is_member(self) -> bool:
+        """Return whether we sit in the current configuration, or are about to."""
+        return any(c >= self.current for c in self._machines)
+
+    def find_certificate(self, execution_id: str) -> PlanCertificate | None:
+        return self._find(lambda m: m.find_certificate(execution_id))
+
+    def find_evidence(self, execution_id: str) -> Evidence | None:
+        return self._find(lambda m: m.find_evidence(execution_id))
+
+    def find_attestation(self, execution_id: str) -> SignedAttestation | None:
+        return self._find(lambda m: m.find_attestation(execution_id))
+
+    def is_over(self, execution_id: str) -> bool:
+        return bool(self._find(lambda m: m.is_over(execution_id)))
+
+    def find_refusal(self, execution_id: str) -> str:
+        return self._find(lambda m: m.find_refusal(execution_id)) or ""
+
+    def find_snapshot(self, root: str) -> Snapshot | None:
+        return self._find(lambda m: m.find_snapshot(root))
+
+    def find_member(self, signing_key: str) -> MemberView | None:
+        """Return the member of any configuration we sit in that signs with this key."""
+        return self._find(lambda m: m.seat.view.member_with_key(signing_key))
+
+    def list_peers(self) -> list[MemberView]:
+        """Return the other members of all configurations we sit in, as the latest states them."""
+        peers = {
+            peer.account: peer
+            for _, machine in sorted(self._machines.items())
+            for peer in machine.seat.view.members
+            if peer.account != self._identity.address
+        }
+        return list(peers.values())
+
+    def list_accounts(self, configuration: int) -> list[str]:
+        """Return who the messages of a configuration go to."""
+        machine = self._machines.get(configuration)
+        accounts = machine.seat.accounts() if machine else []
+        return [account for account in accounts if account != self._identity.address]
+
+    def is_unprobed(self, node: str) -> bool:
+        return bool(self._find(lambda m: m.is_unprobed(node)))
+
+    def list_heard(self, now: float) -> list[tuple[str, str]]:
+        return self._find(lambda m: m.list_heard(now)) or []
+
+    def get_head(self) -> str:
+        return self._find(lambda m: m.get_head()) or ZERO_BYTES32
+
+    def is_recent(self, block_hash: str, now: float) -> bool:
+        return bool(self._find(lambda m: m.is_recent(block_hash, now)))
+
+    def find_manifest(self, model_id: str) -> Manifest | None:
+        return self._find(lambda m: m.find_manifest(model_id))
+
+    def has_manifest(self, model_id: str) -> bool:
+        return all(m.has_manifest(model_id) for m in self._machines.values())
+
+    def is_open(self, execution_id: str) -> bool:
+        return bool(self._find(lambda m: m.is_open(execution_id)))
+
+    def compute_demand(self, now: float) -> list[dict[str, Any]]:
+        return self._find(lambda m: m.compute_demand(now)) or []
+
+    def get_status(self, now: float) -> dict[str, Any]:
+        status = self._find(lambda m: m.get_status(now)) or {"block": 0, "group_key": ""}
+        return {
+            **status,
+            "account": self._identity.address,
+            "configuration": self.current,
+            "executions_open": sum(m.count_open() for m in self._machines.values()),
+        }
+
+    # ---- the machine ------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event and give it to whom it concerns; raise what every machine raises."""
+        match event:
+            case ConfigurationSeen():
+                return self._process_configuration(event, now)
+            case DealingPosted() | ComplaintPosted():
+                generation = self._generations.get(event.configuration)
+                if generation is None:
+                    return []
+                if isinstance(event, DealingPosted):
+                    return generation.process_dealing(event)
+                return generation.process_complaint(event)
+            case BoardRead():
+                return self._process_board(event.block_number, now)
+            case GossipReceived():
+                machine = self._machines.get(event.configuration)
+                if machine is None:
+                    raise Unavailable(
+                        f"we are not in committee configuration {event.configuration}, or not yet"
+                    )
+                return self._tag(event.configuration, machine.handle(event, now))
+            case RequestSeen():
+                number = event.configuration or self.current
+                machine = self._machines.get(number)
+                return self._tag(number, machine.handle(event, now)) if machine else []
+            case RequestSigned():
+                machine = self._machines.get(self.current)
+                if machine is None:
+                    raise Unavailable("we are no committee member now; ask the others")
+                return self._tag(self.current, machine.handle(event, now))
+            case PlanPushed():
+                return self._give(event, now, lambda m: m.is_open(event.execution_id))
+        if isinstance(event, NodesSeen | SnapshotAccepted | BlockSeen):
+            self._latest[type(event)] = event
+        return self._give(event, now, lambda _: True)
+
+    def _give(
+        self, event: Event, now: float, concerns: Callable[[CommitteeMember], bool]
+    ) -> list[Command]:
+        commands: list[Command] = []
+        errors: list[SplitUpError] = []
+        told = 0
+        for number, machine in sorted(self._machines.items(), reverse=True):
+            if not concerns(machine):
+                continue
+            told += 1
+            try:
+                commands += self._tag(number, machine.handle(event, now))
+            except (PeerFault, Unavailable) as error:
+                errors.append(error)
+        if errors and len(errors) == told:
+            raise errors[0]
+        return commands
+
+    def _tag(self, configuration: int, commands: list[Command]) -> list[Command]:
+        return [
+            replace(command, configuration=configuration)
+            if isinstance(command, Gossip)
+            else command
+            for command in commands
+        ]
+
+    # ---- configurations ---------------------------------------------------------------------
+
+    def _process_configuration(self, event: ConfigurationSeen, now: float) -> list[Command]:
+        commands: list[Command] = []
+        number = event.configuration
+        if number not in self._views:
+            commands += self._announce(event, now)
+        if event.is_current and number > self.current:
+            commands += self._change_over(number)
+        return commands
+
+    def _announce(self, event: ConfigurationSeen, now: float) -> list[Command]:
+        """Follow the key generation of a configuration, and take our seat in it."""
+        number, predecessor = event.configuration, None
+        if event.is_handover:
+            # the key that is handed over was on the chain before, so its board is complete
+            self._read_keys(event.block_number, now)
+            key = self._keys.get(self.current)
+            if key is None:
+                return [Log(f"the key before configuration {number} is unknown; cannot follow it")]
+            predecessor = Predecessor(self._views[self.current], key.group, key.share)
+        members = tuple(sorted(event.members, key=lambda member: member.account))
+        view = self._views[number] = CommitteeView(
+            configuration=number,
+            members=members,
+            quorum=quorum.compute_quorum_size(len(members)),
+            group_key="",
+            domain=self._domain,
+        )
+        entropy = derive_key(self._secret, _ENTROPY + number.to_bytes(8, "big"))
+        self._generations[number] = KeyGeneration(self._identity, view, entropy, predecessor)
+        self._post_at = 0.0
+        if self._identity.address not in {member.account for member in members}:
+            return []
+        machine = self._machines[number] = self._make_member(view)
+        machine.seat.is_active = False
+        commands: list[Command] = []
+        for known in self._latest.values():
+            commands += self._tag(number, machine.handle(known, now))
+        for other in self._machines.values():
+            for manifest in other.list_manifests():
+                commands += self._tag(number, machine.handle(ManifestFetched(manifest), now))
+        return [Log(f"we are a member of committee configuration {number}"), *commands]
+
+    def _change_over(self, number: int) -> list[Command]:
+        """The chain has changed over: from here on requests are the new machine's."""
+        self.current = number
+        for configuration, machine in list(self._machines.items()):
+            machine.seat.is_active = configuration == number
+            if configuration < number and not machine.count_open():
+                del self._machines[configuration]
+        ours = number in self._machines
+        return [
+            Log(
+                f"committee configuration {number} counts from now on; "
+                + ("we sit in it" if ours else "we do not, and finish what is open")
+            )
+        ]
+
+    def _process_board(self, block_number: int, now: float) -> list[Command]:
+        """All that the board holds up to this block was told: judge it, and deal when it is due."""
+        commands = self._read_keys(block_number, now)
+        target = max(self._generations, default=0)
+        generation = self._generations.get(target)
+        if generation is not None and not generation.is_done and now >= self._post_at:
+            self._post_at = now + limits.BOARD_RETRY_S  # again, until the chain holds it
+            commands += generation.process_start()
+        for number in [
+            n for n, m in self._machines.items() if n < self.current and not m.count_open()
+        ]:
+            del self._machines[number]
+        return commands
+
+    def _read_keys(self, block_number: int, now: float) -> list[Command]:
+        commands: list[Command] = []
+        for number, generation in sorted(self._generations.items()):
+            if number in self._keys:
+                continue
+            for command in generation.process_block(block_number):
+                if isinstance(command, KeyReady):
+                    self._keys[number] = command
+                    machine = self._machines.get(number)
+                    if machine is not None:
+                        commands += self._tag(number, machine.handle(command, now))
+                elif isinstance(command, ConfirmGroupKey):
+                    commands.append(replace(command, configuration=number))
+                else:
+                    commands.append(command)
+            if generation.group is not None and number not in self._keys:
+                self._keys[number] = KeyReady(generation.group, b"")
+        return commands
+
+    def _find(self, ask: Callable[[CommitteeMember], T | None]) -> T | None:
+        """Return the first answer that is one, the current machine asked first."""
+        order = sorted(self._machines, key=lambda number: (number != self.current, -number))
+        for number in order:
+            answer = ask(self._machines[number])
+            if answer:
+                return answer
+        return None

@@ -1,0 +1,224 @@
+"""What committee members say to each other. The transport proves the sender, and no more.
+
+``encode_gossip`` and ``parse_gossip`` wrap a message with its kind. A message that must convince a
+third party (an observation, a quorum signature) carries its own signature.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault
+from splitup.messages.base import AddressField, Bytes32Field, Count, Message
+from splitup.messages.completions import Completion, Pledge, SignedTakeover
+from splitup.messages.plans import PlanCertificate
+from splitup.messages.verification import Draw, SignedAttestation
+from splitup.protocol.snapshots.observations import (
+    ObservationShare,
+    PackedProposal,
+    SnapshotProposal,
+    pack_proposal,
+    unpack_proposal,
+)
+
+QuorumSignatureField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]  # ECDSA, r ‖ s ‖ v
+PartialField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{96}$")]  # BLS signature by one share
+TokenField = Annotated[str, Field(max_length=limits.MAX_JWS_BYTES)]
+
+
+class EpochWish(Message):
+    """The epoch that a member is in or wants. Repeated: it is the members' sign of life, too."""
+
+    configuration: Count
+    epoch: Count
+
+
+class ObservationWanted(Message):
+    """A leader asks for observations towards the snapshot of this sequence number."""
+
+    epoch: Count
+    sequence: Count
+
+
+class SnapshotVote(Message):
+    """A member's signature under a snapshot's root; goes to all, convinces by itself."""
+
+    configuration: Count
+    sequence: Count
+    epoch: Count
+    root: Bytes32Field
+    member: AddressField
+    signature: QuorumSignatureField
+
+
+class PlanPartial(Message):
+    """A share of an execution's seed."""
+
+    execution_id: Bytes32Field
+    partial: PartialField
+
+
+class PlanVote(Message):
+    """A member's signature under a plan; goes to all, convinces by itself."""
+
+    execution_id: Bytes32Field
+    root: Bytes32Field
+    seed: Bytes32Field
+    executors: Annotated[int, Field(ge=1, le=limits.MAX_TASKS)]  # how many nodes it gives work to
+    member: AddressField
+    signature: QuorumSignatureField
+
+
+class Equivocation(Message):
+    """Two votes of one member for one slot that say different things."""
+
+    first: SnapshotVote | PlanVote
+    second: SnapshotVote | PlanVote
+
+
+class PlanCertified(Message):
+    """Answers a member that is behind; convinces by itself."""
+
+    certificate: PlanCertificate
+
+
+class PlanDelivered(Message):
+    """The nodes of the plan have it, but for those ``unreached``: the others need not send it."""
+
+    execution_id: Bytes32Field
+    unreached: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_PLAN_NODES)
+
+
+class PlanWanted(Message):
+    execution_id: Bytes32Field
+
+
+class CommitmentsVote(Message):
+    """A member's signature under the root over all executors' pledges, and what is to be locked."""
+
+    execution_id: Bytes32Field
+    root: Bytes32Field
+    exposures_hash: Bytes32Field  # of what the executors stand to lose
+    signature: QuorumSignatureField
+
+
+class PledgesWanted(Message):
+    """Asks for what the agreed root of an execution is over."""
+
+    execution_id: Bytes32Field
+
+
+class PledgesTold(Message):
+    """Answers a member that is behind; the root on chain proves it.
+
+    ``executors`` answer for the tasks, by task; empty when they are the plan's.
+    """
+
+    execution_id: Bytes32Field
+    pledges: tuple[Pledge, ...] = Field(max_length=limits.MAX_TASKS)
+    executors: tuple[AddressField, ...] = Field(max_length=limits.MAX_TASKS)
+
+
+class DrawPartial(Message):
+    """A share of the draw's seed. Who is behind may lack the takeovers that it rests on."""
+
+    execution_id: Bytes32Field
+    partial: PartialField
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
+
+
+class DrawMade(Message):
+    """Answers a member that is behind; convinces by itself."""
+
+    draw: Draw
+
+
+class Attested(Message):
+    """What a member knows of a verification; convinces by itself."""
+
+    attestation: SignedAttestation
+
+
+class SettlementProposal(Message):
+    """All evidence of an execution; whoever holds it computes the same settlement.
+
+    ``results`` are the validators' own tokens. ``settlement_hash`` is what the proposer makes of
+    it.
+    """
+
+    execution_id: Bytes32Field
+    round: Annotated[int, Field(ge=0, lt=limits.MAX_SETTLEMENT_ROUNDS)]
+    draw: Draw
+    completions: tuple[Completion, ...] = Field(max_length=limits.MAX_TASKS)
+    results: tuple[TokenField, ...] = Field(max_length=limits.MAX_STATEMENTS)
+    attestations: tuple[SignedAttestation, ...] = Field(max_length=limits.MAX_COMMITTEE)
+    settlement_hash: Bytes32Field
+
+
+class SettlementSignature(Message):
+    execution_id: Bytes32Field
+    round: Annotated[int, Field(ge=0, lt=limits.MAX_SETTLEMENT_ROUNDS)]
+    settlement_hash: Bytes32Field
+    signature: QuorumSignatureField
+
+
+_KINDS: Final[dict[str, type[Message]]] = {
+    "epoch-wish": EpochWish,
+    "observation-wanted": ObservationWanted,
+    "observation": ObservationShare,
+    "snapshot-proposal": PackedProposal,
+    "snapshot-vote": SnapshotVote,
+    "plan-partial": PlanPartial,
+    "plan-vote": PlanVote,
+    "plan-certified": PlanCertified,
+    "plan-delivered": PlanDelivered,
+    "plan-wanted": PlanWanted,
+    "equivocation": Equivocation,
+    "commitments-vote": CommitmentsVote,
+    "pledges-wanted": PledgesWanted,
+    "pledges-told": PledgesTold,
+    "draw-partial": DrawPartial,
+    "draw-made": DrawMade,
+    "attested": Attested,
+    "settlement-proposal": SettlementProposal,
+    "settlement-signature": SettlementSignature,
+}
+_NAMES: Final = {message: kind for kind, message in _KINDS.items()}
+
+
+def count_nodes(message: Message) -> int:
+    """Return how many nodes a message lists, with every repetition: what its size grows with."""
+    match message:
+        case ObservationShare():
+            return len(message.observation.views)
+        case SnapshotProposal():
+            return sum(len(share.observation.views) for share in message.observations)
+    return 0
+
+
+def encode_gossip(message: Message, configuration: int) -> dict[str, Any]:
+    """Return the JSON body that carries a message between members of a configuration."""
+    if isinstance(message, SnapshotProposal):
+        message = pack_proposal(message)
+    return {
+        "configuration": configuration,
+        "kind": _NAMES[type(message)],
+        "message": message.model_dump(mode="json"),
+    }
+
+
+def parse_gossip(body: dict[str, Any]) -> tuple[Message, int]:
+    """Parse the body of a gossip request into message and configuration; raise PeerFault."""
+    kind, configuration = body.get("kind"), body.get("configuration")
+    message_type = _KINDS.get(kind) if isinstance(kind, str) else None
+    if message_type is None or body.keys() != {"configuration", "kind", "message"}:
+        raise PeerFault("a gossip message is of no known kind; the member runs another version")
+    if type(configuration) is not int or not 0 <= configuration < 2**53:
+        raise PeerFault("a gossip message names no committee configuration")
+    message = message_type.from_value(body["message"])
+    if isinstance(message, PackedProposal):
+        message = unpack_proposal(message)
+    return message, configuration

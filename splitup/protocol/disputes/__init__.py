@@ -1,0 +1,1 @@
+"""Finding the first operation that two parties disagree about, and judging it."""

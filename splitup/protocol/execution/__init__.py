@@ -1,0 +1,1 @@
+"""An execution under way: queues, routes, logs, and failover."""

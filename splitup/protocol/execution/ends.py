@@ -1,0 +1,37 @@
+"""What the client sent, in its own signed words: the end of an execution.
+
+Executors keep it and show it with their completions, so that one which commits to other inputs than
+the client sent is told from the honest (``splitup.protocol.settlement.edge_faults``). Pure
+functions.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from splitup.core.errors import PeerFault
+from splitup.crypto.keys import Identity, verify_raw
+from splitup.graph.manifest import Manifest
+from splitup.messages.completions import End, SignedEnd
+from splitup.messages.plans import Plan
+
+_DOMAIN: Final = b"splitup/end/v1\0"
+
+
+def sign_end(identity: Identity, end: End) -> SignedEnd:
+    """Return an end with the client's signature."""
+    signature = identity.sign_raw(_DOMAIN + end.canonical_bytes())
+    return SignedEnd(end=end, signature="0x" + signature.hex())
+
+
+def check_end(signed: SignedEnd, plan: Plan, manifest: Manifest) -> None:
+    """Raise PeerFault or BadSignature unless the plan's client ended its execution so."""
+    end, request = signed.end, plan.request
+    if end.execution_id != request.execution_id:
+        raise PeerFault("an end is for another execution")
+    if end.steps > request.steps:
+        raise PeerFault(f"{request.execution_id} ends after more steps than were paid for")
+    if end.inputs and len(end.inputs) != len(manifest.inputs):
+        raise PeerFault(f"the end of {request.execution_id} is not about the model's inputs")
+    message = _DOMAIN + end.canonical_bytes()
+    verify_raw(request.client_key, message, bytes.fromhex(signed.signature[2:]))

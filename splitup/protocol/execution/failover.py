@@ -1,0 +1,249 @@
+"""Which node is to blame when an execution stands still, and who takes its place. No I/O, no clock.
+
+The client alone suffers, so the client decides. It sees three things: a connection that is gone, a
+node's own word that it failed, and steps that do not come back. For the last it asks all nodes how
+far they are: who does not answer is gone; of those who answer, the earliest task that has all it
+needs and does not move is stuck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from splitup.core import limits
+from splitup.graph.manifest import Manifest
+from splitup.messages.base import CLIENT
+from splitup.messages.plans import Plan
+from splitup.messages.progress import Progress, TaskProgress
+from splitup.protocol.execution.routes import get_sources
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask these nodes how far they are."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Let the candidate ``candidate`` (an index into the plan's list) run ``task`` from now on.
+
+    ``first_step`` is the first step whose outputs are missing.
+    """
+
+    task: int
+    candidate: int
+    first_step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """No candidate is left for ``task``; ``node`` was the last."""
+
+    task: int
+    node: str
+    reason: str
+
+
+Command = Probe | Replace | GiveUp
+
+
+class Failover:
+    """Blames nodes of one execution. Times are seconds on any one clock.
+
+    Every method that takes ``now`` returns what to do; call ``tick`` at ``next_time``.
+    """
+
+    def __init__(self, plan: Plan, manifest: Manifest, now: float) -> None:
+        self._plan = plan
+        self._candidates = list(plan.places or (0,) * len(plan.tasks))
+        self._inputs = tuple(get_sources(manifest, task) for task in range(len(plan.tasks)))
+        # connections that do not stand, and when that becomes somebody's fault
+        self._down = {node: now + limits.CONNECT_S for node in plan.executors()}
+        self._gone: dict[str, str] = {}  # replaced nodes, and why
+        self._submitted = 0
+        self._done: set[int] = set()  # above ``first_missing``
+        self.first_missing = 0
+        self._moved_at = now
+        self._usual_s = 0.0  # between two steps that come back; 0 until one has
+        self._probed_at: float | None = None
+        self._answers: dict[str, Progress] = {}
+        self._still: dict[int, tuple[int, float]] = {}  # task -> steps, since when so many
+        self._over = False
+
+    @property
+    def executors(self) -> tuple[str, ...]:
+        """Return who runs every task now."""
+        pairs = zip(self._plan.tasks, self._candidates, strict=True)
+        return tuple(nodes[candidate] for nodes, candidate in pairs)
+
+    @property
+    def stall_s(self) -> float:
+        """Return how long no step may come back before somebody is asked."""
+        if not self._usual_s:
+            return limits.STALL_FIRST_S
+        return max(limits.STALL_S, limits.STALL_STEPS * self._usual_s)
+
+    def find_silent(self) -> tuple[int, str] | None:
+        """Return the first task whose node is not connected, and the node."""
+        for task, node in enumerate(self.executors):
+            if node in self._down:
+                return task, node
+        return None
+
+    # ---- what happens --------------------------------------------------------------------------
+
+    def process_submitted(self, step: int, now: float) -> None:
+        """Note a step that is on its way."""
+        if self.first_missing >= self._submitted:
+            self._move(now)
+        self._submitted = max(self._submitted, step + 1)
+
+    def process_done(self, step: int, now: float) -> None:
+        """Note a step whose outputs are all here."""
+        took_s = now - self._moved_at
+        self._usual_s = took_s if not self._usual_s else 0.8 * self._usual_s + 0.2 * took_s
+        self._done.add(step)
+        while self.first_missing in self._done:
+            self._done.discard(self.first_missing)
+            self.first_missing += 1
+        self._move(now)
+
+    def process_end(self) -> None:
+        """Blame nobody any more."""
+        self._over = True
+
+    def process_down(self, node: str, now: float) -> None:
+        """Note that a connection broke; it has a moment to come back."""
+        self._down.setdefault(node, now + limits.RECONNECT_S)
+
+    def process_up(self, node: str) -> None:
+        """Note that a connection stands."""
+        self._down.pop(node, None)
+
+    def process_failure(self, node: str, reason: str, now: float) -> list[Command]:
+        """Take a node's own word, or evidence, that it cannot go on."""
+        return self._replace(node, reason, now)
+
+    def process_progress(self, progress: Progress, now: float) -> list[Command]:
+        """Take an answer to a probe; the last one leads to a verdict."""
+        if self._probed_at is None or progress.node not in self.executors:
+            return []
+        self._answers[progress.node] = progress
+        return self._judge(now) if set(self.executors) <= self._answers.keys() else []
+
+    def next_time(self) -> float | None:
+        """Return when to call ``tick``, None while nothing can become late."""
+        if self._over:
+            return None
+        times = [at for node, at in self._down.items() if node in self.executors]
+        if self._submitted > self.first_missing:
+            if self._probed_at is not None:
+                times.append(self._probed_at + limits.PROBE_S)
+            else:
+                times.append(self._moved_at + self.stall_s)
+        return min(times, default=None)
+
+    def tick(self, now: float) -> list[Command]:
+        """Do what has become due."""
+        if self._over:
+            return []
+        commands: list[Command] = []
+        for node in [node for node, at in self._down.items() if at <= now]:
+            commands += self._replace(node, "the connection to it was lost", now)
+        if self._submitted <= self.first_missing or commands:
+            return commands
+        if self._probed_at is not None:
+            if now >= self._probed_at + limits.PROBE_S:
+                commands += self._judge(now)
+        elif now >= self._moved_at + self.stall_s:
+            commands += self._probe(now)
+        return commands
+
+    # ---- verdicts ------------------------------------------------------------------------------
+
+    def _probe(self, now: float) -> list[Command]:
+        self._probed_at = now
+        self._answers = {}
+        return [Probe(tuple(sorted(set(self.executors))))]
+
+    def _judge(self, now: float) -> list[Command]:
+        """Blame who does not answer, else who does not move; else ask again in a while."""
+        self._probed_at = None
+        silent = sorted(set(self.executors) - self._answers.keys())
+        if silent:
+            return [
+                command
+                for node in silent
+                for command in self._replace(node, "the node stopped answering", now)
+            ]
+        tasks = {t.task: t for answer in self._answers.values() for t in answer.tasks}
+        stuck = self._find_stuck(tasks, now)
+        if stuck is not None:
+            return self._replace(self.executors[stuck], "the task does not move", now)
+        self._moved_at = max(self._moved_at, now - self.stall_s + limits.PROBE_S)
+        return []
+
+    def _find_stuck(self, tasks: dict[int, TaskProgress], now: float) -> int | None:
+        """Return the earliest task that has had all it needs for too long."""
+        for task, progress in tasks.items():
+            if self._still.get(task, (-1, 0.0))[0] != progress.steps:
+                self._still[task] = (progress.steps, now)
+        moved_at = max((since for _, since in self._still.values()), default=now)
+        for task, node in enumerate(self.executors):
+            own = tasks.get(task)
+            if own is None:  # it answers, and does not know that the task is its own
+                if now >= moved_at + limits.HANG_LOST_S:
+                    return task
+                continue
+            waits_s = now - self._still[task][1]
+            if own.ready and waits_s >= max(limits.HANG_RUN_S, limits.STALL_STEPS * self._usual_s):
+                return task
+            fed = all(
+                self._get_steps(tasks, source) > own.steps for source, _ in self._inputs[task]
+            )
+            lost = not own.ready and fed and now >= moved_at + limits.HANG_LOST_S
+            if lost and node not in self._gone:
+                return task
+        return None
+
+    def _get_steps(self, tasks: dict[int, TaskProgress], source: int) -> int:
+        if source == CLIENT:
+            return self._submitted
+        known = tasks.get(source)
+        return 0 if known is None else known.steps
+
+    def _replace(self, node: str, reason: str, now: float) -> list[Command]:
+        """Give all tasks of a node to their next candidates."""
+        self._down.pop(node, None)
+        if self._over or node in self._gone:
+            return []
+        self._gone[node] = reason
+        commands: list[Command] = []
+        for task in [task for task, own in enumerate(self.executors) if own == node]:
+            following = self._find_next(task)
+            if following is None:
+                self._over = True
+                return [*commands, GiveUp(task, node, reason)]
+            self._candidates[task] = following
+            self._still.pop(task, None)
+            commands.append(Replace(task, following, self.first_missing, reason))
+        self._move(now)
+        return commands
+
+    def _find_next(self, task: int) -> int | None:
+        nodes = self._plan.tasks[task]
+        later = range(self._candidates[task] + 1, len(nodes))
+        return next((index for index in later if nodes[index] not in self._gone), None)
+
+    def process_opened(self, nodes: Iterable[str], now: float) -> None:
+        """Note that connections to new nodes are being opened."""
+        for node in nodes:
+            self._down[node] = now + limits.CONNECT_S
+
+    def _move(self, now: float) -> None:
+        self._moved_at = now
+        self._probed_at = None

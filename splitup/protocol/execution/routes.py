@@ -1,0 +1,117 @@
+"""Where tensors go: what a plan and a manifest mean for one node. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault
+from splitup.core.tensors import TensorSpec
+from splitup.graph.manifest import InputSource, Manifest
+from splitup.messages.base import CLIENT
+from splitup.messages.plans import Plan, PlanNode
+from splitup.protocol.execution.task_queue import LocalTask, PortId
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """One node's part in an execution."""
+
+    tasks: tuple[LocalTask, ...]
+    targets: dict[PortId, tuple[str, ...]]  # other nodes that read an output of ours
+    # and of those the ones that need it in some steps only: for every such node our outputs that
+    # are its tasks' gates. While all of them are zero, it needs nothing else
+    gates: dict[PortId, dict[str, frozenset[int]]]
+    to_client: frozenset[PortId]  # our outputs that are the execution's outputs
+    successors: dict[str, PlanNode]  # the nodes in ``targets``, by address
+    specs: dict[PortId, TensorSpec]  # what our tasks read
+
+    def find_gates(self, task: int) -> frozenset[int]:
+        """Return the outputs of a task of ours that let something else be left unsent."""
+        return frozenset(
+            gate
+            for (index, _), nodes in self.gates.items()
+            if index == task
+            for gates in nodes.values()
+            for gate in gates
+        )
+
+
+def get_sources(manifest: Manifest, task: int) -> tuple[PortId, ...]:
+    """Return the producer (task or CLIENT, port) of every input of a task, in order."""
+    names = {port.name: index for index, port in enumerate(manifest.inputs)}
+    return tuple(
+        (CLIENT, names[entry.source.input])
+        if isinstance(entry.source, InputSource)
+        else (entry.source.task, entry.source.port)
+        for entry in manifest.tasks[task].inputs
+    )
+
+
+def compute_path_flops(manifest: Manifest) -> tuple[int, ...]:
+    """Return, for every task, the FLOPs of the heaviest path from it to the end of the graph."""
+    path = [max(1, task.flops) for task in manifest.tasks]
+    for source, target in sorted(manifest.edges(), reverse=True):
+        path[source] = max(path[source], max(1, manifest.tasks[source].flops) + path[target])
+    return tuple(path)
+
+
+def compute_routes(
+    plan: Plan, manifest: Manifest, node: str, executors: Sequence[str] | None = None
+) -> Routes:
+    """Return what ``node`` runs, reads and sends. Raises PeerFault when plan and model differ.
+
+    ``executors`` are the tasks' nodes of now; by default the plan's first candidates.
+    """
+    executors = plan.executors() if executors is None else executors
+    if len(executors) != len(manifest.tasks):
+        raise PeerFault(
+            f"plan of {plan.request.execution_id} assigns {len(executors)} tasks; "
+            f"the model has {len(manifest.tasks)}"
+        )
+    mine = [index for index, executor in enumerate(executors) if executor == node]
+    path = compute_path_flops(manifest)
+    longest = max(path)
+    specs: dict[PortId, TensorSpec] = {}
+    targets: dict[PortId, tuple[str, ...]] = {}
+    gates: dict[PortId, dict[str, frozenset[int]]] = {}
+    tasks = []
+    for index in mine:
+        task = manifest.tasks[index]
+        inputs = get_sources(manifest, index)
+        specs.update(zip(inputs, (port.spec for port in task.inputs), strict=True))
+        head_start = limits.QUEUE_HEAD_START * path[index] // longest
+        gate = None if task.gate is None else inputs[task.gate]
+        tasks.append(LocalTask(index, inputs, len(task.outputs), head_start, gate))
+        for port in range(len(task.outputs)):
+            readers = {executors[reader] for reader, _ in manifest.consumers(index, port)}
+            targets[index, port] = tuple(sorted(readers - {node}))
+            gates[index, port] = _find_gates(manifest, executors, index, port)
+    named = sorted({target for readers in targets.values() for target in readers})
+    return Routes(
+        tasks=tuple(tasks),
+        targets=targets,
+        gates=gates,
+        to_client=frozenset(
+            (output.task, output.port) for output in manifest.outputs if output.task in mine
+        ),
+        successors={target: plan.node_of(target) for target in named},
+        specs=specs,
+    )
+
+
+def _find_gates(
+    manifest: Manifest, executors: Sequence[str], index: int, port: int
+) -> dict[str, frozenset[int]]:
+    """Return, for nodes that need an output in some steps only, the outputs that say in which."""
+    needed: set[str] = set()
+    found: dict[str, set[int]] = {}
+    for reader, position in manifest.consumers(index, port):
+        gate = manifest.tasks[reader].gate
+        producer, place = (CLIENT, 0) if gate is None else get_sources(manifest, reader)[gate]
+        if producer != index or position == gate:
+            needed.add(executors[reader])
+        else:
+            found.setdefault(executors[reader], set()).add(place)
+    return {node: frozenset(gates) for node, gates in found.items() if node not in needed}

@@ -1,0 +1,384 @@
+"""What a node runs next: tensors in, runs out, whatever order the network chose. No I/O, no clock.
+
+Every task of an execution runs its steps strictly in order (its state demands it); tasks and
+executions interleave. A tensor may come early, late, twice or never; the same slot with other bytes
+is a fault of the sender while the first waits, and ignored once that was used.
+
+Executions share the node fairly, step by step (start-time fair queueing, Goyal et al. 1996): a run
+is due at the later of now and the end of its execution's last one, on a clock that a whole step
+of any execution moves equally far. Among runs due together long critical paths go first. Runs of
+other executions may go with the one that is due first (``take_with``), which costs it nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault, Unavailable
+from splitup.core.tensors import is_zero
+from splitup.messages.frames import Frame, Seal
+
+PortId = tuple[int, int]  # (producer task or CLIENT, port)
+
+_STEP: Final = 2**20  # what one step of all local tasks of an execution takes on the queue's clock
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTask:
+    """A task as its executor's queue sees it."""
+
+    index: int
+    inputs: tuple[PortId, ...]  # the source of every input, in order
+    outputs: int
+    head_start: int  # 0 … limits.QUEUE_HEAD_START, by the length of the path that waits for it
+    gate: PortId | None = None  # where this is zero, a step needs nothing else, and no run
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One step of one port; ``arrived_ns`` is when it was complete (Unix time, for traces)."""
+
+    digest: bytes
+    data: bytes | memoryview
+    arrived_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One step of one task with everything it needs.
+
+    With ``gate``, which is zero then, it is not to be run, and has no other inputs.
+    """
+
+    execution_id: str
+    task: int
+    step: int
+    inputs: tuple[Tensor, ...]
+    gate: Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One task: its steps run strictly in order, and what it reads waits for it alone."""
+
+    task: LocalTask
+    waiting: dict[PortId, dict[int, Tensor]]  # by port and step
+    next_step: int = 0
+    busy: bool = False  # in the heap or running
+
+    def find_shut(self, step: int) -> Tensor | None:
+        """Return the gate of a step when it is there, and zero."""
+        if self.task.gate is None:
+            return None
+        gate = self.waiting[self.task.gate].get(step)
+        return gate if gate is not None and is_zero(gate.digest, len(gate.data)) else None
+
+
+@dataclass(slots=True)
+class _Execution:
+    max_steps: int
+    lanes: dict[int, _Lane] = field(default_factory=dict)
+    renewed: set[PortId] = field(default_factory=set)  # another node produces them now
+    end: int | None = None
+    buffered_bytes: int = 0
+    due: int = 0  # when its next run is due, see _STEP
+
+
+class TaskQueue:
+    """The runs of all executions assigned to one node."""
+
+    def __init__(self, *, max_bytes: int = limits.QUEUE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._buffered_bytes = 0
+        self._executions: dict[str, _Execution] = {}
+        # due, minus head start, sequence, execution, task, step
+        self._ready: list[tuple[int, int, int, str, int, int]] = []
+        self._sequence = 0
+        self._now = 0  # when the last run was due
+
+    def __len__(self) -> int:
+        """Return how many runs are ready."""
+        return len(self._ready)
+
+    @property
+    def executions(self) -> int:
+        """Return how many executions have tasks here."""
+        return len(self._executions)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the bytes of all tensors that wait."""
+        return self._buffered_bytes
+
+    def assign(self, execution_id: str, tasks: Sequence[LocalTask], max_steps: int) -> None:
+        """Accept tasks of an execution, now or later; one that is here already changes nothing.
+
+        Raises Unavailable when ``limits.QUEUE_EXECUTIONS`` are assigned already.
+        """
+        execution = self._executions.get(execution_id)
+        if execution is None:
+            if len(self._executions) >= limits.QUEUE_EXECUTIONS:
+                raise Unavailable(f"the node works on {len(self._executions)} executions already")
+            execution = self._executions[execution_id] = _Execution(max_steps)
+        for task in tasks:
+            if task.index not in execution.lanes:
+                lane = _Lane(task, {source: {} for source in task.inputs})
+                execution.lanes[task.index] = lane
+                self._schedule(execution_id, execution, lane)
+
+    def offer(
+        self, execution_id: str, port: PortId, step: int, tensor: Tensor, *, task: int | None = None
+    ) -> bool:
+        """Take one tensor for all its readers here, or for ``task`` alone.
+
+        Returns False when all of them had it. What a reader has used already it ignores, whatever
+        its bytes. Raises PeerFault for a port that no local task reads, a step that was not paid
+        for, or a second tensor with other bytes, and Unavailable when the buffers are full.
+        """
+        execution = self._get(execution_id)
+        lanes = [
+            lane
+            for lane in execution.lanes.values()
+            if port in lane.waiting and task in (None, lane.task.index)
+        ]
+        if not lanes:
+            raise PeerFault(
+                f"no task here reads port {port[1]} of task {port[0]} of {execution_id}"
+            )
+        limit = execution.max_steps if execution.end is None else execution.end
+        if step >= limit:
+            raise PeerFault(f"step {step} of {execution_id} is beyond its {limit} steps")
+        news = [self._take(execution_id, execution, lane, port, step, tensor) for lane in lanes]
+        return any(news)
+
+    def renew(self, execution_id: str, task: int) -> None:
+        """Expect a task's outputs from another node: what differs and was not used is replaced."""
+        execution = self._executions.get(execution_id)
+        if execution is not None:
+            for lane in execution.lanes.values():
+                execution.renewed |= {port for port in lane.waiting if port[0] == task}
+
+    def end(self, execution_id: str, steps: int) -> None:
+        """Learn the number of steps; raise PeerFault when it contradicts what was said or run."""
+        execution = self._get(execution_id)
+        if execution.end == steps:
+            return
+        ahead = any(
+            lane.next_step > steps
+            or any(step >= steps for tensors in lane.waiting.values() for step in tensors)
+            for lane in execution.lanes.values()
+        )
+        if execution.end is not None or steps > execution.max_steps or ahead:
+            raise PeerFault(f"execution {execution_id} cannot end after {steps} steps any more")
+        execution.end = steps
+        for lane in execution.lanes.values():
+            self._schedule(execution_id, execution, lane)
+
+    def next(self) -> Run | None:
+        """Return the run to start now, None when nothing is ready."""
+        while self._ready:
+            due, _, _, execution_id, task, step = heapq.heappop(self._ready)
+            lane = self._find(execution_id, task)
+            if lane is None or lane.next_step != step:
+                continue  # dropped meanwhile
+            self._now = max(self._now, due)
+            if (gate := lane.find_shut(step)) is not None:
+                return Run(execution_id, task, step, (), gate)
+            inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
+            return Run(execution_id, task, step, inputs)
+        return None
+
+    def take_with(self, is_wanted: Callable[[Run], bool]) -> list[Run]:
+        """Return runs that are ready, may go with the last one that ``next`` gave, and are wanted.
+
+        They are asked for in the order in which ``next`` would give them, and stand no further
+        back for it: the run that is due first is always what ``next`` gives.
+        """
+        taken = []
+        for entry in sorted(self._ready):
+            execution_id, task, step = entry[3:]
+            lane = self._find(execution_id, task)
+            if lane is None or lane.next_step != step or lane.find_shut(step) is not None:
+                continue
+            inputs = tuple(lane.waiting[source][step] for source in lane.task.inputs)
+            run = Run(execution_id, task, step, inputs)
+            if is_wanted(run):
+                taken.append(run)
+                self._ready.remove(entry)
+        if taken:
+            heapq.heapify(self._ready)
+        return taken
+
+    def finish(self, run: Run, outputs: Sequence[Tensor]) -> bool:
+        """Let go of a run's inputs and take its outputs to their local readers.
+
+        Returns False when the task was dropped while it ran: nobody wants its outputs any more.
+        """
+        execution = self._executions.get(run.execution_id)
+        lane = self._find(run.execution_id, run.task)
+        if execution is None or lane is None or lane.next_step != run.step:
+            return False
+        lane.busy = False
+        lane.next_step += 1
+        for tensors in lane.waiting.values():
+            if run.step in tensors:  # what a zero gate makes needless may never come
+                self._discard(execution, tensors, run.step)
+        for port, tensor in enumerate(outputs):
+            for reader in execution.lanes.values():
+                if (run.task, port) in reader.waiting:
+                    self._take(
+                        run.execution_id, execution, reader, (run.task, port), run.step, tensor
+                    )
+        self._schedule(run.execution_id, execution, lane)
+        return True
+
+    def is_complete(self, execution_id: str) -> bool:
+        """Return whether every local task has run every step there is."""
+        execution = self._executions.get(execution_id)
+        return (
+            execution is not None
+            and execution.end is not None
+            and all(lane.next_step == execution.end for lane in execution.lanes.values())
+        )
+
+    def get_progress(self, execution_id: str) -> dict[int, int]:
+        """Return the number of finished steps by task; empty for an unknown execution."""
+        execution = self._executions.get(execution_id)
+        lanes = {} if execution is None else execution.lanes
+        return {index: lane.next_step for index, lane in lanes.items()}
+
+    def is_ready(self, execution_id: str, task: int) -> bool:
+        """Return whether a task's next step waits for nothing but its turn, or runs."""
+        lane = self._find(execution_id, task)
+        return lane is not None and lane.busy
+
+    def has(self, execution_id: str, port: PortId, step: int, task: int) -> bool:
+        """Return whether a task has used a tensor, or has it waiting."""
+        lane = self._find(execution_id, task)
+        return lane is not None and (step < lane.next_step or step in lane.waiting[port])
+
+    def drop(self, execution_id: str) -> None:
+        """Forget an execution and its tensors."""
+        execution = self._executions.pop(execution_id, None)
+        if execution is not None:
+            self._buffered_bytes -= execution.buffered_bytes
+            self._ready = [entry for entry in self._ready if entry[3] != execution_id]
+            heapq.heapify(self._ready)
+
+    def drop_task(self, execution_id: str, task: int) -> None:
+        """Forget one task, which another node runs from now on."""
+        execution, lane = self._executions.get(execution_id), self._find(execution_id, task)
+        if execution is None or lane is None:
+            return
+        for tensors in lane.waiting.values():
+            for step in list(tensors):
+                self._discard(execution, tensors, step)
+        del execution.lanes[task]
+        if not execution.lanes:
+            self.drop(execution_id)
+
+    def _get(self, execution_id: str) -> _Execution:
+        execution = self._executions.get(execution_id)
+        if execution is None:
+            raise PeerFault(f"execution {execution_id} is not assigned to this node")
+        return execution
+
+    def _find(self, execution_id: str, task: int) -> _Lane | None:
+        execution = self._executions.get(execution_id)
+        return None if execution is None else execution.lanes.get(task)
+
+    def _take(
+        self,
+        execution_id: str,
+        execution: _Execution,
+        lane: _Lane,
+        port: PortId,
+        step: int,
+        tensor: Tensor,
+    ) -> bool:
+        """Keep one tensor for one lane; return False when it is not needed."""
+        if step < lane.next_step:
+            return False
+        known = lane.waiting[port].get(step)
+        if known is not None:
+            if known.digest == tensor.digest:
+                return False
+            if port not in execution.renewed:
+                raise PeerFault(
+                    f"two different tensors for step {step} of port {port[1]} of task {port[0]} "
+                    f"of {execution_id}"
+                )
+            self._discard(execution, lane.waiting[port], step)
+        size = len(tensor.data)
+        if self._buffered_bytes + size > self._max_bytes:
+            raise Unavailable(f"{self._buffered_bytes} bytes of tensors wait on this node already")
+        lane.waiting[port][step] = tensor
+        execution.buffered_bytes += size
+        self._buffered_bytes += size
+        self._schedule(execution_id, execution, lane)
+        return True
+
+    def _discard(self, execution: _Execution, tensors: dict[int, Tensor], step: int) -> None:
+        size = len(tensors.pop(step).data)
+        execution.buffered_bytes -= size
+        self._buffered_bytes -= size
+
+    def _schedule(self, execution_id: str, execution: _Execution, lane: _Lane) -> None:
+        if lane.busy:
+            return
+        step = lane.next_step
+        if step >= (execution.max_steps if execution.end is None else execution.end):
+            return
+        if not lane.waiting and execution.end is None:
+            return  # a task without inputs has nothing that says how often it is wanted
+        is_shut = lane.find_shut(step) is not None
+        if not is_shut and any(step not in tensors for tensors in lane.waiting.values()):
+            return
+        lane.busy = True
+        self._sequence += 1
+        due = max(self._now, execution.due)
+        execution.due = due + (0 if is_shut else _STEP // len(execution.lanes))
+        head_start = lane.task.head_start
+        heapq.heappush(
+            self._ready,
+            (due, -head_start, self._sequence, execution_id, lane.task.index, step),
+        )
+
+
+@dataclass(slots=True)
+class _Early:
+    frames: list[tuple[str, Frame, Seal]] = field(default_factory=list)
+    size: int = 0
+
+
+class EarlyFrames:
+    """Frames that came before their plan. Bounded: the oldest execution goes first."""
+
+    def __init__(self, max_executions: int = limits.MAX_EARLY_EXECUTIONS) -> None:
+        self._max_executions = max_executions
+        self._executions: OrderedDict[str, _Early] = OrderedDict()
+
+    def add(self, sender: str, frame: Frame, seal: Seal) -> None:
+        """Keep a frame; raise Unavailable when its execution has too many."""
+        early = self._executions.get(frame.execution_id)
+        if early is None:
+            while len(self._executions) >= self._max_executions:
+                self._executions.popitem(last=False)
+            early = self._executions[frame.execution_id] = _Early()
+        size = len(frame.payload) + len(seal.signed)
+        too_many = len(early.frames) >= limits.MAX_EARLY_FRAMES
+        if too_many or early.size + size > limits.MAX_EARLY_BYTES:
+            raise Unavailable(f"too many frames of {frame.execution_id} came before its plan")
+        alone = replace(frame, payload=bytes(frame.payload))  # not all that it came with
+        early.frames.append((sender, alone, seal))
+        early.size += size
+
+    def take(self, execution_id: str) -> list[tuple[str, Frame, Seal]]:
+        """Return and forget the frames of an execution with their senders, in order of arrival."""
+        early = self._executions.pop(execution_id, None)
+        return [] if early is None else early.frames

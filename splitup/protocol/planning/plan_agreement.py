@@ -1,0 +1,455 @@
+"""From a request to a certified plan, without a leader.
+
+Members sign the request with their threshold shares; any 2f+1 shares give the same seed, the seed
+and the agreed snapshot give the same plan, and 2f+1 ECDSA signatures make it a certificate. Who
+tells the nodes and the chain is staged by the seed, so that one does and the others stand by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from splitup.core import limits
+from splitup.core.codec import compute_digest
+from splitup.core.errors import InvalidInput, PeerFault
+from splitup.crypto.quorum import pack_signatures
+from splitup.messages.base import Message
+from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request, SignedRequest
+from splitup.protocol.committee.certificates import check_certificate, plan_alpha
+from splitup.protocol.committee.context import Beacon, Ledger, Library, Seat
+from splitup.protocol.committee.equivocation import Witness, compute_vote_hash
+from splitup.protocol.committee.events import (
+    AnnouncePlan,
+    Command,
+    Fault,
+    Gossip,
+    Log,
+    PushPlan,
+    SubmitPlan,
+)
+from splitup.protocol.committee.peer_messages import (
+    PlanCertified,
+    PlanDelivered,
+    PlanPartial,
+    PlanVote,
+    PlanWanted,
+)
+from splitup.protocol.planning.selection import compute_plan
+from splitup.protocol.planning.signed_requests import is_same
+from splitup.protocol.settlement.proof_of_sampling import Economics, add_exposures
+
+
+@dataclass(slots=True)
+class _Round:
+    """One execution on its way to a certificate."""
+
+    request: Request
+    beacon: Beacon
+    client_signature: str = ""  # of a request that the plan opens
+    partial: str = ""  # ours
+    plan: Plan | None = None
+    root: str = ""  # of the plan, and what is signed of it: a large plan takes long to hash
+    refusal: str = ""
+    own: PlanVote | None = None
+    unchecked: dict[str, PlanVote] = field(default_factory=dict)
+    votes: dict[str, PlanVote] = field(default_factory=dict)  # for our plan, checked
+    certificate: PlanCertificate | None = None
+    certified_at: float = 0.0
+    resend_at: float = 0.0
+    push_at: float = math.inf
+    unreached: frozenset[str] | None = None  # who lacks the plan; nobody knows yet
+    pushes: int = 0  # ours
+    submit_at: float = math.inf
+    accepted: bool = False
+
+
+class Plans:
+    """One member's part in the plan layer."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        ledger: Ledger,
+        library: Library,
+        witness: Witness,
+        economics: Economics,
+    ) -> None:
+        self._economics = economics
+        self._seat = seat
+        self._witness = witness
+        self._ledger = ledger
+        self._library = library
+        self._rounds: dict[str, _Round] = {}
+        self._finished: OrderedDict[str, PlanCertificate] = OrderedDict()
+        self._early: dict[str, OrderedDict[tuple[str, type], Message]] = {}
+
+    # ---- what the rest of the member asks ---------------------------------------------------
+
+    def find_certificate(self, execution_id: str) -> PlanCertificate | None:
+        known = self._rounds.get(execution_id)
+        return known.certificate if known else self._finished.get(execution_id)
+
+    def find_refusal(self, execution_id: str) -> str:
+        """Return why an execution cannot be planned, or ""."""
+        known = self._rounds.get(execution_id)
+        return known.refusal if known else ""
+
+    def find_request(self, execution_id: str) -> Request | None:
+        known = self._rounds.get(execution_id)
+        return known.request if known else None
+
+    def find_signed(self, execution_id: str) -> SignedRequest | None:
+        """Return the request of an execution that its plan opens or has opened, or None."""
+        known = self._rounds.get(execution_id)
+        if known is None or not known.client_signature:
+            return None
+        return SignedRequest(request=known.request, signature=known.client_signature)
+
+    def list_expired(self, timestamp_s: int, grace_s: int) -> list[str]:
+        """Return executions whose money goes back by now."""
+        return [
+            execution_id
+            for execution_id, known in self._rounds.items()
+            if timestamp_s > known.request.deadline + grace_s
+        ]
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    # ---- facts ------------------------------------------------------------------------------
+
+    def process_request(
+        self, request: Request, now: float, client_signature: str = ""
+    ) -> list[Command]:
+        """Begin: persist which request this is, and give our share of its seed to all."""
+        execution_id = request.execution_id
+        if execution_id in self._rounds:
+            return []
+        if len(self._rounds) >= limits.MAX_OPEN_EXECUTIONS:
+            return [Log(f"too many open executions; {execution_id} is left to be refunded")]
+        known = _Round(request, Beacon(plan_alpha(request)), client_signature)
+        self._rounds[execution_id] = known
+        commands = self._begin(known, now)
+        for member, messages in self._early.items():
+            for kind in (PlanPartial, PlanVote):
+                message = messages.pop((execution_id, kind), None)
+                if message is not None:
+                    commands += self.process_gossip(member, message, now)
+        return commands
+
+    def process_key(self, now: float) -> list[Command]:
+        """Begin what arrived before the threshold key did."""
+        commands: list[Command] = []
+        for known in self._rounds.values():
+            commands += self._begin(known, now)
+        return commands
+
+    def process_accepted(self, execution_id: str, plan_root: str) -> list[Command]:
+        known = self._rounds.get(execution_id)
+        if known is None:
+            return []
+        known.accepted, known.submit_at = True, math.inf
+        if known.plan and known.plan.root() != plan_root:
+            return [Log(f"the chain accepted another plan for {execution_id} than ours")]
+        return []
+
+    def process_pushed(
+        self, execution_id: str, unreached: Sequence[str], now: float
+    ) -> list[Command]:
+        """Tell the others which nodes know, so that they need not say it too; try the rest again.
+
+        The others may reach whom we do not, so they go on with those in their turn.
+        """
+        commands: list[Command] = []
+        known = self._rounds.get(execution_id)
+        if known is not None:
+            missing = frozenset(unreached)
+            known.unreached = missing if known.unreached is None else known.unreached & missing
+            unreached = sorted(known.unreached)
+            if unreached and known.pushes < limits.PLAN_PUSHES:
+                known.push_at = now + limits.GOSSIP_RETRY_S * 2 ** (known.pushes - 1)
+        if unreached:
+            names = ", ".join(unreached)
+            commands.append(Log(f"plan of {execution_id} could not be delivered to {names}"))
+        delivered = PlanDelivered(execution_id=execution_id, unreached=tuple(unreached))
+        return [*commands, Gossip(None, delivered)]
+
+    def process_end(self, execution_id: str) -> list[Command]:
+        """Forget a settled, refunded or expired execution, but for its certificate."""
+        known = self._rounds.pop(execution_id, None)
+        if known is None:
+            return []
+        if known.certificate:
+            self._finished[execution_id] = known.certificate
+            while len(self._finished) > limits.MAX_FINISHED_PLANS:
+                self._finished.popitem(last=False)
+        return [AnnouncePlan(execution_id)]
+
+    def process_undone_request(self, execution_id: str) -> list[Command]:
+        """Drop an execution whose block is gone; what we signed for it stays in the ledger."""
+        if self._rounds.pop(execution_id, None) is None:
+            return []
+        return [Log(f"the request of {execution_id} was undone by a chain reorganisation")]
+
+    def process_undone_plan(self, execution_id: str, now: float) -> list[Command]:
+        """Bring a plan to the chain again whose block is gone."""
+        known = self._rounds.get(execution_id)
+        if known is not None and known.accepted:
+            known.accepted = False
+            if known.certificate is not None:
+                place = self._seat.get_place(known.certificate.plan.seed, now)
+                known.submit_at = now + place * limits.PLAN_SUBMIT_STAGE_S
+        return []
+
+    def process_contents(self, now: float) -> list[Command]:
+        """Go on with whatever waited for a snapshot or a manifest."""
+        commands: list[Command] = []
+        for known in list(self._rounds.values()):
+            if known.beacon.seed and known.plan is None and not known.refusal:
+                commands += self._advance(known, now)
+        return commands
+
+    def process_tick(self, now: float) -> list[Command]:
+        """Say again what may have been lost, and act when it is our turn."""
+        commands: list[Command] = []
+        for known in self._rounds.values():
+            if known.certificate is None:
+                if known.refusal or now < known.resend_at:
+                    continue
+                known.resend_at = now + limits.GOSSIP_RETRY_S
+                commands += self._say(known)
+                if known.beacon.seed:
+                    commands += self._library.ask(
+                        known.request.model_id, known.request.snapshot_root, now
+                    )
+                continue
+            if now >= known.push_at:
+                commands += _push(known, known.certificate)
+            if now >= known.submit_at and not known.accepted:
+                known.submit_at = now + limits.PLAN_SUBMIT_STAGE_S * len(self._seat.accounts())
+                commands.append(_make_submission(known, known.certificate))
+        return commands
+
+    # ---- gossip -----------------------------------------------------------------------------
+
+    def process_gossip(
+        self,
+        sender: str,
+        message: Message,
+        now: float,
+    ) -> list[Command]:
+        """Take a member's message about a plan; raise PeerFault when it is wrong on its face."""
+        match message:
+            case PlanPartial() | PlanVote():
+                return self._process_vote(sender, message, now)
+            case PlanCertified():
+                return self._process_certified(message.certificate, now)
+            case PlanDelivered():
+                known = self._rounds.get(message.execution_id)
+                if known:
+                    _note_delivered(known, message.unreached)
+            case PlanWanted():
+                certificate = self.find_certificate(message.execution_id)
+                if certificate:
+                    return [Gossip(sender, PlanCertified(certificate=certificate))]
+        return []
+
+    def _process_vote(
+        self, sender: str, message: PlanPartial | PlanVote, now: float
+    ) -> list[Command]:
+        if isinstance(message, PlanVote) and message.member != sender:
+            return self._witness.process_vote(message)  # passed on: it differs from the sender's
+        known = self._rounds.get(message.execution_id)
+        if known is None:
+            finished = self._finished.get(message.execution_id)
+            if finished and isinstance(message, PlanPartial):
+                return [Gossip(sender, PlanCertified(certificate=finished))]
+            waiting = self._early.setdefault(sender, OrderedDict())
+            waiting[message.execution_id, type(message)] = message
+            while len(waiting) > limits.MAX_EARLY_MESSAGES:
+                waiting.popitem(last=False)
+            return []
+        if known.certificate:
+            # a vote right after the certificate only crossed it; a later one shows a member behind
+            late = now - known.certified_at > limits.GOSSIP_RETRY_S / 2
+            if late and isinstance(message, PlanPartial):
+                return [Gossip(sender, PlanCertified(certificate=known.certificate))]
+            if isinstance(message, PlanVote) and message.root != known.certificate.plan.root():
+                return [*self._witness.process_vote(message), Gossip(None, message)]
+            return []
+        if isinstance(message, PlanPartial):
+            known.beacon.add(self._seat.index_of(sender), message.partial)
+        else:
+            known.unchecked[sender] = message
+        return self._advance(known, now)
+
+    def _process_certified(self, certificate: PlanCertificate, now: float) -> list[Command]:
+        execution_id = certificate.plan.request.execution_id
+        known = self._rounds.get(execution_id)
+        if known is None or known.certificate or not self._seat.view.group_key:
+            return []
+        if not is_same(certificate.plan.request, known.request):
+            raise PeerFault(f"a certificate for {execution_id} states another request")
+        check_certificate(certificate, self._seat.view, self._seat.scheme)
+        known.plan = certificate.plan
+        known.beacon.signature = certificate.seed_signature
+        known.beacon.seed = certificate.plan.seed
+        return self._finish(known, certificate, now)
+
+    # ---- the steps, in order ----------------------------------------------------------------
+
+    def _begin(self, known: _Round, now: float) -> list[Command]:
+        if self._seat.group is None or known.partial:
+            return []
+        commands = self._ledger.claim(
+            f"request/{known.request.execution_id}/", compute_digest(known.beacon.alpha)
+        )
+        if commands is None:
+            execution_id = known.request.execution_id
+            known.refusal = f"execution {execution_id} was moved by a chain reorganisation"
+            return [Log(known.refusal), AnnouncePlan(execution_id)]
+        known.partial = known.beacon.sign(self._seat)
+        known.resend_at = now + limits.GOSSIP_RETRY_S
+        return [*commands, *self._say(known), *self._advance(known, now)]
+
+    def _advance(self, known: _Round, now: float) -> list[Command]:
+        commands: list[Command] = []
+        if self._seat.group is None or known.certificate or known.refusal:
+            return commands
+        if not known.beacon.seed:
+            for index in known.beacon.combine(self._seat.group, self._seat.scheme):
+                commands.append(
+                    Fault(
+                        self._seat.accounts()[index],
+                        f"sent a false share of the seed of {known.request.execution_id}",
+                    )
+                )
+            if not known.beacon.seed:
+                return commands
+        if known.plan is None:
+            commands += self._assign(known, now)
+        if known.plan is not None:
+            commands += self._certify(known, known.plan, now)
+        return commands
+
+    def _assign(self, known: _Round, now: float) -> list[Command]:
+        request = known.request
+        snapshot = self._library.find_snapshot(request.snapshot_root)
+        manifest = self._library.find_manifest(request.model_id)
+        if snapshot is None or manifest is None:
+            return self._library.ask(request.model_id, request.snapshot_root, now)
+        try:
+            plan = compute_plan(request, known.beacon.seed, snapshot, manifest)
+            plan = add_exposures(plan, manifest, snapshot, self._economics)
+        except InvalidInput as error:
+            known.refusal = str(error)
+            return [
+                Log(f"no plan for {request.execution_id}: {error}"),
+                AnnouncePlan(request.execution_id),
+            ]
+        root = plan.root()
+        commands = self._ledger.claim(f"plan/{request.execution_id}/", root)
+        if commands is None:
+            known.refusal = f"another plan was signed for {request.execution_id} before"
+            return [Log(known.refusal), AnnouncePlan(request.execution_id)]
+        known.plan, known.root = plan, root
+        unsigned = PlanVote(
+            execution_id=request.execution_id,
+            root=root,
+            seed=plan.seed,
+            executors=len(set(plan.executors())),
+            member=self._seat.account,
+            signature="0x" + "00" * 65,
+        )
+        signature = self._seat.sign(compute_vote_hash(unsigned))
+        known.own = unsigned.model_copy(update={"signature": signature})
+        known.votes[self._seat.account] = known.own
+        return [*commands, Gossip(None, known.own)]
+
+    def _certify(self, known: _Round, plan: Plan, now: float) -> list[Command]:
+        commands: list[Command] = []
+        for member, vote in sorted(known.unchecked.items()):
+            try:
+                commands += self._witness.check(vote)
+            except PeerFault as error:
+                commands.append(Fault(member, str(error)))
+                continue
+            if known.own is None or compute_vote_hash(vote) != compute_vote_hash(known.own):
+                # a true signature under a false plan: who holds its other one has evidence
+                commands.append(
+                    Fault(member, f"signed another plan for {plan.request.execution_id}")
+                )
+                commands.append(Gossip(None, vote))
+            else:
+                known.votes[member] = vote
+        known.unchecked.clear()
+        if len(known.votes) < self._seat.view.quorum:
+            return commands
+        certificate = PlanCertificate(
+            plan=plan,
+            seed_signature=known.beacon.signature,
+            signatures=tuple(
+                MemberSignature(member=member, signature=vote.signature)
+                for member, vote in sorted(known.votes.items())
+            ),
+        )
+        return commands + self._finish(known, certificate, now)
+
+    def _finish(self, known: _Round, certificate: PlanCertificate, now: float) -> list[Command]:
+        known.certificate, known.certified_at = certificate, now
+        place = self._seat.get_place(certificate.plan.seed, now)
+        known.push_at = now + place * limits.PLAN_PUSH_STAGE_S
+        known.submit_at = now + place * limits.PLAN_SUBMIT_STAGE_S
+        commands: list[Command] = [AnnouncePlan(certificate.plan.request.execution_id)]
+        if place == 0:
+            commands += _push(known, certificate)
+            if not known.accepted:
+                known.submit_at += limits.PLAN_SUBMIT_STAGE_S * len(self._seat.accounts())
+                commands.append(_make_submission(known, certificate))
+        return commands
+
+    def _say(self, known: _Round) -> list[Command]:
+        commands: list[Command] = []
+        if known.partial:
+            message = PlanPartial(execution_id=known.request.execution_id, partial=known.partial)
+            commands.append(Gossip(None, message))
+        if known.own:
+            commands.append(Gossip(None, known.own))
+        return commands
+
+
+def _push(known: _Round, certificate: PlanCertificate) -> list[Command]:
+    """Push the plan to the nodes that may lack it."""
+    known.push_at = math.inf
+    lacking = known.unreached
+    nodes = tuple(n for n in certificate.plan.nodes if lacking is None or n.node in lacking)
+    if not nodes:
+        return []
+    known.pushes += 1
+    return [PushPlan(certificate, nodes)]
+
+
+def _note_delivered(known: _Round, unreached: Sequence[str]) -> None:
+    """Take another member's word for who has the plan: the client tells its nodes, too."""
+    missing = frozenset(unreached)
+    known.unreached = missing if known.unreached is None else known.unreached & missing
+    if not known.unreached:
+        known.push_at = math.inf
+
+
+def _make_submission(known: _Round, certificate: PlanCertificate) -> SubmitPlan:
+    plan = certificate.plan
+    return SubmitPlan(
+        execution_id=plan.request.execution_id,
+        request=plan.request,
+        plan_root=plan.root(),
+        seed_signature=certificate.seed_signature,
+        executors=len(set(plan.executors())),
+        signatures=pack_signatures(
+            (entry.member, bytes.fromhex(entry.signature[2:])) for entry in certificate.signatures
+        ),
+        client_signature=known.client_signature,
+    )

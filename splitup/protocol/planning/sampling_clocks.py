@@ -1,0 +1,130 @@
+"""The integers that decide who runs a task, one node at a time, as the chain recomputes them.
+
+An exponential clock per node, ``E = -log2(u) / weight`` with ``u`` from a hash of seed, role, task
+and node: the smallest wins, with probability weight / sum of weights (Efraimidis and Spirakis,
+Information Processing Letters 97, 2006). The weight multiplies capped stake, squared relative speed
+and fairness. Every input is fixed before the seed exists.
+
+Solidity's side is contracts/src/libraries/Selection.sol; ``splitup.protocol.planning.selection``
+computes the same for whole plans at once.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Final
+
+from splitup.core import limits
+from splitup.core.errors import InvalidInput
+from splitup.messages.plans import TaskTerms
+from splitup.messages.snapshots import Reference, SnapshotEntry
+
+EXECUTOR: Final = 0
+VALIDATOR: Final = 1
+
+TAG: Final = b"splitup/select/v2"
+STAKE_UNIT: Final = 1_000_000  # micro-USDC in a thousandth of weight: 1000 USDC weigh 1
+MAX_STAKE_MILLI: Final = 4_000  # more stake than four units on one node buys no more work
+SPEED_MILLI: Final = (500, 2_000)  # relative speed counts between half and double, squared
+MAX_FAIRNESS: Final = 4  # and a quarter at the least
+MAX_ETA_MS: Final = 2**40  # 35 years: longer is as good as never, and products stay in 64 bits
+
+
+def neglog2_q32(value: int) -> int:
+    """Return -log2((value + 1) / 2^64) in Q32 fixed point, rounded up, for a 64-bit ``value``.
+
+    The fraction comes from repeated squaring, one bit each, as in the classic digit recurrence for
+    binary logarithms; all intermediate values fit 128 bits, so that Solidity computes the same.
+    """
+    if not 0 <= value < 2**64:
+        raise InvalidInput(f"neglog2 takes a 64-bit value, not {value}")
+    x = value + 1
+    whole = x.bit_length() - 1
+    mantissa = (x << 63) >> whole  # in [2^63, 2^64): the value 1.0 … 2.0 in Q63
+    fraction = 0
+    for _ in range(32):
+        mantissa = (mantissa * mantissa) >> 63
+        fraction <<= 1
+        if mantissa >= 2**64:
+            mantissa >>= 1
+            fraction |= 1
+    return (64 << 32) - ((whole << 32) | fraction)
+
+
+def derive_draw_key(seed: str, task: int, role: int) -> bytes:
+    """Return what a task's draws in a role have in common, 32 bytes."""
+    data = TAG + bytes.fromhex(seed[2:]) + role.to_bytes(1) + task.to_bytes(4)
+    return sha256(data).digest()
+
+
+def draw(key: bytes, node: str) -> int:
+    """Return a node's 64 random bits."""
+    return int.from_bytes(sha256(key + bytes.fromhex(node[2:])).digest()[:8])
+
+
+def compute_clock(seed: str, task: int, role: int, node: str, weight: int) -> int:
+    """Return the node's exponential clock for a task and role; smaller is better."""
+    return (neglog2_q32(draw(derive_draw_key(seed, task, role), node)) << 64) // weight
+
+
+def compute_eta_ms(
+    terms: TaskTerms,
+    reference: Reference,
+    *,
+    rtt_ms: int,
+    queue_ms: int,
+    speed_mflops: int,
+    bandwidth_kbps: int,
+    is_resident: bool,
+) -> int:
+    """Return when a node would be done with a task, in ms after its inputs exist elsewhere.
+
+    Queue and loading run while the tasks before it do (``ready_ms``, the critical path up to here);
+    what is unmeasured counts as the reference's, and as nothing when nobody measured it.
+    """
+    speed = speed_mflops or reference.speed_mflops
+    bandwidth = bandwidth_kbps or reference.bandwidth_kbps
+    compute_ms = terms.flops // (speed * 1000) if speed else 0
+    transfer_ms = terms.input_bytes // bandwidth if bandwidth else 0
+    load_ms = terms.weights_bytes // bandwidth if bandwidth and not is_resident else 0
+    waiting_ms = max(0, queue_ms + load_ms - terms.ready_ms)
+    return min(MAX_ETA_MS, 1 + rtt_ms + waiting_ms + transfer_ms + compute_ms)
+
+
+def compute_reference_ms(terms: TaskTerms, reference: Reference) -> int:
+    """Return the reference node's ETA: what speed is measured by."""
+    return compute_eta_ms(
+        terms,
+        reference,
+        rtt_ms=reference.rtt_ms,
+        queue_ms=reference.queue_ms,
+        speed_mflops=reference.speed_mflops,
+        bandwidth_kbps=reference.bandwidth_kbps,
+        is_resident=True,
+    )
+
+
+def compute_fairness_milli(credit_milli: int) -> int:
+    """Return the factor of a node's credit: 4 for the highest, 1 for none, ¼ for the lowest."""
+    bound, stretch = limits.MAX_CREDIT_MILLI, (MAX_FAIRNESS - 1) * abs(credit_milli)
+    if credit_milli >= 0:
+        return 1000 * (bound + stretch) // bound
+    return 1000 * bound // (bound + stretch)
+
+
+def compute_weight(entry: SnapshotEntry, terms: TaskTerms, reference: Reference) -> int:
+    """Return a node's weight for a task, in thousandths."""
+    eta_ms = compute_eta_ms(
+        terms,
+        reference,
+        rtt_ms=entry.rtt_ms,
+        queue_ms=entry.queue_ms,
+        speed_mflops=entry.speed_mflops,
+        bandwidth_kbps=entry.bandwidth_kbps,
+        is_resident=terms.task_id in entry.resident,
+    )
+    low, high = SPEED_MILLI
+    speed = max(low, min(high, compute_reference_ms(terms, reference) * 1000 // eta_ms))
+    stake = min(entry.stake_micro_usdc // STAKE_UNIT, MAX_STAKE_MILLI)
+    fairness = compute_fairness_milli(entry.credit_milli)
+    return max(1, stake * speed * speed * fairness // 10**9)

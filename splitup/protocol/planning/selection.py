@@ -1,0 +1,331 @@
+"""Which node runs and which node checks every task of an execution: pure functions of a seed.
+
+``splitup.protocol.planning.sampling_clocks`` says how one node is weighed; here whole plans are, a
+thousand tasks and ten thousand nodes at once. Who may run a task at all is decided before anything
+is hashed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from splitup.core import limits
+from splitup.core.errors import InvalidInput
+from splitup.graph.manifest import Manifest, TaskSource
+from splitup.messages.plans import Plan, PlanNode, Request, TaskTerms
+from splitup.messages.snapshots import (
+    Reference,
+    Snapshot,
+    SnapshotEntry,
+    compute_classes,
+    compute_reference,
+    get_operator,
+)
+from splitup.protocol.planning.sampling_clocks import (
+    EXECUTOR,
+    MAX_ETA_MS,
+    MAX_STAKE_MILLI,
+    SPEED_MILLI,
+    STAKE_UNIT,
+    VALIDATOR,
+    compute_fairness_milli,
+    compute_reference_ms,
+    derive_draw_key,
+)
+
+Rows = npt.NDArray[np.int64]  # places of nodes in a snapshot
+_Numbers = npt.NDArray[np.int64]
+_Bits = npt.NDArray[np.uint64]
+
+_LOW_HALF: Final = np.uint64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Who may have one task in one role; ``is_resident`` is whether they hold it."""
+
+    task: int
+    terms: TaskTerms
+    rows: Rows
+    is_resident: bool = True
+
+
+class Index:
+    """A snapshot as columns, and who may run what; made once per snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        entries = snapshot.entries
+        self.entries = entries
+        self.reference = compute_reference(entries)
+        self.place = {entry.node: row for row, entry in enumerate(entries)}
+        self.operators = [get_operator(entry) for entry in entries]
+        self.raw = [bytes.fromhex(entry.node[2:]) for entry in entries]
+
+        def column(values: Sequence[int]) -> _Numbers:
+            return np.array(values, np.int64)
+
+        self.stake_milli = column(
+            [min(entry.stake_micro_usdc // STAKE_UNIT, MAX_STAKE_MILLI) for entry in entries]
+        )
+        self.fairness_milli = column([compute_fairness_milli(e.credit_milli) for e in entries])
+        self.rtt_ms = column([entry.rtt_ms for entry in entries])
+        self.queue_ms = column([entry.queue_ms for entry in entries])
+        self.speed_mflops = column(
+            [entry.speed_mflops or self.reference.speed_mflops for entry in entries]
+        )
+        self.bandwidth_kbps = column(
+            [entry.bandwidth_kbps or self.reference.bandwidth_kbps for entry in entries]
+        )
+        self.vram_free_bytes = column([entry.vram_free_bytes for entry in entries])
+        self.holders: dict[str, list[int]] = {}
+        for row, entry in enumerate(entries):
+            for task_id in entry.resident:
+                self.holders.setdefault(task_id, []).append(row)
+        self.classes = compute_classes(entries)
+        self.candidates = {
+            task_id: column(
+                [row for row in rows if entries[row].determinism in self.classes[task_id]] or rows
+            )
+            for task_id, rows in self.holders.items()
+        }
+
+
+# ---- plans -------------------------------------------------------------------------------------
+
+
+def compute_plan(request: Request, seed: str, snapshot: Snapshot, manifest: Manifest) -> Plan:
+    """Assign nodes to every task at once; a pure function of its arguments.
+
+    Only nodes that hold a task are considered for it, and of those only such as can be checked,
+    while there are any; for a task that nobody holds, nodes with the memory to load it. Raises
+    InvalidInput naming the first task that nobody could run.
+    """
+    index = snapshot.once(Index)
+    terms = compute_terms(manifest, index.reference)
+    contests = []
+    for number, task in enumerate(manifest.tasks):
+        rows = index.candidates.get(task.task_id)
+        contest = Contest(number, terms[number], rows, True) if rows is not None else None
+        if contest is None:
+            able: Rows = np.flatnonzero(index.vram_free_bytes >= max(1, task.vram_bytes))
+            contest = Contest(number, terms[number], able, False)
+        if not len(contest.rows):
+            raise InvalidInput(
+                f"no live node serves task {number} ({task.label}) of model {request.model_id}; "
+                "start a node that does, or wait for one to load it"
+            )
+        contests.append(contest)
+    orders = rank(seed, EXECUTOR, contests, index, limits.MAX_FALLBACKS)
+    entries = index.entries
+    return Plan(
+        request=request,
+        seed=seed,
+        tasks=tuple(tuple(entries[row].node for row in order) for order in orders),
+        nodes=tuple(
+            PlanNode.model_construct(  # out of a snapshot that was validated field by field
+                node=entries[row].node,
+                signing_key=entries[row].signing_key,
+                endpoint=entries[row].endpoint,
+            )
+            for row in sorted({row for order in orders for row in order})
+        ),
+        terms=terms,
+        unverifiable=tuple(
+            number
+            for number, task in enumerate(manifest.tasks)
+            if not index.classes.get(task.task_id)
+        ),
+    )
+
+
+def compute_terms(manifest: Manifest, reference: Reference) -> tuple[TaskTerms, ...]:
+    """Return what selection needs of every task, with the reference's critical path up to it."""
+    terms: list[TaskTerms] = []
+    done_ms: list[int] = []
+    for task in manifest.tasks:
+        before = [p.source.task for p in task.inputs if isinstance(p.source, TaskSource)]
+        ready_ms = min(MAX_ETA_MS, max((done_ms[source] for source in before), default=0))
+        found = TaskTerms.model_construct(  # out of a manifest that was validated field by field
+            task_id=task.task_id,
+            flops=task.flops,
+            weights_bytes=task.weights_bytes,
+            input_bytes=sum(port.nbytes for port in task.inputs),
+            ready_ms=ready_ms,
+        )
+        terms.append(found)
+        # what waited in the queue had its time: from here on only round trip, transfer and compute
+        idle = Reference(reference.rtt_ms, 0, reference.speed_mflops, reference.bandwidth_kbps)
+        done_ms.append(ready_ms + compute_reference_ms(found, idle))
+    return tuple(terms)
+
+
+def rank_validators(
+    seed: str,
+    task: int,
+    plan: Plan,
+    snapshot: Snapshot,
+    manifest: Manifest,
+    executors: Sequence[str] = (),
+) -> list[str]:
+    """Return who may recompute ``task``, best first, one node per operator.
+
+    ``executors`` ran the tasks in the end; by default the plan's first candidates.
+
+    Never a node of its executor's operator, and only nodes of its determinism class: bytes are
+    compared, and a node of another class computes other ones without lying. Operators of
+    neighbouring tasks come last: they gain from hiding a lie next to their own work, and are drawn
+    only when nobody else holds the task.
+    """
+    index = snapshot.once(Index)
+    executors = executors or plan.executors()
+    executor = index.place.get(executors[task])
+    if executor is None:
+        return []
+    neighbours = {
+        index.operators[index.place[executors[other]]]
+        for source, target in manifest.edges()
+        for other in (source, target)
+        if task in (source, target) and other != task and executors[other] in index.place
+    }
+    terms = plan.terms or compute_terms(manifest, index.reference)
+    judges = [
+        row
+        for row in index.holders.get(manifest.tasks[task].task_id, ())
+        if may_check(index.entries[row], index.entries[executor])
+    ]
+    contests = [
+        Contest(task, terms[task], np.array(rows, np.int64))
+        for rows in (
+            [row for row in judges if index.operators[row] not in neighbours],
+            [row for row in judges if index.operators[row] in neighbours],
+        )
+    ]
+    first: dict[str, str] = {}  # two nodes of one operator would check each other
+    for order in rank(seed, VALIDATOR, contests, index):
+        for row in order:
+            first.setdefault(index.operators[row], index.entries[row].node)
+    return list(first.values())
+
+
+def may_check(validator: SnapshotEntry, executor: SnapshotEntry) -> bool:
+    """Return whether a node may recompute what another one computed, if it holds the task."""
+    return (
+        get_operator(validator) != get_operator(executor)
+        and validator.determinism == executor.determinism
+    )
+
+
+# ---- many clocks at once -----------------------------------------------------------------------
+
+
+def rank(
+    seed: str, role: int, contests: Sequence[Contest], index: Index, limit: int | None = None
+) -> list[list[int]]:
+    """Return the first ``limit`` rows of every contest by their clocks, ties broken by address.
+
+    The order is that of ``clocks.compute_clock``: quotients are compared as correctly rounded
+    floats, which never invert an order, and exactly where two of those are equal.
+    """
+    lengths = [len(contest.rows) for contest in contests]
+    if not sum(lengths):
+        return [[] for _ in contests]
+    rows = np.concatenate([contest.rows for contest in contests])
+    owner = np.repeat(np.arange(len(contests)), lengths)
+    weights = compute_weights(contests, owner, rows, index)
+    logs = neglog2_q32_of(_draw(seed, role, contests, index))
+    clocks = logs / weights
+    order = np.lexsort((rows, clocks, owner))  # rows ascend with the addresses
+    ordered, starts = rows[order], np.cumsum([0, *lengths])
+    tied = _find_ties(clocks[order], owner[order])
+    found = []
+    for number, start in enumerate(starts[:-1]):
+        part = slice(start, starts[number + 1])
+        if number in tied:
+            exact = [
+                ((int(logs[at]) << 64) // int(weights[at]), int(rows[at])) for at in order[part]
+            ]
+            found.append([row for _, row in sorted(exact)][:limit])
+        else:
+            found.append(ordered[part][:limit].tolist())
+    return found
+
+
+def compute_weights(
+    contests: Sequence[Contest], owner: _Numbers, rows: Rows, index: Index
+) -> _Numbers:
+    """Return ``clocks.compute_weight`` of every row for the contest that owns it."""
+
+    def spread(values: Sequence[int]) -> Any:
+        return np.array(values, np.int64)[owner]
+
+    terms = [contest.terms for contest in contests]
+    speed, bandwidth = index.speed_mflops[rows], index.bandwidth_kbps[rows]
+    loads = [0 if c.is_resident else c.terms.weights_bytes for c in contests]
+    waiting = (
+        index.queue_ms[rows]
+        + _divide(spread(loads), bandwidth)
+        - spread([found.ready_ms for found in terms])
+    )
+    eta_ms = (
+        1
+        + index.rtt_ms[rows]
+        + np.maximum(0, waiting)
+        + _divide(spread([found.input_bytes for found in terms]), bandwidth)
+        + _divide(spread([found.flops for found in terms]), speed * 1000)
+    )
+    base = spread([compute_reference_ms(found, index.reference) for found in terms])
+    low, high = SPEED_MILLI
+    relative = np.clip(base * 1000 // np.minimum(eta_ms, MAX_ETA_MS), low, high)
+    product = index.stake_milli[rows] * relative * relative * index.fairness_milli[rows]
+    weights: _Numbers = np.maximum(1, product // 10**9)
+    return weights
+
+
+def neglog2_q32_of(values: _Bits) -> _Numbers:
+    """Return ``clocks.neglog2_q32`` of every value, to the last bit."""
+    x = values + np.uint64(1)  # 0 stands for 2^64
+    whole = np.zeros(len(x), np.uint64)
+    mantissa = x.copy()
+    for step in (32, 16, 8, 4, 2, 1):  # shift the highest bit to the top, counting
+        small = mantissa < np.uint64(1 << (64 - step))
+        mantissa[small] <<= np.uint64(step)
+        whole[~small] += np.uint64(step)
+    fraction = np.zeros(len(x), np.uint64)
+    for _ in range(32):
+        high, low = mantissa >> np.uint64(32), mantissa & _LOW_HALF
+        cross = high * low  # the square is high² · 2^64 + cross · 2^33 + low²
+        bottom = low * low
+        lower = bottom + (cross << np.uint64(33))
+        top = high * high + (cross >> np.uint64(31)) + (lower < bottom)
+        carry = top >> np.uint64(63)
+        mantissa = np.where(carry == 1, top, (top << np.uint64(1)) | (lower >> np.uint64(63)))
+        fraction = (fraction << np.uint64(1)) | carry
+    logs = (64 << 32) - ((whole << np.uint64(32)) | fraction).astype(np.int64)
+    logs[x == 0] = 0
+    found: _Numbers = logs
+    return found
+
+
+def _draw(seed: str, role: int, contests: Sequence[Contest], index: Index) -> _Bits:
+    raw = index.raw
+    digests = []
+    for contest in contests:
+        key = derive_draw_key(seed, contest.task, role)
+        digests += [sha256(key + raw[row]).digest()[:8] for row in contest.rows.tolist()]
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
+
+
+def _divide(numbers: Any, by: Any) -> Any:
+    """Return the quotients, and 0 where the divisor is: what nobody measured costs nothing."""
+    return np.where(by > 0, numbers // np.maximum(by, 1), 0)
+
+
+def _find_ties(clocks: npt.NDArray[np.float64], owner: _Numbers) -> set[int]:
+    equal = (clocks[1:] == clocks[:-1]) & (owner[1:] == owner[:-1])
+    return set(owner[1:][equal].tolist())

@@ -1,0 +1,141 @@
+"""Requests that their client only signed: one at a time for every frozen balance.
+
+Such a request is planned before the chain knows it; plan and request then open the execution in
+one transaction. A member gives its shares and signatures to one signed request of a client until
+that is on chain, or cannot be opened any more. Two quorums share an honest member, so no two
+certified requests compete for one balance, which the freeze keeps where it is.
+
+What a member supports is in its journal before it says so, and again after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from splitup.core import limits
+from splitup.core.errors import BadSignature, PeerFault, Unavailable
+from splitup.crypto.keys import Identity
+from splitup.crypto.quorum import (
+    Domain,
+    compute_execution_id,
+    recover_signer,
+    request_struct_hash,
+    sign_quorum,
+)
+from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.plans import Request, SignedRequest
+from splitup.protocol.committee.events import Command, Forget, Persist, RequestSigned
+
+OPENING: Final = "opening"  # journal kind: client -> its signed request that we support
+
+
+def check_signed(signed: SignedRequest) -> None:
+    """Raise PeerFault, BadSignature unless a request is its client's own word, and well-formed."""
+    request = signed.request
+    if request.block_hash != ZERO_BYTES32:
+        raise PeerFault("a signed request is in no block yet; leave its block hash 0")
+    place = request.chain_id, request.market, request.client, request.nonce
+    if request.execution_id != compute_execution_id(*place):
+        raise PeerFault("a signed request has the id of another client, number, chain or market")
+    signer = recover_signer(
+        Domain(request.chain_id, request.market),
+        hash_request(request),
+        bytes.fromhex(signed.signature[2:]),
+    )
+    if signer != request.client:
+        raise BadSignature(f"the request is not signed by its client {request.client}")
+
+
+def sign_request(identity: Identity, request: Request) -> SignedRequest:
+    """Return a request with its client's signature."""
+    domain = Domain(request.chain_id, request.market)
+    signature = sign_quorum(identity.private_key, domain, hash_request(request))
+    return SignedRequest(request=request, signature="0x" + signature.hex())
+
+
+def hash_request(request: Request) -> bytes:
+    """Return what a client signs, in the domain of the Market."""
+    return request_struct_hash(*request_to_abi(request))
+
+
+def request_to_abi(request: Request) -> tuple[Any, ...]:
+    """Return a request as the Market contract takes it, and as it is signed."""
+    return (
+        request.client,
+        request.model_id,
+        request.steps,
+        request.inputs_digest,
+        request.client_key,
+        request.max_price_micro_usdc,
+        request.deadline,
+        request.nonce,
+        request.snapshot_sequence,
+        request.snapshot_root,
+    )
+
+
+def is_same(first: Request, second: Request) -> bool:
+    """Return whether two requests are one but for the block that holds it."""
+    return first.model_copy(update={"block_hash": second.block_hash}) == second
+
+
+class Openings:
+    """The signed requests that one member supports."""
+
+    def __init__(self, kept: Sequence[SignedRequest]) -> None:
+        self._live = {signed.request.client: signed for signed in kept}
+
+    def find(self, execution_id: str) -> SignedRequest | None:
+        """Return the signed request of an execution that is not on chain yet."""
+        live = self._live.values()
+        return next((s for s in live if s.request.execution_id == execution_id), None)
+
+    def process_signed(self, event: RequestSigned, timestamp_s: int) -> list[Command]:
+        """Support a request, or find that we do; return what to persist first.
+
+        Raises PeerFault, BadSignature for what is wrong, Unavailable while another one is open.
+        """
+        signed, request = event.signed, event.signed.request
+        if request.deadline <= timestamp_s:
+            raise PeerFault(f"the deadline of {request.execution_id} has passed")
+        if event.frozen_until <= request.deadline:
+            raise PeerFault(
+                f"the balance of {request.client} is frozen until {event.frozen_until}, and the "
+                f"deadline is {request.deadline}; freeze it for longer"
+            )
+        if event.balance_micro_usdc < request.max_price_micro_usdc:
+            raise PeerFault(
+                f"{request.client} has {event.balance_micro_usdc} micro-USDC in the market, and "
+                f"{request.max_price_micro_usdc} are needed; deposit more"
+            )
+        check_signed(signed)
+        live = self._live.get(request.client)
+        if live is not None and live.request != request:
+            raise Unavailable(
+                f"{request.client} has another signed request, {live.request.execution_id}, that "
+                "is not on chain yet; try again"
+            )
+        if live is None and len(self._live) >= limits.MAX_OPEN_EXECUTIONS:
+            raise Unavailable("too many signed requests wait here; ask the chain instead")
+        return self.restore(live or signed)
+
+    def restore(self, signed: SignedRequest) -> list[Command]:
+        """Support a request, again if its block is gone; nothing when the client has another."""
+        client = signed.request.client
+        if self._live.setdefault(client, signed) != signed:
+            return []
+        return [Persist(OPENING, client, signed.model_dump(mode="json"))]
+
+    def process_closed(self, execution_id: str) -> list[Command]:
+        """Note that a request is on chain, or can be opened no more: its client has a free hand."""
+        signed = self.find(execution_id)
+        if signed is None:
+            return []
+        del self._live[signed.request.client]
+        return [Forget(OPENING, signed.request.client)]
+
+    def list_expired(self, timestamp_s: int) -> list[str]:
+        """Return the executions that the chain refuses to open from now on."""
+        live = [signed.request for signed in self._live.values()]
+        return [request.execution_id for request in live if request.deadline < timestamp_s]

@@ -1,0 +1,56 @@
+"""Who may recompute a task, shown to whoever knows only the root of the plan's snapshot.
+
+An order to verify so stays small, however many nodes there are: it carries two entries and their
+proofs, of 14 steps each for 16,384 nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from splitup.core.errors import PeerFault
+from splitup.crypto.merkle import make_proof
+from splitup.messages.plans import Plan
+from splitup.messages.snapshots import (
+    OpenedEntry,
+    OpenedSnapshot,
+    Snapshot,
+    check_opened,
+    make_entry_leaves,
+    make_snapshot_header,
+)
+from splitup.protocol.planning.selection import Index, may_check
+
+
+def open_snapshot(snapshot: Snapshot, nodes: Sequence[str]) -> OpenedSnapshot:
+    """Return what shows the entries of those nodes that have one to whoever knows the root."""
+    index, leaves = snapshot.once(Index), snapshot.once(make_entry_leaves)
+    rows = [index.place[node] for node in nodes if node in index.place]
+    return OpenedSnapshot(
+        header=tuple("0x" + word.hex() for word in snapshot.once(make_snapshot_header)),
+        entries=tuple(
+            OpenedEntry(
+                entry=snapshot.entries[row],
+                row=row,
+                proof=tuple("0x" + word.hex() for word in make_proof(leaves, row)),
+            )
+            for row in rows
+        ),
+    )
+
+
+def check_validators(
+    opened: OpenedSnapshot, plan: Plan, executor: str, task_id: str
+) -> tuple[str, ...]:
+    """Return which of the nodes shown may recompute a task that ``executor`` ran.
+
+    That is who ``rank_validators`` ranks, and other nodes of the same operators; who of them is
+    asked is the committee's affair. Raises PeerFault when the entries are not those of the plan's
+    snapshot or lack the executor's.
+    """
+    check_opened(opened, plan.request.snapshot_root)
+    against = opened.find(executor)
+    if against is None:
+        raise PeerFault(f"the entry of the executor {executor} is not shown")
+    entries = [shown.entry for shown in opened.entries]
+    return tuple(e.node for e in entries if task_id in e.resident and may_check(e, against))

@@ -1,0 +1,1 @@
+"""From committed outputs to money: draws, verification, and settlement."""

@@ -1,0 +1,127 @@
+"""What members attest about a verification, and when enough of them do.
+
+A statement (a commitment that is held, a silence, a ruling, that reveals are due) counts once 2f+1
+members made it: then an honest majority of any other 2f+1 made it too. Members collect attestations
+to judge; executors and validators collect them to know when revealing is safe.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from splitup.core import limits
+from splitup.crypto.keys import Identity, verify
+from splitup.messages.verification import Attestation, Held, Ruling, SignedAttestation, Silence
+from splitup.protocol.committee.certificates import CommitteeView
+
+ATTESTATION_DOMAIN: Final = b"splitup/attestation/v1"
+
+
+def sign_attestation(identity: Identity, attestation: Attestation) -> SignedAttestation:
+    signature = identity.sign(ATTESTATION_DOMAIN, attestation.canonical_bytes())
+    return SignedAttestation(attestation=attestation, signature="0x" + signature.hex())
+
+
+def check_attestation(signed: SignedAttestation, committee: CommitteeView) -> None:
+    """Raise PeerFault for a stranger's attestation, BadSignature for one it did not sign."""
+    member = committee.member_of(signed.attestation.member)
+    verify(
+        member.signing_key,
+        ATTESTATION_DOMAIN,
+        signed.attestation.canonical_bytes(),
+        bytes.fromhex(signed.signature[2:]),
+    )
+
+
+class Attestations:
+    """Checked attestations about one execution. Statements only add up: none is taken back."""
+
+    def __init__(self, quorum: int) -> None:
+        self._quorum = quorum
+        self._latest: dict[str, SignedAttestation] = {}
+        self._statements: dict[Held | Silence | Ruling, set[str]] = {}
+        self._made: Counter[str] = Counter()  # bounds what one member can make us keep
+        self._due: set[str] = set()
+        self._unable: dict[int, set[str]] = {}
+        self._fixed: dict[tuple[int, str], str] = {}
+        self._silent: set[Silence] = set()
+        self._rulings: dict[int, Ruling] = {}
+
+    def renew(self) -> Attestations:
+        """Return empty ones for the same committee."""
+        return Attestations(self._quorum)
+
+    def add(self, signed: SignedAttestation) -> bool:
+        """Take a checked attestation; return whether it is news."""
+        attestation = signed.attestation
+        known = self._latest.get(attestation.member)
+        if known == signed:
+            return False
+        if known is None or _count_statements(attestation) >= _count_statements(known.attestation):
+            self._latest[attestation.member] = signed  # one that was restarted says less
+        if attestation.due:
+            self._due.add(attestation.member)
+        statements: list[Held | Silence | Ruling] = [*attestation.held, *attestation.silent]
+        for statement in [*statements, *attestation.rulings]:
+            self._count(statement, attestation.member)
+        return True
+
+    def knows(self, signed: SignedAttestation) -> bool:
+        """Return whether this is the member's latest that we have, so that it needs no check."""
+        return self._latest.get(signed.attestation.member) == signed
+
+    def _count(self, statement: Held | Silence | Ruling, member: str) -> None:
+        if isinstance(statement, Ruling) and statement.error:
+            self._unable.setdefault(statement.task, set()).add(member)
+            return
+        members = self._statements.get(statement, set())
+        if member in members or self._made[member] >= 3 * limits.MAX_STATEMENTS:
+            return
+        self._made[member] += 1
+        self._statements.setdefault(statement, members).add(member)
+        if len(members) < self._quorum:
+            return
+        match statement:
+            case Held(task=task, validator=validator, root=root):
+                self._fixed.setdefault((task, validator), root)
+            case Silence():
+                self._silent.add(statement)
+            case Ruling(task=task):
+                known = self._rulings.get(task)
+                if known is None or (known.missing and not statement.missing):
+                    self._rulings[task] = statement  # what was found outweighs what was not
+
+    def get_all(self) -> Sequence[SignedAttestation]:
+        """Return every member's fullest, by account."""
+        return [signed for _, signed in sorted(self._latest.items())]
+
+    def is_due(self) -> bool:
+        """Return whether whoever committed is to reveal now."""
+        return len(self._due) >= self._quorum
+
+    def find_fixed(self, task: int, validator: str) -> str | None:
+        """Return the root that the validator can no longer change, or None."""
+        return self._fixed.get((task, validator))
+
+    def is_silent(self, node: str, task: int | None) -> bool:
+        return Silence(node=node, task=task) in self._silent
+
+    def find_ruling(self, task: int) -> Ruling | None:
+        """Return what 2f+1 members got for a disputed task, each by itself, or that they all lacked
+        the same inputs."""
+        return self._rulings.get(task)
+
+    def count_unable(self, task: int) -> int:
+        """Return how many members said that they cannot recompute the task."""
+        return len(self._unable.get(task, ()))
+
+
+def _count_statements(attestation: Attestation) -> int:
+    return (
+        len(attestation.held)
+        + len(attestation.silent)
+        + len(attestation.rulings)
+        + int(attestation.due)
+    )

@@ -1,0 +1,337 @@
+"""Proof of Sampling: which tasks are checked, who lied, and who is paid what. Pure functions.
+
+The draw's seed exists only after the outputs were committed. A drawn task is recomputed from the
+stored inputs by one validator; equal digests clear the executor. After a mismatch a third node is
+heard, then five in all, and in the end 2f+1 committee members recompute the task themselves: only
+their ruling takes anybody's stake. A node answers only for the inputs it committed to: a validator
+whose inputs differ says nothing about the executor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from splitup.core.errors import InvalidInput, PeerFault
+from splitup.graph.manifest import Manifest
+from splitup.messages.completions import Completion, TaskCommitment
+from splitup.messages.plans import Plan
+from splitup.messages.snapshots import Snapshot
+from splitup.messages.verification import Draw, Ruling, VerificationResult
+from splitup.protocol.execution.ends import check_end
+from splitup.protocol.execution.takeovers import get_candidate
+
+MAX_JUDGES: Final = 4  # validators heard: one, then a third node, then five nodes in all
+
+
+@dataclass(frozen=True, slots=True)
+class Economics:
+    """The Market contract's parameters that settlement needs.
+
+    ``sampling_bps`` is p in 1/10,000; a price pays R = ``reward_milli``/1000 of a task's cost C,
+    and a proven lie costs S = ``slash_milli``/1000 of C, of which at least ``treasury_bps`` in
+    1/10,000 are the treasury's.
+    """
+
+    sampling_bps: int
+    reward_milli: int
+    slash_milli: int
+    treasury_bps: int = 2_000
+
+    def compute_rewards(self, slashed_micro_usdc: int) -> int:
+        """Return how much of a slash others may get, as the contract rounds it."""
+        return slashed_micro_usdc * (10_000 - self.treasury_bps) // 10_000
+
+    @property
+    def silence_milli(self) -> int:
+        """What withholding a drawn completion costs, in 1/1000 of C: twice the break-even C / p.
+
+        Less than S, since a crash looks the same; enough that hiding a lie does not pay.
+        """
+        return min(self.slash_milli, 2 * 1000 * 10_000 // max(1, self.sampling_bps))
+
+
+class Outcome(Enum):
+    HONEST = "honest"
+    LIED = "lied"
+    WITHHELD = "withheld"  # the executor committed and never revealed, or did not store its outputs
+    CONTRADICTED = "contradicted"  # a neighbour or the client says other tensors were between
+    OUTVOTED = "outvoted"  # more nodes contradict it than confirm it, and no ruling: unpaid
+    UNRESOLVED = "unresolved"  # nobody could tell: paid, and nobody is punished
+
+
+UNPAID: Final = frozenset({Outcome.LIED, Outcome.WITHHELD, Outcome.CONTRADICTED, Outcome.OUTVOTED})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of one task's verification; ``liars`` may name validators that accused falsely."""
+
+    task: int
+    outcome: Outcome
+    validators: tuple[str, ...]  # to be paid
+    liars: tuple[str, ...]
+    silent: tuple[str, ...] = ()  # validators that committed and never revealed
+
+
+@dataclass(frozen=True, slots=True)
+class Payment:
+    to: str
+    amount_micro_usdc: int
+    from_slash: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Slash:
+    node: str
+    amount_micro_usdc: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementTerms:
+    """What the committee signs: who gets what, in the order the contract encodes it."""
+
+    execution_id: str
+    steps: int
+    payments: tuple[Payment, ...]
+    slashes: tuple[Slash, ...]
+
+
+def compute_penalty(price_micro_usdc: int, economics: Economics) -> int:
+    """Return S for a task that pays this price: what one proven lie costs, in micro-USDC."""
+    return price_micro_usdc * economics.slash_milli // economics.reward_milli
+
+
+def compute_exposure(
+    tasks: Iterable[int], manifest: Manifest, steps: int, economics: Economics
+) -> int:
+    """Return what lies in all these tasks would cost whoever runs them, in micro-USDC."""
+    prices = (manifest.tasks[task].price_micro_usdc * steps for task in tasks)
+    return sum(compute_penalty(price, economics) for price in prices)
+
+
+def compute_exposures(
+    plan: Plan, manifest: Manifest, executors: Sequence[str], economics: Economics
+) -> tuple[tuple[str, int], ...]:
+    """Return (executor, micro-USDC) sorted by executor: what the chain locks with the commitments.
+
+    ``executors`` answer for the tasks in the end; those of the plan when it is empty.
+    """
+    tasks: dict[str, list[int]] = {}
+    for task, executor in enumerate(executors or plan.executors()):
+        tasks.setdefault(executor, []).append(task)
+    steps = plan.request.steps
+    return tuple(
+        (node, compute_exposure(own, manifest, steps, economics))
+        for node, own in sorted(tasks.items())
+    )
+
+
+def add_exposures(plan: Plan, manifest: Manifest, snapshot: Snapshot, economics: Economics) -> Plan:
+    """Return the plan with what every executor stands to lose: S for each of its tasks.
+
+    A node whose free stake does not cover that is passed over: the chain would not take its
+    commitment.
+    Raises InvalidInput when that leaves nobody for a task.
+    """
+    free = {entry.node: entry.free_micro_usdc for entry in snapshot.entries}
+    exposures: dict[str, int] = {}
+    places: list[int] = []
+    for number, (task, listed) in enumerate(zip(manifest.tasks, plan.tasks, strict=True)):
+        penalty = compute_penalty(task.price_micro_usdc * plan.request.steps, economics)
+        able = [p for p, n in enumerate(listed) if exposures.get(n, 0) + penalty <= free[n]]
+        if not able:
+            raise InvalidInput(
+                f"no node's free stake covers task {number} ({task.label}) over "
+                f"{plan.request.steps} steps; ask for fewer, or wait until executions have ended"
+            )
+        places.append(able[0])
+        executor = listed[able[0]]
+        exposures[executor] = exposures.get(executor, 0) + penalty
+    nodes = tuple(
+        entry.model_copy(update={"exposure_micro_usdc": exposures.get(entry.node, 0)})
+        for entry in plan.nodes
+    )
+    return plan.model_copy(update={"nodes": nodes, "places": tuple(places) if any(places) else ()})
+
+
+def is_sampled(seed: str, task: int, sampling_bps: int) -> bool:
+    """Return whether the draw picks ``task``: probability ``sampling_bps`` / 10,000 each."""
+    data = b"splitup/sample/v1" + bytes.fromhex(seed[2:]) + task.to_bytes(4, "big")
+    value = int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
+    return value * 10_000 < sampling_bps * 2**64
+
+
+def get_sampled_tasks(draw: Draw, task_count: int, sampling_bps: int) -> tuple[int, ...]:
+    """Return the tasks that the draw picks, ascending."""
+    return tuple(t for t in range(task_count) if is_sampled(draw.seed, t, sampling_bps))
+
+
+def check_completion(
+    completion: Completion,
+    plan: Plan,
+    manifest: Manifest,
+    root: str,
+    executors: Sequence[str] = (),
+) -> None:
+    """Check a revealed completion against the plan and the root its node put on chain.
+
+    ``executors`` answer for the tasks; by default the plan's first candidates. Raises PeerFault
+    naming the node and what does not fit.
+    """
+    node = completion.node
+    own = {t for t, executor in enumerate(executors or plan.executors()) if executor == node}
+    if completion.execution_id != plan.request.execution_id:
+        raise PeerFault(f"completion of {node} is for another execution", peer=node)
+    if completion.root() != root:
+        raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
+    if completion.steps > plan.request.steps:
+        raise PeerFault(f"completion of {node} claims more steps than were paid for", peer=node)
+    if completion.end is not None:
+        check_end(completion.end, plan, manifest)
+        if completion.end.end.steps != completion.steps:
+            raise PeerFault(f"completion of {node} has not the client's steps", peer=node)
+    covered = [entry.task for entry in completion.tasks]
+    if not covered or covered != sorted(set(covered)) or covered[-1] >= len(plan.tasks):
+        raise PeerFault(f"completion of {node} does not list tasks in order", peer=node)
+    if not own.issubset(covered):
+        raise PeerFault(f"completion of {node} does not cover all its tasks", peer=node)
+    for entry in completion.tasks:
+        get_candidate(completion, plan, entry.task)
+        task = manifest.tasks[entry.task]
+        if len(entry.inputs) != len(task.inputs) or len(entry.outputs) != len(task.outputs):
+            raise PeerFault(f"completion of {node} misstates task {entry.task}", peer=node)
+
+
+def agrees(claim: TaskCommitment, found: VerificationResult | Ruling) -> bool:
+    """Return whether outputs and final state are the same bytes."""
+    return (claim.outputs, claim.state) == (found.outputs, found.state)
+
+
+def find_usable(
+    commitment: TaskCommitment, results: Sequence[VerificationResult]
+) -> list[VerificationResult]:
+    """Return the results over the executor's committed inputs, as many as are ever heard."""
+    return [r for r in results if not r.error and r.inputs == commitment.inputs][:MAX_JUDGES]
+
+
+def count_wanted(commitment: TaskCommitment, usable: Sequence[VerificationResult]) -> int:
+    """Return how many validators have to be heard, given what those so far said."""
+    if all(agrees(commitment, result) for result in usable):
+        return 1
+    return 2 if len(usable) < 2 else MAX_JUDGES
+
+
+def is_disputed(commitment: TaskCommitment, usable: Sequence[VerificationResult]) -> bool:
+    """Return whether the committee has to recompute the task: somebody contradicts."""
+    return not all(agrees(commitment, result) for result in usable)
+
+
+def judge(
+    commitment: TaskCommitment,
+    executor: str,
+    usable: Sequence[VerificationResult],
+    ruling: Ruling | None,
+) -> Verdict:
+    """Return the final verdict on a task, once everybody was heard who is to be.
+
+    ``usable`` are in the order of the validators' ranks; ``ruling`` is what 2f+1 members
+    recomputed, None when they cannot; one that only ``compared`` across classes convicts nobody but
+    the executor. Two nodes can be one operator's, so that validators alone
+    never cost anybody's stake: without a ruling they decide no more than the pay.
+    """
+    task = commitment.task
+    contradicting = [r for r in usable if not agrees(commitment, r)]
+    if usable and not contradicting:
+        return Verdict(task, Outcome.HONEST, (usable[0].validator,), ())
+    if ruling is not None and ruling.compared and ruling.inputs == commitment.inputs:
+        if not ruling.outputs:
+            return Verdict(
+                task, Outcome.LIED, tuple(r.validator for r in contradicting), (executor,)
+            )
+        if not usable:
+            return Verdict(task, Outcome.HONEST, (), ())
+        ruling = None  # of validators, whose class it is, only equal bytes could tell
+    if ruling is None or ruling.inputs != commitment.inputs:
+        outvoted = 2 * len(contradicting) > len(usable) + 1
+        return Verdict(task, Outcome.OUTVOTED if outvoted else Outcome.UNRESOLVED, (), ())
+    truth = (ruling.outputs, ruling.state)
+    right = tuple(r.validator for r in usable if (r.outputs, r.state) == truth)
+    wrong = tuple(r.validator for r in usable if (r.outputs, r.state) != truth)
+    if agrees(commitment, ruling):
+        return Verdict(task, Outcome.HONEST, right, wrong)
+    return Verdict(task, Outcome.LIED, right, (executor, *wrong))
+
+
+def compute_settlement(
+    plan: Plan,
+    manifest: Manifest,
+    steps: int,
+    withheld: Collection[str],
+    verdicts: Sequence[Verdict],
+    economics: Economics,
+    executors: Sequence[str] = (),
+) -> SettlementTerms:
+    """Return who is paid and who is slashed for an execution that every executor committed to.
+
+    ``executors`` ran the tasks in the end; by default the plan's first candidates.
+
+    Executors earn the price of their tasks for every step, except for tasks they lied about, and
+    for all of them when they never revealed their completion (``withheld``). Validators earn the
+    price of the task they recomputed. A liar pays S for each lie; who withholds a completion pays
+    less for each of its drawn tasks (``Economics.silence_milli``), and a validator that withholds
+    its result twice the price that it would have earned. Of it all but the treasury's share pays
+    the validators of that task, as far as it reaches, then gives the client back the price of the
+    whole execution, as far as it reaches; the rest is the treasury's, too, so that slashing oneself
+    does not pay. The contract scales down what is more than that: nothing ever is.
+    """
+    by_task = {verdict.task: verdict for verdict in verdicts}
+    price = [task.price_micro_usdc * steps for task in manifest.tasks]
+    earned: Counter[str] = Counter()
+    from_slash: Counter[str] = Counter()
+    slashed: Counter[str] = Counter()
+    for index, executor in enumerate(executors or plan.executors()):
+        verdict = by_task.get(index)
+        if executor not in withheld and (verdict is None or verdict.outcome not in UNPAID):
+            earned[executor] += price[index]
+        if verdict is None:
+            continue
+        penalties = _compute_penalties(verdict, executor, price[index], economics)
+        slashed.update(penalties)
+        funds = economics.compute_rewards(penalties.total())
+        pot = from_slash if penalties else earned
+        if not penalties:  # out of the escrow, which holds the price of one verification per task
+            funds = price[index]
+        for validator in verdict.validators:
+            if funds >= price[index]:
+                funds -= price[index]
+                pot[validator] += price[index]
+    if any(verdict.outcome in UNPAID for verdict in verdicts):
+        left = economics.compute_rewards(slashed.total()) - from_slash.total()
+        from_slash[plan.request.client] += min(sum(price), left)
+    payments = [Payment(to, amount, False) for to, amount in sorted(earned.items()) if amount]
+    payments += [Payment(to, amount, True) for to, amount in sorted(from_slash.items()) if amount]
+    return SettlementTerms(
+        execution_id=plan.request.execution_id,
+        steps=steps,
+        payments=tuple(payments),
+        slashes=tuple(Slash(node, amount) for node, amount in sorted(slashed.items()) if amount),
+    )
+
+
+def _compute_penalties(
+    verdict: Verdict, executor: str, price: int, economics: Economics
+) -> Counter[str]:
+    """Return who loses how much stake for one task."""
+    penalties: Counter[str] = Counter()
+    for liar in verdict.liars:
+        penalties[liar] += compute_penalty(price, economics)
+    if verdict.outcome is Outcome.WITHHELD:
+        penalties[executor] += price * economics.silence_milli // economics.reward_milli
+    for validator in verdict.silent:
+        penalties[validator] += 2 * price
+    return penalties

@@ -1,0 +1,178 @@
+"""One sampled task on its way to a verdict: whom to ask next, and what their answers amount to.
+
+Validators are asked in the order that the draw gives them, as many as have to be heard. Each first
+commits; its answer counts when 2f+1 members held that commitment before anything was revealed to
+it. Whoever is silent too long is passed over and the next one is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from splitup.core import limits
+from splitup.messages.completions import TaskCommitment
+from splitup.messages.verification import VerificationResult
+from splitup.protocol.settlement.attestations import Attestations
+from splitup.protocol.settlement.proof_of_sampling import count_wanted, find_usable
+
+
+@dataclass(slots=True)
+class Answer:
+    result: VerificationResult
+    token: str  # as the validator signed it
+
+
+@dataclass(slots=True)
+class Check:
+    """The state of one sampled task."""
+
+    task: int
+    validators: tuple[str, ...]  # in order
+    steps: int
+    asked_at: dict[str, float] = field(default_factory=dict)  # a prefix of ``validators``
+    order_at: dict[str, float] = field(default_factory=dict)  # validator -> not before
+    held: dict[str, str] = field(default_factory=dict)  # validator -> root
+    fixed_at: dict[str, float] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    given_up: set[str] = field(default_factory=set)
+    disputed_at: float | None = None  # since when the committee has to recompute
+    is_recomputing: bool = False  # we do, at the moment
+    recompute_at: float = 0.0  # not before
+
+    # ---- what validators say ----------------------------------------------------------------
+
+    def hold(self, validator: str, root: str) -> None:
+        """Keep a validator's first commitment."""
+        if validator in self.validators:
+            self.held.setdefault(validator, root)
+
+    def add(self, answer: Answer) -> bool:
+        """Keep a validator's first answer; return whether it is one of ours and new."""
+        validator = answer.result.validator
+        if validator not in self.validators or validator in self.answers:
+            return False
+        self.answers[validator] = answer
+        return True
+
+    def get_attested(self) -> list[tuple[str, str]]:
+        """Return (validator, root) of those who were asked and committed before we gave up."""
+        return [
+            (validator, self.held[validator])
+            for validator in self.asked_at
+            if validator in self.held and validator not in self.given_up
+        ]
+
+    # ---- time -------------------------------------------------------------------------------
+
+    def advance(
+        self,
+        attestations: Attestations,
+        commitment: TaskCommitment | None,
+        due_at: float | None,
+        now: float,
+    ) -> None:
+        """Give up on who is silent too long, and ask as many as have to be heard.
+
+        ``commitment`` is the executor's, once revealed; ``due_at`` since when reveals are due.
+        """
+        silence_s = limits.VERIFICATION_SILENCE_S + limits.VERIFICATION_STEP_S * self.steps
+        for validator, asked_at in self.asked_at.items():
+            if attestations.find_fixed(self.task, validator) is None:
+                late = now - asked_at >= silence_s
+            else:
+                fixed_at = self.fixed_at.setdefault(validator, now)
+                late = (
+                    due_at is not None and now - max(due_at, fixed_at) >= limits.VALIDATOR_REVEAL_S
+                )
+            if late and self._get_answer(attestations, validator) is None:
+                self.given_up.add(validator)
+        wanted = 1
+        if commitment is not None:
+            wanted = count_wanted(commitment, self.get_usable(attestations, commitment))
+        missing = wanted - sum(self._is_hopeful(attestations, v, commitment) for v in self.asked_at)
+        for validator in self.validators[len(self.asked_at) :][: max(0, missing)]:
+            self.asked_at[validator] = now
+
+    def find_orders(self, attestations: Attestations, now: float, place: int) -> list[str]:
+        """Return whom to send the order to now; members take turns.
+
+        It is sent again while nothing comes of it: who was down when it came may be back.
+        """
+        due = [
+            validator
+            for validator, asked_at in self.asked_at.items()
+            if validator not in self.answers
+            and validator not in self.given_up
+            and now >= self.order_at.get(validator, asked_at + place * limits.VERIFICATION_STAGE_S)
+            and attestations.find_fixed(self.task, validator) is None
+        ]
+        self.order_at.update(dict.fromkeys(due, now + limits.VERIFICATION_REPEAT_S))
+        return due
+
+    # ---- where it stands --------------------------------------------------------------------
+
+    def is_covered(self, attestations: Attestations) -> bool:
+        """Return whether a commitment is fixed, or nobody is left who could make one."""
+        if any(attestations.find_fixed(self.task, v) is not None for v in self.asked_at):
+            return True
+        waiting = any(self._is_hopeful(attestations, v, None) for v in self.asked_at)
+        return not waiting and len(self.asked_at) == len(self.validators)
+
+    def is_heard(self, attestations: Attestations, commitment: TaskCommitment) -> bool:
+        """Return whether nobody has to be waited for any more."""
+        usable = self.get_usable(attestations, commitment)
+        enough = len(usable) >= count_wanted(commitment, usable)
+        for validator in self.asked_at:
+            if validator in self.given_up or self._get_answer(attestations, validator) is not None:
+                continue
+            fixed = attestations.find_fixed(self.task, validator) is not None
+            if fixed or (not enough and self._is_hopeful(attestations, validator, commitment)):
+                return False
+        return enough or len(self.asked_at) == len(self.validators)
+
+    def get_heard(self, attestations: Attestations) -> list[VerificationResult]:
+        """Return what counts, in the order of the validators."""
+        found = (self._get_answer(attestations, validator) for validator in self.asked_at)
+        return [result for result in found if result is not None and not result.error]
+
+    def get_usable(
+        self, attestations: Attestations, commitment: TaskCommitment
+    ) -> list[VerificationResult]:
+        """Return those of the answers that are about the executor's committed inputs."""
+        return find_usable(commitment, self.get_heard(attestations))
+
+    def get_withheld(self, attestations: Attestations) -> tuple[str, ...]:
+        """Return the validators that committed and, as 2f+1 members say, never revealed."""
+        return tuple(
+            validator
+            for validator in self.validators
+            if self._get_answer(attestations, validator) is None
+            and attestations.is_silent(validator, self.task)
+        )
+
+    def is_overdue(self, attestations: Attestations, validator: str) -> bool:
+        """Return whether we gave up on a validator that had committed."""
+        return (
+            validator in self.given_up
+            and attestations.find_fixed(self.task, validator) is not None
+            and self._get_answer(attestations, validator) is None
+        )
+
+    def _get_answer(self, attestations: Attestations, validator: str) -> VerificationResult | None:
+        """Return an answer that its validator committed to, or its excuse if it never committed."""
+        answer = self.answers.get(validator)
+        if answer is None:
+            return None
+        fixed = attestations.find_fixed(self.task, validator)
+        if answer.result.error:  # who has committed may not back out
+            return answer.result if fixed is None else None
+        return answer.result if fixed == answer.result.root() else None
+
+    def _is_hopeful(
+        self, attestations: Attestations, validator: str, commitment: TaskCommitment | None
+    ) -> bool:
+        """Return whether the validator's answer is usable, or may be so yet."""
+        result = self._get_answer(attestations, validator)
+        if result is None:
+            return validator not in self.given_up
+        return not result.error and (commitment is None or bool(find_usable(commitment, [result])))

@@ -1,0 +1,1 @@
+"""Which nodes are alive, and how members agree on it."""

@@ -1,0 +1,214 @@
+"""Which nodes live, as one member sees it: the registry, their heartbeats, their round trips."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from splitup.core import limits
+from splitup.core.errors import BadSignature, PeerFault
+from splitup.graph.manifest import Manifest
+from splitup.messages.plans import Plan
+from splitup.messages.snapshots import UNRULED, Heartbeat, NodeView
+from splitup.protocol.committee.events import NodeRecord
+from splitup.protocol.snapshots.recent_blocks import Heads
+
+
+@dataclass(slots=True)
+class _Node:
+    record: NodeRecord
+    heartbeat: Heartbeat | None = None
+    heard_at: float = 0.0
+    rtt_ms: int | None = None  # None: not reachable, or not probed yet
+    probed: bool = False
+    view: NodeView | None = None  # how it looks, as made of ``basis``
+    basis: tuple[Any, ...] = ()
+
+
+def quantise(figure: int) -> int:
+    """Round down to three significant bits, so that equal views have equal bytes."""
+    shift = max(0, figure.bit_length() - 3)
+    return figure >> shift << shift
+
+
+def quantise_up(figure: int) -> int:
+    """Round up to three significant bits: what is locked is never understated."""
+    down = quantise(figure)
+    return down if down == figure else down + (1 << max(0, figure.bit_length() - 3))
+
+
+class Nodes:
+    """The registry's active nodes with what was heard of them."""
+
+    def __init__(self, can_recompute: Callable[[str], bool] = lambda determinism: True) -> None:
+        self._can_recompute = can_recompute
+        self.heads = Heads()
+        self._nodes: dict[str, _Node] = {}
+        self.records: Mapping[str, NodeRecord] = {}
+        self._assigned: Counter[str] = Counter()  # micro-USDC since the latest snapshot
+        self._counted: OrderedDict[str, None] = OrderedDict()  # executions
+        self._reserved: dict[str, Mapping[str, int]] = {}  # execution -> node -> micro-USDC
+        self._committed: set[str] = set()  # of these: the registry's next reading has them
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def is_unprobed(self, node: str) -> bool:
+        """Return whether a registered node was heard, but never probed."""
+        known = self._nodes.get(node)
+        return known is not None and not known.probed
+
+    def list_heard(self, now: float) -> list[tuple[str, str]]:
+        """Return (node, endpoint) of the nodes that beat, reachable or not."""
+        return [
+            (node.record.node, node.record.endpoint)
+            for node in self._nodes.values()
+            if node.heartbeat and now - node.heard_at < limits.HEARTBEAT_TIMEOUT_S
+        ]
+
+    def get_live(self, now: float) -> list[Heartbeat]:
+        """Return the latest heartbeats of the nodes that beat and answer, by node."""
+        return [node.heartbeat for node in self._iter_live(now) if node.heartbeat]
+
+    def count_live(self, now: float) -> int:
+        return len(self._iter_live(now))
+
+    def observe(self, now: float) -> tuple[NodeView, ...]:
+        """Return the live nodes with their figures quantised, sorted by node.
+
+        The chain locks with the commitments; until then what a plan exposes is reserved here.
+        """
+        reserved: Counter[str] = Counter()
+        for exposures in self._reserved.values():
+            reserved.update(exposures)
+        return tuple(
+            self._view(node, node.heartbeat, reserved[node.record.node])
+            for node in self._iter_live(now)
+            if node.heartbeat
+        )
+
+    def _judge(self, determinism: str) -> str:
+        """Return a class as we observe it: marked when we cannot recompute in it."""
+        if self._can_recompute(determinism):
+            return determinism
+        return (UNRULED + determinism)[: limits.MAX_DETERMINISM_CHARS]
+
+    def _view(self, node: _Node, heartbeat: Heartbeat, reserved: int) -> NodeView:
+        """Return how a node looks, anew only when it changed: ten thousand, once a second."""
+        record = node.record
+        assigned = self._assigned[record.node]
+        determinism = self._judge(heartbeat.determinism)  # what we can recompute may change
+        locked = record.locked_micro_usdc + reserved
+        basis = (heartbeat, node.rtt_ms, assigned, record.locked_micro_usdc, reserved)
+        if (
+            node.view is None
+            or node.view.determinism != determinism
+            or any(a is not b for a, b in zip(basis, node.basis, strict=True))
+        ):
+            node.basis = basis
+            node.view = NodeView.model_construct(  # from checked parts
+                node=record.node,
+                rtt_ms=quantise(node.rtt_ms or 0),
+                queue_ms=quantise(heartbeat.queue_ms),
+                resident=heartbeat.resident,
+                determinism=determinism,
+                speed_mflops=quantise(heartbeat.speed_mflops),
+                bandwidth_kbps=quantise(heartbeat.bandwidth_kbps),
+                vram_free_bytes=quantise(heartbeat.vram_free_bytes),
+                assigned_micro_usdc=quantise(assigned),
+                locked_micro_usdc=quantise_up(locked),
+            )
+        return node.view
+
+    def get_operators(self) -> dict[str, str]:
+        """Return who runs each node."""
+        return {name: record.operator or name for name, record in self.records.items()}
+
+    def process_plan(self, plan: Plan, manifest: Manifest) -> None:
+        """Count the work that a certified plan gives out, once."""
+        execution_id = plan.request.execution_id
+        if execution_id in self._counted or len(plan.tasks) != len(manifest.tasks):
+            return
+        self._counted[execution_id] = None
+        while len(self._counted) > limits.MAX_OPEN_EXECUTIONS:
+            self._reserved.pop(self._counted.popitem(last=False)[0], None)
+        self._reserved[execution_id] = dict(plan.exposures())
+        for executor, task in zip(plan.executors(), manifest.tasks, strict=True):
+            self._assigned[executor] += task.price_micro_usdc * plan.request.steps
+
+    def process_committed(self, execution_id: str) -> None:
+        """Note that the chain has locked what an execution exposes."""
+        if execution_id in self._reserved:
+            self._committed.add(execution_id)
+
+    def process_end(self, execution_id: str) -> None:
+        """Drop what was reserved for an execution that is over, or whose request is undone."""
+        self._reserved.pop(execution_id, None)
+        self._committed.discard(execution_id)
+
+    def process_snapshot(self) -> None:
+        """Begin to count anew: what was assigned before is in the credits of the snapshot."""
+        self._assigned.clear()
+
+    def process_nodes(self, records: Sequence[NodeRecord]) -> None:
+        """Take over the registry's active nodes; the others are forgotten."""
+        for execution_id in self._committed:
+            self._reserved.pop(execution_id, None)
+        self._committed.clear()
+        old = self._nodes
+        self._nodes = {}
+        for record in sorted(records, key=lambda r: r.node)[: limits.MAX_NODES]:
+            known = old.get(record.node)
+            if known and known.record.endpoint == record.endpoint:
+                known.record = record
+                self._nodes[record.node] = known
+            else:
+                self._nodes[record.node] = _Node(record, known.heartbeat if known else None)
+        self.records = {name: node.record for name, node in self._nodes.items()}
+
+    def process_heartbeat(self, heartbeat: Heartbeat, signing_key: str, now: float) -> None:
+        """Note a sign of life; raise PeerFault from strangers, ignore what is older than known."""
+        node = self._nodes.get(heartbeat.node)
+        if node is None:
+            raise PeerFault(
+                f"node {heartbeat.node} is not active in the registry; stake it, or wait for the "
+                "block that holds its registration",
+                peer=heartbeat.node,
+            )
+        if node.record.signing_key != signing_key:
+            raise BadSignature(
+                f"a heartbeat of {heartbeat.node} is signed by another key", peer=heartbeat.node
+            )
+        last = node.heartbeat
+        if last and (heartbeat.sent_at_ms, heartbeat.sequence) <= (last.sent_at_ms, last.sequence):
+            return
+        if not self.heads.is_recent(heartbeat.block_hash, now):
+            raise PeerFault(
+                f"a heartbeat names block {heartbeat.block_hash}, which was not lately the head of "
+                "the chain that we follow; name the one that the answer names",
+                peer=heartbeat.node,
+            )
+        if heartbeat.determinism.startswith(UNRULED):
+            raise PeerFault("a heartbeat claims the committee's mark", peer=heartbeat.node)
+        if last is None or heartbeat.resident != last.resident:
+            if any(a >= b for a, b in pairwise(heartbeat.resident)):
+                raise PeerFault(
+                    "a heartbeat lists its resident tasks out of order", peer=heartbeat.node
+                )
+        node.heartbeat, node.heard_at = heartbeat, now
+
+    def process_rtt(self, node: str, rtt_ms: int | None) -> None:
+        if node in self._nodes:
+            self._nodes[node].rtt_ms, self._nodes[node].probed = rtt_ms, True
+
+    def _iter_live(self, now: float) -> list[_Node]:
+        return [
+            node
+            for node in self._nodes.values()  # sorted by node
+            if node.heartbeat
+            and node.rtt_ms is not None
+            and now - node.heard_at < limits.HEARTBEAT_TIMEOUT_S
+        ]

@@ -1,0 +1,280 @@
+"""Large objects from presigned URLs to disk: in bounded memory, resumed where a transfer broke off.
+
+What was fetched stays in a ``.part`` file across errors, expired URLs and the death of the process,
+and gets its name only when its digest is right. A disk that is too small says so before anything is
+fetched: one that is filled to its last byte stops the journal as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+from yarl import URL
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault, SplitUpError, StorageUnavailable, Unavailable
+from splitup.messages.storage import Grant
+from splitup.net.object_transfer import (
+    RETRYABLE,
+    NotStored,
+    Pauses,
+    check_grant,
+    describe_failure,
+    make_refusal,
+)
+
+_PIECE_BYTES: Final = 4 * limits.MIB  # written at once, on a thread
+
+
+async def download_object(
+    session: aiohttp.ClientSession,
+    grant: Grant,
+    renew: Callable[[], Awaitable[Grant]],
+    path: Path,
+    *,
+    length_bytes: int,
+    digest: str,
+    deadline_s: float,
+) -> None:
+    """Fetch the object of exactly ``length_bytes`` and SHA-256 ``digest`` (hex) to ``path``.
+
+    ``renew`` gives another grant when this one has expired. Tries go on until ``deadline_s`` from
+    now, while bytes arrive at least every ``limits.DOWNLOAD_PATIENCE_S``. Raises StorageUnavailable
+    (NotStored for a missing object), PeerFault (another length or digest, three times over),
+    Unavailable (the disk is full, or another process fetches the same), and what ``renew`` raises.
+    """
+    end = time.monotonic() + deadline_s
+    pauses = _make_pauses(end)
+    faults = refusals = 0
+    with _Part(path, length_bytes) as part:
+        while True:
+            before = part.length
+            try:
+                check_grant(grant, "GET")
+                reason = await _fetch_rest(session, grant, part, end)
+                if part.length == length_bytes:
+                    await asyncio.to_thread(_check_digest, part, grant, digest)
+                    await asyncio.to_thread(part.keep)
+                    return
+            except PeerFault as fault:
+                part.truncate()
+                faults += 1
+                if faults == limits.OBJECT_FETCHES:
+                    raise
+                reason = str(fault)
+            except NotStored:
+                raise
+            except StorageUnavailable as error:  # the URL has expired
+                refusals += 1
+                if refusals > limits.OBJECT_FETCHES:
+                    raise
+                reason = str(error)
+                grant = await renew()
+            if part.length > before:
+                pauses, refusals = _make_pauses(end), 0
+            await pauses.wait(grant, reason)
+
+
+def _make_pauses(end: float) -> Pauses:
+    return Pauses(min(end, time.monotonic() + limits.DOWNLOAD_PATIENCE_S))
+
+
+def _check_digest(part: _Part, grant: Grant, digest: str) -> None:
+    if part.compute_digest() != digest:
+        raise PeerFault(f"object {grant.key} has another digest than {digest}")
+
+
+async def _fetch_rest(session: aiohttp.ClientSession, grant: Grant, part: _Part, end: float) -> str:
+    """Append what is missing, as far as it comes; return why it went no further."""
+    timeout = aiohttp.ClientTimeout(
+        total=max(0.001, end - time.monotonic()),
+        sock_connect=limits.HTTP_CONNECT_S,
+        sock_read=limits.TRANSFER_STALL_S,
+    )
+    headers = {"Accept-Encoding": "identity", "Range": f"bytes={part.length}-"} | grant.headers
+    try:
+        async with session.get(
+            URL(grant.url, encoded=True),
+            headers=headers,
+            allow_redirects=False,
+            auto_decompress=False,
+            timeout=timeout,
+        ) as response:
+            if (reason := _check_answer(response, grant, part)) == "":
+                await _append_all(response, grant, part)
+            return reason
+    except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+        return describe_failure(error)
+
+
+def _check_answer(response: aiohttp.ClientResponse, grant: Grant, part: _Part) -> str:
+    """Return "" when the body goes on where ``part`` ends, or why it cannot be used."""
+    status = response.status
+    if status in RETRYABLE:
+        return f"status {status}"
+    if status == 404:
+        raise NotStored(f"object {grant.key} does not exist (yet)")
+    if status == 416:
+        raise PeerFault(f"object {grant.key} ends before byte {part.length}")
+    if status not in (200, 206):
+        raise make_refusal(grant, status)
+    if status == 200:
+        part.truncate()  # the server knows no ranges
+        total = response.content_length
+    else:
+        place, _, size = response.headers.get("Content-Range", "").partition("/")
+        if not place.startswith(f"bytes {part.length}-"):
+            raise PeerFault(f"the storage sends another range of {grant.key} than asked for")
+        total = int(size) if size.isdecimal() and len(size) < 20 else None
+    if total not in (None, part.length_bytes):
+        raise PeerFault(f"object {grant.key} has {total} bytes, not {part.length_bytes}")
+    return ""
+
+
+async def _append_all(response: aiohttp.ClientResponse, grant: Grant, part: _Part) -> None:
+    piece = bytearray()
+    try:
+        async for chunk in response.content.iter_any():
+            piece += chunk
+            if part.length + len(piece) > part.length_bytes:
+                piece.clear()
+                raise PeerFault(f"object {grant.key} is longer than {part.length_bytes} bytes")
+            if len(piece) >= _PIECE_BYTES:
+                full, piece = piece, bytearray()
+                await asyncio.to_thread(part.append, full)
+    finally:
+        part.append(piece)  # what came before the connection broke need not come again
+
+
+class _Part:
+    """What is there of a file so far, for this process alone.
+
+    Processes may share a cache (several commands of one user), hence the lock.
+    """
+
+    def __init__(self, path: Path, length_bytes: int) -> None:
+        self._path = path
+        self._part = path.with_suffix(".part")
+        self.length_bytes = length_bytes
+        self.length = 0
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = self._open()
+            self.length = os.fstat(self._file).st_size
+            if self.length > self.length_bytes:
+                self.truncate()
+            self._check_space()
+        except BaseException as error:
+            self._close()
+            if isinstance(error, OSError):
+                raise explain_disk(error, self._path) from None
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def append(self, data: bytes | bytearray) -> None:
+        """Write at the end; what does not fit the disk leaves it."""
+        view = memoryview(data)
+        try:
+            while view:
+                written = os.pwrite(self._file, view, self.length)
+                self.length += written
+                view = view[written:]
+        except OSError as error:
+            self.truncate()
+            raise explain_disk(error, self._path) from None
+
+    def truncate(self) -> None:
+        """Begin anew."""
+        os.ftruncate(self._file, 0)
+        self.length = 0
+
+    def compute_digest(self) -> str:
+        """Return the SHA-256 of what is there, in hex."""
+        with os.fdopen(os.dup(self._file), "rb") as file:
+            file.seek(0)
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def keep(self) -> None:
+        """Give the file its name, once its bytes are on the disk."""
+        try:
+            os.fsync(self._file)
+            self._part.replace(self._path)
+        except OSError as error:
+            raise explain_disk(error, self._path) from None
+
+    def _open(self) -> int:
+        while True:
+            file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(file), self._part.stat()):
+                    return file
+            except FileNotFoundError:
+                pass
+            except BlockingIOError:
+                os.close(file)
+                raise Unavailable(
+                    f"another process is fetching {self._path}; try again when it is done"
+                ) from None
+            os.close(file)  # it has become the whole file, or is gone, since we opened it
+
+    def _check_space(self) -> None:
+        free = shutil.disk_usage(self._path.parent).free
+        needed = self.length_bytes - self.length + limits.DISK_RESERVE_BYTES
+        if free < needed:
+            raise Unavailable(
+                f"the disk of {self._path.parent} has {free} bytes left and {self._path.name} "
+                f"needs {needed}; free some space"
+            )
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write a whole file, or nothing. Raises Unavailable when the disk is full or fails.
+
+    Without ``sync`` the file may be lost with the machine's power.
+    """
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise explain_disk(error, path) from None
+
+
+def explain_disk(error: OSError, path: Path) -> SplitUpError:
+    """Return the sentence for a file that cannot be written."""
+    return Unavailable(
+        f"cannot write {path} ({error.strerror or error}); free some space, or check the disk"
+    )

@@ -1,0 +1,281 @@
+"""What a process must not forget: key-value records by kind, on disk before a call returns.
+
+Persist before send: whoever signs something for a slot first calls ``put_once`` and sends what that
+returns, so that no restart can say two different things about one slot.
+
+SQLite in WAL mode with ``synchronous=FULL``: a committed transaction survives SIGKILL and power
+loss, a torn one vanishes whole. Every record carries a digest, since SQLite checks structure, not
+content.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from splitup.core import limits
+from splitup.core.codec import decode_canonical, encode_canonical
+from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
+
+_FORMAT: Final = 1  # PRAGMA user_version
+_APPLICATION: Final = 0x53504A31  # PRAGMA application_id: "SPJ1"
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS records (
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    value BLOB NOT NULL,
+    digest BLOB NOT NULL,
+    PRIMARY KEY (kind, key)
+) WITHOUT ROWID, STRICT
+"""
+
+
+class Journal:
+    """One process's records in one directory. Thread-safe; calls block for one fsync (≈ 1 ms)."""
+
+    def __init__(self, directory: Path, lock: int, connection: sqlite3.Connection) -> None:
+        self._path = directory / "journal.sqlite"
+        self._lock_descriptor = lock
+        self._connection = connection
+        self._mutex = threading.RLock()
+        self._depth = 0
+        self._failed = False  # an inner transaction failed: the outer one must not commit
+        self._closed = False
+
+    @classmethod
+    def open(cls, directory: Path) -> Journal:
+        """Take the directory for this process and open its journal, new or used.
+
+        Raises ConfigurationError when another process has it or the journal is damaged or of
+        another format, Unavailable when the disk is full or fails.
+        """
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = _take_lock(directory)
+        except OSError as error:
+            raise Unavailable(
+                f"cannot use the data directory {directory}: {error.strerror}"
+            ) from None
+        path = directory / "journal.sqlite"
+        connection: sqlite3.Connection | None = None
+        try:
+            path.touch(mode=0o600)  # before SQLite does: its log takes over the mode of its file
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            _prepare(connection, path)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            os.close(lock)
+            if isinstance(error, sqlite3.Error):
+                raise _translate(error, path) from None
+            if isinstance(error, UnicodeDecodeError):  # SQLite's own sentence quotes what it found
+                raise _damaged(path, "its schema is no text") from None
+            if isinstance(error, OSError):
+                raise Unavailable(f"cannot write {path}: {error.strerror}") from None
+            raise
+        return cls(directory, lock, connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the journal and give the directory back. Nothing is pending: puts are durable."""
+        with self._mutex:
+            if not self._closed:
+                self._closed = True
+                self._connection.close()
+                os.close(self._lock_descriptor)
+
+    def put(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
+        """Write a record, replacing an older one; it is on disk when this returns."""
+        data = _encode(value)
+        with self.transaction():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)",
+                (kind, key, data, _compute_check(kind, key, data)),
+            )
+
+    def put_once(self, kind: str, key: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a record unless the slot is taken; return what the slot holds."""
+        with self.transaction():
+            stored = self.get(kind, key)
+            if stored is not None:
+                return stored
+            self.put(kind, key, value)
+            return dict(value)
+
+    def get(self, kind: str, key: str) -> dict[str, Any] | None:
+        """Return a record's value, or None."""
+        with self._access():
+            row = self._connection.execute(
+                "SELECT kind, key, value, digest FROM records WHERE kind = ? AND key = ?",
+                (kind, key),
+            ).fetchone()
+        return None if row is None else _decode(row, self._path)
+
+    def items(self, kind: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return all records of a kind, ordered by key."""
+        with self._access():
+            rows = self._connection.execute(
+                "SELECT kind, key, value, digest FROM records WHERE kind = ? ORDER BY key", (kind,)
+            ).fetchall()
+        return [(str(row[1]), _decode(row, self._path)) for row in rows]
+
+    def delete(self, kind: str, key: str) -> None:
+        """Remove a record, durably; absent records are fine."""
+        with self.transaction():
+            self._connection.execute("DELETE FROM records WHERE kind = ? AND key = ?", (kind, key))
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Do all of the block or nothing of it, with one fsync at its end. May be nested.
+
+        Other threads wait meanwhile; do not await inside.
+        """
+        with self._access():
+            if self._depth == 0:
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._failed = False
+            self._depth += 1
+            try:
+                yield
+            except BaseException:
+                self._failed = True
+                raise
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._finish()
+
+    def _finish(self) -> None:
+        if not self._failed:
+            try:
+                self._connection.execute("COMMIT")
+                return
+            except sqlite3.Error:
+                self._roll_back()
+                raise
+        self._roll_back()
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:  # SQLite rolls back by itself on some errors
+            self._connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _access(self) -> Iterator[None]:
+        with self._mutex:
+            if self._closed:
+                raise InvalidInput(f"the journal {self._path} is closed")
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise _translate(error, self._path) from None
+
+
+def _take_lock(directory: Path) -> int:
+    """Lock the directory until the descriptor is closed, by us or by the system at our death."""
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise ConfigurationError(
+            f"the data directory {directory} is in use by process {holder}; stop that process "
+            "or choose another directory"
+        ) from None
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    (form,) = connection.execute("PRAGMA user_version").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if tables and (form, application) != (_FORMAT, _APPLICATION):
+        raise ConfigurationError(
+            f"{path} is not a journal of this version (format {form}, expected {_FORMAT}); "
+            "use the version that wrote it or choose another directory"
+        )
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise ConfigurationError(
+            f"the file system of {path} does not support SQLite's WAL; choose a local directory"
+        )
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA busy_timeout = 0")  # the lock leaves nobody to wait for
+    for (finding,) in connection.execute("PRAGMA quick_check(1)").fetchall():
+        if finding != "ok":
+            raise _damaged(path, str(finding))
+    if tables:
+        # All of them now: a record whose kind or key has changed would simply be missed later.
+        for row in connection.execute("SELECT kind, key, value, digest FROM records"):
+            _decode(row, path)
+    else:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(_SCHEMA)
+        connection.execute(f"PRAGMA user_version = {_FORMAT}")
+        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+        connection.execute("COMMIT")
+
+
+def _encode(value: Mapping[str, Any]) -> bytes:
+    data = encode_canonical(dict(value))
+    if len(data) > limits.MAX_JOURNAL_VALUE_BYTES:
+        raise InvalidInput(
+            f"a journal record has {len(data)} bytes; the limit is {limits.MAX_JOURNAL_VALUE_BYTES}"
+        )
+    return data
+
+
+def _decode(row: tuple[str, str, bytes, bytes], path: Path) -> dict[str, Any]:
+    kind, key, data, digest = row
+    if _compute_check(kind, key, data) != digest:
+        raise _damaged(path, f"record {kind}/{key} has changed")
+    value: dict[str, Any] = decode_canonical(data, max_bytes=limits.MAX_JOURNAL_VALUE_BYTES)
+    return value
+
+
+def _compute_check(kind: str, key: str, data: bytes) -> bytes:
+    state = hashlib.sha256()
+    for part in (kind.encode(), key.encode(), data):
+        state.update(len(part).to_bytes(8) + part)
+    return state.digest()
+
+
+def _damaged(path: Path, finding: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the journal {path} is damaged ({finding}); restore it from a backup, or start in an "
+        "empty directory with a new identity: without its journal an old one may contradict itself"
+    )
+
+
+def _translate(error: sqlite3.Error, path: Path) -> ConfigurationError | Unavailable:
+    # Extended codes keep the primary one in their low byte; text that is not UTF-8 has no code.
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (0, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return _damaged(path, str(error))
+    if code == sqlite3.SQLITE_FULL:
+        return Unavailable(f"the disk of {path} is full; free some space, then try again")
+    return Unavailable(f"the journal {path} cannot be used ({error}); check its disk and its mode")

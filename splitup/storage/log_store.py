@@ -1,0 +1,473 @@
+"""Storing logs, and reading them: grants asked for when there is something to move.
+
+Nothing here is on a token's path. A producer hands its tensors to a ``LogWriter``, which stores
+segment after segment in the background; readers follow a chain of segments to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import aiohttp
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault, Refused, SplitUpError, Unavailable
+from splitup.core.tensors import TensorSpec
+from splitup.graph.manifest import Manifest
+from splitup.messages.base import CLIENT
+from splitup.messages.plans import PlanCertificate, Request
+from splitup.messages.storage import Grant, Grants
+from splitup.messages.verification import VerificationOrder
+from splitup.net.object_transfer import (
+    Body,
+    NotStored,
+    compute_sha256,
+    count_bytes,
+    get_object,
+    put_object,
+)
+from splitup.protocol.execution.log_segments import LogEntry, LogReader, PortLog
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.task_queue import PortId
+from splitup.storage.gateway_client import GatewayClient, LogRead, LogWrite
+
+_log = logging.getLogger("splitup.logs")
+_FIRST_PAUSE_S: Final = 0.05
+_EXPIRES_SOON_S: Final = 5.0  # a URL this close to its end is asked for anew
+_SEGMENT_BYTES: Final = (
+    limits.SEGMENT_BYTES + limits.INLINE_TENSOR_BYTES + limits.SEGMENT_HEADER_BYTES
+)
+
+
+class LogIncomplete(PeerFault):
+    """The store does not hold what a producer has to log, or holds something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogObject:
+    """An object to store; ``digest`` is its SHA-256."""
+
+    name: LogName
+    data: Body
+    digest: bytes
+    length: int  # bytes
+
+
+async def make_log_object(name: LogName, data: Body) -> LogObject:
+    """Hash what is to be stored; much of it on a thread."""
+    return LogObject(name, data, await compute_sha256(data), count_bytes(data))
+
+
+class LogStore(Protocol):
+    """The log objects of one execution, as one party may write and read them."""
+
+    async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
+        """Store objects, once, pausing between pieces (``put_object``).
+
+        Raises SplitUpError when one cannot be stored.
+        """
+
+    async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
+        """Return an object. Raises NotStored when there is none, other errors as they come."""
+
+
+Ask = Callable[[Sequence[LogWrite], Sequence[LogRead]], Awaitable[Grants]]
+
+
+class GrantedLogs:
+    """A LogStore over presigned URLs. ``ask`` gets them from the gateway.
+
+    ``upfront`` may give some before they are asked for. Errors of the environment are tried again
+    until ``deadline_s`` (Unix time), by the clock ``now_s``.
+    """
+
+    def __init__(
+        self,
+        execution_id: str,
+        http: Callable[[], aiohttp.ClientSession],
+        ask: Ask,
+        *,
+        deadline_s: float,
+        upfront: Callable[[], Awaitable[Grants]] | None = None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._execution_id = execution_id
+        self._http = http
+        self._ask = ask
+        self._deadline_s = deadline_s
+        self._now_s = now_s
+        self._upfront = upfront
+        self._upfront_lock = asyncio.Lock()
+        self._known: dict[tuple[str, str], Grant] = {}
+
+    async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
+        """Store objects, one after the other. Raises StorageUnavailable, PeerFault, Refused."""
+        pauses = _Pauses(self._deadline_s - self._now_s())
+        left = list(objects)
+        while left:
+            try:
+                puts = await self._find_puts(left[: limits.LOG_OBJECTS])
+                while left and (put := puts.get(left[0].name)) is not None:
+                    await self._put(left[0], put, pause_s)
+                    del left[0]
+            except Unavailable as error:
+                await pauses.wait(error)
+
+    async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
+        """Return one object; NotStored at once when there is none (yet)."""
+        pauses = _Pauses(self._deadline_s - self._now_s())
+        while True:
+            try:
+                return await get_object(
+                    self._http(),
+                    await self._find_get(name),
+                    max_bytes=max_bytes,
+                    expected_digest=None if digest is None else digest.hex(),
+                    deadline_s=min(10.0, max(0.1, self._deadline_s - self._now_s())),
+                )
+            except NotStored:
+                raise
+            except Unavailable as error:
+                self._known.pop(("GET", name.get_key(self._execution_id)), None)
+                await pauses.wait(error)
+
+    async def _put(self, item: LogObject, put: Grant, pause_s: float) -> None:
+        deadline_s = min(30.0, max(0.1, self._deadline_s - self._now_s()))
+        try:
+            await put_object(self._http(), put, item.data, deadline_s=deadline_s, pause_s=pause_s)
+        except PeerFault:  # perhaps stored by a try whose answer was lost: compare
+            existing = await self._find_get(item.name)
+            await put_object(self._http(), put, item.data, existing=existing, deadline_s=deadline_s)
+
+    async def _find_puts(self, objects: Sequence[LogObject]) -> dict[LogName, Grant]:
+        """Return PUT grants for the objects: those known upfront for the first, or asked for."""
+        first = objects[0]
+        known = await self._find_upfront("PUT", first.name)
+        if known is not None and known.length_bytes == first.length:
+            del self._known["PUT", known.key]
+            return {first.name: known}
+        grants = await self._ask(
+            [
+                LogWrite(
+                    task=item.name.task,
+                    port=item.name.port,
+                    number=item.name.number,
+                    apart=item.name.apart,
+                    length_bytes=item.length,
+                    sha256=item.digest.hex(),
+                )
+                for item in objects
+            ],
+            [],
+        )
+        names = [item.name for item in objects]
+        return {name: grants.find("PUT", name.get_key(self._execution_id)) for name in names}
+
+    async def _find_get(self, name: LogName) -> Grant:
+        key = name.get_key(self._execution_id)
+        known = self._known.get(("GET", key)) or await self._find_upfront("GET", name)
+        if known is not None and known.expires_at_s > time.time() + _EXPIRES_SOON_S:
+            return known
+        ahead = 1 if name.apart else limits.LOG_READ_AHEAD
+        reads = [
+            LogRead(
+                task=name.task,
+                port=name.port,
+                node=name.node,
+                number=number,
+                apart=name.apart,
+            )
+            for number in range(name.number, min(name.number + ahead, limits.MAX_STEPS))
+        ]
+        grants = await self._ask([], reads)
+        if len(self._known) > limits.MAX_GRANTS:
+            self._known.clear()
+        self._known |= {("GET", grant.key): grant for grant in grants.grants}
+        return grants.find("GET", key)
+
+    async def _find_upfront(self, method: str, name: LogName) -> Grant | None:
+        """Return a grant for a large tensor that was issued with the plan."""
+        if not name.apart or self._upfront is None:
+            return None
+        async with self._upfront_lock:
+            if self._upfront is not None:
+                grants = await self._upfront()
+                self._known |= {(grant.method, grant.key): grant for grant in grants.grants}
+                self._upfront = None
+        return self._known.get((method, name.get_key(self._execution_id)))
+
+
+def open_logs(
+    gateway: GatewayClient,
+    http: Callable[[], aiohttp.ClientSession],
+    certificate: PlanCertificate,
+    roster: Roster,
+    *,
+    has_large_tensors: bool,
+    now_s: Callable[[], float] = time.time,
+) -> GrantedLogs:
+    """Return the logs of one execution for an executor or the client; the roster proves which.
+
+    ``now_s`` is the chain's time, as far as the caller knows it.
+    """
+    request = certificate.plan.request
+
+    async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
+        return await gateway.log_grants(
+            certificate, writes, reads, tuple(roster.takeovers.values())
+        )
+
+    async def ask_upfront() -> Grants:
+        try:
+            return await gateway.execution_grants(certificate)
+        except PeerFault as error:  # only a fallback as yet: everything is asked for one by one
+            _log.debug("no grants upfront: %s", error)
+            return Grants(grants=())
+
+    return GrantedLogs(
+        request.execution_id,
+        http,
+        ask,
+        deadline_s=request.deadline + limits.GRANT_GRACE_S,
+        upfront=ask_upfront if has_large_tensors else None,
+        now_s=now_s,
+    )
+
+
+def open_verification_logs(
+    gateway: GatewayClient,
+    http: Callable[[], aiohttp.ClientSession],
+    order: VerificationOrder,
+    *,
+    now_s: Callable[[], float] = time.time,
+) -> GrantedLogs:
+    """Return the logs that a validator or a committee member reads to recompute a task."""
+
+    async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
+        return await gateway.verification_grants(order, reads)
+
+    request = order.certificate.plan.request
+    return GrantedLogs(
+        request.execution_id,
+        http,
+        ask,
+        deadline_s=request.deadline + limits.GRANT_GRACE_S,
+        now_s=now_s,
+    )
+
+
+def has_large_tensors(manifest: Manifest) -> bool:
+    """Return whether a model has ports whose tensors do not fit a frame."""
+    ports = [*manifest.inputs, *(port for task in manifest.tasks for port in task.outputs)]
+    return any(port.nbytes > limits.INLINE_TENSOR_BYTES for port in ports)
+
+
+class LogWriter:
+    """Writes the logs of one party in one execution, in order, in the background.
+
+    A full segment waits for the next ``flush``, off the path of the step that filled it and with
+    those of other ports, for which it is the last, too; not if another is full by then. ``error``
+    says why nothing more is stored. ``unstored_bytes`` bounds what a slow store costs: beyond
+    ``limits.LOG_MEMORY_BYTES`` the writer gives up.
+    """
+
+    def __init__(
+        self,
+        execution_id: str,
+        node: str,
+        store: LogStore,
+        *,
+        pause_s: float = limits.SEGMENT_PAUSE_S,
+    ) -> None:
+        """``pause_s`` is between pieces of a segment, while none waits for it."""
+        self._execution_id = execution_id
+        self._node = node
+        self._store = store
+        self._pause_s = pause_s
+        self._logs: dict[tuple[int, int], PortLog] = {}
+        self._ahead: dict[tuple[int, int], dict[int, LogEntry]] = {}  # by port and step
+        self._task: asyncio.Task[None] | None = None
+        self.error: SplitUpError | None = None
+
+    def append(self, task: int, port: int, entry: LogEntry) -> None:
+        """Take a step of one port; one that overtook another (a large tensor) waits for it."""
+        if self.error is not None:
+            return
+        log = self._logs.get((task, port))
+        if log is None:
+            log = self._logs[task, port] = PortLog(task, port, self._node)
+        ahead = self._ahead.setdefault((task, port), {})
+        ahead[entry.step] = entry
+        now = time.monotonic()
+        while (following := ahead.pop(log.next_step, None)) is not None:
+            log.append(following, now)
+        if log.is_behind:
+            self._start()
+        if log.unstored_bytes > limits.LOG_MEMORY_BYTES:
+            self.error = Unavailable(
+                f"the store is too slow: {log.unstored_bytes} bytes of one log wait for it"
+            )
+
+    async def resume(self, task: int, port: int) -> int:
+        """Go on behind what an earlier run stored of a port; return the first step it lacks."""
+        reader = LogReader(self._execution_id, task, port, self._node, lambda length: True)
+        async for _ in iter_log(self._store, reader):
+            pass
+        log = self._logs[task, port] = PortLog(task, port, self._node)
+        log.resume(reader)
+        return reader.next_step
+
+    def flush(self, *, age_s: float = 0.0) -> None:
+        """Begin to store what is ``age_s`` old."""
+        before = time.monotonic() - age_s
+        if any([log.flush(before) for log in self._logs.values()]):
+            self._start()
+
+    async def finish(self) -> None:
+        """Store everything; return when the store has it. Raises what went wrong."""
+        self.flush()
+        while self._task is not None and not self._task.done():
+            await asyncio.shield(asyncio.wait([self._task]))
+            self.flush()
+        if self.error is not None:
+            raise self.error
+
+    def get_unstored(self, task: int, port: int) -> list[LogEntry]:
+        """Return the steps of a port that a reader of the store may not find, in order."""
+        log = self._logs.get((task, port))
+        ahead = self._ahead.get((task, port), {})
+        stored = [] if log is None else list(log.iter_unstored())
+        return stored + [ahead[step] for step in sorted(ahead)]
+
+    def forget(self, task: int) -> None:
+        """Write no more of a task that another node runs now."""
+        self._logs = {port: log for port, log in self._logs.items() if port[0] != task}
+
+    def discard(self) -> None:
+        """Store nothing more: the execution has failed here."""
+        self.error = self.error or Unavailable("the execution has failed")
+        self._logs.clear()
+        self._ahead.clear()
+
+    async def close(self) -> None:
+        """Stop writing, whatever is left."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _start(self) -> None:
+        if (self._task is None or self._task.done()) and self.error is None:
+            self._task = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        try:
+            while batch := [
+                (log, segment)
+                for log in self._logs.values()
+                if (segment := log.get_oldest()) is not None
+            ]:
+                objects = [
+                    await make_log_object(
+                        segment.name, segment.encode(self._execution_id, log.previous)
+                    )
+                    for log, segment in batch
+                ]
+                is_behind = any(log.is_behind for log, _ in batch)
+                pause_s = 0.0 if is_behind else self._pause_s
+                await self._store.write(objects, pause_s=pause_s)
+                if self.error is not None:
+                    return
+                for (log, segment), item in zip(batch, objects, strict=True):
+                    log.mark_stored(segment, item.digest.hex())
+        except SplitUpError as error:
+            _log.warning("the log of %s cannot be stored: %s", self._execution_id, error)
+            self.error = error
+
+
+async def iter_log(
+    store: LogStore, reader: LogReader, *, wait: Callable[[], bool] = lambda: False
+) -> AsyncIterator[list[LogEntry]]:
+    """Yield a log's segments until there is no next one, and ``wait`` says not to wait for it.
+
+    Raises PeerFault for a broken chain, StorageUnavailable.
+    """
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            data = await store.read(reader.name, _SEGMENT_BYTES, None)
+        except NotStored:
+            if not wait():
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, limits.LOG_POLL_S)
+            continue
+        pause_s = _FIRST_PAUSE_S
+        yield reader.read(data)
+
+
+async def read_tensor(store: LogStore, name: LogName, entry: LogEntry) -> bytes | memoryview:
+    """Return a step's tensor, from its own object when it has one; ``name`` is the log's."""
+    if entry.data is not None:
+        return entry.data
+    apart = LogName(name.task, name.port, name.node, entry.step, apart=True)
+    return await store.read(apart, entry.length, entry.digest)
+
+
+async def iter_tensors(
+    store: LogStore,
+    request: Request,
+    source: PortId,
+    executors: Sequence[str],
+    spec: TensorSpec,
+    steps: int,
+    *,
+    is_drawn: bool = False,
+) -> AsyncGenerator[bytes | memoryview, None]:
+    """Yield the first ``steps`` tensors that ``executors`` or the client logged of a port.
+
+    One segment is in memory at a time. What their digest has to be, the committee compares. A log
+    that is too short is waited for, ``is_drawn`` only the client's: executors store theirs before
+    they commit. Raises LogIncomplete for a log that is broken or too short, StorageUnavailable, and
+    Refused.
+    """
+    author = request.client if source[0] == CLIENT else executors[source[0]]
+    reader = LogReader(request.execution_id, *source, author, spec.accepts)
+    late_s = 0.0 if is_drawn and source[0] != CLIENT else limits.LOG_LATE_S
+    ends_s = time.monotonic() + late_s
+    if not steps:
+        return
+    try:
+        async for entries in iter_log(store, reader, wait=lambda: time.monotonic() < ends_s):
+            for entry in entries:
+                yield await read_tensor(store, reader.name, entry)
+                if entry.step + 1 == steps:
+                    return
+    except Refused:
+        raise
+    except (PeerFault, NotStored) as error:
+        raise LogIncomplete(str(error), peer=author) from None
+    who = "the client" if source[0] == CLIENT else f"task {source[0]}"
+    raise LogIncomplete(
+        f"the log of {who} ends before step {steps}; it has {reader.next_step}", peer=author
+    )
+
+
+class _Pauses:
+    """Growing pauses for ``left_s`` from now; then the error is raised."""
+
+    def __init__(self, left_s: float) -> None:
+        self._end = time.monotonic() + left_s
+        self._pause_s = _FIRST_PAUSE_S
+
+    async def wait(self, error: Unavailable) -> None:
+        if time.monotonic() + self._pause_s > self._end:
+            raise error
+        _log.info("the log waits: %s", error)
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, limits.LINK_RETRY_MAX_S)

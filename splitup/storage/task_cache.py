@@ -1,0 +1,147 @@
+"""Tasks and weights on this machine's disk, by their digest: whole and right, or not there at all.
+
+Nodes keep the tasks they serve here, clients those that a model leaves to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault, StorageUnavailable
+from splitup.core.throughput import Rate
+from splitup.graph.manifest import (
+    ClientTask,
+    Manifest,
+    Task,
+    get_blob_key,
+    get_task_key,
+    get_weights_key,
+    load_manifest,
+)
+from splitup.graph.self_test_vectors import Vectors, load_vectors
+from splitup.messages.storage import Grant, Grants
+from splitup.storage.download import download_object, write_file
+from splitup.storage.gateway_client import GatewayClient
+
+_CHUNK_BYTES: Final = 4 * limits.MIB
+
+
+class Cache:
+    """Content-addressed files under ``directory``, fetched through the gateway when missing."""
+
+    def __init__(
+        self, directory: Path, gateway: GatewayClient, session: aiohttp.ClientSession
+    ) -> None:
+        self._directory = directory
+        self._gateway = gateway
+        self._session = session
+        self._manifests: dict[str, Manifest] = {}
+        self._downloads = Rate()  # bytes
+
+    @property
+    def bandwidth_kbps(self) -> int:
+        """Return 10^3 bytes a second of the latest downloads, 0 before the first."""
+        return self._downloads.per_ms(limits.MAX_BANDWIDTH_KBPS)
+
+    async def fetch_manifest(self, model_id: str) -> Manifest:
+        """Return a model's manifest. Raises InvalidModel, StorageUnavailable, PeerFault."""
+        known = self._manifests.get(model_id)
+        if known is None:
+            path = self._directory / f"{model_id[2:]}.json"
+            if path.exists() and _compute_digest(path) == model_id[2:]:
+                data = path.read_bytes()
+            else:
+                data = await self._gateway.fetch_manifest(model_id)
+                await asyncio.to_thread(write_file, path, data)
+            known = load_manifest(data)
+            while len(self._manifests) >= limits.MAX_CACHED_MANIFESTS:
+                self._manifests.pop(next(iter(self._manifests)))
+            self._manifests[model_id] = known
+        return known
+
+    async def fetch_task(self, model_id: str, index: int) -> tuple[Path, Path | None]:
+        """Return the files of a task's graph and weights (None without any), fetched if missing."""
+        return await self.fetch_program(
+            model_id, (await self.fetch_manifest(model_id)).tasks[index]
+        )
+
+    async def fetch_program(
+        self, model_id: str, task: Task | ClientTask
+    ) -> tuple[Path, Path | None]:
+        """Do the same for a task of a manifest that is at hand."""
+        graph = self._directory / f"{task.task_id}.json"
+        weights = self._directory / f"{task.weights_digest}.safetensors"
+        wanted = [(graph, get_task_key(task.task_id), task.task_id, task.graph_bytes)]
+        if task.weights_digest:
+            key = get_weights_key(task.weights_digest)
+            wanted.append((weights, key, task.weights_digest, task.weights_bytes))
+        await self._fetch_missing(model_id, wanted)
+        return graph, weights if task.weights_digest else None
+
+    async def fetch_vectors(self, model_id: str, index: int) -> Vectors | None:
+        """Return a task's reference vectors, None when its model has none."""
+        task = (await self.fetch_manifest(model_id)).tasks[index]
+        digest = task.reference_digest
+        if not digest:
+            return None
+        path = self._directory / f"{digest}.vectors.json"
+        wanted = [(path, get_blob_key(digest), digest, task.reference_bytes)]
+        await self._fetch_missing(model_id, wanted)
+        data = await asyncio.to_thread(path.read_bytes)
+        return load_vectors(data, task.task_id, task.outputs)
+
+    async def _fetch_missing(
+        self, model_id: str, wanted: Sequence[tuple[Path, str, str, int]]
+    ) -> None:
+        """Fetch what is not there in full: (path, key, digest, bytes)."""
+        missing = [
+            entry
+            for entry in wanted
+            if await asyncio.to_thread(_compute_digest, entry[0]) != entry[2]
+        ]
+        if missing:
+            grants = await self._gateway.model_grants(model_id)
+            for path, key, digest, size in missing:
+
+                async def renew(key: str = key) -> Grant:
+                    return _find(await self._gateway.model_grants(model_id), key)
+
+                started_ns = time.monotonic_ns()
+                await download_object(
+                    self._session,
+                    _find(grants, key),
+                    renew,
+                    path,
+                    length_bytes=size,
+                    digest=digest,
+                    deadline_s=limits.DOWNLOAD_TIMEOUT_S,
+                )
+                if size >= limits.MEASURED_BYTES:
+                    self._downloads.add(size, time.monotonic_ns() - started_ns)
+
+
+def _find(grants: Grants, key: str) -> Grant:
+    try:
+        return grants.find("GET", key)
+    except PeerFault as error:
+        raise StorageUnavailable(str(error)) from None
+
+
+def _compute_digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hex, "" when there is none."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+            return digest.hexdigest()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitup.chain.client import Chain
+from splitup.chain.event_stream import BlockId, ChainEvent, Trail
+from splitup.core import limits
+from splitup.core.errors import ChainUnavailable
+from tests.builders import HANG_S, find_free_port
+from tests.chain.conftest import MODEL, PRICE_MICRO_USDC, Network
+from tests.chain.proxy import Proxy
+
+# ---- the trail, without a chain ----------------------------------------------------------------
+
+
+def make_event(block: BlockId, index: int = 0) -> ChainEvent:
+    return ChainEvent("E", {}, block.number, block.hash, index, "0x", "market")
+
+
+def test_trail_takes_back_what_a_reorganisation_undoes_latest_first() -> None:
+    blocks = [BlockId(number, f"a{number}") for number in range(6)]
+    trail = Trail(1, [blocks[0]])
+    told = (make_event(blocks[1]), make_event(blocks[3]), make_event(blocks[3], 1))
+    trail.advance(blocks[4], told)
+    trail.advance(blocks[5], (make_event(blocks[5]),))
+    assert trail.next_block == 6
+    undone = trail.rewind(blocks[1])
+    assert [(e.block_number, e.log_index, e.removed) for e in undone] == [
+        (5, 0, True),
+        (3, 1, True),
+        (3, 0, True),
+    ]
+    assert trail.next_block == 2
+    assert trail.checkpoints == [blocks[1], blocks[0]]
+
+
+def test_f15_trail_refuses_to_undo_deeper_than_its_reach() -> None:
+    trail = Trail(1, [BlockId(0, "a0")])
+    with pytest.raises(ChainUnavailable, match="reorganised by more than 64 blocks"):
+        trail.rewind(None)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=400))
+def test_trail_is_bounded_and_always_reaches_back_far_enough(has_event: list[bool]) -> None:
+    trail = Trail(1, [BlockId(0, "a0")])
+    for number, present in enumerate(has_event, start=1):
+        block = BlockId(number, f"a{number}")
+        trail.advance(block, (make_event(block),) if present else ())
+    checkpoints = trail.checkpoints
+    assert len(checkpoints) <= limits.REORG_BLOCKS + 2
+    assert checkpoints[0].number == len(has_event)
+    assert checkpoints[-1].number <= max(0, len(has_event) - limits.REORG_BLOCKS)
+
+
+# ---- on a chain --------------------------------------------------------------------------------
+
+
+async def take(events: AsyncIterator[ChainEvent], until: str) -> list[ChainEvent]:
+    found = []
+    async with asyncio.timeout(HANG_S):
+        async for event in events:
+            found.append(event)
+            if event.name == until and not event.removed:
+                break
+    return found
+
+
+async def test_events_arrive_in_order_from_the_past_into_the_present(network: Network) -> None:
+    head = await network.owner.fetch_head()
+    first = head.number - 20
+    async with contextlib.aclosing(network.owner.events(from_block=max(0, first))) as events:
+        past = await take(events, "Deposited")
+        positions = [(event.block_number, event.log_index) for event in past]
+        assert positions == sorted(positions)
+        assert {"MembersSet", "NodeRegistered", "ModelRegistered"} <= {e.name for e in past}
+        assert all(event.contract != "usdc" for event in past)
+
+        request = await network.request()
+        (asked,) = await take(events, "RequestNodeSelections")
+    assert asked.args["executionId"] == request.execution_id
+    assert asked.args["client"] == network.client.address
+    assert asked.args["inputsDigest"] == "0x" + "aa" * 32
+    assert asked.args["maxPrice"] == PRICE_MICRO_USDC
+
+
+async def test_confirmations_hold_events_back(network: Network) -> None:
+    start = (await network.owner.fetch_head()).number + 1
+    async with contextlib.aclosing(
+        network.owner.events(from_block=start, confirmations=3)
+    ) as events:
+        await network.request()
+        waiting = asyncio.ensure_future(anext(events))
+        for _ in range(2):
+            await network.rpc.request("anvil_mine", "0x1")
+        done, _ = await asyncio.wait([waiting], timeout=0.3)
+        assert not done
+        await network.rpc.request("anvil_mine", "0x1")
+        assert (await asyncio.wait_for(waiting, HANG_S)).name == "RequestNodeSelections"
+
+
+async def test_f14_reorganised_events_are_taken_back_and_told_anew(network: Network) -> None:
+    start = (await network.owner.fetch_head()).number + 1
+    async with contextlib.aclosing(network.owner.events(from_block=start)) as events:
+        await network.request(nonce=1)
+        (told,) = await take(events, "RequestNodeSelections")
+        await network.rpc.request("anvil_mine", "0x2")
+        await network.rpc.request("anvil_reorg", 3, [])
+        async with asyncio.timeout(HANG_S):  # its sender sees that it is gone, and sends it again
+            seen = [await anext(events) for _ in range(2)]
+    assert [event.removed for event in seen] == [True, False]
+    assert {event.args["executionId"] for event in seen} == {told.args["executionId"]}
+    assert seen[0].block_hash == told.block_hash != seen[1].block_hash
+
+
+async def test_f12_events_go_on_from_the_cursor_after_the_endpoint_was_down(
+    network: Network,
+) -> None:
+    target = int(network.url.rpartition(":")[2])
+    port = find_free_port()
+    start = (await network.owner.fetch_head()).number + 1
+    proxy = await Proxy.open(port, target)
+    url = f"http://127.0.0.1:{port}"
+    async with await Chain.connect(url, network.deployment) as chain:
+        async with contextlib.aclosing(chain.events(from_block=start)) as events:
+            await network.client.send("market", "withdraw", 1)
+            assert [e.name for e in await take(events, "Withdrawn")] == ["Withdrawn"]
+            waiting = asyncio.ensure_future(anext(events))
+            await proxy.close()
+            await network.client.send("market", "withdraw", 2)
+            await network.request()
+            done, _ = await asyncio.wait([waiting], timeout=0.3)
+            assert not done
+            proxy = await Proxy.open(port, target)
+            assert (await asyncio.wait_for(waiting, HANG_S)).args["amount"] == 2
+            assert (await anext(events)).args["modelId"] == MODEL
+    await proxy.close()

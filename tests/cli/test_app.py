@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+from splitup_oracle.cli.app import app as oracle_app
+from splitup_oracle.config import GatewayConfig, OracleConfig
+from typer.testing import CliRunner
+
+from splitup.cli.app import app
+from splitup.cli.machine_checks import run_checks, to_dict
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPLITUP_HOME", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "m", "--input", "x", "--output", "o"], 2, "NAME=FILE.npy"),
+        (["run", "m", "--input", "x=absent.npy", "--output", "o"], 2, "cannot be read"),
+        (["run", "m", "--input", "x=bad.npy", "--output", "o"], 2, "no array of numbers"),
+        (["run", "m", "--input", "x=good.npy", "--output", "o"], 2, "splitup up"),
+        (["generate", "m", "--prompt", "a", "--json"], 2, "splitup up"),
+        (["generate", "m", "--prompt", "a"], 2, "splitup up"),
+        (["generate", "m", "--prompt", "a", "--lookahead-window", "5"], 2, "has no window"),
+        (["receipt", "0x12"], 2, "splitup up"),
+        (["status"], 2, "there is no network"),
+        (["down"], 2, "no network runs"),
+        (["fund", "0x" + "ab" * 20], 2, "splitup up --dir"),
+        (["fund", "me"], 2, "me is no address"),
+        (["up", "--nodes", "0"], 2, "--nodes is 0"),
+        (["up", "--vram", "lots"], 2, "--vram lots is no size"),
+        (["up", "--vram", "8"], 2, "too little; write for example 1GB"),
+        (["up", "--dir", "good.npy"], 2, "choose another with --dir"),
+        (["up", "--dir", "good.npy/net", "--detach"], 2, "choose another with --dir"),
+    ],
+)
+def test_errors_are_one_sentence_with_the_way_out(
+    arguments: list[str], code: int, message: str
+) -> None:
+    np.save("good.npy", np.zeros(1, np.float32))
+    Path("bad.npy").write_bytes(b"\x80\x04not numpy")
+    done = RUNNER.invoke(app, arguments)
+    assert done.exit_code == code, done.output
+    assert message in done.output
+    assert done.output == done.output.strip() + "\n" and done.output.count("\n") == 1
+    assert not Path("o").exists()
+
+
+def test_pickled_arrays_are_refused() -> None:
+    np.save("evil.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    done = RUNNER.invoke(app, ["run", "m", "--input", "x=evil.npy", "--output", "o"])
+    assert (done.exit_code, "no array of numbers" in done.output) == (2, True)
+
+
+def test_doctor_says_what_mends_a_missing_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANVIL_BIN", str(tmp_path / "absent"))
+    report = to_dict(run_checks(tmp_path / "net"))
+    assert report["ok"] is False
+    broken = {check["name"]: check["fix"] for check in report["checks"] if not check["ok"]}
+    assert broken == {"chain (Anvil)": "(cd contracts && npm ci --ignore-scripts)"}
+
+
+def test_doctor_command_reports_as_json() -> None:
+    done = RUNNER.invoke(app, ["doctor", "--json"])
+    report = json.loads(done.stdout)
+    assert done.exit_code == (0 if report["ok"] else 1)
+    assert {"python", "device (tinygrad)", "clock", "disk"} <= {c["name"] for c in report["checks"]}
+
+
+@pytest.mark.parametrize(("verb", "model"), [("run", OracleConfig), ("gateway", GatewayConfig)])
+def test_help_names_every_setting_of_the_file(verb: str, model: type[BaseModel]) -> None:
+    text = RUNNER.invoke(oracle_app, [verb, "--help"]).output
+    assert model.model_fields.keys() <= set(re.findall(r"[a-z0-9_]+", text))

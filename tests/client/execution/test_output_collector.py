@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from splitup.client.execution.output_collector import (
+    FetchNeeded,
+    OutputCollector,
+    StepDone,
+    TraceReceived,
+    get_input_consumers,
+)
+from splitup.core.errors import BadSignature, PeerFault
+from splitup.messages.frames import FrameKind, Piece, decode_frame
+from splitup.messages.progress import Span, TaskFailure, Trace
+from splitup.net.signed_frames import make_message_frame, make_stored_frame, seal_frame, verify_seal
+from splitup.net.tensor_chunks import Pieces
+from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.task_queue import PortId
+from tests.client.parties import make_parties
+from tests.node.network import make_manifest
+
+PARTIES = make_parties()
+ONE, TWO = b"\0\0\x80\x3f", b"\0\0\0\x40"
+
+
+def make_collector() -> OutputCollector:
+    roster = Roster(PARTIES.plan)
+    return OutputCollector(PARTIES.manifest, PARTIES.plan, verify_seal, roster, Pieces().take)
+
+
+def test_a_step_is_done_when_its_outputs_are_there() -> None:
+    assert make_collector().receive(*PARTIES.make_output(2, ONE)) == [StepDone(2, (ONE,))]
+
+
+def test_duplicates_are_silent_and_contradictions_are_not() -> None:
+    collector = make_collector()
+    collector.receive(*PARTIES.make_output(0, ONE))
+    assert collector.receive(*PARTIES.make_output(0, ONE)) == []
+    stored = make_stored_frame(PARTIES.execution_id, 1, 0, 1, hashlib.sha256(ONE).digest(), 4)
+    collector.receive(*decode_frame(seal_frame(PARTIES.nodes[1], stored)))
+    with pytest.raises(PeerFault, match="two different outputs") as caught:
+        collector.receive(*PARTIES.make_output(1, TWO))
+    assert caught.value.peer == PARTIES.nodes[1].address
+
+
+def test_another_nodes_signature_is_refused() -> None:
+    with pytest.raises(BadSignature):
+        make_collector().receive(*PARTIES.make_output(0, ONE, signer=0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"execution_id": "0x" + "12" * 32}, "another's link"),
+        ({"task": 0}, "no output of this execution"),
+        ({"port": 1}, "no output of this execution"),
+        ({"step": 4}, "no output of this execution"),
+        ({"length": 8}, "sent 8 bytes for an output of float32"),
+        ({"kind": FrameKind.END}, "only clients do"),
+    ],
+)
+def test_frames_that_do_not_belong_are_refused(change: dict[str, object], message: str) -> None:
+    frame, signature = PARTIES.make_output(0, ONE)
+    with pytest.raises(PeerFault, match=message):
+        make_collector().receive(replace(frame, **change), signature)  # type: ignore[arg-type]
+
+
+def test_stored_output_is_fetched_first() -> None:
+    collector = make_collector()
+    digest = hashlib.sha256(ONE).digest()
+    frame = make_stored_frame(PARTIES.execution_id, 1, 0, 3, digest, 4)
+    (need,) = collector.receive(*decode_frame(seal_frame(PARTIES.nodes[1], frame)))
+    assert need == FetchNeeded(1, 0, PARTIES.nodes[1].address, 3, digest, 4)
+    assert isinstance(need, FetchNeeded)
+    assert collector.receive_stored(need, ONE) == [StepDone(3, (ONE,))]
+    assert collector.receive_stored(need, ONE) == []
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_output_in_pieces_is_taken_when_it_is_whole(is_whole: bool) -> None:
+    taken: list[tuple[PortId, int]] = []
+
+    def take(execution_id: str, port: PortId, step: int, digest: bytes) -> memoryview | None:
+        taken.append((port, step))
+        return memoryview(ONE) if is_whole else None
+
+    collector, digest = make_collector(), hashlib.sha256(ONE).digest()
+    collector.take_pieces = take
+    frames = [
+        make_stored_frame(PARTIES.execution_id, 1, 0, 3, digest, 4, direct=direct)
+        for direct in (True, False)
+    ]
+    first, second = [
+        collector.receive(*decode_frame(seal_frame(PARTIES.nodes[1], frame))) for frame in frames
+    ]
+    node = PARTIES.nodes[1].address
+    if is_whole:
+        assert (first, second) == ([StepDone(3, (ONE,))], [])
+    else:
+        assert (first, second) == ([], [FetchNeeded(1, 0, node, 3, digest, 4)])
+    assert taken == [((1, 0), 3)] * 2, "nothing stays that nobody waits for"
+
+
+def test_a15_pieces_that_nobody_may_send_are_faults() -> None:
+    collector, node = make_collector(), PARTIES.nodes[1].address
+    piece = Piece(PARTIES.execution_id, 1, 0, 0, 4, 0, ONE)
+    assert collector.check_piece(node, piece)
+    for change in ({"task": 0}, {"port": 1}, {"step": 4}, {"length": 8}, {"execution_id": "0x12"}):
+        with pytest.raises(PeerFault, match="no output here"):
+            collector.check_piece(node, replace(piece, **change))  # type: ignore[arg-type]
+    with pytest.raises(PeerFault, match="pieces of task 1"):
+        collector.check_piece(PARTIES.nodes[0].address, piece)
+    collector.receive(*PARTIES.make_output(0, ONE))
+    assert not collector.check_piece(node, piece), "it is there already"
+
+
+def test_failures_and_traces_are_believed_of_the_node_alone() -> None:
+    first, second = PARTIES.nodes
+    failure = TaskFailure(task=0, step=1, node=first.address, reason="no memory")
+    frame = make_message_frame(FrameKind.ERROR, PARTIES.execution_id, 0, 1, failure)
+    assert make_collector().receive(*decode_frame(seal_frame(first, frame))) == [failure]
+    with pytest.raises(BadSignature):
+        make_collector().receive(*decode_frame(seal_frame(second, frame)))
+    times = {name: "5" for name in ("received_ns", "started_ns", "ended_ns", "sent_ns")}
+    for task, is_own in ((0, True), (1, False)):
+        trace = Trace(
+            execution_id=PARTIES.execution_id,
+            node=first.address,
+            spans=(Span(task=task, step=0, **times),),
+        )
+        frame = make_message_frame(FrameKind.TRACE, PARTIES.execution_id, 0, 0, trace)
+        sealed = decode_frame(seal_frame(first, frame))
+        if is_own:
+            assert make_collector().receive(*sealed) == [TraceReceived(trace, is_last=True)]
+        else:
+            with pytest.raises(PeerFault, match="it did not run"):
+                make_collector().receive(*sealed)
+
+
+def test_inputs_go_to_the_nodes_that_read_them() -> None:
+    executors = PARTIES.plan.executors()
+    assert get_input_consumers(PARTIES.manifest, executors) == {(0,): (PARTIES.nodes[0].address,)}
+
+
+def test_the_earliest_task_gets_its_inputs_first() -> None:
+    manifest, _ = make_manifest(tasks=3)  # x goes to the first task and to the last
+    assert list(get_input_consumers(manifest, ["f", "a", "b"]).items()) == [((0,), ("f", "b"))]
+    assert get_input_consumers(manifest, ["f", "a", "f"]) == {(0,): ("f",)}

@@ -1,0 +1,288 @@
+"""Honest differences, the smallest cheats, and the line between them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from splitup_deploy.calibration.calibrate import VARIANTS, Variant, calibrate_model, make_steps
+from splitup_deploy.calibration.perturbations import iter_skips, list_cheats, round_activations
+from splitup_deploy.calibration.separation import (
+    BOUNDS,
+    MARGIN,
+    calibrate,
+    measure_step,
+    take_largest,
+    take_smaller,
+)
+from splitup_deploy.calibration.tolerances import attach_tolerances, load_tolerances
+from splitup_deploy.cli.app import app
+from splitup_deploy.cutting.build import build, prepare
+from splitup_deploy.frontends.source_model import Sizes
+from typer.testing import CliRunner
+
+from splitup.backend.runtime import TaskProgram
+from splitup.core.errors import InvalidInput, Unavailable
+from splitup.core.tensors import TensorSpec
+from splitup.graph.compare import compare_tensors
+from splitup.graph.ir import Graph, encode_float
+from splitup.graph.manifest import load_manifest
+from splitup.graph.reference import compute_graph
+from splitup.graph.rules import check_graph
+from splitup.graph.self_test_vectors import make_inputs
+from tests.deploy.llamas import EXAMPLE, save_llama
+from tests.graph.graphs import Builder
+
+STEPS, SIZE = 4, 64
+
+
+def make_block() -> Builder:
+    """h = x + 0.1 W x, twice, and a running mean of what went in: layers, weights, a state."""
+    b = Builder()
+    rng = np.random.default_rng(2)
+    h = x = b.input("x", "float32", SIZE)
+    tenth = b.const("float32", encode_float(0.10000000149011612))
+    for layer in range(2):
+        w = b.weight(f"w{layer}", rng.standard_normal((SIZE, SIZE)).astype(np.float32))
+        column = b.add("RESHAPE", "float32", h, arg=(SIZE, 1))
+        product = b.add("MUL", "float32", w, column)
+        branch = b.store("float32", b.add("REDUCE", "float32", product, arg=("ADD", 1)))
+        h = b.store("float32", b.add("ADD", "float32", h, b.add("MUL", "float32", branch, tenth)))
+    s = b.state("s", "float32", SIZE)
+    total = b.store("float32", b.add("ADD", "float32", s, x))
+    b.store("float32", b.add("ADD", "float32", h, b.add("MUL", "float32", total, tenth)))
+    return b
+
+
+BLOCK = make_block()
+STORED = [i for i, node in enumerate(BLOCK.nodes) if node.op == "CONTIGUOUS"]
+GRAPH = BLOCK.graph({"y": STORED[-1]}, [STORED[-2]])
+PORT = TensorSpec("y", "float32", (SIZE,))
+
+
+def run(graph: Graph, weights: dict[str, bytes], forget_at: int | None = None) -> list[list[bytes]]:
+    program = TaskProgram.from_graph(graph, lambda name: memoryview(weights[name]))
+    state, results = program.new_state(), []
+    for step in range(STEPS):
+        if step == forget_at:
+            state = program.new_state()
+        results.append(program.run(state, make_inputs(graph.inputs, 1, step)))
+    return results
+
+
+def run_on_reference() -> list[list[bytes]]:
+    state, results = np.zeros(SIZE, np.float32), []
+    weights = {
+        ("WEIGHT", place): np.frombuffer(BLOCK.weight_bytes[w.name], np.float32).reshape(w.shape)
+        for place, w in enumerate(GRAPH.weights)
+    }
+    for step in range(STEPS):
+        (data,) = make_inputs(GRAPH.inputs, 1, step)
+        known = {("INPUT", 0): np.frombuffer(data, np.float32), ("STATE", 0): state, **weights}
+        values = compute_graph(GRAPH, known)
+        state = values[STORED[-2]]
+        results.append([values[STORED[-1]].tobytes()])
+    return results
+
+
+def test_a21_every_cheaper_computation_is_told_from_another_class() -> None:
+    honest = [run(GRAPH, BLOCK.weight_bytes), run_on_reference()]
+    pairs = [measure_step([PORT], a, b) for a, b in zip(*honest, strict=True)]
+    apart = take_largest(m for found in pairs for m in found.get("float32", ()))
+    assert apart["relative_l2_ppb"] > 0  # the classes differ, or the test would say nothing
+    outputs, spreads = {}, {}
+    for cheat in list_cheats(GRAPH, BLOCK.weight_bytes, STEPS):
+        results = outputs[cheat.name] = run(cheat.graph, dict(cheat.weights), cheat.forget_at)
+        for variant in honest:
+            for step in range(STEPS):
+                if results[step] != honest[0][step]:
+                    found = measure_step([PORT], results[step], variant[step])["float32"]
+                    spreads[cheat.name] = take_smaller(spreads.get(cheat.name), take_largest(found))
+    assert set(spreads) == {
+        "weights in lower precision",
+        "weights in 8 bits",
+        "activations in lower precision",
+        "a skipped layer",
+        "half the context forgotten",
+    }
+    calibration = calibrate("float32", apart, spreads)
+    assert calibration.tolerance is not None, calibration
+    for step in range(STEPS):
+        (one,), (other,) = honest[0][step], honest[1][step]
+        assert compare_tensors(PORT, one, other, calibration.tolerance).is_accepted
+    for name, results in outputs.items():
+        caught = [
+            not compare_tensors(PORT, claim[0], right[0], calibration.tolerance).is_accepted
+            for claim, right in zip(results, honest[1], strict=True)
+        ]
+        assert any(caught), name
+        assert all(caught) or name == "half the context forgotten"
+
+
+def test_cheats_change_what_they_say() -> None:
+    values = check_graph(GRAPH)
+    lowered = round_activations(GRAPH, values)
+    assert sum(node.dtype == "float16" for node in lowered.nodes) == 2 * len(STORED)
+    skips = list(iter_skips(GRAPH, values))
+    assert len(skips) == 4  # two layers, and each of the other two sums
+    for graph in (lowered, *skips):
+        check_graph(graph)
+
+
+def test_layers_of_steps_of_many_rows_are_skipped_too(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    graph = prepare(str(tmp_path), Sizes(chunk=8)).traced.graph
+    values = check_graph(graph)
+    skips = list(iter_skips(graph, values))
+    assert len(skips) >= 4  # attention and MLP of two layers
+    for skipped in skips:
+        made = check_graph(skipped)
+        for ours, theirs in zip(skipped.outputs, graph.outputs, strict=True):
+            assert made[ours.node].dims == values[theirs.node].dims
+
+
+def test_quantised_weights_lose_one_level() -> None:
+    rng = np.random.default_rng(4)
+    b = Builder()
+    blocks = rng.integers(0, 256, (2, 3, 34), dtype=np.uint8)
+    w = b.weight("w", blocks)
+    y = b.store("uint8", w)
+    (cheat,) = list_cheats(b.graph({"y": y}), b.weight_bytes, 2)
+    assert cheat.name == "weights one quantisation level down"
+    changed = np.frombuffer(cheat.weights["w"], np.uint8).reshape(2, 3, 34)
+    np.testing.assert_array_equal(changed[..., :2], blocks[..., :2])  # the scale stays
+    apart = changed[..., 2:].view(np.int8).astype(int) - blocks[..., 2:].view(np.int8).astype(int)
+    assert np.abs(apart).max() <= 3 and (np.abs(apart) > 2).mean() < 0.02
+    assert set((changed[..., 2:].view(np.int8) % 4).ravel()) == {0}
+
+
+def spread(**values: int) -> dict[str, int]:
+    return dict.fromkeys(BOUNDS, 0) | values
+
+
+def test_a_line_is_drawn_only_with_a_margin_on_both_sides() -> None:
+    honest = spread(relative_l2_ppb=10**5)
+    edge = MARGIN * MARGIN * 10**5
+    assert calibrate("float32", honest, {"c": spread(relative_l2_ppb=edge)}).tolerance is None
+    found = calibrate("float32", honest, {"c": spread(relative_l2_ppb=edge + 1)})
+    assert found.tolerance is not None
+    assert found.tolerance.list_bounds() == {"relative_l2_ppb": MARGIN * 10**5}
+
+
+def test_a_metric_is_used_only_for_a_cheat_that_needs_it() -> None:
+    honest = spread(relative_l2_ppb=10**5, max_ulp=10)
+    cheats = {"big": spread(relative_l2_ppb=10**9, max_ulp=10**6), "odd": spread(max_ulp=10**6)}
+    found = calibrate("float32", honest, cheats)
+    assert found.tolerance is not None
+    assert set(found.tolerance.list_bounds()) == {"relative_l2_ppb", "max_ulp"}
+    found = calibrate("float32", honest, {"big": cheats["big"]})
+    assert found.tolerance is not None
+    assert set(found.tolerance.list_bounds()) == {"relative_l2_ppb"}
+
+
+def test_what_cannot_be_told_apart_leaves_equal_bytes() -> None:
+    found = calibrate("float32", spread(relative_l2_ppb=100), {"c": spread()})
+    assert found.tolerance is None and "'c' cannot be told" in found.reason
+    assert calibrate("float32", spread(), {}).tolerance is None
+    assert calibrate("int32", spread(), {"c": spread()}).tolerance is None
+
+
+def test_honest_outputs_that_are_equal_get_room_for_one_rounding() -> None:
+    found = calibrate("float32", spread(), {"c": spread(relative_l2_ppb=10**6)})
+    assert found.tolerance is not None
+    assert found.tolerance.relative_l2_ppb == MARGIN * 120  # 2^-23, rounded up
+
+
+MODULE = """
+import numpy as np
+from tinygrad import Tensor
+
+W = Tensor(np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32))
+
+
+def model(x):
+    return (x @ W).relu()
+
+
+model.inputs = {"x": ("float32", (1, 64))}
+"""
+
+
+def test_variants_are_computed_in_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small_model.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    compiled = build("small_model:model", 10**6)
+    broken = Variant("broken", {"DEV": "CPU:NONE"})
+    folder = tmp_path / "files"
+    folder.mkdir()
+    report = calibrate_model(compiled, folder, 3, variants=(broken, *VARIANTS[:2]))
+    assert [bool(variant.problem) for variant in report.variants] == [True, False, False]
+    (task,) = report.tasks
+    (found,) = task.calibrations
+    assert found.cheats and found.tolerance is not None, found
+    json.dumps(report.to_dict())
+
+    path = tmp_path / "tolerance.json"
+    path.write_text(json.dumps(report.make_file()))
+    changed = attach_tolerances(compiled, load_tolerances(path))
+    assert changed.manifest.tasks[0].tolerances == (found.tolerance,)
+    assert load_manifest(changed.manifest_bytes).model_id != compiled.model_id
+    other = {"00" * 32: (found.tolerance,)}
+    with pytest.raises(InvalidInput, match="calibrate the model again"):
+        attach_tolerances(compiled, other)
+
+    with pytest.raises(Unavailable, match="nothing to compare"):
+        (empty := tmp_path / "empty").mkdir()
+        calibrate_model(compiled, empty, 3, variants=(broken,))
+
+
+def test_a_private_model_is_calibrated_where_nodes_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes' inputs are what the client's tasks make of a text, so these are computed first."""
+    monkeypatch.setattr(
+        "splitup_deploy.calibration.calibrate.list_cheats", lambda *_: iter(())
+    )  # slow
+    save_llama(tmp_path / "m", {"num_hidden_layers": 1})
+    sizes = Sizes(chunk=1)
+    whole = build(str(tmp_path / "m"), 10**6, sizes=sizes)
+    compiled = build(str(tmp_path / "m"), 10**6, sizes=sizes, private=0)
+    assert compiled.manifest.client is not None and whole.manifest.client is None
+    folder = tmp_path / "files"
+    folder.mkdir()
+    report = calibrate_model(compiled, folder, 3, tokens=[5, 6, 7], variants=VARIANTS[:2])
+    assert [task.task_id for task in report.tasks] == [t.task_id for t in compiled.manifest.tasks]
+    assert all(task.calibrations for task in report.tasks)
+    given = np.load(folder / "variant0" / "client0.npz")["port0"]
+    assert len(given) == 3 and len({row.tobytes() for row in given}) == 3
+
+
+def test_a_tolerance_file_has_to_be_one(tmp_path: Path) -> None:
+    path = tmp_path / "tolerance.json"
+    for text in ("", "[]", '{"tasks": {"x": []}}', "[" * 10**5):
+        path.write_text(text)
+        with pytest.raises(InvalidInput, match="splitup-deploy calibrate"):
+            load_tolerances(path)
+    with pytest.raises(InvalidInput, match="cannot read"):
+        load_tolerances(tmp_path / "missing.json")
+
+
+def test_a_text_model_gets_one_text() -> None:
+    manifest = build(str(EXAMPLE), 10**9).manifest
+    rows = make_steps(manifest, 5, [7, 8], seed=1)
+    names = [port.name for port in manifest.inputs]
+    tokens = [np.frombuffer(row[names.index("tokens")], np.int32)[0] for row in rows]
+    places = [np.frombuffer(row[names.index("layout")], np.int32)[0] for row in rows]
+    assert tokens[:2] == [7, 8] and places == [0, 1, 2, 3, 4]
+    with pytest.raises(InvalidInput, match="lower --steps"):
+        make_steps(manifest, 10**6, [], seed=1)
+
+
+def test_errors_are_one_sentence(tmp_path: Path) -> None:
+    arguments = ["calibrate", str(tmp_path / "missing"), "--target-vram", "1MB", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "error" in json.loads(result.stdout)

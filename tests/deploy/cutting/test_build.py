@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load, save_file
+from splitup_deploy.cutting.build import build, parse_size
+from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.frontends.weight_sources import watch_hashing
+
+from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.graph.manifest import load_manifest
+from splitup.graph.rules import load_graph
+from tests.deploy.llamas import EXAMPLE, load_example, save_llama
+
+TARGET = parse_size("1.3MB")
+CHUNK = Sizes(chunk=8)
+
+SCRIPT = """
+import sys
+from splitup_deploy.cutting.build import build
+from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.frontends.weight_sources import watch_hashing
+compiled = build(sys.argv[1], int(sys.argv[2]), sizes=Sizes(chunk=8))
+print(compiled.model_id, *(blob.digest for blob in compiled.blobs))
+"""
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONHASHSEED": "1", "DEV": "CPU:X86", "NUM_CPU_THREADS": "7"},
+        {"PYTHONHASHSEED": "2", "DEV": "CUDA", "DEFAULT_FLOAT": "float16", "LC_ALL": "C"},
+    ],
+)
+def test_the_same_bytes_in_every_process(environment: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(EXAMPLE), str(TARGET)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": "/nonexistent", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    compiled = build(str(EXAMPLE), TARGET, sizes=CHUNK)
+    assert done.stdout.split() == [compiled.model_id, *(blob.digest for blob in compiled.blobs)]
+
+
+def test_the_same_ids_wherever_the_same_tensors_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one file or several, in another order of tensors or shards, from another directory."""
+    weights = save_llama(tmp_path / "one")
+    given = [build(str(tmp_path / "one"), 30_000)]
+    names = sorted(weights)
+    for count, order in ((1, reversed(names)), (3, names), (5, sorted(names, key=len))):
+        directory = tmp_path / f"{count} shards"
+        save_llama(directory)
+        (directory / "model.safetensors").unlink()
+        table = {name: f"{number % count}.safetensors" for number, name in enumerate(order)}
+        for file in set(table.values()):
+            save_file({n: weights[n] for n in table if table[n] == file}, directory / file)
+        index = directory / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": table}))
+        monkeypatch.chdir(directory)
+        given.append(build(".", 30_000))
+    monkeypatch.chdir(tmp_path)
+    given.append(build("one", 30_000))
+    assert len(given[0].manifest.tasks) > 2
+    ids = [(compiled.model_id, *(blob.digest for blob in compiled.blobs)) for compiled in given]
+    assert ids == ids[:1] * len(ids)
+
+
+def test_objects_are_what_the_manifest_says() -> None:
+    compiled = build(str(EXAMPLE), TARGET, sizes=CHUNK)
+    stored = {}
+    for blob in (*compiled.blobs, compiled.manifest_blob):
+        data = b"".join(blob.open())
+        assert data == b"".join(blob.open())  # it can be opened again, for a second try
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (blob.length, blob.digest)
+        stored[blob.key] = data
+    manifest = load_manifest(stored.pop(f"models/{compiled.model_id}/manifest.json"))
+    assert manifest == compiled.manifest
+    text = manifest.text
+    assert text is not None and (text.vocab, text.context, text.eos_ids) == (2048, 256, (0,))
+    tokenizer = stored.pop(f"blobs/{text.tokenizer_digest}")
+    assert tokenizer == (EXAMPLE / "tokenizer.json").read_bytes()
+    names = set()
+    for task in manifest.tasks:
+        graph = load_graph(stored.pop(f"tasks/{task.task_id}.json"))
+        weights = stored[f"weights/{task.weights_digest}.safetensors"]
+        assert len(weights) == task.weights_bytes
+        assert {weight.name for weight in graph.weights} == set(load(weights))
+        names |= {weight.name for weight in graph.weights}
+    digests = [task.weights_digest for task in manifest.tasks]
+    assert set(stored) == {f"weights/{digest}.safetensors" for digest in digests}
+    assert digests[0] == digests[-1] and len(set(digests)) == len(digests) - 1  # a tied head
+    _, original = load_example()
+    joined = [name.replace(".gate_up_proj", ".gate_proj") for name in names]
+    joined = [name.replace(".qkv_proj", ".q_proj") for name in joined]
+    assert {n for n in original if "_proj" not in n} <= names
+    assert {name for name in joined if not name.endswith(".rope")} <= set(original)
+
+
+def test_a_target_that_no_task_can_meet(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match=r"KV cache' alone needs \d+ bytes.*target is 500000"):
+        build(str(EXAMPLE), 500_000)
+
+
+def test_one_task_when_the_target_is_large() -> None:
+    compiled = build(str(EXAMPLE), parse_size("12GB"))
+    assert len(compiled.manifest.tasks) == 1
+    assert compiled.manifest.edges() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("12GB", 12 * 10**9),
+        ("12 gb", 12 * 10**9),
+        ("12GiB", 12 * 2**30),
+        ("1.5MB", 1_500_000),
+        ("900000", 900_000),
+        ("64k", 64_000),
+        ("2Ki", 2048),
+        ("1TB", 10**12),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@given(st.text(max_size=12))
+def test_other_texts_are_no_size(text: str) -> None:
+    try:
+        assert parse_size(text) >= 1
+    except InvalidInput as error:
+        assert "12GB" in str(error)
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "1e9", "12XB", "99999999TB", "1..5MB"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        parse_size(text)
+
+
+def test_hashing_is_shown_as_bytes_of_all_bytes() -> None:
+    class Seen:
+        def __init__(self) -> None:
+            self.totals: dict[str, int] = {}
+            self.done: dict[str, int] = {}
+
+        def start(self, what: str, total_bytes: int) -> None:
+            self.totals[what], self.done[what] = total_bytes, 0
+
+        def advance(self, hashed_bytes: int) -> None:
+            self.done[list(self.totals)[-1]] += hashed_bytes
+
+    seen = Seen()
+    with watch_hashing(seen):
+        compiled = build(str(EXAMPLE), 10**8, sizes=Sizes(chunk=1))
+    assert seen.done["weights"] == seen.totals["weights"]
+    headers = seen.done["tasks"] - seen.totals["tasks"]
+    assert 0 < headers < 10_000
+    assert seen.done["tasks"] == sum(task.weights_bytes for task in compiled.manifest.tasks)

@@ -1,0 +1,354 @@
+"""GGUF files: what they compute, what is read from them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from splitup_deploy.cutting.build import CompiledModel, build
+from splitup_deploy.frontends.decoder.quantised import dequantise
+from splitup_deploy.frontends.gguf.header import FORMATS, read_gguf
+from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer
+from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.uncut_model import load_reference
+from tinygrad.tensor import Tensor
+from tokenizers import Tokenizer
+
+from splitup.backend.schedule import compile_graph
+from splitup.core.errors import InvalidModel
+from splitup.cpu.matmul_codegen import BLOCK_BYTES
+from splitup.cpu.matmul_match import is_supported
+from splitup.graph.ir import Graph
+from splitup.graph.manifest import get_task_key
+from splitup.graph.rules import load_graph
+from tests.builders import HANG_S
+from tests.deploy import moes
+from tests.deploy.execution import CutModel
+from tests.deploy.ggufs import KINDS, make_tokens, save_gguf, write_gguf
+from tests.deploy.llamas import compute_logits, relative_error, save_llama
+from tests.deploy.steps import as_inputs, feed
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "gguf_blocks.npz"
+TOKENS = [5, 7, 1, 30, 2]
+LARGE = 10**9
+
+
+def run(compiled: CompiledModel, tokens: list[int]) -> np.ndarray:
+    cut = CutModel(compiled)
+    states = cut.new_states()
+    rows = []
+    for position, token in enumerate(tokens):
+        given = as_inputs(compiled.manifest.inputs, token, position)
+        rows.append(np.frombuffer(cut.step(states, given)["logits"], np.float32))
+    return np.array(rows)
+
+
+def test_quantised_blocks_stand_for_what_the_gguf_package_says() -> None:
+    golden = np.load(GOLDEN)
+    names = {form.name for form in FORMATS.values() if form.elements > 1}
+    assert {name.partition("/")[0] for name in golden.files} == names
+    for name in names:
+        blocks, wanted = golden[f"{name}/blocks"], golden[f"{name}/values"]
+        given = dequantise(Tensor(blocks), name).numpy()
+        np.testing.assert_array_equal(given, wanted, name)
+
+
+def test_a_whole_precision_file_computes_the_model_and_is_cut(tmp_path: Path) -> None:
+    config, weights = save_gguf(tmp_path / "m.gguf")
+    compiled = build(str(tmp_path / "m.gguf"), 30_000)
+    assert compiled.manifest.kind == "text-generation" and len(compiled.manifest.tasks) > 2
+    wanted = compute_logits(config, weights, TOKENS)
+    assert relative_error(run(compiled, TOKENS), wanted) <= 1e-5
+
+
+def test_quantised_weights_stay_quantised_and_mixed_formats_work(tmp_path: Path) -> None:
+    config, weights = save_gguf(
+        tmp_path / "m.gguf",
+        {"intermediate_size": 64, "num_hidden_layers": 1},
+        forms={"": "Q8_0", "attn_v": "Q4_0", "token_embd": "Q4_0", "ffn_down": "F16"},
+    )
+    compiled = build(str(tmp_path / "m.gguf"), LARGE)
+    (task,) = compiled.manifest.tasks
+    whole = sum(array.nbytes for array in weights.values())
+    assert task.weights_bytes < 0.6 * whole
+    wanted = compute_logits(config, weights, TOKENS)
+    assert relative_error(run(compiled, TOKENS), wanted) <= 1e-5
+
+
+def find_blocks(graph: Graph) -> tuple[set[str], set[str]]:
+    """Return the matrices of Q8_0 and Q4_0, and those of them that products' own code reads."""
+    blocks = {
+        place: weight.name
+        for place, weight in enumerate(graph.weights)
+        if weight.spec.dtype == "uint8" and weight.spec.shape[-1] in BLOCK_BYTES.values()
+    }
+    launches = [one for one in compile_graph(graph, "CPU").launches if one.kind == "product"]
+    read = {place.index for one in launches for place in one.places if place.role == "weight"}
+    return set(blocks.values()), {name for place, name in blocks.items() if place in read}
+
+
+def test_pieces_of_quantised_products_have_the_kernels_and_the_bytes_of_the_whole(
+    tmp_path: Path,
+) -> None:
+    """Q8_0, Q4_0 and, divided within its blocks, a table of Q4_K."""
+    path = tmp_path / "m.gguf"
+    config = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    forms = {"": "Q8_0", "ffn_gate": "Q4_0", "ffn_up": "Q4_0", "token_embd": "Q4_K"}
+    save_gguf(path, {**config, "vocab_size": 640}, forms=forms)
+    compiled = build(str(path), 75_000, sizes=Sizes(chunk=2))
+    labels = " ".join(task.label for task in compiled.manifest.tasks)
+    assert all(f"{name} 2 of" in labels for name in ("embed", "attention", "MLP", "head"))
+    if is_supported():
+        blobs = {blob.key: blob for blob in compiled.blobs}
+        pieces = []
+        for task in compiled.manifest.tasks:
+            graph = load_graph(b"".join(blobs[get_task_key(task.task_id)].open()))
+            stored, read = find_blocks(graph)
+            assert stored == read, task.label
+            pieces += [name.split(".")[-2] for name in stored if "[" in name]
+        assert {"qkv_proj", "gate_up_proj", "lm_head"} <= set(pieces)
+    whole = load_reference(str(path), Sizes(chunk=2))
+    tokens = [5, 639, 0, 30]
+    assert run(compiled, tokens).tobytes() == feed(whole, tokens).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "forms"),
+    [
+        ("llama", {**moes.MIXTRAL, "num_hidden_layers": 1}, {}),
+        (
+            "qwen3moe",
+            {
+                **moes.QWEN3_MOE,
+                "mlp_only_layers": [],
+                "num_hidden_layers": 1,
+                "moe_intermediate_size": 32,
+            },
+            {"ffn_gate_exps": "Q4_0", "ffn_up_exps": "Q4_0", "ffn_down_exps": "Q8_0"},
+        ),
+    ],
+)
+def test_experts_stay_quantised_and_only_the_chosen_are_looked_up(
+    family: str, config: dict[str, Any], forms: dict[str, str], tmp_path: Path
+) -> None:
+    table, weights = save_gguf(tmp_path / "m.gguf", config, family=family, forms=forms)
+    wanted = moes.compute_logits(table, weights, TOKENS)
+    whole = build(str(tmp_path / "m.gguf"), LARGE, sizes=Sizes(chunk=2))
+    given = run(whole, TOKENS)
+    assert relative_error(given, wanted) <= 1e-5
+    (bank,) = whole.manifest.tasks
+    dense = sum(array.nbytes for name, array in weights.items() if ".experts." not in name)
+    experts = sum(array.nbytes for name, array in weights.items() if ".experts." in name)
+    assert bank.weights_bytes < dense + (0.3 if forms else 1.1) * experts + 10_000
+    target = 20_000 if forms else 50_000
+    cut = build(str(tmp_path / "m.gguf"), target, sizes=Sizes(chunk=2))
+    assert len(cut.manifest.tasks) > 2
+    assert forms or sum(task.gate is not None for task in cut.manifest.tasks) > 1
+    assert run(cut, TOKENS).tobytes() == given.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("forms", "metadata", "message"),
+    [
+        ({"ffn_gate_exps": "Q4_0"}, {}, "'model.layers.0.mlp.experts.gate_proj.up_proj.weight'"),
+        ({}, {"qwen3moe.expert_count": 5}, r"'blk\.0\.ffn_gate_\w+.weight' .* is \[6, .*\[5, "),
+        ({}, {"qwen3moe.expert_count": None}, "has no num_experts"),
+        ({}, {"qwen3moe.expert_feed_forward_length": 16}, r"is \[6, 24, 32\].*\[6, 16, 32\]"),
+        ({}, {"qwen3moe.expert_weights_scale": 2.0}, "expert_weights_scale.*unknown"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(
+    forms: dict[str, str], metadata: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = {**moes.QWEN3_MOE, "mlp_only_layers": [], "num_hidden_layers": 1}
+    path = tmp_path / "m.gguf"
+    save_gguf(path, config, family="qwen3moe", forms=forms, metadata=metadata)
+    with pytest.raises(InvalidModel, match=message):
+        build(str(path), LARGE)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_rows_of_heads_are_reordered_for_llama_only(tmp_path: Path, family: str) -> None:
+    draw = np.random.default_rng(1).normal(0, 0.3, (2, 3, 32)).astype(np.float32)
+    extra = {
+        f"model.layers.{layer}.self_attn.{name}_proj.bias": draw[layer, i, :size]
+        for layer in range(2)
+        for i, (name, size) in enumerate((("q", 32), ("k", 16), ("v", 16)))
+    }
+    if family == "qwen3":
+        extra = {
+            f"model.layers.{layer}.self_attn.{name}_norm.weight": np.ones(8, np.float32)
+            for layer in range(2)
+            for name in "qk"
+        }
+    save_gguf(tmp_path / "a.gguf", family=family, extra=extra)
+    read = build(str(tmp_path / "a.gguf"), LARGE)
+    assert np.isfinite(run(read, TOKENS)).all()
+    _, same = save_gguf(tmp_path / "b.gguf", family="llama")
+    _, weights = save_gguf(tmp_path / "c.gguf", family="qwen2")
+    assert all((same[name] == weights[name]).all() for name in weights)
+    given = [run(build(str(tmp_path / f"{n}.gguf"), LARGE), TOKENS) for n in "bc"]
+    np.testing.assert_array_equal(*given)
+
+
+def test_a_byte_level_tokenizer_becomes_a_tokenizer_json(tmp_path: Path) -> None:
+    save_gguf(tmp_path / "m.gguf")
+    compiled = build(str(tmp_path / "m.gguf"), LARGE)
+    text = compiled.manifest.text
+    assert text is not None and text.eos_ids == (39,) and text.context == 16
+    (blob,) = (b for b in compiled.blobs if b.digest == text.tokenizer_digest)
+    tokenizer = Tokenizer.from_str(b"".join(blob.open()).decode())
+    assert tokenizer.encode("abc ab<|3|>").tokens == ["abc", "Ġ", "ab", "<|3|>"]
+    assert tokenizer.decode([28, 29, 1]) == "abc ab"
+
+
+def test_llama_3_texts_start_with_bos() -> None:
+    metadata = {**make_tokens(40), "tokenizer.ggml.bos_token_id": 38}
+    data = make_tokenizer({**metadata, "tokenizer.ggml.pre": "llama-bpe"}, 40)
+    assert data is not None
+    assert Tokenizer.from_str(data.decode()).encode("ab").ids == [38, 27]
+    assert "TemplateProcessing" not in json.dumps(json.loads(make_tokenizer(metadata, 40) or b""))
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("glm4", ["Ġab", "'ll", "Ġ", "123", "45", "!=Ċ", "ãģ®a"]),
+        ("olmo", ["Ġab", "'ll", "Ġ12345", "!=", "Ċ", "ãģ®a"]),
+        ("deepseek-v3", ["Ġab", "'ll", "Ġ", "123", "45", "!=Ċ", "ãģ®", "a"]),
+        ("qwen35", ["Ġab", "'ll", "Ġ", "1", "2", "3", "4", "5", "!=Ċ", "ãģ®a"]),
+        ("kimi-k2", ["Ġab'll", "Ġ", "123", "45", "!=Ċ", "ãģ®a"]),
+        ("tekken", ["Ġab", "'ll", "Ġ", "1", "2", "3", "4", "5", "!=Ċ", "ãģ®a"]),
+    ],
+)
+def test_texts_are_split_as_their_pre_tokenizer_does(pre: str, words: list[str]) -> None:
+    metadata = {**make_tokens(40), "tokenizer.ggml.bos_token_id": 38}
+    data = make_tokenizer({**metadata, "tokenizer.ggml.pre": pre}, 40)
+    assert data is not None
+    splitter = Tokenizer.from_str(data.decode()).pre_tokenizer
+    assert [word for word, _ in splitter.pre_tokenize_str(" ab'll 12345!=\nのa")] == words
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("kimi-k2", "汉字abCd/\n", ["汉字", "ab", "Cd", "/\n"]),
+        ("tekken", "汉字abCd/\n", ["汉字ab", "Cd", "/\n"]),
+        ("qwen2", "क्ष!", ["क", "्ष", "!"]),
+        ("qwen35", "क्ष!", ["क्ष", "!"]),
+    ],
+)
+def test_han_capitals_and_marks_end_words_as_their_pre_tokenizer_says(
+    pre: str, text: str, words: list[str]
+) -> None:
+    metadata = {**make_tokens(40), "tokenizer.ggml.bos_token_id": 38}
+    data = make_tokenizer({**metadata, "tokenizer.ggml.pre": pre}, 40)
+    assert data is not None
+    parts = Tokenizer.from_str(data.decode()).pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in parts] == words
+
+
+def test_another_tokenizer_leaves_a_function_of_tokens(tmp_path: Path) -> None:
+    save_gguf(tmp_path / "m.gguf", metadata={"tokenizer.ggml.model": "llama"})
+    compiled = build(str(tmp_path / "m.gguf"), LARGE)
+    assert compiled.manifest.kind == "function" and compiled.manifest.text is None
+
+
+def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:
+    config, weights = save_gguf(tmp_path / "m.gguf")
+    data = (tmp_path / "m.gguf").read_bytes()
+    file = read_gguf(tmp_path / "m.gguf")
+    tensors = {
+        t.name: (t.format.name, t.shape, data[t.start : t.end]) for t in file.tensors.values()
+    }
+    factors = np.full(4, 4.0, "<f4")
+    tensors["rope_freqs.weight"] = ("F32", (4,), factors.tobytes())
+    write_gguf(tmp_path / "m.gguf", file.metadata, tensors)
+    plain = build(str(tmp_path / "m.gguf"), LARGE)
+    save_gguf(
+        tmp_path / "linear.gguf",
+        metadata={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+    )
+    linear = build(str(tmp_path / "linear.gguf"), LARGE)
+    assert plain.model_id == linear.model_id
+    assert relative_error(run(plain, TOKENS), compute_logits(config, weights, TOKENS)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({"general.architecture": "mamba"}, "'mamba'"),
+        ({"llama.attention.key_length": 2**30}, "4 heads of 1073741824"),
+        ({"llama.rope.freq_base": 1e-20}, "rope theta"),
+        ({"llama.expert_count": 8}, "num_experts_per_tok"),
+        ({"llama.attention.value_length": 4}, "value_length"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+        ({"llama.attention.sliding_window": 4}, "4 others"),
+        ({"llama.residual_scale": 0.5}, "residual_scale"),
+        ({"llama.block_count": 3}, "blk.2"),
+        ({"llama.block_count": 1}, "blk.1"),
+        ({"split.count": 2}, "several parts"),
+        ({"general.alignment": 48}, "alignment"),
+        ({"tokenizer.ggml.tokens": ["a"]}, "one token per embedding"),
+        ({"tokenizer.ggml.merges": ["a zz"]}, "unknown tokens"),
+        ({"tokenizer.ggml.eos_token_id": 40}, "does not exist"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    tmp_path: Path, metadata: dict[str, Any], problem: str
+) -> None:
+    save_gguf(tmp_path / "m.gguf", metadata=metadata)
+    with pytest.raises(InvalidModel, match=problem):
+        build(str(tmp_path / "m.gguf"), LARGE)
+
+
+def test_an_unknown_format_is_named(tmp_path: Path) -> None:
+    KINDS["IQ4_XS"] = 23
+    try:
+        tensors = {"token_embd.weight": ("IQ4_XS", (1, 256), bytes(136))}
+        write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, tensors)
+    finally:
+        del KINDS["IQ4_XS"]
+    with pytest.raises(InvalidModel, match="IQ4_XS"):
+        read_gguf(tmp_path / "m.gguf")
+
+
+def test_hostile_headers_are_refused_at_once(tmp_path: Path) -> None:
+    save_gguf(tmp_path / "m.gguf", {"num_hidden_layers": 1})
+    path = tmp_path / "bad.gguf"
+    data = (tmp_path / "m.gguf").read_bytes()
+    huge = struct.pack("<Q", 2**63)
+    hostile = {
+        "tensors": data[:8] + huge + data[16:],
+        "keys": data[:16] + huge + data[24:],
+        "text": data[:24] + huge + data[32:],
+        "trailing": data + bytes(64),
+        "cut": data[:-1],
+        "empty": b"",
+        "big-endian": data[:4] + struct.pack(">I", 3) + data[8:],
+    }
+    for name, content in hostile.items():
+        path.write_bytes(content)
+        start = time.monotonic()
+        with pytest.raises(InvalidModel):
+            read_gguf(path)
+        assert time.monotonic() - start < HANG_S, name
+
+
+def test_names_are_plain_text(tmp_path: Path) -> None:
+    for name in ("a\x1b[31m", "é"):
+        write_gguf(tmp_path / "m.gguf", {name: 1}, {})
+        with pytest.raises(InvalidModel, match="no plain text"):
+            read_gguf(tmp_path / "m.gguf")
+
+
+def test_the_same_weights_give_the_same_tasks_as_a_hugging_face_directory(tmp_path: Path) -> None:
+    save_gguf(tmp_path / "m.gguf")
+    save_llama(tmp_path / "model")
+    given, wanted = (build(str(tmp_path / name), 30_000) for name in ("m.gguf", "model"))
+    assert given.manifest.tasks == wanted.manifest.tasks

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from splitup_node.cli.app import _app
+from splitup_node.tasks.self_test import check_machine
+from typer.testing import CliRunner, Result
+
+from splitup.chain.deployment import Deployment
+from splitup.core.errors import ConfigurationError
+from splitup.net.http import SignedClient, make_app, serve_app
+from tests.builders import HANG_S
+from tests.node.market import NodeMarket, open_market
+from tests.node.network import make_manifest
+from tests.oracle.gateway_network import run_network
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+USDC = 10**6
+FAULTY = (sys.executable, str(Path(__file__).parents[1] / "faulty_worker.py"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def market(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeMarket]:
+    root = tmp_path_factory.mktemp("market")
+    manifest, graphs = make_manifest(4)
+    async with (
+        run_network(root) as network,
+        open_market(network, root, manifest, graphs) as opened,
+    ):
+        yield opened
+
+
+async def call(*arguments: object) -> Result:
+    """Run a command in a thread: it brings its own event loop."""
+    return await asyncio.to_thread(CliRunner().invoke, _app, [str(a) for a in arguments])
+
+
+async def call_json(*arguments: object) -> dict[str, Any]:
+    result = await call(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    value: dict[str, Any] = json.loads(result.stdout)
+    return value
+
+
+async def test_stake_status_unstake_and_withdraw(market: NodeMarket) -> None:
+    config = market.make_config("cli", 0)
+    path = market.root / "cli" / "node.toml"
+    address = config.load_identity().address
+
+    before = await call_json("status", "-c", path)
+    assert (before["chain"]["active"], before["node"]["running"]) == (False, False)
+
+    assert "splitup-node stake" in await fail_to_run(path)
+
+    await market.network.owner.send("usdc", "mint", address, 1_000 * USDC)
+    poor = await call("stake", "-c", path)
+    assert poor.exit_code == 2
+    assert "send it the missing 100 USDC" in poor.output
+
+    await market.network.owner.send("usdc", "mint", address, 100 * USDC)
+    staked = await call_json("stake", "-c", path)  # after an audit
+    assert staked["stake_micro_usdc"] == 1_100 * USDC
+    assert (await call_json("stake", "-c", path))["added_micro_usdc"] == 0
+    assert (await call_json("status", "-c", path))["chain"]["active"] is True
+
+    left = await call_json("unstake", "-c", path)
+    assert left["unbonding_at_s"] > 0
+    leaving = await call("status", "-c", path)
+    assert "leaving" in leaving.output and "unbonding" in leaving.output
+    assert "unstake --cancel" in await fail_to_run(path)
+    early = await call("withdraw", "--stake", "-c", path)
+    assert early.exit_code == 1 and "is locked until" in early.output
+    assert (await call_json("unstake", "--cancel", "-c", path))["unbonding_at_s"] == 0
+    assert (await call_json("withdraw", "-c", path))["balance_micro_usdc"] == 0
+
+
+async def test_audit_before_and_after_staking(market: NodeMarket) -> None:
+    config = market.make_config("auditor", 8)
+    path = market.root / "auditor" / "node.toml"
+    address = config.load_identity().address
+    await market.network.owner.send("usdc", "mint", address, 1_100 * USDC)  # and nothing staked
+    result = await call("audit", "-c", path, "--dry-run", "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and report["may_serve"], report
+    assert {row["verdict"] for row in report["tasks"]} == {"equal"}
+    assert len(report["tasks"]) == 2  # accumulators are one task, however often they occur
+    assert report["determinism_class"].startswith("tinygrad")
+    result = await call("audit", "--config", path, "--model", "tiny", "--dry-run")
+    assert "No stake would be lost" in result.stdout
+    result = await call("audit", "--config", path, "--model", "huge", "--dry-run")
+    assert result.exit_code == 2 and "no model 'huge'" in result.output
+    result = await call("audit", "--config", path)
+    assert result.exit_code == 2 and "has no stake" in result.output
+    with pytest.raises(ConfigurationError, match="nothing was staked"):
+        await check_machine(config, FAULTY)
+
+
+async def test_init_writes_what_run_reads(market: NodeMarket) -> None:
+    folder = market.root / "made"
+    arguments = (
+        *("init", "--data-dir", folder, "--vram", "2GB", "--listen", "127.0.0.1:0"),
+        *("--rpc-url", market.network.rpc_url, "--gateway", market.network.url),
+        *("--deployment", market.network.deployment_path),
+    )
+    made = await call_json(*arguments)
+    assert made["vram_gb"] == 2
+    status = await call_json("status", "-c", made["config"])
+    assert status["chain"]["address"] == made["address"]
+    again = await call(*arguments)
+    assert again.exit_code == 2 and "exists already" in again.output
+
+
+async def test_errors_are_one_sentence_with_the_way_out(market: NodeMarket) -> None:
+    market.make_config("broken", 1)
+    path = market.root / "broken" / "node.toml"
+    good = path.read_text()
+
+    missing = await call("status", "-c", market.root / "none.toml")
+    assert missing.exit_code == 2 and "splitup-node init" in missing.output
+
+    (market.root / "broken" / "wrong").write_text("wrong\n")
+    (market.root / "broken" / "wrong").chmod(0o600)
+    path.write_text(good.replace('"passphrase"', '"wrong"'))
+    wrong = await call("status", "-c", path, "--json")
+    assert wrong.exit_code == 2 and "passphrase" in json.loads(wrong.stdout)["error"]
+
+    stale = market.root / "stale.json"
+    fields = json.loads(market.network.deployment_path.read_text())
+    Deployment(**{**fields, "genesis_hash": "0x" + "00" * 32}).save(stale)
+    path.write_text(good.replace(str(market.network.deployment_path), str(stale)))
+    old = await call("status", "-c", path)
+    assert old.exit_code == 1 and "stale" in old.output
+
+    path.write_text(good.replace(market.network.rpc_url, "http://127.0.0.1:1"))
+    dead = await call("status", "-c", path)
+    assert dead.exit_code == 1 and "Traceback" not in dead.output
+
+
+async def test_run_serves_until_it_is_told_to_stop_and_names_a_busy_port(
+    market: NodeMarket,
+) -> None:
+    config = market.make_config("served", 2)
+    path = market.root / "served" / "node.toml"
+    await market.stake(config)
+    busy = await serve_app(make_app(), "127.0.0.1", 0)
+    good = path.read_text()
+    path.write_text(good.replace('"127.0.0.1:0"', f'"127.0.0.1:{busy.port}"'))
+    assert f"cannot listen on 127.0.0.1:{busy.port}" in await fail_to_run(path)
+    await busy.close()
+
+    path.write_text(good)
+    node = await run_command(path)
+    address = config.load_identity().address
+    await market.members.wait_for(lambda: address in market.members.heartbeats)
+    status = await call_json("status", "-c", path)
+    assert status["node"]["running"] and status["node"]["pid"] == node.pid
+    shown = (await call("status", "-c", path)).output
+    assert f"{status['node']['endpoint']}, direct" in shown and "0 with 0.000 GB of" in shown
+    async with SignedClient() as http:
+        assert await http.get_json(f"{status['node']['endpoint']}/v1/ping") == {"node": address}
+    node.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(HANG_S):
+        log = (await node.communicate())[1].decode()
+    assert node.returncode == 0, log
+    assert "Traceback" not in log
+    assert not (await call_json("status", "-c", path))["node"]["running"]
+
+
+async def fail_to_run(path: Path) -> str:
+    """Run a node that must refuse to start; return what it says."""
+    process = await run_command(path)
+    async with asyncio.timeout(HANG_S):
+        output = (await process.communicate())[1].decode()
+    assert process.returncode == 2 and "Traceback" not in output
+    return output
+
+
+async def run_command(path: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).with_name("splitup-node")),
+        *("run", "--config", str(path)),
+        stderr=asyncio.subprocess.PIPE,
+    )

@@ -1,0 +1,145 @@
+"""A node's heartbeats over real HTTP: every member hears the block that it named itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+from aiohttp import web
+from splitup_node.committee.heartbeat_sender import HEARTBEAT_TYP, Beats
+
+from splitup.core import limits
+from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.snapshots import Heartbeat
+from splitup.net.http import SignedClient, make_app, read_signed, serve_app
+from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.snapshots.recent_blocks import Heads
+from tests.builders import HANG_S
+from tests.protocol.committees import COMMITTEE, make_committee, make_identity
+
+NODE = make_identity(50)
+BLOCKS = [f"0x{n:064x}" for n in range(9)]
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A beat waits for all answers, however long a busy machine takes."""
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", HANG_S)
+
+
+@dataclass
+class Member:
+    """The heartbeat route, as a member with this chain answers it."""
+
+    heads: Heads = field(default_factory=Heads)
+    named: list[str] = field(default_factory=list)  # by the beats that came
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
+
+    async def on_heartbeat(self, request: web.Request) -> web.Response:
+        claims = await read_signed(request, typ=HEARTBEAT_TYP, audience=COMMITTEE)
+        beat = Heartbeat.from_value(claims.body)
+        self.named.append(beat.block_hash)
+        await self.may_answer.wait()
+        if self.heads.is_recent(beat.block_hash, time.monotonic()):
+            return web.json_response({"block": self.heads.head, "tasks": []})
+        return web.json_response({"block": self.heads.head})
+
+
+@asynccontextmanager
+async def serve(members: list[Member]) -> AsyncIterator[tuple[Beats, CommitteeView]]:
+    _, view = make_committee()
+    async with AsyncExitStack() as stack:
+        seats = []
+        for member, seat in zip(members, view.members, strict=True):
+            app = make_app()
+            app.add_routes([web.post("/v1/heartbeat", member.on_heartbeat)])
+            server = await serve_app(app, "127.0.0.1", 0)
+            stack.push_async_callback(server.close)
+            seats.append(replace(seat, endpoint=server.url))
+        http = await stack.enter_async_context(SignedClient(NODE))
+        beats = Beats(http)
+        stack.push_async_callback(beats.close)
+        yield beats, replace(view, members=tuple(seats))
+
+
+def make_beat(sequence: int) -> Heartbeat:
+    return Heartbeat(
+        node=NODE.address,
+        boot_id="ab" * 32,
+        sequence=sequence,
+        sent_at_ms=int(time.time() * 1000),
+        block_hash=ZERO_BYTES32,
+        queue_ms=0,
+        resident=(),
+        vram_free_bytes=0,
+        determinism="CPU",
+    )
+
+
+def make_members(*heads: str) -> list[Member]:
+    members = [Member() for _ in heads]
+    for member, head in zip(members, heads, strict=True):
+        member.heads.process_head(head, time.monotonic())
+    return members
+
+
+async def test_every_member_hears_the_block_that_it_named() -> None:
+    """The first beat learns the block; members on different blocks each know theirs."""
+    members = make_members(BLOCKS[4], BLOCKS[4], BLOCKS[3], BLOCKS[1])
+    async with asyncio.timeout(HANG_S), serve(members) as (beats, view):
+        await beats.send(make_beat(1), view)
+        assert len(beats.get_demands()) == 4
+        members[0].heads.process_head(BLOCKS[5], time.monotonic())
+        await beats.send(make_beat(2), view)
+        assert len(beats.get_demands()) == 4
+    learnt = [[ZERO_BYTES32, BLOCKS[n], BLOCKS[n]] for n in (4, 4, 3, 1)]
+    assert [member.named for member in members] == learnt
+
+
+async def test_a_member_that_restarted_is_told_at_once_what_it_knows() -> None:
+    members = make_members(*BLOCKS[1:5])
+    async with asyncio.timeout(HANG_S), serve(members) as (beats, view):
+        await beats.send(make_beat(1), view)
+        members[0].heads = Heads()
+        members[0].heads.process_head(BLOCKS[6], time.monotonic())
+        await beats.send(make_beat(2), view)
+        assert len(beats.get_demands()) == 4
+    assert members[0].named[-2:] == [BLOCKS[1], BLOCKS[6]]
+
+
+async def test_refusals_are_told_when_all_refuse() -> None:
+    """Members without a chain cost two exchanges a beat and no more."""
+    members = [Member() for _ in range(4)]
+    async with asyncio.timeout(HANG_S), serve(members) as (beats, view):
+        await beats.send(make_beat(1), view)
+        assert beats.get_demands() == []
+        refusals = beats.list_refusals(view)
+        assert len(refusals) == 4 and all("has seen no block" in said for said in refusals)
+        members[0].heads.process_head(BLOCKS[1], time.monotonic())
+        await beats.send(make_beat(2), view)
+        assert beats.list_refusals(view) == set()
+        assert len(beats.get_demands()) == 1
+    assert all(len(member.named) <= 4 for member in members)
+
+
+async def test_f11_a_member_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told again when it has answered, not once more for every beat it missed."""
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 0.1)
+    monkeypatch.setattr(limits, "HEARTBEAT_TIMEOUT_S", HANG_S)
+    members = make_members(*BLOCKS[1:5])
+    members[0].may_answer.clear()
+    async with asyncio.timeout(HANG_S), serve(members) as (beats, view):
+        sequence = 0
+        while min(len(member.named) for member in members[1:]) < 4:
+            await beats.send(make_beat(sequence := sequence + 1), view)
+        assert len(members[0].named) == 1
+        members[0].may_answer.set()
+        while len(beats.get_demands()) < 4:
+            await beats.send(make_beat(sequence := sequence + 1), view)

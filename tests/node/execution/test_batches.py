@@ -1,0 +1,122 @@
+"""Sessions that have a step of one task ready at the same time go through the worker together."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from splitup_node.worker.ipc import RunRequest
+
+from splitup.graph.manifest import InputSource, Manifest, OutputPort, Port, Task, TaskInput
+from tests.builders import HANG_S
+from tests.graph.graphs import make_running_sum
+from tests.node.network import Store, TestClient, TestNode, make_certificate
+
+SIZE, MOST, SESSIONS, STEPS = 4, 8, 6, 3
+GRAPH = make_running_sum(MOST, SIZE)
+TASK_ID = hashlib.sha256(GRAPH.to_bytes()).hexdigest()
+pytestmark = pytest.mark.asyncio
+
+
+def make_one_task() -> Manifest:
+    def port(name: str) -> dict[str, Any]:
+        return {"name": name, "dtype": "float32", "shape": (MOST, SIZE), "rows": "T"}
+
+    reference = b"not looked at here"
+    task = Task(
+        task_id=TASK_ID,
+        label="running sum",
+        inputs=(TaskInput(**port("x"), source=InputSource(input="x")),),
+        outputs=(Port(**port("y")),),
+        graph_bytes=len(GRAPH.to_bytes()),
+        weights_digest="",
+        weights_bytes=0,
+        state_bytes=8 * SIZE,
+        vram_bytes=10**5,
+        flops=SIZE,
+        price_micro_usdc=10,
+        reference_digest=hashlib.sha256(reference).hexdigest(),
+        reference_bytes=len(reference),
+    )
+    return Manifest(
+        version=1,
+        kind="function",
+        tinygrad="0.14.0",
+        inputs=(Port(**port("x")),),
+        outputs=(OutputPort(**port("y"), task=0, port=0),),
+        tasks=(task,),
+        text=None,
+    )
+
+
+def compute(xs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return what the task gives for every step; the numbers are small, so sums are exact."""
+    total, results = np.zeros(SIZE, np.float32), []
+    for x in xs:
+        results.append(x * x + total)
+        total = total + (x * x).sum(0)
+    return results
+
+
+async def test_ready_steps_of_sessions_go_together_and_each_gets_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node, client, manifest = TestNode(tmp_path / "a", Store()), TestClient(), make_one_task()
+    sizes: list[int] = []
+    run_together = node.supervisor.run_together
+
+    def record(requests: Sequence[RunRequest], handlers: Sequence[Any]) -> None:
+        sizes.append(len(requests))
+        run_together(requests, handlers)
+
+    ready, pump = asyncio.Event(), node.engine.runs.pump
+
+    def watch() -> None:
+        pump()
+        if len(node.engine._queue) == SESSIONS:
+            ready.set()
+
+    node.supervisor.run_together = record  # type: ignore[method-assign]
+    node.engine.runs.pump = watch  # type: ignore[method-assign]
+    random = np.random.default_rng(0)
+    try:
+        await node.start({TASK_ID: GRAPH})
+        sessions = []
+        for tag in range(SESSIONS):
+            certificate = make_certificate(
+                manifest, [node.entry], client.identity.signing_key_hex, steps=STEPS, tag=str(tag)
+            )
+            node.engine.start(certificate, manifest)
+            sessions.append(certificate)
+        results: dict[tuple[str, int], np.ndarray] = {}
+        inputs = [
+            [random.integers(0, 9, (1 + (tag == 0), SIZE)).astype(np.float32) for _ in range(STEPS)]
+            for tag in range(SESSIONS)
+        ]
+        async with asyncio.timeout(HANG_S):
+            for step in range(STEPS):
+                node.engine.runs.pause()
+                for certificate, xs in zip(sessions, inputs, strict=True):
+                    if not step:
+                        await client.connect(certificate)
+                    client.send(certificate, step, xs[step], {node.identity.address})
+                await ready.wait()
+                ready.clear()
+                node.engine.runs.resume()
+                for _ in sessions:
+                    frame = await client.outputs.get()
+                    data = np.frombuffer(frame.payload, np.float32)
+                    results[frame.execution_id, frame.step] = data.reshape(-1, SIZE)
+        assert sizes == [SESSIONS] * STEPS
+        for certificate, xs in zip(sessions, inputs, strict=True):
+            execution = certificate.plan.request.execution_id
+            for step, expected in enumerate(compute(xs)):
+                np.testing.assert_array_equal(results[execution, step], expected)
+        assert node.failed.empty()
+    finally:
+        await client.pool.close()
+        await node.close()

@@ -1,0 +1,340 @@
+"""Tensors too large for a frame: straight to the next node, and through the store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from splitup_node.execution.chunk_transfers import check_piece
+from splitup_node.execution.executions import Execution, make_execution
+
+from splitup.client.execution.session import Session
+from splitup.core import limits
+from splitup.core.errors import PeerFault
+from splitup.crypto.keys import generate_identity
+from splitup.messages.base import CLIENT
+from splitup.messages.frames import Piece
+from splitup.messages.plans import PlanCertificate, PlanNode
+from splitup.net.http import SignedClient
+from splitup.net.links import Link
+from splitup.net.relay import RELAY_PATH
+from splitup.net.tensor_chunks import Pieces, has_room
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.takeovers import Roster
+from splitup.storage.gateway_client import GatewayClient
+from tests.builders import HANG_S
+from tests.node.network import (
+    Store,
+    TestClient,
+    TestNode,
+    compute_reference,
+    make_certificate,
+    make_manifest,
+    read_log,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SIZE = limits.INLINE_TENSOR_BYTES // 4 + 1
+MANIFEST, GRAPHS = make_manifest(SIZE, tasks=3)
+X = np.random.default_rng(1).random(SIZE, np.float32)
+
+
+class Large:
+    """Two nodes that pass large tensors on (one, the other, the one again), and their client."""
+
+    def __init__(self, nodes: list[TestNode], store: Store, client: TestClient) -> None:
+        self.nodes, self.store, self.client = nodes, store, client
+
+    def make_certificate(self, steps: int) -> PlanCertificate:
+        entries = [self.nodes[index].entry for index in (0, 1, 0)]
+        key, tag = self.client.identity.signing_key_hex, secrets.token_hex(8)
+        return make_certificate(MANIFEST, entries, key, steps=steps, tag=tag)
+
+    async def begin(self, steps: int = 1) -> PlanCertificate:
+        certificate = self.make_certificate(steps)
+        for node in self.nodes:
+            node.engine.start(certificate, MANIFEST)
+        await self.client.connect(certificate)
+        return certificate
+
+    def store_input(self, certificate: PlanCertificate, step: int, x: np.ndarray) -> None:
+        """Store an input and tell its reader."""
+        request = certificate.plan.request
+        name = LogName(CLIENT, 0, request.client, step, apart=True)
+        self.store.objects[name.get_key(request.execution_id)] = x.tobytes()
+        self.client.send_stored(certificate, step, x, {self.nodes[0].identity.address})
+
+    async def finish(self, certificate: PlanCertificate, xs: list[np.ndarray]) -> None:
+        """Check the outputs, and that the store has them in the end."""
+        async with asyncio.timeout(HANG_S):
+            frames = sorted([await self.client.outputs.get() for _ in xs], key=lambda f: f.step)
+        self.client.end(certificate, len(xs))
+        async with asyncio.timeout(HANG_S):
+            for node in self.nodes:
+                await node.finished.get()
+        plan = certificate.plan
+        stored = await read_log(self.store, plan.request.execution_id, 2, 0, plan.executors()[2])
+        expected = compute_reference(xs, 3)
+        assert stored == [result.tobytes() for result in expected]
+        assert [f.digest for f in frames] == [hashlib.sha256(data).digest() for data in stored]
+        assert all(frame.stored and frame.length == 4 * SIZE for frame in frames)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[TestNode]]:
+    root = tmp_path_factory.mktemp("pieces")
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for name in ("a", "b"):
+            (root / name).mkdir()
+            node = TestNode(root / name, Store())
+            stack.push_async_callback(node.close)
+            await node.start(GRAPHS)
+            made.append(node)
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def large(nodes: list[TestNode]) -> AsyncIterator[Large]:
+    store, client = nodes[0].store, TestClient()
+    nodes[1].store.objects = store.objects
+    nodes[1].store.takes, nodes[1].store.asked = store.takes, store.asked
+    yield Large(nodes, store, client)
+    store.takes.set()
+    await client.pool.close(flush_s=0)
+
+
+async def test_large_tensors_reach_the_next_node_before_the_store(large: Large) -> None:
+    certificate = await large.begin()
+    large.store.takes.clear()
+    large.store_input(certificate, 0, X)
+    before = len(large.store.objects)
+    async with asyncio.timeout(HANG_S):
+        asked = {(await large.store.asked.get()).task for _ in range(3)}
+    assert asked == {0, 1, 2}  # the last task has run, and nothing is stored
+    assert len(large.store.objects) == before
+    large.store.takes.set()
+    await large.finish(certificate, [X])
+
+
+@pytest.mark.parametrize("direct_bytes", [0, limits.INLINE_TENSOR_BYTES])
+async def test_f20_what_may_not_go_directly_goes_through_the_store(
+    large: Large, monkeypatch: pytest.MonkeyPatch, direct_bytes: int
+) -> None:
+    for node in large.nodes:
+        monkeypatch.setattr(node.engine._outputs, "_direct_bytes", direct_bytes)
+    certificate = await large.begin(2)
+    xs = [X, X + 1]
+    for step, x in enumerate(xs):
+        large.store_input(certificate, step, x)
+    await large.finish(certificate, xs)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "is_right"),
+    [((0,), True), ((limits.PIECE_BYTES,), True), (None, False)],
+    ids=["the rest is lost", "the first is lost", "other bytes than the digest's"],
+)
+async def test_f21_pieces_that_do_not_make_the_tensor_are_never_computed_on(
+    large: Large, offsets: tuple[int, ...] | None, is_right: bool
+) -> None:
+    certificate = await large.begin()
+    node, digest = large.nodes[0].identity.address, hashlib.sha256(X.tobytes()).digest()
+    sent = X if is_right else X + 1
+    large.client.send_pieces(certificate, 0, sent, node, offsets=offsets, digest=digest)
+    for link in large.client.links:
+        await link.drain_bulk()
+    large.store_input(certificate, 0, X)
+    await large.finish(certificate, [X])
+
+
+async def test_pieces_of_the_client_are_taken_too(large: Large) -> None:
+    certificate = await large.begin()
+    large.client.send_pieces(certificate, 0, X, large.nodes[0].identity.address)
+    await large.finish(certificate, [X])
+
+
+# ---- the client's side ------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def open_session(
+    large: Large,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    direct_bytes: int = limits.DIRECT_BYTES,
+) -> AsyncIterator[Session]:
+    """Open a client's session over both nodes, on their store."""
+    for node in large.nodes:
+        monkeypatch.setattr(node.engine._outputs, "_direct_bytes", direct_bytes)
+    certificate = large.make_certificate(steps)
+    for node in large.nodes:
+        node.engine.start(certificate, MANIFEST)
+    logs = large.store.open(certificate, MANIFEST, Roster(certificate.plan))
+    monkeypatch.setattr("splitup.client.execution.session.open_logs", lambda *_, **__: logs)
+    async with SignedClient(large.client.identity) as http:
+        session = Session(
+            certificate,
+            MANIFEST,
+            large.client.identity,
+            http,
+            GatewayClient(("http://127.0.0.1:1",), None, http=http),
+            deadline=asyncio.get_running_loop().time() + HANG_S,
+            allow_loopback=True,
+            direct_bytes=direct_bytes,
+        )
+        session.open()
+        try:
+            yield session
+        finally:
+            large.store.takes.set()
+            await session.close()
+
+
+async def check_steps(session: Session, large: Large, xs: list[np.ndarray]) -> None:
+    """Run steps and check their outputs; then let the store have all of it."""
+    futures = [session.submit({"x": x}) for x in xs]
+    outputs = [(await future)["z"] for future in futures]
+    assert [z.tobytes() for z in outputs] == [z.tobytes() for z in compute_reference(xs, 3)]
+    large.store.takes.set()
+    await session.finish()
+    await session.store_inputs()
+    request = session.plan.request
+    stored = await read_log(large.store, request.execution_id, CLIENT, 0, request.client)
+    assert stored == [x.tobytes() for x in xs]
+    for node in large.nodes:
+        await node.finished.get()
+
+
+async def test_client_needs_no_store_for_large_tensors(
+    large: Large, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 1) as session:
+        large.store.takes.clear()
+        await check_steps(session, large, [X])
+
+
+@pytest.mark.parametrize("direct_bytes", [0, limits.INLINE_TENSOR_BYTES])
+async def test_f20_client_has_the_store_where_pieces_have_no_room(
+    large: Large, monkeypatch: pytest.MonkeyPatch, direct_bytes: int
+) -> None:
+    opening = open_session(large, monkeypatch, 3, direct_bytes)
+    async with asyncio.timeout(HANG_S), opening as session:
+        await check_steps(session, large, [X, X + 1, X + 2])
+
+
+async def test_f20_nobody_is_blamed_while_the_store_takes_its_time(
+    large: Large, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 1, 0) as session:
+        large.store.takes.clear()
+        future = session.submit({"x": X})
+        await large.store.asked.get()
+        for link in session._links.values():
+            await link.connected.wait()
+        assert session._failover.next_time() is None, "nothing can become late"
+        large.store.takes.set()
+        z = (await future)["z"]
+        assert z.tobytes() == compute_reference([X], 3)[0].tobytes()
+        await session.finish()
+        for node in large.nodes:
+            await node.finished.get()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_up", "most_bytes", "expected"),
+    [
+        ("http://127.0.0.1:1", True, 100, True),
+        ("", True, 100, True),  # accepted
+        ("http://127.0.0.1:1", False, 100, False),
+        ("http://127.0.0.1:1", True, 99, False),
+        (f"http://127.0.0.1:1{RELAY_PATH}/0x12", True, 100, False),
+    ],
+)
+async def test_pieces_go_where_they_are_fast(
+    endpoint: str, is_up: bool, most_bytes: int, expected: bool
+) -> None:
+    link = Link("0x12", "", endpoint=endpoint)
+    if is_up:
+        link.connected.set()
+    assert has_room(link, 100, most_bytes) is expected
+
+
+# ---- what a node takes in pieces ---------------------------------------------------------------
+
+
+def make_reader() -> tuple[Execution, str]:
+    """Return an execution at the node that runs task 1, and who sends it task 0's output."""
+    identities = [generate_identity() for _ in range(2)]
+    entries = [
+        PlanNode(node=one.address, signing_key=one.signing_key_hex, endpoint="http://127.0.0.1:1")
+        for one in (identities[0], identities[1], identities[0])
+    ]
+    key = generate_identity().signing_key_hex
+    certificate = make_certificate(MANIFEST, entries, key, steps=2)
+    store = Store()
+    execution = make_execution(certificate, MANIFEST, identities[1].address, store.open)
+    execution.add_part(1, 1)
+    return execution, identities[0].signing_key_hex
+
+
+DATA = X.tobytes()
+DIGEST = hashlib.sha256(DATA).digest()
+
+
+def cut(execution: Execution, step: int = 0) -> list[Piece]:
+    return [
+        Piece(execution.id, 0, 0, step, len(DATA), at, DATA[at : at + limits.PIECE_BYTES])
+        for at in range(0, len(DATA), limits.PIECE_BYTES)
+    ]
+
+
+async def test_pieces_in_order_make_the_tensor_once() -> None:
+    (execution, sender), pieces = make_reader(), Pieces()
+    for piece in cut(execution):
+        assert check_piece(execution, sender, piece)
+        pieces.add(piece)
+        pieces.add(piece)  # repeated: ignored
+    assert pieces.take(execution.id, (0, 0), 0, DIGEST) == DATA
+    assert pieces.take(execution.id, (0, 0), 0, DIGEST) is None
+
+
+async def test_tensor_with_a_gap_is_left_to_the_store() -> None:
+    (execution, _), pieces = make_reader(), Pieces()
+    first, second, *rest = cut(execution)
+    for piece in (first, *rest, second):
+        pieces.add(piece)
+    assert pieces.take(execution.id, (0, 0), 0, DIGEST) is None
+
+
+async def test_a15_pieces_that_nobody_may_send_are_faults() -> None:
+    execution, sender = make_reader()
+    piece = cut(execution)[0]
+    with pytest.raises(PeerFault, match="sends pieces"):
+        check_piece(execution, "ab" * 32, piece)
+    with pytest.raises(PeerFault, match="nobody may send"):
+        check_piece(execution, sender, replace(piece, task=2))
+    with pytest.raises(PeerFault, match="bytes"):
+        check_piece(execution, sender, replace(piece, length=len(DATA) + 4))
+    with pytest.raises(PeerFault, match="nobody paid"):
+        check_piece(execution, sender, replace(piece, step=2))
+
+
+async def test_a25_pieces_beyond_the_bound_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PIECES_BYTES", len(DATA))
+    (execution, _), pieces = make_reader(), Pieces()
+    for step in range(2):
+        for piece in cut(execution, step):
+            pieces.add(piece)
+    assert pieces.take(execution.id, (0, 0), 1, DIGEST) is None
+    pieces.drop(execution.id)
+    for piece in cut(execution, 1):
+        pieces.add(piece)
+    assert pieces.take(execution.id, (0, 0), 1, DIGEST) == DATA

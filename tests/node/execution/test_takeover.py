@@ -1,0 +1,332 @@
+"""Tasks that change hands between real engines with real workers, over one store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from splitup.core import limits
+from splitup.core.errors import Unavailable
+from splitup.messages.plans import PlanCertificate
+from splitup.net.signed_frames import make_tensor_frame, seal_frame
+from splitup.protocol.settlement.proof_of_sampling import check_completion
+from tests.builders import HANG_S
+from tests.node.fragile_worker import RAISE
+from tests.node.network import (
+    Store,
+    TestClient,
+    TestNode,
+    compute_reference,
+    make_certificate,
+    make_manifest,
+    read_log,
+)
+
+FRAGILE = (sys.executable, str(Path(__file__).parents[1] / "fragile_worker.py"))
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SIZE, TASKS, STEPS = 4, 4, 12
+MANIFEST, GRAPHS = make_manifest(SIZE, tasks=TASKS)
+
+
+@dataclass
+class Scene:
+    """Three nodes, a client, and one execution: tasks on nodes a, b, a, b; c may take any over."""
+
+    nodes: list[TestNode]
+    store: Store
+    client: TestClient
+    certificate: PlanCertificate
+    xs: list[np.ndarray]
+
+    @property
+    def execution_id(self) -> str:
+        return self.certificate.plan.request.execution_id
+
+    def submit(self, step: int, *extra: int) -> None:
+        """Send a step's input to those that read it in the plan, and to nodes by number."""
+        executors = self.certificate.plan.executors()
+        nodes = {executors[0], executors[-1]} | {self.nodes[n].identity.address for n in extra}
+        self.client.send(self.certificate, step, self.xs[step], nodes)
+
+    async def receive(self, step: int) -> None:
+        """Wait for a step's output and check it."""
+        expected = compute_reference(self.xs[: step + 1], TASKS)[step]
+        async with asyncio.timeout(HANG_S):
+            while True:
+                frame = await self.client.outputs.get()
+                assert frame.step <= step
+                if frame.step == step:
+                    break
+        assert frame.payload == expected.tobytes()
+
+
+@contextlib.asynccontextmanager
+async def open_nodes(root: Path, count: int) -> AsyncIterator[list[TestNode]]:
+    store = Store()
+    async with contextlib.AsyncExitStack() as stack:
+        nodes = []
+        for name in "abc"[:count]:
+            (root / name).mkdir()
+            node = TestNode(root / name, store, FRAGILE)
+            stack.push_async_callback(node.close)
+            nodes.append(node)
+        await asyncio.gather(*(node.start(GRAPHS) for node in nodes))
+        yield nodes
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[TestNode]]:
+    async with open_nodes(tmp_path_factory.mktemp("takeover"), 3) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def scene(nodes: list[TestNode]) -> AsyncIterator[Scene]:
+    client = TestClient()
+    a, b, c = (node.entry for node in nodes)
+    certificate = make_certificate(
+        MANIFEST,
+        [a, b, a, b],
+        client.identity.signing_key_hex,
+        steps=STEPS,
+        tag=secrets.token_hex(8),
+        fallbacks=[c, a, b],
+    )
+    for node in nodes:
+        node.engine.start(certificate, MANIFEST)
+    await client.connect(certificate)
+    xs = [np.random.default_rng(step).random(SIZE, np.float32) for step in range(STEPS)]
+    yield Scene(nodes, nodes[0].store, client, certificate, xs)
+    await client.pool.close()
+    for node in nodes:
+        for queue in (node.finished, node.failed):
+            while not queue.empty():
+                queue.get_nowait()
+
+
+async def finish(scene: Scene, *nodes: int) -> None:
+    """End the execution and check what the nodes that are left commit to."""
+    scene.client.end(scene.certificate, STEPS)
+    covered = []
+    for number in nodes:
+        async with asyncio.timeout(HANG_S):
+            execution = await scene.nodes[number].finished.get()
+        completion = execution.make_completion(bytes(32))
+        plan = scene.certificate.plan
+        check_completion(
+            completion,
+            plan.model_copy(update={"request": plan.request.model_copy(update={"steps": STEPS})}),
+            MANIFEST,
+            completion.root(),
+            execution.roster.executors,
+        )
+        covered += [entry.task for entry in completion.tasks]
+        for entry in completion.tasks:
+            log = await read_log(scene.store, scene.execution_id, entry.task, 0, completion.node)
+            assert len(log) == STEPS
+    assert sorted(covered) == list(range(TASKS))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_f26_task_goes_on_elsewhere_with_the_same_bytes(scene: Scene, stored: bool) -> None:
+    for step in range(6):
+        scene.submit(step)
+        await scene.receive(step)
+    if stored:  # half of what the newcomer needs is in the store, half with its producer
+        await scene.nodes[0].engine.executions[scene.execution_id].writer.finish()
+        for step in range(6, 8):
+            scene.submit(step)
+            await scene.receive(step)
+    first = 8 if stored else 6
+    scene.client.take_over(scene.certificate, 1, 1, first)  # from b to c
+    for step in range(first, STEPS):
+        scene.submit(step)
+        await scene.receive(step)
+    await finish(scene, 0, 1, 2)
+
+
+async def test_f26_newcomer_computes_the_steps_that_were_under_way(scene: Scene) -> None:
+    for step in range(4):
+        scene.submit(step)
+    for step in range(4):
+        await scene.receive(step)
+    scene.client.take_over(scene.certificate, 1, 1, 4)
+    scene.client.take_over(scene.certificate, 2, 1, 4)  # its reader, to the same newcomer
+    for step in range(4, STEPS):
+        scene.submit(step)
+    for step in range(4, STEPS):
+        await scene.receive(step)
+    await finish(scene, 0, 1, 2)
+
+
+async def test_f26_two_in_sequence_and_a_neighbour_of_the_newcomer(scene: Scene) -> None:
+    for step in range(4):
+        scene.submit(step)
+        await scene.receive(step)
+    scene.client.take_over(scene.certificate, 1, 1, 4)  # b to c
+    for step in range(4, 8):
+        scene.submit(step)
+        await scene.receive(step)
+    scene.client.take_over(scene.certificate, 1, 2, 8)  # c to a, which makes its input too
+    scene.client.take_over(scene.certificate, 2, 1, 8)  # a to c, which reads what a makes now
+    for step in range(8, STEPS):
+        scene.submit(step)
+        await scene.receive(step)
+    await finish(scene, 0, 1, 2)
+
+
+async def test_f04_replaced_node_gives_its_task_up_and_is_not_heard_any_more(
+    scene: Scene,
+) -> None:
+    scene.submit(0)
+    await scene.receive(0)
+    scene.client.take_over(scene.certificate, 2, 1, 1)  # a to c
+    old, reader = scene.nodes[0], scene.nodes[1]
+    scene.submit(1)
+    await scene.receive(1)
+    assert sorted(old.engine.executions[scene.execution_id].parts) == [0]
+    lie = make_tensor_frame(scene.execution_id, 2, 0, 2, bytes(4 * SIZE))
+    old.engine.pool.open(reader.identity.address, reader.entry.endpoint).send(
+        seal_frame(old.identity, lie)
+    )
+    for step in range(2, STEPS):
+        scene.submit(step)
+        await scene.receive(step)
+    await finish(scene, 0, 1, 2)
+
+
+async def test_f25_failed_task_is_reported_and_the_next_candidate_goes_on(scene: Scene) -> None:
+    scene.submit(0)
+    await scene.receive(0)
+    scene.xs[1] = np.array([RAISE, 0, 0, 0], np.float32)
+    scene.submit(1)
+    async with asyncio.timeout(HANG_S):
+        failure = await scene.client.failures.get()
+    assert failure.node == scene.nodes[0].identity.address and failure.step == 1
+    execution = scene.nodes[0].engine.executions[scene.execution_id]
+    assert execution.failure and not execution.writer.get_unstored(0, 0)
+
+
+async def test_nodes_tell_how_far_they_are(scene: Scene) -> None:
+    scene.submit(0)
+    await scene.receive(0)
+    scene.client.probe(scene.certificate)
+    told = {}
+    async with asyncio.timeout(HANG_S):
+        for _ in scene.nodes:
+            progress = await scene.client.progress.get()
+            told[progress.node] = [(t.task, t.steps, t.ready) for t in progress.tasks]
+    a, b, c = (node.identity.address for node in scene.nodes)
+    assert told == {a: [(0, 1, False), (2, 1, False)], b: [(1, 1, False), (3, 1, False)], c: []}
+
+
+async def test_candidate_without_the_task_says_so(scene: Scene) -> None:
+    node = scene.nodes[2]
+    loaded = dict(node.programs)
+    node.programs.clear()
+    scene.client.take_over(scene.certificate, 1, 1, 0)
+    async with asyncio.timeout(HANG_S):
+        failure = await scene.client.failures.get()
+    node.programs.update(loaded)
+    assert failure.node == node.identity.address and "not loaded" in failure.reason
+
+
+async def test_what_a_fallback_may_have_to_take_over_is_in_use_until_the_deadline(
+    scene: Scene,
+) -> None:
+    engine, ids = scene.nodes[2].engine, {task.task_id for task in MANIFEST.tasks}
+    assert engine.list_used() == ids
+    engine.sweep(scene.certificate.plan.request.deadline + 1)
+    assert engine.list_used() == set()
+
+
+async def test_broken_log_ends_the_newcomer_and_not_the_execution(scene: Scene) -> None:
+    scene.submit(0)
+    await scene.receive(0)
+    producer = scene.nodes[0]
+    await producer.engine.executions[scene.execution_id].writer.finish()
+    key = next(k for k in scene.store.objects if f"{scene.execution_id[2:]}/t0000.0/" in k)
+    scene.store.objects[key] = scene.store.objects[key][:-1]
+    scene.client.take_over(scene.certificate, 1, 1, 1)
+    async with asyncio.timeout(HANG_S):
+        failure = await scene.client.failures.get()
+    assert failure.node == scene.nodes[2].identity.address
+    assert "past inputs cannot be read" in failure.reason
+    assert not producer.engine.executions[scene.execution_id].failure
+
+
+async def test_least_recently_used_session_makes_room(scene: Scene, nodes: list[TestNode]) -> None:
+    node = nodes[0]
+    scene.submit(0)
+    await scene.receive(0)
+    held = node.engine.executions[scene.execution_id]
+    other = TestClient()
+    certificate = make_certificate(
+        MANIFEST, [node.entry] * TASKS, other.identity.signing_key_hex, steps=2, tag="other"
+    )
+    node.state_limit_bytes = 8 * SIZE * (TASKS - 1)  # the newcomer's states alone
+    try:
+        held.used_at_s -= limits.SESSION_SPARE_S + 1
+        node.engine.start(certificate, MANIFEST)
+        await other.connect(certificate)
+        other.send(certificate, 0, scene.xs[0], {node.identity.address})
+        async with asyncio.timeout(HANG_S):
+            failure = await scene.client.failures.get()
+            await other.outputs.get()
+    finally:
+        node.state_limit_bytes = 10**9
+        await other.pool.close()
+    assert "make room" in failure.reason and held.failure
+
+
+async def test_node_that_leaves_lets_its_executions_end_or_sends_them_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LEAVE_S", 0.3)
+    async with open_nodes(tmp_path, 1) as (node,):
+        client = TestClient()
+        key, x = client.identity.signing_key_hex, np.ones(SIZE, np.float32)
+        ending, lasting = (
+            make_certificate(MANIFEST, [node.entry] * TASKS, key, steps=2, tag=tag)
+            for tag in ("ending", "lasting")
+        )
+        for certificate in (ending, lasting):
+            node.engine.start(certificate, MANIFEST)
+            await client.connect(certificate)
+            client.send(certificate, 0, x, {node.identity.address})
+            async with asyncio.timeout(HANG_S):
+                await client.outputs.get()
+        leaving = asyncio.create_task(node.engine.leave())
+        client.end(ending, 1)
+        async with asyncio.timeout(HANG_S):
+            assert (await node.finished.get()).id == ending.plan.request.execution_id
+            failure = await client.failures.get()
+            await leaving
+        assert "leaving" in failure.reason
+        late = make_certificate(MANIFEST, [node.entry] * TASKS, key, steps=2, tag="late")
+        with pytest.raises(Unavailable, match="leaving"):
+            node.engine.start(late, MANIFEST)
+        await client.pool.close()
+
+
+async def test_session_left_alone_is_dropped_with_a_reason(scene: Scene) -> None:
+    scene.submit(0)
+    await scene.receive(0)
+    scene.nodes[0].engine.sweep(time.time() + limits.SESSION_IDLE_S / 10)
+    assert scene.client.failures.empty()
+    execution = scene.nodes[0].engine.executions[scene.execution_id]
+    execution.used_at_s -= limits.SESSION_IDLE_S
+    scene.nodes[0].engine.sweep(time.time() + 1)
+    async with asyncio.timeout(HANG_S):
+        failure = await scene.client.failures.get()
+    assert "idle" in failure.reason

@@ -1,0 +1,426 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from splitup_node.committee.committee_client import Herald
+from splitup_node.settlement.reports import Reporter, Status
+
+from splitup.chain.client import Block, Receipt
+from splitup.chain.clock import ChainClock
+from splitup.core import limits
+from splitup.core.errors import ChainRejected, ChainUnavailable, Refused, Unavailable
+from splitup.crypto.keys import Identity
+from splitup.crypto.quorum import Domain
+from splitup.messages.completions import Completion, Pledge, SignedTakeover, Takeover
+from splitup.messages.verification import Attestation
+from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
+from splitup.protocol.settlement.attestations import sign_attestation
+from splitup.storage.journal import Journal
+from tests.builders import HANG_S
+
+NODE = "0x" + "aa" * 20
+ZERO = "0x" + "00" * 32
+EXPOSURE = 7  # micro-USDC
+
+
+class FakeChain:
+    """The two views and the one transaction that a reporter uses."""
+
+    address = NODE
+
+    def __init__(self) -> None:
+        self.clock = ChainClock()
+        self.status: dict[str, int] = {}
+        self.commitments: dict[str, str] = {}
+        self.batches: list[list[str]] = []
+        self.reverting: set[str] = set()
+        self.certified: set[str] = set()
+        self.block = 1
+        self.down = 0
+
+    async def fetch_head(self) -> Block:
+        self.block += 1
+        return Block(self.block, ZERO, 0)
+
+    async def call(
+        self, contract: str, function: str, execution_id: str, *_: Any, at: Block
+    ) -> Any:
+        if self.down:
+            self.down -= 1
+            raise ChainUnavailable("the chain is down; start it")
+        if function == "executionOf":
+            return {
+                "status": self.status.get(execution_id, Status.PLANNED),
+                "certified": execution_id in self.certified,
+            }
+        return self.commitments.get(execution_id, ZERO)
+
+    async def send(
+        self, contract: str, function: str, rows: list[tuple[str, int, str, int]]
+    ) -> Receipt:
+        assert all(row[3] == EXPOSURE for row in rows)
+        ids = [row[0] for row in rows]
+        if self.reverting & set(ids):
+            self.reverting -= set(ids) if len(ids) == 1 else set()
+            raise ChainRejected("reverted", error_name="StatusInvalid")
+        self.batches.append(ids)
+        self.commitments.update({row[0]: row[2] for row in rows})
+        return Receipt("0x" + "77" * 32)
+
+
+class FakeHttp:
+    """Four members; ``deaf`` ones do not answer, and those in ``due`` say that it is time."""
+
+    def __init__(self) -> None:
+        self.deaf: set[str] = set()
+        self.hung: set[str] = set()  # members that take a request and never answer
+        self.due = {member.endpoint for member in COMMITTEE.members}
+        self.over = False
+        self.asked = asyncio.Event()
+        self.told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.pledges: asyncio.Queue[tuple[str, Pledge]] = asyncio.Queue()
+        self.shown: asyncio.Queue[str] = asyncio.Queue()  # members that were told of takeovers
+        self.undrawn: set[str] = set()  # members that know no draw
+
+    def sign(self, typ: str, audience: str, body: Completion | Pledge) -> Any:
+        return body if isinstance(body, Pledge) else body.execution_id
+
+    async def get_json(self, url: str, *, timeout_s: float) -> dict[str, Any]:
+        endpoint, _, execution_id = url.partition("/v1/attestation/")
+        self.asked.set()
+        if endpoint in self.hung:
+            await asyncio.Event().wait()
+        if self.over:
+            raise Refused("it is over", status=410)
+        if endpoint in self.undrawn:
+            raise Refused("there is no draw", status=404)
+        place = next(i for i, m in enumerate(COMMITTEE.members) if m.endpoint == endpoint)
+        attestation = Attestation(
+            execution_id=execution_id,
+            member=MEMBERS[place].address,
+            due=endpoint in self.due,
+            held=(),
+            silent=(),
+            rulings=(),
+        )
+        return sign_attestation(MEMBERS[place], attestation).model_dump(mode="json")
+
+    async def post_token(self, url: str, token: Any, *, timeout_s: float) -> dict[str, Any]:
+        member, _, path = url.partition("/v1/")
+        if member in self.hung:
+            await asyncio.Event().wait()
+        if member in self.deaf:
+            raise Unavailable(f"{member} did not answer")
+        if path == "pledge":
+            self.pledges.put_nowait((member, token))
+        elif path == "takeovers":
+            self.shown.put_nowait(member)
+        else:
+            assert path == "completion"
+            self.told.put_nowait((member, token))
+        return {}
+
+
+MEMBERS = [Identity.from_private_key(bytes([n]) * 32) for n in range(1, 5)]
+COMMITTEE = CommitteeView(
+    configuration=1,
+    members=tuple(
+        CommitteeMember(member.address, member.signing_key_hex, f"http://m{n}")
+        for n, member in enumerate(MEMBERS, 1)
+    ),
+    quorum=3,
+    group_key="0x",
+    domain=Domain(31337, "0x" + "cc" * 20),
+)
+
+
+async def fetch_committee(execution_id: str) -> CommitteeView:
+    return COMMITTEE
+
+
+@pytest.fixture(autouse=True)
+def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REPORT_RETRY_S", 0.01)
+    monkeypatch.setattr(limits, "RPC_BACKOFF_MAX_S", 0.02)
+    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 0)
+
+
+@pytest.fixture
+def chain() -> FakeChain:
+    return FakeChain()
+
+
+@pytest.fixture
+def http() -> FakeHttp:
+    return FakeHttp()
+
+
+@contextlib.asynccontextmanager
+async def run(directory: Path, chain: FakeChain, http: FakeHttp) -> AsyncIterator[Reporter]:
+    """Run a reporter until the end of the block, as a node does between two restarts."""
+    with Journal.open(directory) as journal:
+        herald = Herald(http, fetch_committee)  # type: ignore[arg-type]
+        reporter = Reporter(journal, chain, herald)  # type: ignore[arg-type]
+        reporter.resume()
+        task = asyncio.create_task(reporter.run())
+        try:
+            yield reporter
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest_asyncio.fixture
+async def reporter(tmp_path: Path, chain: FakeChain, http: FakeHttp) -> AsyncIterator[Reporter]:
+    async with run(tmp_path, chain, http) as running:
+        yield running
+
+
+def make_completion(number: int) -> Completion:
+    return Completion(
+        execution_id=f"0x{number:064x}", node=NODE, steps=1, tasks=(), salt=f"0x{number:064x}"
+    )
+
+
+async def submit(reporter: Reporter, *numbers: int, left_s: int = 60) -> None:
+    for number in numbers:
+        await reporter.submit(make_completion(number), int(time.time()) + left_s, EXPOSURE)
+
+
+async def finish(reporter: Reporter) -> None:
+    """Wait until what was revealed is noted as such."""
+    async with asyncio.timeout(HANG_S):
+        await asyncio.gather(*reporter._tasks)
+
+
+async def hear(http: FakeHttp, count: int) -> set[tuple[str, int]]:
+    async with asyncio.timeout(HANG_S):
+        told = [await http.told.get() for _ in range(count)]
+    return {(url, int(token, 16)) for url, token in told}
+
+
+async def test_completions_of_one_window_share_a_transaction(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "COMMIT_WINDOW_S", 0.5)
+    await submit(reporter, 1, 2, 3)
+    heard = await hear(http, 12)
+    assert heard == {(f"http://m{m}", n) for m in range(1, 5) for n in (1, 2, 3)}
+    assert [len(batch) for batch in chain.batches] == [3] and reporter.transactions == 1
+
+
+async def test_what_the_members_commit_costs_the_node_nothing(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 10**9)
+    await submit(reporter, 1)
+    async with asyncio.timeout(HANG_S):
+        pledges = [await http.pledges.get() for _ in range(4)]
+    completion = make_completion(1)
+    assert {member for member, _ in pledges} == {f"http://m{n}" for n in range(1, 5)}
+    assert {(p.execution_id, p.node, p.steps, p.root) for _, p in pledges} == {
+        (completion.execution_id, NODE, 1, completion.root())
+    }
+    assert http.told.empty()
+    chain.certified.add(completion.execution_id)
+    assert len(await hear(http, 4)) == 4
+    assert not chain.batches
+
+
+async def test_a_node_that_is_left_out_commits_after_some_blocks_or_before_the_deadline(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 20)
+    await submit(reporter, 1)
+    await hear(http, 4)
+    assert len(chain.batches) == 1 and chain.block >= 20
+    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 10**9)
+    await submit(reporter, 2, left_s=int(limits.COMMIT_MARGIN_S) - 5)
+    assert {n for _, n in await hear(http, 4)} == {2}
+
+
+async def test_commitment_waits_for_the_plan_and_does_not_hold_up_others(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp
+) -> None:
+    late = make_completion(1).execution_id
+    chain.status[late] = Status.REQUESTED
+    await submit(reporter, 1, 2)
+    assert {n for _, n in await hear(http, 4)} == {2}
+    chain.status[late] = Status.PLANNED
+    assert {n for _, n in await hear(http, 4)} == {1}
+
+
+async def test_one_that_reverts_does_not_take_the_batch_with_it(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp
+) -> None:
+    chain.reverting.add(make_completion(2).execution_id)
+    await submit(reporter, 1, 2, 3)
+    assert {n for _, n in await hear(http, 12)} == {1, 2, 3}
+
+
+async def test_f12_chain_that_is_down_is_waited_for(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp
+) -> None:
+    chain.down = 10
+    await submit(reporter, 1)
+    assert len(await hear(http, 4)) == 4
+
+
+async def test_f09_what_is_committed_already_is_only_revealed(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp
+) -> None:
+    chain.commitments[make_completion(1).execution_id] = "0x" + "01" * 32
+    await submit(reporter, 1)
+    await hear(http, 4)
+    assert not chain.batches
+
+
+@pytest.mark.parametrize("step_s", [-300, 300, 3_000])
+async def test_f24_clock_that_is_set_does_not_end_a_report(
+    tmp_path: Path,
+    chain: FakeChain,
+    http: FakeHttp,
+    monkeypatch: pytest.MonkeyPatch,
+    step_s: int,
+) -> None:
+    """The members are asked until the deadline, which is the chain's and not this machine's."""
+    http.deaf = {member.endpoint for member in COMMITTEE.members}
+    real = time.time
+    async with run(tmp_path, chain, http) as reporter:
+        await submit(reporter, 1)
+        monkeypatch.setattr(time, "time", lambda: real() + step_s)
+        http.asked.clear()
+        async with asyncio.timeout(HANG_S):
+            await http.asked.wait()
+        http.deaf.clear()
+        assert len(await hear(http, 4)) == 4
+
+
+async def test_nothing_is_revealed_before_a_quorum_says_so(
+    reporter: Reporter, http: FakeHttp, chain: FakeChain
+) -> None:
+    """Neither f members that lie, nor the chain's commitment, make a node show its digests."""
+    http.due = {"http://m1", "http://m2"}
+    await submit(reporter, 1)
+    for _ in range(8):  # two rounds of asking four members
+        http.asked.clear()
+        async with asyncio.timeout(HANG_S):
+            await http.asked.wait()
+    assert chain.batches and http.told.empty()
+    http.due.add("http://m3")
+    assert len(await hear(http, 4)) == 4
+
+
+async def test_what_is_over_is_not_revealed(
+    reporter: Reporter, http: FakeHttp, chain: FakeChain
+) -> None:
+    http.over = True
+    await submit(reporter, 1)
+    async with asyncio.timeout(HANG_S):
+        await http.asked.wait()
+    await finish(reporter)
+    assert http.told.empty()
+
+
+async def test_settled_without_us_is_given_up(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp
+) -> None:
+    chain.status[make_completion(1).execution_id] = Status.REFUNDED
+    await submit(reporter, 1, 2)
+    assert {n for _, n in await hear(http, 4)} == {2}
+    assert len(chain.batches) == 1
+
+
+async def test_deaf_member_is_told_again(reporter: Reporter, http: FakeHttp) -> None:
+    http.deaf.add("http://m1")
+    await submit(reporter, 1)
+    assert {url for url, _ in await hear(http, 3)} == {"http://m2", "http://m3", "http://m4"}
+    http.deaf.clear()
+    assert await hear(http, 1) == {("http://m1", 1)}
+
+
+async def test_f03_restart_reveals_what_was_committed_and_commits_what_was_not(
+    tmp_path: Path, chain: FakeChain, http: FakeHttp
+) -> None:
+    for number in (1, 2):
+        chain.status[make_completion(number).execution_id] = Status.REQUESTED
+    async with run(tmp_path, chain, http) as reporter:
+        await submit(reporter, 1, 2)
+    assert http.told.empty()
+    chain.status.clear()
+    chain.commitments[make_completion(1).execution_id] = "0x" + "01" * 32  # sent, then killed
+    async with run(tmp_path, chain, http) as reporter:
+        assert {n for _, n in await hear(http, 8)} == {1, 2}
+        await finish(reporter)
+    assert chain.batches == [[make_completion(2).execution_id]]
+    async with run(tmp_path, chain, http) as reporter:
+        await submit(reporter, 3)
+        assert {n for _, n in await hear(http, 4)} == {3}  # the others are done with
+
+
+async def test_second_completion_of_an_execution_does_not_replace_the_first(
+    tmp_path: Path, chain: FakeChain, http: FakeHttp
+) -> None:
+    async with run(tmp_path, chain, http) as reporter:
+        await submit(reporter, 1)
+        await hear(http, 4)
+        other = make_completion(1).model_copy(update={"salt": "0x" + "ff" * 32})
+        await reporter.submit(other, int(time.time()) + 60, EXPOSURE)
+        await hear(http, 4)
+    assert chain.commitments == {other.execution_id: make_completion(1).root()}
+
+
+async def test_what_is_done_leaves_the_journal_after_its_time(
+    tmp_path: Path, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GRANT_GRACE_S", 0)
+    async with run(tmp_path, chain, http) as reporter:
+        await submit(reporter, 1, left_s=60)
+        await hear(http, 4)
+        await finish(reporter)
+    chain.clock.observe(chain.block, 4_000_000_000)
+    async with run(tmp_path, chain, http) as reporter:
+        assert reporter._journal.items("completion") == []
+
+
+async def test_takeovers_are_shown_to_all_members_before_the_commitment_and_until_they_know(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that was restarted has forgotten them, and says that it knows of no draw."""
+    monkeypatch.setattr(limits, "ATTESTATION_POLL_MAX_S", 0.02)
+    http.due.clear()
+    http.undrawn = {"http://m2"}
+    number = make_completion(1).execution_id
+    chain.status[number] = Status.REQUESTED
+    takeover = Takeover(execution_id=number, task=0, candidate=1, first_step=0)
+    signed = SignedTakeover(takeover=takeover, signature="0x" + "11" * 64)
+    completion = make_completion(1).model_copy(update={"takeovers": (signed,)})
+    await reporter.submit(completion, int(time.time()) + 60, EXPOSURE)
+    async with asyncio.timeout(HANG_S):
+        assert {await http.shown.get() for _ in range(4)} == {f"http://m{m}" for m in range(1, 5)}
+        assert not chain.batches
+        chain.status[number] = Status.PLANNED
+        while [await http.shown.get() for _ in range(3)] != ["http://m2"] * 3:
+            pass
+    assert http.told.empty()
+    http.undrawn.clear()
+    http.due = {member.endpoint for member in COMMITTEE.members}
+    assert len(await hear(http, 4)) == 4
+
+
+async def test_f08_a_member_that_hangs_holds_nobody_up(http: FakeHttp) -> None:
+    herald = Herald(http, fetch_committee)  # type: ignore[arg-type]
+    http.hung = {COMMITTEE.members[0].endpoint}
+    completion, done = make_completion(1), set[str]()
+    async with asyncio.timeout(HANG_S):
+        assert await herald.tell("/v1/completion", "typ", completion, done)
+        assert await herald.wait_until_due(completion.execution_id, None, math.inf)
+    assert done == {member.account for member in COMMITTEE.members[1:]}

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from splitup_node.committee.presence import Presence
+from splitup_node.tasks.loaded_tasks import Residents
+from splitup_node.tasks.placement import DemandEntry
+from splitup_node.worker.ipc import RunAnswer, RunRequest
+from splitup_node.worker.supervisor import Supervisor, TaskFailed, WorkerLost
+from splitup_node.worker.worker_pool import Workers
+
+from splitup.core import limits
+from splitup.core.codec import compute_digest
+from splitup.core.errors import SplitUpError, Unavailable
+from splitup.crypto.keys import generate_identity
+from splitup.graph.ir import Graph
+from splitup.storage.task_cache import Cache
+from tests.builders import HANG_S
+from tests.node.graphs import make_accumulator
+
+pytestmark = pytest.mark.asyncio
+MODEL = "0x" + "11" * 32
+TASK_BYTES = 1_000_000  # what each task says that it takes
+
+
+@dataclass
+class LocalCache:
+    """Finds tasks in a directory: what Residents wants of a Cache."""
+
+    directory: Path
+    graphs: list[Graph]
+    vram_bytes: int = TASK_BYTES
+
+    async def fetch_manifest(self, model_id: str) -> Any:
+        tasks = [
+            SimpleNamespace(
+                task_id=compute_digest(graph.to_bytes()),
+                label=f"task {index}",
+                vram_bytes=self.vram_bytes,
+                state_bytes=0,
+                gate=None,
+            )
+            for index, graph in enumerate(self.graphs)
+        ]
+        return SimpleNamespace(tasks=tasks)
+
+    async def fetch_task(self, model_id: str, index: int) -> tuple[Path, Path | None]:
+        path = self.directory / f"{index}.json"
+        path.write_bytes(self.graphs[index].to_bytes())
+        return path, None
+
+    async def fetch_vectors(self, model_id: str, index: int) -> None:
+        return None
+
+
+@pytest_asyncio.fixture
+async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
+    running = Workers(
+        [
+            Supervisor(
+                tmp_path,
+                memory_bytes=count * TASK_BYTES,
+                device="CPU:X86",
+                cache_directory=tmp_path / "kernels",
+            )
+            for count in (1, 2)
+        ]
+    )
+    await running.start()
+    yield running
+    await running.close()
+
+
+async def test_tasks_go_where_memory_is_and_come_back_after_a_loss(
+    workers: Workers, tmp_path: Path
+) -> None:
+    cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5)])
+    residents = Residents(workers, cast(Cache, cache))
+    programs = [await residents.ensure(MODEL, index) for index in range(3)]
+    assert sorted(workers.get_worker(program) for program in programs) == [0, 1, 1]
+    assert residents.free_bytes == 0 and residents.used_bytes == 3 * TASK_BYTES
+    with pytest.raises(Unavailable, match="are free"):
+        await residents.ensure(MODEL, 3)
+    kept = {task: p for task, p in residents.programs.items() if workers.get_worker(p) == 0}
+    pid = workers.pids[1]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(HANG_S):
+        await workers.wait_lost()
+    residents.forget_programs()
+    assert residents.programs == kept and len(residents.tasks) == 1
+    await workers.restart()
+    await residents.reload()
+    assert len(residents.tasks) == 3 and kept.items() <= residents.programs.items()
+    assert sorted(map(workers.get_worker, residents.programs.values())) == [0, 1, 1]
+
+
+def read_rss(pid: int) -> int:
+    """Return the bytes of a process in memory."""
+    line = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in x)
+    return int(line.split()[1]) * 1024
+
+
+async def test_a_traded_task_gives_its_memory_back_to_the_machine(tmp_path: Path) -> None:
+    """Loaded and unloaded three times over, with a state: the process is as small as before."""
+    size = 4_000_000  # elements, of 4 bytes each in x, y and the state
+    room = 16 * size + TASK_BYTES
+    workers = Workers(
+        [Supervisor(tmp_path, memory_bytes=2 * room, device="CPU:X86", cache_directory=tmp_path)]
+    )
+    await workers.start()
+    try:
+        cache = LocalCache(tmp_path, [make_accumulator(n) for n in (2, size, 3)], room)
+        residents = Residents(workers, cast(Cache, cache))
+        small = await residents.ensure(MODEL, 0)
+        (pid,) = workers.pids
+        assert pid is not None
+        before = read_rss(pid)
+        for _ in range(3):
+            large = await residents.ensure(MODEL, 1)
+            task_id = residents.tasks[1].task_id
+            await run(workers, 7, large, size)
+            await run(workers, 8, small, 2)
+            assert read_rss(pid) > before + 2 * 4 * size
+            assert residents.free_bytes == 0 and residents.get_room(task_id) == room
+            assert await residents.unload(task_id, lambda: True)
+            assert residents.free_bytes == room and task_id not in residents.programs
+            assert read_rss(pid) < before + size
+            with pytest.raises(TaskFailed, match="holds no state"):
+                await workers.digest_state(7)
+        assert (await run(workers, 8, small, 2)) == np.full(2, 4.0).tolist()  # goes on
+        assert await residents.ensure(MODEL, 2) not in (small, large)
+    finally:
+        await workers.close()
+
+
+async def test_a_task_in_use_stays_and_one_that_is_not_idle(
+    workers: Workers, tmp_path: Path
+) -> None:
+    cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3)])
+    residents = Residents(workers, cast(Cache, cache))
+    async with residents.use(MODEL, 0) as program, residents.use(MODEL, 0) as same:
+        (task,) = residents.tasks
+        assert same == program and residents.used == {task.task_id}
+        assert not await residents.unload(task.task_id, lambda: True)
+    assert not residents.used
+    assert not await residents.unload(task.task_id, lambda: False)
+    assert residents.programs == {task.task_id: program}
+    leaving = asyncio.create_task(residents.unload(task.task_id, lambda: True))
+    async with residents.use(MODEL, 0) as kept:  # asked for first, so it is not unloaded
+        assert kept == program and not await leaving
+    assert await residents.unload(task.task_id, lambda: True) and not residents.tasks
+    async with residents.use(MODEL, 0) as again:
+        assert again != program and residents.used_bytes == TASK_BYTES
+    pid = workers.pids[workers.get_worker(again)]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(HANG_S):
+        await workers.wait_lost()
+    with pytest.raises(WorkerLost):
+        await residents.unload(task.task_id, lambda: True)
+    residents.forget_programs()
+    await workers.restart()
+    await residents.reload()
+    assert residents.tasks == () and residents.used_bytes == 0  # given up, so not loaded again
+
+
+async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is offered no longer first; whoever was planned on it until then keeps it."""
+    monkeypatch.setattr(limits, "TRADE_NOTICE_S", 0.01)
+    monkeypatch.setattr(limits, "DEMAND_AGE_S", 0.01)
+    cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5, 6)])
+    residents = Residents(workers, cast(Cache, cache))
+    for index in range(3):
+        await residents.ensure(MODEL, index)
+    ids = [task.task_id for task in (await cache.fetch_manifest(MODEL)).tasks]
+    used = {ids[0]}  # by an execution
+    planned: list[str] = []  # on the first task that the node withdraws, before it knows
+    offers: list[tuple[str, ...]] = []
+
+    async def beat() -> None:
+        """Answer as a committee that sees four other nodes, with what this one has told it."""
+        offers.append(presence._get_offers())
+        missing = set(ids[:3]) - set(offers[-1])
+        if not planned and missing:
+            planned.append(next(iter(missing)))
+            used.add(planned[0])
+        presence._demand = tuple(
+            make_entry(index, task_id, 4 if index < 3 else 0) for index, task_id in enumerate(ids)
+        )
+        presence._demand_changed.set()
+
+    presence = Presence(
+        generate_identity(),
+        cast(Any, None),
+        cast(Any, SimpleNamespace(list_used=lambda: used)),
+        residents,
+        cast(Any, None),
+        cast(Any, SimpleNamespace(trouble="")),
+        get_committee=lambda: pytest.fail("nobody is asked"),
+        get_determinism=lambda: "",
+    )
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 0.01)
+    monkeypatch.setattr(presence, "_send_heartbeat", beat)
+    monkeypatch.setattr(presence._trader, "is_due", lambda now_s: True)
+    working = [asyncio.create_task(presence.specialise()), asyncio.create_task(presence.beat())]
+    async with asyncio.timeout(HANG_S):
+        while not presence.trades:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.01)
+        while len(residents.programs) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    for task in working:
+        task.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+    (left,) = set(ids[1:3]) - set(planned)
+    trade = presence.trades[0]
+    assert len(presence.trades) == 1 and trade["given"] == left
+    assert set(residents.programs) == {ids[0], *planned, trade["wanted"]}
+    assert trade["wanted"] in ids[3:]
+    before = offers[: next(i for i, offer in enumerate(offers) if left not in offer)]
+    assert any(planned[0] not in offer for offer in before)  # withdrawn, and offered again
+    assert planned[0] in presence._get_offers()
+
+
+def make_entry(index: int, task_id: str, holders: int) -> DemandEntry:
+    return DemandEntry(
+        model_id=MODEL,
+        task=index,
+        task_id=task_id,
+        vram_bytes=TASK_BYTES,
+        weights_bytes=0,
+        price_micro_usdc=1,
+        holders=holders,
+        operators=holders,
+        verifiable=holders >= limits.MIN_OPERATORS,
+    )
+
+
+async def run(workers: Workers, session: int, program: int, size: int) -> list[float]:
+    """Run one step of an accumulator on ones; return the two first sums."""
+    answer: asyncio.Future[RunAnswer | SplitUpError] = asyncio.get_running_loop().create_future()
+    ones = np.ones(size, np.float32).tobytes()
+    workers.run(RunRequest(session, program, [ones]), answer.set_result)
+    async with asyncio.timeout(HANG_S):
+        found = await answer
+    assert isinstance(found, RunAnswer), found
+    return np.frombuffer(found.outputs[0], np.float32)[:2].tolist()

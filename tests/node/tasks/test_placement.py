@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from splitup_node.committee.presence import Presence
+from splitup_node.tasks.placement import (
+    DemandEntry,
+    Trade,
+    Trader,
+    choose_task,
+    merge_demand,
+    parse_demand,
+)
+
+from splitup.core import limits
+from splitup.core.errors import PeerFault
+from splitup.crypto.keys import generate_identity
+from tests.builders import HANG_S
+
+MODEL = "0x" + "aa" * 32
+
+
+def make_entry(
+    task: int, *, holders: int = 0, operators: int = -1, vram: int = 10, price: int = 5
+) -> DemandEntry:
+    """Return a task; each of its holders is an operator's only one unless said otherwise."""
+    return DemandEntry(
+        model_id=MODEL,
+        task=task,
+        task_id=hashlib.sha256(bytes([task])).hexdigest(),
+        vram_bytes=vram,
+        weights_bytes=1,
+        price_micro_usdc=price,
+        holders=holders,
+        operators=holders if operators < 0 else operators,
+        verifiable=(holders if operators < 0 else operators) >= limits.MIN_OPERATORS,
+    )
+
+
+def choose(
+    entries: list[DemandEntry], node: str = "0xa", free: int = 100, **without: set[str]
+) -> int:
+    resident, excluded = without.get("resident", set()), without.get("excluded", set())
+    entry = choose_task(node, entries, resident, excluded, free)
+    return -1 if entry is None else entry.task
+
+
+def test_least_served_goes_first_then_the_best_paid() -> None:
+    entries = [
+        make_entry(0, holders=1, price=100),
+        make_entry(1, price=5),
+        make_entry(2, price=7),
+    ]
+    assert choose(entries) == 2
+    assert choose(entries, resident={entries[2].task_id}) == 1
+    assert choose(entries, excluded={entries[2].task_id, entries[1].task_id}) == 0
+
+
+def test_what_does_not_fit_is_not_chosen() -> None:
+    assert choose([make_entry(0, vram=101), make_entry(1, vram=100, holders=9)]) == 1
+    assert choose([make_entry(0, vram=101)]) == -1
+
+
+@given(st.permutations(range(8)))
+def test_choice_does_not_depend_on_the_order_of_the_list(order: list[int]) -> None:
+    assert choose([make_entry(n) for n in order]) == choose([make_entry(n) for n in range(8)])
+
+
+def test_nodes_that_start_together_spread() -> None:
+    entries = [make_entry(n) for n in range(8)]
+    assert len({choose(entries, node=f"0x{n}") for n in range(20)}) >= 6
+
+
+def test_lowest_count_of_all_members_counts() -> None:
+    merged = merge_demand([[make_entry(0, holders=3)], [make_entry(0, holders=1)], []])
+    assert [entry.holders for entry in merged] == [1]
+
+
+def test_malformed_demand_is_the_members_fault() -> None:
+    good = make_entry(0).model_dump(mode="json")
+    assert parse_demand([good]) == (make_entry(0),)
+    for bad in (None, {}, [{}], [{**good, "holders": -1}], [{**good, "more": 1}]):
+        with pytest.raises(PeerFault):
+            parse_demand(bad)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nodes_that_see_what_others_chose_leave_no_task_behind(seed: int) -> None:
+    """Six nodes with room for nine of twelve tasks, all choosing at once, one per list."""
+    nodes = [f"0x{seed}{n}" for n in range(6)]
+    held: dict[str, set[int]] = {node: set() for node in nodes}
+    for _ in range(9):
+        count = Counter(task for tasks in held.values() for task in tasks)
+        demand = [make_entry(task, holders=count[task]) for task in range(12)]
+        ids = [entry.task_id for entry in demand]
+        for node, tasks in held.items():
+            tasks.add(choose(demand, node=node, resident={ids[task] for task in tasks}))
+    assert min(Counter(task for tasks in held.values() for task in tasks).values()) >= 3
+
+
+async def test_a_choice_waits_for_a_list_that_knows_of_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between two loads a node tells that it has loaded, and asks once more."""
+    monkeypatch.setattr(limits, "DEMAND_AGE_S", 0.01)
+    monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", HANG_S)
+    happened: list[str] = []
+    done = asyncio.Event()
+    entries = [make_entry(task) for task in range(3)]
+    resident: dict[str, int] = {}
+
+    async def beat() -> None:
+        happened.append("beat")
+        presence._demand = tuple(entries)
+        presence._demand_changed.set()
+
+    async def ensure(model_id: str, task: int) -> None:
+        happened.append("load")
+        resident[entries[task].task_id] = task
+        if len(resident) == len(entries):
+            done.set()
+
+    residents = SimpleNamespace(programs=resident, free_bytes=100, ensure=ensure)
+    presence = Presence(
+        generate_identity(),
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        residents,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        get_committee=lambda: pytest.fail("nobody is asked"),
+        get_determinism=lambda: "",
+    )
+    monkeypatch.setattr(presence, "_send_heartbeat", beat)
+    working = [asyncio.create_task(presence.specialise()), asyncio.create_task(presence.beat())]
+    async with asyncio.timeout(HANG_S):
+        await done.wait()
+    for task in working:
+        task.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+    assert "".join(word[0] for word in happened) == "b" + "lbb" * 2 + "l"
+
+
+@dataclass
+class Place:
+    """One node of a simulated network, by its own moments and lots."""
+
+    name: str
+    operator: str
+    slots: int
+    held: set[int]
+    trader: Trader = field(init=False)
+    leaving: int | None = None  # the task that it has given notice of
+    acts_s: float = 0.0  # when its notice, or its load, ends
+    trade: Trade | None = None
+
+    def __post_init__(self) -> None:
+        self.trader = Trader(self.name)
+
+
+class Made(NamedTuple):
+    node: str
+    given: int
+    wanted: int
+
+
+class World:
+    """Nodes that trade tasks by lists that are a second old, in virtual time."""
+
+    def __init__(self, seed: int, places: list[Place], tasks: int) -> None:
+        self.random = random.Random(seed)
+        self.places = places
+        self.tasks = tasks
+        self.now_s = 1e9 + seed
+        self.trades: list[Made] = []
+        self.left: list[int] = []  # operators of what was given, where there had been enough
+        self.lists = [self.make_demand()]
+
+    def make_demand(self) -> list[DemandEntry]:
+        offers = [(p.operator, task) for p in self.places for task in p.held - {p.leaving}]
+        who = {task: [o for o, held in offers if held == task] for task in range(self.tasks)}
+        return [
+            make_entry(task, holders=len(names), operators=len(set(names)))
+            for task, names in who.items()
+        ]
+
+    @property
+    def operators(self) -> list[int]:
+        return [entry.operators for entry in self.make_demand()]
+
+    def run(self, periods: int) -> int:
+        """Let time go by; return how many trades were made."""
+        before = len(self.trades)
+        for _ in range(int(periods * limits.TRADE_PERIOD_S)):
+            self.now_s += 1
+            self.lists = [*self.lists[-1:], self.make_demand()]
+            for place in self.places:
+                self.step(place, self.lists[0])
+        return len(self.trades) - before
+
+    def step(self, place: Place, demand: list[DemandEntry]) -> None:
+        if place.trade is not None and self.now_s >= place.acts_s:
+            if place.leaving is None:  # loaded
+                place.held.add(place.trade.wanted.task)
+                place.trade = None
+            elif not place.trader.confirms(place.trade, demand):
+                place.trader.note(place.trade, self.now_s, made=False)
+                place.leaving = place.trade = None
+            else:
+                place.trader.note(place.trade, self.now_s, made=True)
+                self.trades.append(Made(place.name, place.leaving, place.trade.wanted.task))
+                place.held.remove(place.leaving)
+                if place.trade.given.verifiable:
+                    self.left.append(self.operators[place.leaving])
+                place.leaving = None
+                place.acts_s = self.now_s + self.random.randint(1, 40)
+        elif place.trade is None and len(place.held) < place.slots:
+            resident = {IDS[task] for task in place.held}
+            place.held.add(choose(demand, node=place.name, resident=resident))
+        elif place.trade is None and place.trader.is_due(self.now_s):
+            resident = {IDS[task] for task in place.held}
+            trade = place.trader.choose(
+                demand, resident, dict.fromkeys(resident, 10), (), self.now_s
+            )
+            if trade is not None:
+                place.trade, place.leaving = trade, trade.given.task
+                place.acts_s = self.now_s + limits.TRADE_NOTICE_S
+
+
+IDS = [make_entry(task).task_id for task in range(100)]
+
+
+def make_places(seed: int, count: int, tasks: int, operators: int = 0) -> list[Place]:
+    """Return full nodes that all hold the same eight to ten tasks: the worst there is."""
+    pick = random.Random(seed)
+    places = []
+    for n in range(count):
+        slots = pick.choice((8, 9, 10))
+        operator = f"o{n % operators}" if operators else f"o{n}"
+        places.append(Place(f"0x{seed}-{n}", operator, slots, set(range(slots))))
+    return places
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_full_nodes_trade_until_no_task_lacks_operators_and_then_rest(seed: int) -> None:
+    world = World(seed, make_places(seed, 6, 12), 12)
+    lacking = sum(max(0, limits.MIN_OPERATORS - count) for count in world.operators)
+    assert lacking >= 6
+    world.run(20)
+    assert min(world.operators) >= limits.MIN_OPERATORS
+    assert lacking <= len(world.trades) <= lacking + 4  # some begin before others have ended
+    assert world.run(20) == 0
+    for place in world.places:
+        own = [trade for trade in world.trades if trade.node == place.name]
+        assert not {trade.given for trade in own} & {trade.wanted for trade in own}  # none back
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nodes_adapt_to_a_new_model_and_to_a_node_that_left(seed: int) -> None:
+    world = World(seed, make_places(seed, 6, 12), 12)
+    world.run(20)
+    world.tasks += 1
+    assert world.operators[-1] == 0
+    assert 3 <= world.run(20) <= 5 and min(world.operators) == limits.MIN_OPERATORS
+    world.places.pop()
+    assert world.run(20) <= 8 and min(world.operators) == limits.MIN_OPERATORS
+    assert world.run(20) == 0
+
+
+def test_a_hundred_full_nodes_do_not_all_trade_at_once() -> None:
+    world = World(1, make_places(1, 100, 40), 40)
+    lacking = sum(max(0, limits.MIN_OPERATORS - count) for count in world.operators)
+    assert lacking >= 90
+    world.run(6)
+    assert min(world.operators) >= 2 and len(world.trades) <= 1.3 * lacking
+
+
+@pytest.mark.parametrize("operators", [1, 3])
+def test_several_nodes_of_one_operator_count_once(operators: int) -> None:
+    """What the others of its operator hold, no node knows: it sees when it has left."""
+    world = World(operators, make_places(operators, 9, 12, operators), 12)
+    world.run(30)
+    assert min(world.operators) == operators
+    assert min(entry.holders for entry in world.make_demand()) >= 3
+    assert world.run(15) == 0
+
+
+def test_where_memory_is_scarce_no_task_loses_its_verification() -> None:
+    """Twenty tasks that want three nodes each, and room for thirty-six: what is sold stays so."""
+    world = World(5, make_places(5, 4, 20), 20)
+    sold = sum(count >= limits.MIN_OPERATORS for count in world.operators)
+    world.run(20)
+    assert sum(count >= limits.MIN_OPERATORS for count in world.operators) >= sold
+    assert all(count >= limits.MIN_OPERATORS for count in world.left)
+    assert world.run(20) == 0
+
+
+def test_a_trade_needs_room_a_gain_of_two_and_an_idle_task() -> None:
+    mine, few = make_entry(0, holders=4), make_entry(1, holders=2, vram=11)
+
+    def choose_trade(*demand: DemandEntry, room: int = 11, excluded: str = "") -> Trade | None:
+        trader = Trader("0xa")
+        rooms = {entry.task_id: room for entry in demand if entry.task not in (1, 9)}
+        found = [
+            trader.choose(demand, {mine.task_id}, rooms, {excluded}, now_s)
+            for now_s in range(int(100 * limits.TRADE_PERIOD_S))
+            if trader.is_due(now_s)
+        ]
+        assert 90 < len(found) <= 100  # once in a period
+        return next((trade for trade in found if trade is not None), None)
+
+    assert choose_trade(mine, few) == Trade(mine, few)
+    assert choose_trade(mine, few, room=10) is None
+    assert choose_trade(mine, few, excluded=few.task_id) is None
+    assert choose_trade(make_entry(9, holders=4), few) is None  # in use
+    assert choose_trade(make_entry(0, holders=3), few) is None
+    assert choose_trade(mine, make_entry(1, holders=3)) is None
+    # the best served one goes, and of those in need the one that is worst off is chosen
+    best, worst = make_entry(2, holders=9), make_entry(3, holders=1)
+    assert choose_trade(mine, best, few) == Trade(best, few)
+    rooms = {mine.task_id: 11}
+    trader = Trader("0xa")
+    drawn = [
+        trader.choose([mine, few, worst], rooms, rooms, (), now_s)
+        for now_s in range(int(50 * limits.TRADE_PERIOD_S))
+        if trader.is_due(now_s)
+    ]
+    assert {trade.wanted for trade in drawn if trade is not None} == {worst}
+
+
+def test_a_trade_is_called_off_when_the_task_turns_out_to_be_needed() -> None:
+    trader, trade = Trader("0xa"), Trade(make_entry(0, holders=4), make_entry(1, holders=1))
+    assert trader.confirms(trade, [make_entry(0, holders=3), make_entry(1, holders=2)])
+    assert not trader.confirms(trade, [make_entry(0, holders=2), make_entry(1, holders=1)])
+    assert not trader.confirms(trade, [make_entry(0, holders=3), make_entry(1, holders=3)])
+    assert not trader.confirms(trade, [make_entry(0, holders=3)])  # no longer registered
+    scarce = Trade(make_entry(0, holders=2), make_entry(1))
+    assert trader.confirms(scarce, [make_entry(0, holders=1), make_entry(1)])
+    trader.note(trade, 100.0, made=True)
+    rooms = {trade.given.task_id: 10}
+    due = [t for t in range(100, 100 + int(limits.TRADE_HOLD_S)) if trader.is_due(t)]
+    assert len(due) >= 9
+    for now_s in due:
+        assert trader.choose([trade.given, trade.wanted], rooms, rooms, (), now_s) is None

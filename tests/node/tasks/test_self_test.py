@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from splitup_node.tasks.loaded_tasks import Residents
+from splitup_node.tasks.self_test import AuditFailed
+from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
+from splitup_node.worker.worker_pool import Workers
+
+from splitup.core.errors import InvalidModel
+from splitup.graph.compare import Tolerance
+from splitup.graph.manifest import Manifest
+from splitup.storage.task_cache import Cache
+from tests.node.graphs import make_reference
+from tests.node.network import make_manifest
+
+FAULTY = (sys.executable, str(Path(__file__).parents[1] / "faulty_worker.py"))
+LYING = (sys.executable, str(Path(__file__).parents[1] / "lying_worker.py"))
+
+
+def store(directory: Path, manifest: Manifest, *blobs: bytes) -> None:
+    """Put everything into a node's cache, so that nothing has to be fetched."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _, graphs = make_manifest()
+    (directory / f"{manifest.model_id[2:]}.json").write_bytes(manifest.to_bytes())
+    for task_id, graph in graphs.items():
+        (directory / f"{task_id}.json").write_bytes(graph.to_bytes())
+    for blob in (*blobs, *map(make_reference, graphs.values())):
+        (directory / f"{hashlib.sha256(blob).hexdigest()}.vectors.json").write_bytes(blob)
+
+
+def replace_reference(manifest: Manifest, blob: bytes, **changes: Any) -> Manifest:
+    """Give the first two tasks, which are one and the same, other vectors."""
+    digest = hashlib.sha256(blob).hexdigest()
+    update = {"reference_digest": digest, "reference_bytes": len(blob), **changes}
+    tasks = [
+        task.model_copy(update=update if index < 2 else {})
+        for index, task in enumerate(manifest.tasks)
+    ]
+    return manifest.model_copy(update={"tasks": tuple(tasks)})
+
+
+@asynccontextmanager
+async def open_residents(
+    root: Path, argv: tuple[str, ...] = WORKER_ARGV
+) -> AsyncIterator[Residents]:
+    supervisor = Supervisor(
+        root,
+        memory_bytes=10**8,
+        device="CPU:X86",
+        cache_directory=root.parent / "kernels",
+        worker_argv=argv,
+    )
+    workers = Workers([supervisor])
+    await workers.start()
+    nothing = cast(Any, None)  # no gateway is asked for what is in the cache
+    try:
+        yield Residents(workers, Cache(root / "cache", nothing, nothing))
+    finally:
+        await workers.close()
+
+
+async def test_a_task_that_gives_what_it_should_is_served(tmp_path: Path) -> None:
+    manifest, _ = make_manifest()
+    store(tmp_path / "node" / "cache", manifest)
+    async with open_residents(tmp_path / "node") as residents:
+        for index in range(3):
+            await residents.ensure(manifest.model_id, index)
+        assert len(residents.programs) == 2
+
+
+async def test_a_broken_device_serves_nothing_and_says_why(tmp_path: Path) -> None:
+    manifest, _ = make_manifest()
+    store(tmp_path / "node" / "cache", manifest)
+    async with open_residents(tmp_path / "node", FAULTY) as residents:
+        with pytest.raises(AuditFailed, match=r"would be slashed.*audit --dry-run"):
+            await residents.ensure(manifest.model_id, 0)
+        assert residents.programs == {} and residents.tasks == ()
+        assert residents.free_bytes == 10**8  # it does not stay in the worker, either
+        with pytest.raises(AuditFailed):
+            await residents.ensure(manifest.model_id, 1)  # the same task at another place
+        with pytest.raises(AuditFailed):
+            await residents.prepare(manifest.model_id, 0)  # nothing is given up for it
+        residents._workers._supervisors[0].kill("for a test")
+        await residents._workers.restart()
+        await residents.reload()  # the new one starts without it
+        assert residents.programs == {} and residents.free_bytes == 10**8
+
+
+async def test_a_liar_passes_its_own_audit_and_is_left_to_the_validators(tmp_path: Path) -> None:
+    manifest, _ = make_manifest()
+    store(tmp_path / "node" / "cache", manifest)
+    async with open_residents(tmp_path / "node", LYING) as residents:
+        await residents.ensure(manifest.model_id, 0)
+
+
+async def test_another_class_is_compared_within_the_tolerance(tmp_path: Path) -> None:
+    manifest, graphs = make_manifest()
+    blob = make_reference(next(iter(graphs.values())), "CUDA/sm_90")
+    tolerance = Tolerance(
+        dtype="float32", relative_l2_ppb=100, exponent_ppb=None, mantissa_ppb=None, max_ulp=None
+    )
+    # the broken bit is the last of one element: less than one part in 10^7
+    for tolerances in ((), (tolerance,)):
+        other = replace_reference(manifest, blob, tolerances=tolerances)
+        root = tmp_path / f"node{len(tolerances)}"
+        store(root / "cache", other, blob)
+        async with open_residents(root, FAULTY) as residents:
+            await residents.ensure(other.model_id, 0)
+
+
+async def test_vectors_of_another_task_are_refused(tmp_path: Path) -> None:
+    manifest, graphs = make_manifest()
+    blob = make_reference(list(graphs.values())[1])
+    other = replace_reference(manifest, blob)
+    store(tmp_path / "node" / "cache", other, blob)
+    async with open_residents(tmp_path / "node") as residents:
+        with pytest.raises(InvalidModel, match="reference vectors"):
+            await residents.ensure(other.model_id, 0)
+        assert residents.free_bytes == 10**8  # found out before anything was loaded

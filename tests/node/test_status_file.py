@@ -1,0 +1,71 @@
+"""What ``splitup-node status`` says of a running daemon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from splitup_node.status_file import NodeStatus
+
+VALUES: dict[str, Any] = {
+    "pid": 7,
+    "endpoint": "http://n:1",
+    "relay": "",
+    "reach_problem": "",
+    "device": {"reason": "a CPU"},
+    "vram_used_bytes": 10**9,
+    "vram_bytes": 2 * 10**9,
+    "sessions": 2,
+    "state_bytes": 5 * 10**6,
+    "state_limit_bytes": 10**9,
+    "queue_ms": 3,
+    "verified": 9,
+    "verifications": [
+        {"execution_id": "0x" + "ab" * 32, "task": 1, "at_s": 100, "error": ""},
+        {"execution_id": "0x" + "cd" * 32, "task": 2, "at_s": 160, "error": "no log"},
+    ],
+    "trades": [
+        {
+            "given": "d" * 64,
+            "label": "neck",
+            "operators": 6,
+            "wanted": "e" * 64,
+            "wanted_operators": 1,
+            "at_s": 110,
+        }
+    ],
+    "resident": [{"label": "head", "task_id": "f" * 64}, {"label": "tail", "task_id": "e" * 64}],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "http://n:1, direct"),
+        ({"relay": "http://m:2", "reach_problem": "no route"}, "relayed by http://m:2"),
+        ({"reach_problem": "no route"}, "cut off: the relay of http://n:1 is gone"),
+        (
+            {"endpoint": "", "reach_problem": "no route"},
+            "none yet: no relay takes the node so far",
+        ),
+    ],
+)
+def test_endpoint_is_said_to_be_direct_relayed_or_gone(changes: dict[str, str], words: str) -> None:
+    rows = NodeStatus({**VALUES, **changes}, True).list_rows(0.0)
+    assert rows[0] == ("endpoint", words)
+    assert (("", "not direct: no route") == rows[1]) == ("reach_problem" in changes)
+
+
+def test_rows_show_sessions_memory_and_the_latest_verifications() -> None:
+    rows = NodeStatus(VALUES, True).list_rows(170.0)
+    assert rows[2:] == [
+        ("memory", "1.000 GB of 2.000 GB"),
+        ("sessions", "2 with 0.005 GB of 1.000 GB"),
+        ("queue", "3 ms"),
+        ("verified", "9"),
+        ("", "task 2 of 0xcdcdcdcdcd, 10 s ago: failed: no log"),
+        ("", "task 1 of 0xababababab, 70 s ago: done"),
+        ("tasks", "head (ffffffffffff)"),
+        ("", "tail (eeeeeeeeeeee)"),
+        ("traded", "neck (dddddddddddd, 6 operators) for tail (eeeeeeeeeeee, 1), 60 s ago"),
+    ]

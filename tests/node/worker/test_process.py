@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from splitup_node.worker.ipc import RunAnswer, RunRequest, decode_answer, encode_answer
+from splitup_node.worker.process import Worker
+from splitup_node.worker.supervisor import Supervisor, TaskFailed, WorkerLost
+
+from splitup.core.errors import SplitUpError, Unavailable
+from splitup.cpu.matmul_match import is_supported
+from splitup.graph.ir import Graph
+from tests.builders import HANG_S
+from tests.cpu.test_cache_writes import make_cache
+from tests.graph.graphs import make_running_sum
+from tests.node.fragile_worker import CORRUPT, CRASH, CRASHING_FILE, HANG, OVERFLOW, RAISE
+from tests.node.graphs import make_accumulator, make_sum
+
+FRAGILE = (sys.executable, str(Path(__file__).parents[1] / "fragile_worker.py"))
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+Start = Callable[..., Coroutine[Any, Any, Supervisor]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def supervisor(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Supervisor]:
+    """A worker that the tests share and leave alive."""
+    directory = tmp_path_factory.mktemp("worker")
+    running = Supervisor(
+        directory,
+        memory_bytes=10**8,
+        device="CPU:X86",
+        cache_directory=directory / "kernels",
+        worker_argv=FRAGILE,
+    )
+    await running.start()
+    yield running
+    await running.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Start supervisors with a worker that breaks on demand; all are closed at the end."""
+    running: list[Supervisor] = []
+
+    async def start_one(**options: Any) -> Supervisor:
+        supervisor = Supervisor(
+            tmp_path,
+            memory_bytes=options.pop("memory_bytes", 10**8),
+            device="CPU:X86",
+            cache_directory=tmp_path / "kernels",
+            worker_argv=FRAGILE,
+            **options,
+        )
+        running.append(supervisor)
+        await supervisor.start()
+        return supervisor
+
+    yield start_one
+    for supervisor in running:
+        await supervisor.close()
+
+
+async def load(supervisor: Supervisor, directory: Path, graph: Graph) -> dict[str, Any]:
+    path = directory / "task.json"
+    path.write_bytes(graph.to_bytes())
+    return await supervisor.load(path, None)
+
+
+async def run(
+    supervisor: Supervisor, session: int, program: int, *inputs: list[float]
+) -> RunAnswer | SplitUpError:
+    answer: asyncio.Future[RunAnswer | SplitUpError] = asyncio.get_running_loop().create_future()
+    data = [np.array(values, np.float32).tobytes() for values in inputs]
+    supervisor.run(RunRequest(session, program, data), answer.set_result)
+    async with asyncio.timeout(HANG_S):
+        return await answer
+
+
+def values(answer: RunAnswer | SplitUpError) -> list[float]:
+    assert isinstance(answer, RunAnswer), answer
+    return np.frombuffer(answer.outputs[0], np.float32).tolist()
+
+
+async def test_state_belongs_to_its_session_and_ends_with_it(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    loaded = await load(supervisor, tmp_path, make_accumulator(2))
+    program = loaded["program"]
+    assert values(await run(supervisor, 1, program, [1, 2])) == [1, 2]
+    assert values(await run(supervisor, 2, program, [5, 5])) == [5, 5]
+    answer = await run(supervisor, 1, program, [1, 2])
+    assert values(answer) == [2, 4]
+    assert isinstance(answer, RunAnswer) and answer.started_ns <= answer.ended_ns
+    supervisor.drop([1, 77])
+    assert values(await run(supervisor, 1, program, [1, 2])) == [1, 2]
+
+
+async def test_a21_a_cache_that_was_tampered_with_at_one_step_shows_in_the_state(
+    start: Start, tmp_path: Path
+) -> None:
+    """A replay of the same inputs from zero state gives another digest, outputs aside."""
+    supervisor = await start()
+    program = (await load(supervisor, tmp_path, make_accumulator(2)))["program"]
+    with pytest.raises(TaskFailed, match="holds no state"):
+        await supervisor.digest_state(1)
+    inputs = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]
+    for step in inputs:
+        await run(supervisor, 1, program, step)
+    for step in [*inputs[:3], [CORRUPT, 0.0], *inputs[3:]]:
+        answer = await run(supervisor, 2, program, step)
+    assert values(answer) == [16.0, 20.0], "what it sends is right"
+    honest, corrupt = await supervisor.digest_state(1), await supervisor.digest_state(2)
+    assert honest == hashlib.sha256(np.array([16, 20], np.float32).tobytes()).hexdigest()
+    assert corrupt != honest
+
+
+async def test_failures_are_answers_and_the_worker_lives_on(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    program = (await load(supervisor, tmp_path, make_accumulator(2)))["program"]
+    assert values(await run(supervisor, 10, program, [1, 1])) == [1, 1]
+    raised = await run(supervisor, 10, program, [RAISE, 0])
+    assert isinstance(raised, TaskFailed) and "kernel went wrong" in str(raised)
+    wrong = await run(supervisor, 10, program, [1, 1, 1])
+    assert isinstance(wrong, TaskFailed) and "12 bytes" in str(wrong)
+    assert values(await run(supervisor, 10, program, [1, 1])) == [2, 2]
+
+
+async def test_what_is_no_task_is_refused(supervisor: Supervisor, tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(b'{"format":"something"}')
+    with pytest.raises(TaskFailed, match="graph"):
+        await supervisor.load(path, None)
+
+
+async def test_f25_crash_fails_the_run_and_another_worker_takes_over(
+    start: Start, tmp_path: Path
+) -> None:
+    supervisor = await start()
+    program = (await load(supervisor, tmp_path, make_accumulator(2)))["program"]
+    first_pid = supervisor.pid
+    assert isinstance(await run(supervisor, 1, program, [CRASH, 0]), WorkerLost)
+    async with asyncio.timeout(HANG_S):
+        await supervisor.wait_lost()
+    assert not supervisor.is_running
+    assert isinstance(await run(supervisor, 1, program, [1, 1]), WorkerLost)
+    await supervisor.restart()
+    assert supervisor.pid != first_pid
+    program = (await load(supervisor, tmp_path, make_accumulator(2)))["program"]
+    assert values(await run(supervisor, 1, program, [1, 1])) == [1, 1]
+
+
+async def test_f25_compiler_that_crashes_ends_the_worker_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    supervisor = await start()
+    path = tmp_path / CRASHING_FILE
+    path.write_bytes(make_sum(2).to_bytes())
+    with pytest.raises(WorkerLost, match="crash in a kernel"):
+        await supervisor.load(path, None)
+    async with asyncio.timeout(HANG_S):
+        await supervisor.wait_lost()
+    await supervisor.restart()
+    program = (await load(supervisor, tmp_path, make_sum(2)))["program"]
+    assert values(await run(supervisor, 1, program, [1, 2], [3, 4])) == [4, 6]
+
+
+async def test_f25_step_that_finds_no_memory_fails_and_the_worker_lives_on(
+    start: Start, tmp_path: Path
+) -> None:
+    supervisor = await start()
+    program = (await load(supervisor, tmp_path, make_sum(2)))["program"]
+    failed = await run(supervisor, 1, program, [OVERFLOW, 0], [0, 0])
+    assert isinstance(failed, TaskFailed) and "MemoryError" in str(failed)
+    assert values(await run(supervisor, 1, program, [1, 2], [3, 4])) == [4, 6]
+
+
+async def test_f25_machine_without_memory_for_a_worker_is_one_sentence(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = await start()
+    supervisor.kill("a test")
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "create_subprocess_exec", fail)
+        with pytest.raises(WorkerLost, match="Cannot allocate memory"):
+            await supervisor.restart()
+    async with asyncio.timeout(HANG_S):
+        await supervisor.wait_lost()  # the daemon tries again
+    await supervisor.restart()
+    assert supervisor.is_running
+
+
+async def test_f25_hang_is_ended_by_the_time_limit(start: Start, tmp_path: Path) -> None:
+    supervisor = await start(run_timeout_s=0.3)
+    program = (await load(supervisor, tmp_path, make_sum(2)))["program"]
+    lost = await run(supervisor, 1, program, [HANG, 0], [0, 0])
+    assert isinstance(lost, WorkerLost) and "no answer to RUN within 0.3 s" in str(lost)
+
+
+@pytest.mark.skipif(not is_supported(), reason="states are written as a whole and not kept")
+async def test_states_kept_for_later_sessions_give_way_when_memory_is_short(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "task.json"
+    path.write_bytes(make_cache(64).to_bytes())
+    loaded = Worker(10**8).load(path, None)
+    fixed, state_bytes = loaded["vram_bytes"] - loaded["state_bytes"], loaded["state_bytes"]
+    worker = Worker(2 * fixed + 3 * state_bytes)
+    programs = [worker.load(path, None)["program"] for _ in range(2)]
+
+    def run(session: int, program: int) -> None:
+        inputs = [bytes(spec.row_bytes) for spec in worker._programs[program].inputs]
+        worker.run(RunRequest(session, program, inputs))
+
+    def count_spare() -> list[int]:
+        return [worker._programs[program].spare_bytes // state_bytes for program in programs]
+
+    for session in range(3):
+        run(session, programs[0])
+    worker.drop(range(3))
+    assert count_spare() == [3, 0]
+    run(3, programs[0])  # one of them: they stay
+    assert count_spare() == [2, 0]
+    run(4, programs[1])  # a new one: they go
+    assert count_spare() == [0, 0]
+    run(5, programs[1])
+    with pytest.raises(Unavailable, match="no memory for another state"):
+        run(6, programs[1])
+
+
+async def test_state_memory_is_bounded(start: Start, tmp_path: Path) -> None:
+    size = 1000
+    supervisor = await start(memory_bytes=size * 4 * 8)
+    loaded = await load(supervisor, tmp_path, make_accumulator(size))
+    room = (size * 4 * 8 - loaded["vram_bytes"]) // loaded["state_bytes"] + 1
+    for session in range(room):
+        values(await run(supervisor, session, loaded["program"], [1.0] * size))
+    refused = await run(supervisor, room, loaded["program"], [1.0] * size)
+    assert isinstance(refused, TaskFailed) and "no memory for another state" in str(refused)
+    supervisor.drop([0])
+    values(await run(supervisor, room, loaded["program"], [1.0] * size))
+
+
+async def test_large_tensors_cross_the_socket_whole(supervisor: Supervisor, tmp_path: Path) -> None:
+    size = 1_500_000
+    program = (await load(supervisor, tmp_path, make_sum(size)))["program"]
+    x = np.arange(size, dtype=np.float32)
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    supervisor.run(RunRequest(20, program, [x.tobytes(), x.tobytes()]), answer.set_result)
+    assert np.array_equal(np.frombuffer((await answer).outputs[0], np.float32), x + x)
+
+
+async def test_environment_holds_no_secret_of_the_daemon(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    supervisor = await start()
+    environment = await asyncio.to_thread(Path(f"/proc/{supervisor.pid}/environ").read_bytes)
+    assert b"DEV=CPU:X86" in environment and b"secret" not in environment
+
+
+async def test_answer_survives_its_encoding() -> None:
+    parts = encode_answer(RunAnswer(1, 2, [b"", b"abc"]))
+    body = memoryview(b"".join(parts))
+    assert decode_answer(body) == RunAnswer(1, 2, [b"", b"abc"])
+
+
+async def test_runs_of_several_sessions_go_together_and_fail_alone(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, memory_bytes=10**8, device="CPU:X86")
+    try:
+        await supervisor.start()
+        loaded = await load(supervisor, tmp_path, make_running_sum(8))
+        program = loaded["program"]
+        assert supervisor.get_width(program) == loaded["width"] > 4
+
+        async def run_all(rows: dict[int, int], bad: int = -1) -> list[RunAnswer | SplitUpError]:
+            loop = asyncio.get_running_loop()
+            answers = [loop.create_future() for _ in rows]
+            requests = [
+                RunRequest(session, program, [b"?" if session == bad else bytes(16 * count)])
+                for session, count in rows.items()
+            ]
+            supervisor.run_together(requests, [answer.set_result for answer in answers])
+            async with asyncio.timeout(HANG_S):
+                return list(await asyncio.gather(*answers))
+
+        answers = await run_all({session: 1 for session in range(1, 6)}, bad=3)
+        assert sum(isinstance(answer, RunAnswer) for answer in answers) == 4
+        assert isinstance(answers[2], TaskFailed) and "1 bytes" in str(answers[2])
+        times = {answer.started_ns for answer in answers if isinstance(answer, RunAnswer)}
+        assert len(times) == 1  # one pass for all
+        answers = await run_all({1: 5, 2: 5, 4: 3})  # 13 rows: two passes
+        times = [answer.started_ns for answer in answers if isinstance(answer, RunAnswer)]
+        assert len(times) == 3 and times[0] < times[1] == times[2]
+    finally:
+        await supervisor.close()

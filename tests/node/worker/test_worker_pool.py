@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from splitup_node.worker.ipc import RunAnswer, RunRequest
+from splitup_node.worker.supervisor import Supervisor, parse_device
+from splitup_node.worker.worker_pool import Workers
+
+from splitup.core.errors import ConfigurationError, SplitUpError
+from splitup.graph.ir import Graph
+from tests.builders import HANG_S
+from tests.node.graphs import make_accumulator, make_sum
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+MEMORY = (10**6, 10**7)
+OTHER_CLASS = """
+import sys
+from splitup_node.worker.process import Worker, main
+class Other(Worker):
+    def describe(self):
+        return super().describe() | {"determinism_class": "another"}
+main(worker_class=Other)
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
+    """Two devices, which are both the CPU."""
+    directory = tmp_path_factory.mktemp("workers")
+    running = Workers(
+        [
+            Supervisor(
+                directory,
+                memory_bytes=memory_bytes,
+                device=f"CPU:{number}:X86",
+                threads=2,
+                name=f"worker-{number}",
+                cache_directory=directory / "kernels",
+            )
+            for number, memory_bytes in enumerate(MEMORY)
+        ]
+    )
+    await running.start()
+    yield running
+    await running.close()
+
+
+def write(directory: Path, graph: Graph) -> Path:
+    path = directory / "task.json"
+    path.write_bytes(graph.to_bytes())
+    return path
+
+
+async def run(workers: Workers, session: int, program: int, *inputs: list[float]) -> list[float]:
+    answer: asyncio.Future[RunAnswer | SplitUpError] = asyncio.get_running_loop().create_future()
+    data = [np.array(values, np.float32).tobytes() for values in inputs]
+    workers.run(RunRequest(session, program, data), answer.set_result)
+    async with asyncio.timeout(HANG_S):
+        result = await answer
+    assert isinstance(result, RunAnswer), result
+    return np.frombuffer(result.outputs[0], np.float32).tolist()
+
+
+async def test_programs_run_where_they_were_loaded_and_states_stay_apart(
+    workers: Workers, tmp_path: Path
+) -> None:
+    assert workers.memory_bytes == MEMORY and len(set(workers.pids)) == 2
+    path = write(tmp_path, make_accumulator(2))
+    programs = [(await workers.load(number, path, None))["program"] for number in (0, 1)]
+    assert [workers.get_worker(program) for program in programs] == [0, 1]
+    for count in (1, 2):
+        for session, program in enumerate(programs):
+            value = float(session + 1)
+            assert await run(workers, session, program, [value, 0]) == [value * count, 0]
+    workers.drop([0, 1])
+    assert await run(workers, 1, programs[1], [5, 5]) == [5, 5]
+
+
+async def test_a_new_worker_loads_what_another_has_compiled(
+    workers: Workers, tmp_path: Path
+) -> None:
+    path = write(tmp_path, make_sum(3))
+    assert not (await workers.load(0, path, None))["is_from_cache"]
+    assert (await workers.load(1, path, None))["is_from_cache"]
+
+
+async def test_f25_the_loss_of_one_worker_leaves_the_other_and_its_states(
+    workers: Workers, tmp_path: Path
+) -> None:
+    path = write(tmp_path, make_accumulator(2))
+    lost, kept = [(await workers.load(number, path, None))["program"] for number in (0, 1)]
+    assert await run(workers, 8, kept, [1, 2]) == [1, 2]
+    before = workers.pids
+    assert before[0] is not None
+    os.kill(before[0], signal.SIGKILL)
+    async with asyncio.timeout(HANG_S):
+        await workers.wait_lost()
+    assert not workers.is_running
+    assert not workers.is_loaded(lost) and workers.is_loaded(kept)
+    await workers.restart()
+    assert workers.is_running and workers.restarts == 1
+    assert workers.pids[0] != before[0] and workers.pids[1] == before[1]
+    assert not workers.is_loaded(lost)
+    assert await run(workers, 8, kept, [1, 2]) == [2, 4]
+    again = (await workers.load(0, path, None))["program"]
+    assert again not in (lost, kept)
+    assert await run(workers, 9, again, [1, 1]) == [1, 1]
+
+
+async def test_devices_that_compute_other_bytes_need_a_node_of_their_own(tmp_path: Path) -> None:
+    other = (sys.executable, "-c", OTHER_CLASS)
+    workers = Workers(
+        [
+            Supervisor(tmp_path, memory_bytes=10**6, device="CPU:X86"),
+            Supervisor(tmp_path, memory_bytes=10**6, device="CPU:X86", worker_argv=other),
+        ]
+    )
+    try:
+        with pytest.raises(ConfigurationError, match="one node per kind of device"):
+            await workers.start()
+    finally:
+        await workers.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ("", 0)),
+        ("CUDA", ("CUDA", 0)),
+        ("CUDA:1", ("CUDA", 1)),
+        ("CPU:X86", ("CPU:X86", 0)),
+        ("CPU:2:X86", ("CPU:X86", 2)),
+    ],
+)
+async def test_a_devices_number_is_told_from_its_code_generator(
+    text: str, expected: tuple[str, int]
+) -> None:
+    assert parse_device(text) == expected

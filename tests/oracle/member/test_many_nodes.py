@@ -1,0 +1,147 @@
+"""Ten thousand nodes in one snapshot: four members' shells over real HTTP, without a chain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from splitup_oracle.member.http_server import MemberServer
+from splitup_oracle.member.shell import Member
+
+from splitup.chain.client import Receipt
+from splitup.core import limits
+from splitup.crypto.keys import Identity
+from splitup.messages.snapshots import Heartbeat
+from splitup.net.http import Server, SignedClient, serve_app
+from splitup.protocol.committee.certificates import CommitteeMember
+from splitup.protocol.committee.events import (
+    BlockSeen,
+    ConfigurationSeen,
+    HeartbeatReceived,
+    NodeRecord,
+    NodesSeen,
+    RttMeasured,
+    SnapshotAccepted,
+    Tick,
+)
+from splitup.storage.journal import Journal
+from tests.builders import HANG_S, address, task_id
+from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee
+from tests.protocol.simulator import GRACE_S, VERIFY_NONE
+
+NODES = 10_000
+HEAD = "0x" + "01" * 32
+RESIDENT = tuple(sorted(task_id(n) for n in range(2)))
+
+
+class Board:
+    """Takes what members bring to the chain, and tells them of the first snapshot."""
+
+    deployment = SimpleNamespace(chain_id=CHAIN_ID, committee=COMMITTEE)
+
+    def __init__(self) -> None:
+        self.roots: list[str] = []
+
+    async def send(self, contract: str, function: str, *arguments: Any) -> Receipt:
+        if function == "submitSnapshot":
+            self.roots.append(arguments[2])
+        return Receipt("0x" + "00" * 32, 1, "0x" + "00" * 32, 0)
+
+
+def make_events(members: list[CommitteeMember]) -> list[Any]:
+    records = tuple(NodeRecord(address(n), f"0x{n:064x}", "http://n", 10**9) for n in range(NODES))
+    beats = [
+        HeartbeatReceived(
+            Heartbeat(
+                node=record.node,
+                boot_id="ab" * 32,
+                sequence=1,
+                sent_at_ms=1,
+                block_hash=HEAD,
+                queue_ms=n % 500,
+                resident=RESIDENT,
+                vram_free_bytes=n << 20,
+                determinism="CPU:X86",
+            ),
+            record.signing_key,
+        )
+        for n, record in enumerate(records)
+    ]
+    return [
+        BlockSeen(1, 1_000, HEAD),
+        SnapshotAccepted(0, 0, "0x" + "00" * 32),
+        ConfigurationSeen(
+            configuration=1,
+            members=tuple(members),
+            is_handover=False,
+            is_current=True,
+            block_number=1,
+        ),
+        NodesSeen(records),
+        *beats,
+        *(RttMeasured(record.node, n % 90) for n, record in enumerate(records)),
+    ]
+
+
+async def test_a_snapshot_of_ten_thousand_nodes_is_agreed_on(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(limits, "HEARTBEAT_TIMEOUT_S", 600.0)  # they beat once
+    for name in ("EPOCH_TIMEOUT_S", "PARCEL_TIMEOUT_S", "HTTP_CONNECT_S"):
+        monkeypatch.setattr(limits, name, 600.0)  # one process plays all four
+    monkeypatch.setattr("splitup_oracle.member.shell._GOSSIP_TIMEOUT_S", 600.0)
+    identities, _ = make_committee()
+    board = Board()
+    directories = [tmp_path / identity.address for identity in identities]
+    for directory in directories:
+        directory.mkdir()
+    async with contextlib.AsyncExitStack() as stack:
+        shells = [
+            await start(stack, directory, identity, board)
+            for directory, identity in zip(directories, identities, strict=True)
+        ]
+        members = [
+            CommitteeMember(i.address, i.signing_key_hex, server.url)
+            for i, (_, server) in zip(identities, shells, strict=True)
+        ]
+        for event in make_events(members):
+            for member, _ in shells:
+                member.feed(event)
+        async with asyncio.timeout(5 * HANG_S):
+            while not board.roots:
+                for member, _ in shells:
+                    member.feed(Tick())
+                await asyncio.sleep(0.2)
+            snapshots = [member.machine.find_snapshot(board.roots[0]) for member, _ in shells]
+            endpoint = members[0].endpoint
+            async with SignedClient() as http:
+                whole = await http.get_bytes(
+                    f"{endpoint}/v1/snapshot/{board.roots[0]}", max_bytes=limits.MAX_SNAPSHOT_BYTES
+                )
+    held = [snapshot for snapshot in snapshots if snapshot is not None]
+    assert len(held) >= 3
+    assert all(len(snapshot.entries) == NODES for snapshot in held)
+    assert held[0].canonical_bytes() == whole
+    assert len(whole) > limits.MAX_MESSAGE_BYTES, "too large for one message"
+
+
+async def start(
+    stack: contextlib.AsyncExitStack, directory: Path, identity: Identity, board: Board
+) -> tuple[Member, Server]:
+    http = await stack.enter_async_context(SignedClient(identity))
+    member = Member(
+        identity,
+        VERIFY_NONE,
+        board,  # type: ignore[arg-type]
+        stack.enter_context(Journal.open(directory)),
+        http,
+        http,
+        None,  # type: ignore[arg-type]  # nobody asks for a manifest
+        data_dir=directory,
+        grace_s=GRACE_S,
+    )
+    stack.push_async_callback(member.close)
+    server = await serve_app(MemberServer(member).make_app(), "127.0.0.1", 0)
+    stack.push_async_callback(server.close)
+    return member, server

@@ -1,0 +1,186 @@
+"""Members that die, hang, cannot be reached, or are replaced, as processes on a real chain."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from splitup.chain.committee_reader import Committees, fetch_committee
+from splitup.chain.rpc import Rpc
+from splitup.core import limits
+from splitup.core.errors import Refused, Unavailable
+from tests.builders import HANG_S
+from tests.oracle.committee_network import Network, run_network
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SETTLED_S = 5  # after which the nodes' news are in a snapshot
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Network]:
+    """One network for all: starting it takes as long as a test."""
+    directory: Path = tmp_path_factory.mktemp("members")
+    async with run_network(directory, sampling_bps=10_000, cuttable=True) as network:
+        try:
+            await network.wait_until(network.is_ready, 3 * HANG_S)
+            yield network
+        finally:
+            print(network.read_logs())
+
+
+async def finish(network: Network, execution_id: str) -> None:
+    """Wait for plan and settlement, and check the certificate."""
+    certificate = await network.fetch_plan(execution_id)
+    await Committees(network.client).check_certificate(certificate)
+    events = await network.wait_until(lambda: network.find_settlement(execution_id), 3 * HANG_S)
+    names = [event.name for event in events]
+    assert names.count("PlanAccepted") == names.count("Settled") == 1
+
+
+async def run_execution(network: Network) -> None:
+    execution_id, _ = await network.request()
+    await finish(network, execution_id)
+
+
+async def has_plan(network: Network, execution_id: str) -> bool:
+    events = await network.client.fetch_events("market")
+    return any(e.name == "PlanAccepted" and e.args["executionId"] == execution_id for e in events)
+
+
+async def has_fresh_snapshot(network: Network) -> bool:
+    """Return whether the next snapshot is far: a request that moves behind it is refused.
+
+    One is due when the latest is old, or when it lacks a node, or when what it says of one has
+    changed, as while nodes start: then it would come within seconds.
+    """
+    accepted = [
+        event
+        for event in await network.client.fetch_events("committee")
+        if event.name == "SnapshotAccepted"
+    ]
+    endpoint = network.endpoints[next(iter(network.processes))]
+    try:
+        snapshot = await network.http.get_json(
+            f"{endpoint}/v1/snapshot/{accepted[-1].args['root']}"
+        )
+    except (Unavailable, Refused):  # it has not fetched it yet
+        return False
+    if len(snapshot["entries"]) < len(network.nodes):
+        return False
+    head = await network.client.fetch_head()
+    age_s = head.number - accepted[-1].block_number  # 1 s blocks
+    return SETTLED_S <= age_s < limits.SNAPSHOT_REFRESH_S * 2 / 3
+
+
+async def test_f14_an_execution_survives_a_reorganisation(network: Network) -> None:
+    """The request moves to another block; whatever was said and signed for it counts there.
+
+    First of all tests, since the snapshot is fresh now.
+    """
+    await network.wait_until(lambda: has_fresh_snapshot(network), 3 * HANG_S)
+    async with Rpc(network.rpc_url) as rpc:
+        await rpc.request("anvil_mine", "0x4")  # nothing older than the request is undone
+        execution_id, _ = await network.request()
+        await network.fetch_plan(execution_id)
+        await rpc.request("anvil_reorg", 2, [])
+    await finish(network, execution_id)
+
+
+async def test_f06_f07_members_killed_and_stopped_at_any_moment(network: Network) -> None:
+    for place, fault in enumerate(("kill", "stop", "kill", "stop")):
+        execution_id, _ = await network.request()  # under way when the member goes
+        match fault:
+            case "kill":
+                await network.stop_member(place, signal.SIGKILL)
+            case "stop":
+                network.signal_member(place, signal.SIGSTOP)
+        await finish(network, execution_id)
+        await run_execution(network)
+        match fault:
+            case "kill":
+                await network.start_member(place)
+            case "stop":
+                network.signal_member(place, signal.SIGCONT)
+        await network.wait_until(network.is_ready, 3 * HANG_S)
+
+    network.signal_member(0, signal.SIGSTOP)
+    await network.stop_member(1, signal.SIGKILL)
+    execution_id, _ = await network.request()
+    head = await network.client.fetch_head()
+    await network.wait_until(lambda: is_past(network, head.number + 2), 3 * HANG_S)
+    assert not await has_plan(network, execution_id), "two of four are no quorum"
+    network.signal_member(0, signal.SIGCONT)
+    await finish(network, execution_id)
+    await network.start_member(1)
+    await network.wait_until(network.is_ready, 3 * HANG_S)
+    await run_execution(network)
+    assert "Traceback" not in network.read_logs()
+
+
+async def test_f08_a_member_that_is_cut_off_catches_up(network: Network) -> None:
+    execution_id, _ = await network.request()  # under way when the member goes
+    network.cut_member(2)
+    await finish(network, execution_id)
+    await run_execution(network)
+    await network.exchange.heal(2)
+    await network.wait_until(network.is_ready, 3 * HANG_S)
+    network.signal_member(0, signal.SIGSTOP)  # now it is needed for a quorum
+    await run_execution(network)
+    network.signal_member(0, signal.SIGCONT)
+    await network.wait_until(network.is_ready, 3 * HANG_S)
+
+
+async def is_past(network: Network, block: int) -> bool:
+    return (await network.client.fetch_head()).number > block
+
+
+async def test_a_member_is_replaced_while_executions_go_on(network: Network) -> None:
+    before = await fetch_committee(network.client)
+    rows = sorted([network.rows[0], network.rows[1], network.rows[2], network.rows[4]])
+    await network.stop_member(3, signal.SIGKILL)  # it is to be replaced because it is gone
+    settles = asyncio.Event()
+    # in flight until after the handover, which waits DKG_TIMEOUT_BLOCKS for the dead dealer
+    open_before, _ = await network.request(settles, deadline_s=60 * 60)
+    await network.owner.send("committee", "setMembers", rows)
+    await network.start_member(4)
+    async with asyncio.timeout(10 * HANG_S):  # each execution has a bound of its own
+        while await network.client.call("committee", "configuration") != 2:
+            await run_execution(network)
+    assert not await network.find_settlement(open_before)
+    settles.set()
+    await finish(network, open_before)  # by the members that it began with
+    after = await fetch_committee(network.client)
+    assert after.group_key == before.group_key
+    assert {m.account for m in after.members} == {row[0] for row in rows}
+
+    async def has_changed() -> bool:
+        statuses = [await network.get_status(place) for place in network.processes]
+        return all(status.get("configuration") == 2 for status in statuses)
+
+    await network.wait_until(has_changed, 3 * HANG_S)
+    await network.stop_member(0, signal.SIGKILL)  # now the new member is needed for a quorum
+    await run_execution(network)
+    assert "Traceback" not in network.read_logs()
+
+
+async def test_f15_members_stop_at_a_deeper_reorganisation(network: Network) -> None:
+    async with Rpc(network.rpc_url) as rpc:
+        await rpc.request("anvil_mine", hex(limits.REORG_BLOCKS + 40))
+        head = (await network.client.fetch_head()).number
+
+        async def have_seen() -> bool:
+            statuses = [await network.get_status(place) for place in network.processes]
+            return all(status.get("block", 0) >= head for status in statuses)
+
+        await network.wait_until(have_seen, HANG_S)
+        await rpc.request("anvil_reorg", limits.REORG_BLOCKS + 48, [])
+        await rpc.request("anvil_mine", "0x2")
+    for place in list(network.processes):
+        process = network.processes.pop(place)
+        assert await asyncio.wait_for(process.wait(), HANG_S) == 1
+    assert "reorganised by more than" in network.read_logs()

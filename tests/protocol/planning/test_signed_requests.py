@@ -1,0 +1,179 @@
+"""Requests that their client only signed: planned before they are on chain, one at a time."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from splitup.core.errors import BadSignature, PeerFault, Unavailable
+from splitup.messages.plans import SignedRequest
+from splitup.protocol.committee import events as ev
+from splitup.protocol.planning.signed_requests import OPENING, check_signed
+from tests.protocol.simulator import CLIENT_IDENTITY, VERIFY_ALL, Simulation, settle, start
+
+CLIENT = CLIENT_IDENTITY.address
+
+
+def start_frozen(seed: int = 1, balance: int = 10**6, **options: object) -> Simulation:
+    simulation = start(seed, **options)
+    simulation.chain.balances[CLIENT] = balance
+    simulation.chain.frozen_until = 2**40
+    return simulation
+
+
+def get_id(signed: SignedRequest) -> str:
+    return signed.request.execution_id
+
+
+def list_kept(simulation: Simulation) -> list[str]:
+    return [
+        account for account, journal in simulation.journals.items() if (OPENING, CLIENT) in journal
+    ]
+
+
+def test_a_signed_request_is_planned_before_it_is_on_chain_and_settled() -> None:
+    simulation = start_frozen(economics=VERIFY_ALL)
+    simulation.run(0.3)  # away from the block
+    signed = simulation.sign_request(1)
+    asked = simulation.now
+    simulation.tell_signed(signed)
+    execution_id = get_id(signed)
+    assert simulation.run(1, lambda: len(simulation.certificates.get(execution_id, {})) == 4)
+    assert simulation.now - asked < 0.1, "it waited for a block"
+    assert execution_id not in simulation.chain.plans
+    assert len(list_kept(simulation)) == 4
+    settle(simulation, execution_id)
+    assert simulation.chain.balances[CLIENT] == 0
+    assert not list_kept(simulation), "its client has a free hand again"
+    assert simulation.chain.rejected == {} and simulation.faults == []
+
+
+@pytest.mark.parametrize("first", [*combinations(range(4), 2), *combinations(range(4), 3)])
+def test_f08_a_balance_is_promised_once_across_all_partitions(first: tuple[int, ...]) -> None:
+    """The client signs two requests over one balance and shows them to different members."""
+    simulation = start_frozen(seed=len(first), balance=10**6)
+    accounts = [identity.address for identity in simulation.identities]
+    some = [accounts[place] for place in first]
+    one, two = simulation.sign_request(1, deadline_s=30), simulation.sign_request(2, deadline_s=30)
+    simulation.tell_signed(one, some)
+    simulation.tell_signed(two, [account for account in accounts if account not in some])
+    simulation.run(0.5)  # no block so far
+    for signed in (one, two):  # and now to everybody
+        simulation.tell_signed(signed)
+    simulation.run(0.3)
+    certified = [signed for signed in (one, two) if get_id(signed) in simulation.certificates]
+    assert certified == ([one] if len(first) == 3 else []), "2f + 1 support it, or nobody does"
+    simulation.run(20)
+    assert simulation.chain.rejected["BalanceTooSmall"] == 0
+    assert simulation.chain.balances[CLIENT] == (0 if certified else 10**6)
+    simulation.run(20)  # both deadlines have passed
+    assert not list_kept(simulation)
+
+
+def test_a_member_supports_the_next_one_when_the_first_is_on_chain() -> None:
+    simulation = start_frozen(balance=2 * 10**6)
+    one, two = simulation.sign_request(1), simulation.sign_request(2)
+    member = simulation.members[simulation.identities[0].address]
+    event = ev.RequestSigned(two, 2 * 10**6, 2**40)
+    simulation.tell_signed(one)
+    simulation.run(0.05)
+    with pytest.raises(Unavailable, match="has another signed request"):
+        member.handle(event, simulation.now)
+    settle(simulation, get_id(one))
+    simulation.tell_signed(two)
+    settle(simulation, get_id(two))
+    assert simulation.chain.balances[CLIENT] == 0
+
+
+def test_f03_a_member_that_starts_again_still_supports_the_same() -> None:
+    simulation = start_frozen()
+    simulation.down.add(simulation.identities[3].address)  # so that every signature is needed
+    one, two = simulation.sign_request(1), simulation.sign_request(2)
+    simulation.tell_signed(one, [simulation.identities[0].address])
+    simulation.run(0.05)
+    simulation.start_member(0)
+    member = simulation.members[simulation.identities[0].address]
+    with pytest.raises(Unavailable, match="has another signed request"):
+        member.handle(ev.RequestSigned(two, 10**6, 2**40), simulation.now)
+    assert member.is_open(get_id(one))
+    simulation.tell_signed(one)
+    settle(simulation, get_id(one))
+
+
+def test_f14_an_opening_whose_block_is_gone_is_brought_to_the_chain_again() -> None:
+    simulation = start_frozen()
+    signed = simulation.sign_request(1)
+    simulation.tell_signed(signed)
+    execution_id = get_id(signed)
+    assert simulation.run(5, lambda: execution_id in simulation.chain.plans)
+    simulation.run(0.01)
+    assert not list_kept(simulation)
+    undone = simulation.chain.log[-2:]
+    assert isinstance(undone[0], ev.RequestSeen) and isinstance(undone[1], ev.PlanAccepted)
+    del simulation.chain.plans[execution_id], simulation.chain.log[-2:]
+    simulation.chain.balances[CLIENT] += 10**6
+    for account in simulation.members:
+        for event in reversed(undone):
+            simulation.feed(account, ev.Undone(event))
+    assert len(list_kept(simulation)) == 4, "until it is there again nothing else is supported"
+    settle(simulation, execution_id)
+    assert simulation.chain.balances[CLIENT] == 0
+
+
+def test_what_does_not_hold_until_the_deadline_is_refused() -> None:
+    simulation = start_frozen()
+    member = simulation.members[simulation.identities[0].address]
+    signed = simulation.sign_request(1)
+
+    def give(signed: SignedRequest, balance: int = 10**6, frozen_until: int = 2**40) -> None:
+        member.handle(ev.RequestSigned(signed, balance, frozen_until), simulation.now)
+
+    with pytest.raises(PeerFault, match="freeze it for longer"):
+        give(signed, frozen_until=signed.request.deadline)
+    with pytest.raises(PeerFault, match="deposit more"):
+        give(signed, balance=10**6 - 1)
+    with pytest.raises(PeerFault, match="has passed"):
+        give(simulation.sign_request(1, deadline_s=-10))
+    assert not list_kept(simulation)
+
+
+def test_a15_a_signature_is_for_its_words_chain_and_market_only() -> None:
+    simulation = start_frozen()
+    signed = simulation.sign_request(1)
+    check_signed(signed)
+    request, signature = signed.request, signed.signature
+    changes: dict[str, object] = {
+        "steps": 5,
+        "max_price_micro_usdc": 1,
+        "deadline": request.deadline + 1,
+        "model_id": "0x" + "66" * 32,
+        "client_key": "0x" + "66" * 32,
+        "inputs_digest": "0x" + "66" * 32,
+        "snapshot_sequence": 99,
+        "snapshot_root": "0x" + "66" * 32,
+    }
+    for name, value in changes.items():
+        changed = request.model_copy(update={name: value})
+        with pytest.raises(BadSignature):
+            check_signed(SignedRequest(request=changed, signature=signature))
+    for name, value in {
+        "nonce": 2,
+        "chain_id": 1,
+        "market": CLIENT,
+        "client": "0x" + "66" * 20,
+    }.items():
+        changed = request.model_copy(update={name: value})
+        with pytest.raises(PeerFault, match="has the id of another"):
+            check_signed(SignedRequest(request=changed, signature=signature))
+    for name, value in {"chain_id": 1, "market": "0x" + "66" * 20}.items():
+        other = simulation.sign_request(1).request.model_copy(update={name: value})
+        with pytest.raises(PeerFault):
+            check_signed(SignedRequest(request=other, signature=signature))
+    with pytest.raises(PeerFault, match="block hash 0"):
+        check_signed(
+            SignedRequest(
+                request=request.model_copy(update={"block_hash": "0x" + "01" * 32}),
+                signature=signature,
+            )
+        )

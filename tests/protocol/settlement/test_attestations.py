@@ -1,0 +1,115 @@
+"""What counts once 2f+1 members say it, and from whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from splitup.core import limits
+from splitup.core.errors import BadSignature, PeerFault
+from splitup.messages.completions import EMPTY_DIGEST
+from splitup.messages.verification import Attestation, Held, Ruling, SignedAttestation, Silence
+from splitup.protocol.settlement.attestations import (
+    Attestations,
+    check_attestation,
+    sign_attestation,
+)
+from tests.builders import address
+from tests.protocol.committees import make_committee, make_identity
+
+MEMBERS, VIEW = make_committee()
+VALIDATOR = address(11)
+ROOTS = tuple("0x" + digit * 64 for digit in "123")
+
+
+def make_ruling(task: int = 0, output: str = "2" * 64, error: str = "") -> Ruling:
+    return Ruling(task=task, inputs=("1" * 64,), outputs=(output,), state=EMPTY_DIGEST, error=error)
+
+
+def attest(
+    place: int,
+    *,
+    due: bool = False,
+    root: str = "",
+    silent: tuple[Silence, ...] = (),
+    rulings: tuple[Ruling, ...] = (),
+) -> SignedAttestation:
+    attestation = Attestation(
+        execution_id="0x" + "ee" * 32,
+        member=MEMBERS[place].address,
+        due=due,
+        held=(Held(task=0, validator=VALIDATOR, root=root),) if root else (),
+        silent=silent,
+        rulings=rulings,
+    )
+    return sign_attestation(MEMBERS[place], attestation)
+
+
+def test_three_of_four_make_it_so_whatever_the_fourth_says() -> None:
+    attestations = Attestations(VIEW.quorum)
+    silence = Silence(node=VALIDATOR, task=None)
+    for place in range(3):
+        assert not attestations.is_due()
+        assert attestations.find_fixed(0, VALIDATOR) is None
+        assert attestations.find_ruling(0) is None
+        assert not attestations.is_silent(VALIDATOR, None)
+        signed = attest(place, due=True, root=ROOTS[0], silent=(silence,), rulings=(make_ruling(),))
+        assert attestations.add(signed) and not attestations.add(signed)
+        assert attestations.add(
+            attest(3, root=ROOTS[1 + place % 2], rulings=(make_ruling(0, "9" * 64),))
+        )
+    assert attestations.is_due()
+    assert attestations.find_fixed(0, VALIDATOR) == ROOTS[0]
+    assert attestations.find_ruling(0) == make_ruling()
+    assert attestations.is_silent(VALIDATOR, None) and not attestations.is_silent(VALIDATOR, 0)
+    assert len(attestations.get_all()) == 4
+
+
+def test_a_member_counts_once_however_often_it_says_it() -> None:
+    attestations = Attestations(VIEW.quorum)
+    for root in ROOTS:
+        attestations.add(attest(0, due=True, root=root))
+        attestations.add(attest(1, due=True, root=root))
+    assert not attestations.is_due()
+    assert attestations.find_fixed(0, VALIDATOR) is None
+
+
+def test_a_restarted_member_that_says_less_does_not_make_us_forget() -> None:
+    attestations = Attestations(VIEW.quorum)
+    full = attest(0, due=True, root=ROOTS[0])
+    attestations.add(full)
+    attestations.add(attest(0))
+    assert attestations.get_all() == [full]
+
+
+def test_members_that_cannot_recompute_are_counted() -> None:
+    attestations = Attestations(VIEW.quorum)
+    for place, error in enumerate(("another class", "no memory")):
+        attestations.add(attest(place, rulings=(make_ruling(error=error),)))
+    assert attestations.count_unable(0) == 2
+    assert attestations.find_ruling(0) is None
+
+
+def test_what_one_member_can_make_us_keep_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_STATEMENTS", 10)
+    attestations = Attestations(VIEW.quorum)
+    for number in range(100):
+        attestations.add(attest(0, root=f"0x{number:064x}"))
+    assert len(attestations._statements) == 30
+
+
+def test_a15_only_the_member_itself_and_only_these_words() -> None:
+    good = attest(0, due=True)
+    check_attestation(good, VIEW)
+    for update in (
+        {"due": False},
+        {"execution_id": "0x" + "dd" * 32},
+        {"member": MEMBERS[1].address},
+        {"silent": (Silence(node=VALIDATOR, task=1),)},
+    ):
+        changed = good.attestation.model_copy(update=update)
+        with pytest.raises(BadSignature):
+            check_attestation(good.model_copy(update={"attestation": changed}), VIEW)
+    stranger = make_identity(5)
+    foreign = good.attestation.model_copy(update={"member": stranger.address})
+    with pytest.raises(PeerFault, match="no committee member"):
+        check_attestation(sign_attestation(stranger, foreign), VIEW)

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitup.core.errors import InvalidInput, PeerFault
+from splitup.messages.completions import Completion, TaskCommitment
+from splitup.messages.plans import Plan
+from splitup.messages.verification import Ruling, VerificationResult
+from splitup.protocol.planning.selection import compute_plan
+from splitup.protocol.settlement.proof_of_sampling import (
+    MAX_JUDGES,
+    Economics,
+    Outcome,
+    Payment,
+    Slash,
+    Verdict,
+    add_exposures,
+    check_completion,
+    compute_settlement,
+    count_wanted,
+    find_usable,
+    is_disputed,
+    is_sampled,
+    judge,
+)
+from tests.builders import (
+    PRICE_MICRO_USDC,
+    make_chain_manifest,
+    make_request,
+    make_snapshot,
+)
+
+TASKS, STEPS = 4, 4
+MANIFEST = make_chain_manifest(TASKS)
+PLAN = compute_plan(make_request(STEPS), f"0x{7:064x}", make_snapshot(6, TASKS), MANIFEST)
+ECONOMICS = Economics(sampling_bps=800, reward_milli=1200, slash_milli=100_000)
+GOOD, BAD, WORSE, IN = "a" * 64, "b" * 64, "c" * 64, "1" * 64
+V1, V2, V3, V4 = (f"0x{n:040x}" for n in (101, 102, 103, 104))
+STATE = "e" * 64
+
+
+def commitment(task: int = 0, output: str = GOOD, state: str = STATE) -> TaskCommitment:
+    return TaskCommitment(task=task, inputs=(IN,), outputs=(output,), state=state)
+
+
+def rule(output: str = GOOD, *, inputs: str = IN, state: str = STATE) -> Ruling:
+    return Ruling(task=0, inputs=(inputs,), outputs=(output,), state=state, error="")
+
+
+def result(validator: str, output: str, *, inputs: str = IN, error: str = "") -> VerificationResult:
+    return VerificationResult(
+        execution_id=PLAN.request.execution_id,
+        task=0,
+        validator=validator,
+        inputs=(inputs,),
+        outputs=(output,),
+        state=STATE,
+        salt="0x" + "5" * 64,
+        error=error,
+    )
+
+
+def completions(plan: Plan = PLAN, steps: int = STEPS) -> dict[str, Completion]:
+    found: dict[str, list[TaskCommitment]] = {}
+    for task, executor in enumerate(plan.executors()):
+        found.setdefault(executor, []).append(commitment(task))
+    return {
+        node: Completion(
+            execution_id=plan.request.execution_id,
+            node=node,
+            steps=steps,
+            tasks=tuple(tasks),
+            salt="0x" + "5" * 64,
+        )
+        for node, tasks in found.items()
+    }
+
+
+def test_sampling_rate_is_eight_percent() -> None:
+    drawn = sum(is_sampled(f"0x{i:064x}", t, 800) for i in range(400) for t in range(50))
+    assert 0.073 < drawn / 20_000 < 0.087  # 3.6 sigma
+    assert not any(is_sampled(f"0x{i:064x}", 0, 0) for i in range(100))
+    assert all(is_sampled(f"0x{i:064x}", 0, 10_000) for i in range(100))
+
+
+def test_equal_outputs_clear_the_executor() -> None:
+    verdict = judge(commitment(), "executor", [result(V1, GOOD)], None)
+    assert verdict == Verdict(0, Outcome.HONEST, (V1,), ())
+
+
+def test_another_state_is_another_result() -> None:
+    claimed = commitment(state="d" * 64)
+    assert is_disputed(claimed, [result(V1, GOOD)])
+    verdict = judge(claimed, "executor", [result(V1, GOOD)], rule())
+    assert verdict == Verdict(0, Outcome.LIED, (V1,), ("executor",))
+
+
+def test_one_validator_then_a_third_node_then_five() -> None:
+    assert count_wanted(commitment(), []) == 1
+    assert count_wanted(commitment(), [result(V1, GOOD)]) == 1
+    assert count_wanted(commitment(), [result(V1, BAD)]) == 2
+    for second in (GOOD, BAD, WORSE):
+        assert count_wanted(commitment(), [result(V1, BAD), result(V2, second)]) == MAX_JUDGES == 4
+        assert count_wanted(commitment(), [result(V1, GOOD), result(V2, BAD)]) == 4
+
+
+def test_the_ruling_convicts_whoever_differs() -> None:
+    heard = [result(V1, GOOD), result(V2, BAD), result(V3, WORSE), result(V4, GOOD)]
+    verdict = judge(commitment(output=BAD), "executor", heard, rule())
+    assert verdict == Verdict(0, Outcome.LIED, (V1, V4), ("executor", V2, V3))
+    verdict = judge(commitment(), "executor", heard, rule())
+    assert verdict == Verdict(0, Outcome.HONEST, (V1, V4), (V2, V3))
+
+
+@pytest.mark.parametrize("ruling", [None, rule(inputs="2" * 64)], ids=["none", "other inputs"])
+def test_without_a_ruling_numbers_decide_the_pay_and_nobody_is_punished(
+    ruling: Ruling | None,
+) -> None:
+    against = [result(v, BAD) for v in (V1, V2, V3, V4)]
+    for count, outcome in ((1, Outcome.UNRESOLVED), (2, Outcome.OUTVOTED), (4, Outcome.OUTVOTED)):
+        verdict = judge(commitment(), "executor", against[:count], ruling)
+        assert verdict == Verdict(0, outcome, (), ())
+    tied = [result(V1, BAD), result(V2, GOOD), result(V3, BAD), result(V4, GOOD)]
+    assert judge(commitment(), "executor", tied, ruling).outcome is Outcome.UNRESOLVED
+    assert judge(commitment(), "executor", [], ruling).outcome is Outcome.UNRESOLVED
+
+
+def test_a_comparison_across_classes_convicts_the_executor_and_no_validator() -> None:
+    """Validators are of the executor's class, of which members only know how near it comes."""
+    accepted = rule().model_copy(update={"compared": True})
+    refused = accepted.model_copy(update={"outputs": ()})
+    against, agreeing = result(V1, BAD), result(V2, GOOD)
+    assert judge(commitment(), "executor", [], accepted) == Verdict(0, Outcome.HONEST, (), ())
+    assert judge(commitment(), "executor", [], refused) == Verdict(
+        0, Outcome.LIED, (), ("executor",)
+    )
+    assert judge(commitment(), "executor", [against, agreeing], refused) == Verdict(
+        0, Outcome.LIED, (V1,), ("executor",)
+    )
+    for heard, outcome in (
+        ([against], Outcome.UNRESOLVED),
+        ([against, result(V3, BAD)], Outcome.OUTVOTED),
+    ):
+        assert judge(commitment(), "executor", heard, accepted) == Verdict(0, outcome, (), ())
+
+
+def test_the_committee_decides_where_no_validator_could() -> None:
+    assert judge(commitment(), "executor", [], rule()) == Verdict(0, Outcome.HONEST, (), ())
+    assert judge(commitment(), "executor", [], rule(BAD)).liars == ("executor",)
+
+
+def test_a_lie_upstream_is_not_the_executors() -> None:
+    """A validator that saw other inputs, or none, says nothing about this executor."""
+    others = [result(V1, BAD, inputs="2" * 64), result(V2, BAD, error="inputs missing")]
+    assert find_usable(commitment(), others) == []
+    usable = find_usable(commitment(), [*others, result(V3, GOOD)])
+    assert judge(commitment(), "executor", usable, None) == Verdict(0, Outcome.HONEST, (V3,), ())
+
+
+def test_a_result_s_root_hides_it_behind_its_salt() -> None:
+    plain = result(V1, GOOD)
+    assert plain.root() != plain.model_copy(update={"salt": "0x" + "6" * 64}).root()
+    assert plain.root() != plain.model_copy(update={"state": "d" * 64}).root()
+
+
+def test_honest_execution_pays_every_task_and_step() -> None:
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [], ECONOMICS)
+    assert terms.steps == STEPS and terms.slashes == ()
+    assert sum(p.amount_micro_usdc for p in terms.payments) == TASKS * STEPS * PRICE_MICRO_USDC
+    assert {p.to for p in terms.payments} == set(PLAN.executors())
+
+
+def test_fewer_steps_cost_less() -> None:
+    terms = compute_settlement(PLAN, MANIFEST, 1, (), [], ECONOMICS)
+    assert sum(p.amount_micro_usdc for p in terms.payments) == TASKS * PRICE_MICRO_USDC
+
+
+def test_liar_pays_validators_and_client_and_others_keep_their_pay() -> None:
+    liar = PLAN.executors()[2]
+    verdict = Verdict(2, Outcome.LIED, (V1, V2), (liar,))
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
+    task_price = PRICE_MICRO_USDC * STEPS
+    assert [(s.node, s.amount_micro_usdc) for s in terms.slashes] == [
+        (liar, task_price * 100_000 // 1_200)
+    ]
+    from_escrow = {p.to: p.amount_micro_usdc for p in terms.payments if not p.from_slash}
+    from_slash = {p.to: p.amount_micro_usdc for p in terms.payments if p.from_slash}
+    for node in set(PLAN.executors()):
+        tasks = [t for t, e in enumerate(PLAN.executors()) if e == node and t != 2]
+        assert from_escrow.get(node, 0) == len(tasks) * task_price
+    assert from_slash == {V1: task_price, V2: task_price, PLAN.request.client: TASKS * task_price}
+    assert sum(from_slash.values()) <= terms.slashes[0].amount_micro_usdc
+
+
+@given(st.lists(st.sampled_from(list(Outcome)), min_size=TASKS, max_size=TASKS))
+def test_settlement_never_exceeds_quote_or_slash(outcomes: list[Outcome]) -> None:
+    """Escrow is the quote, twice the price; what liars pay covers what is paid out of it."""
+    verdicts = [
+        Verdict(
+            task,
+            outcome,
+            {Outcome.HONEST: (V1,), Outcome.WITHHELD: (V1,), Outcome.LIED: (V1, V2, V3, V4)}.get(
+                outcome, ()
+            ),
+            (PLAN.executors()[task],) if outcome is Outcome.LIED else (),
+        )
+        for task, outcome in enumerate(outcomes)
+    ]
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), verdicts, ECONOMICS)
+    escrow = sum(p.amount_micro_usdc for p in terms.payments if not p.from_slash)
+    slash = sum(p.amount_micro_usdc for p in terms.payments if p.from_slash)
+    assert escrow <= 2 * TASKS * STEPS * PRICE_MICRO_USDC
+    assert slash <= sum(s.amount_micro_usdc for s in terms.slashes)
+
+
+@pytest.mark.parametrize("sampling_bps, cost_milli", [(800, 25_000), (10_000, 2_000), (1, 100_000)])
+def test_withholding_costs_twice_the_break_even_and_at_most_s(
+    sampling_bps: int, cost_milli: int
+) -> None:
+    economics = replace(ECONOMICS, sampling_bps=sampling_bps)
+    assert economics.silence_milli == cost_milli
+    executor = PLAN.executors()[2]
+    verdict = Verdict(2, Outcome.WITHHELD, (V1,), ())
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, {executor}, [verdict], economics)
+    price = PRICE_MICRO_USDC * STEPS
+    assert [(s.node, s.amount_micro_usdc) for s in terms.slashes] == [
+        (executor, price * cost_milli // 1_200)
+    ]
+    assert executor not in {p.to for p in terms.payments}
+    from_slash = {p.to: p.amount_micro_usdc for p in terms.payments if p.from_slash}
+    assert from_slash[V1] == price
+    if sampling_bps == 800:  # hiding a lie does not pay, not even from every second judge
+        assert 0.08 * (1 - 0.5) * (1.2 + cost_milli / 1000) > 1
+
+
+def test_a_validator_that_withholds_its_result_pays_the_one_that_is_heard_instead() -> None:
+    verdict = Verdict(1, Outcome.HONEST, (V2,), (), silent=(V1,))
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
+    price = PRICE_MICRO_USDC * STEPS
+    assert terms.slashes == (Slash(V1, 2 * price),)
+    assert [p for p in terms.payments if p.from_slash] == [Payment(V2, price, True)]
+
+
+def test_who_is_outvoted_is_not_paid_and_loses_nothing() -> None:
+    verdict = Verdict(1, Outcome.OUTVOTED, (), ())
+    terms = compute_settlement(PLAN, MANIFEST, STEPS, (), [verdict], ECONOMICS)
+    assert not terms.slashes
+    paid = sum(p.amount_micro_usdc for p in terms.payments)
+    assert paid == (TASKS - 1) * STEPS * PRICE_MICRO_USDC
+
+
+def test_compensation_never_exceeds_what_the_liar_pays() -> None:
+    """80 % of S = 100 C buy back at most 66 prices: 120 tasks are compensated in part."""
+    manifest = make_chain_manifest(120)
+    plan = compute_plan(make_request(1), f"0x{3:064x}", make_snapshot(6, 120), manifest)
+    verdict = Verdict(5, Outcome.LIED, (V1, V2), (plan.executors()[5],))
+    terms = compute_settlement(plan, manifest, 1, (), [verdict], ECONOMICS)
+    rewards = sum(p.amount_micro_usdc for p in terms.payments if p.from_slash)
+    assert rewards == terms.slashes[0].amount_micro_usdc * 80 // 100, "as the contract rounds it"
+
+
+def test_a_completion_must_match_its_root_and_its_plan() -> None:
+    node, completion = next(iter(completions().items()))
+    check_completion(completion, PLAN, MANIFEST, completion.root())
+    with pytest.raises(PeerFault, match="does not match the root"):
+        check_completion(completion, PLAN, MANIFEST, "0x" + "0" * 64)
+    longer = completion.model_copy(update={"steps": STEPS + 1})
+    with pytest.raises(PeerFault, match="more steps"):
+        check_completion(longer, PLAN, MANIFEST, longer.root())
+    less = completion.model_copy(update={"tasks": ()})
+    twice = completion.model_copy(update={"tasks": (completion.tasks[0],) * 2})
+    for odd in (less, twice):
+        with pytest.raises(PeerFault, match="list tasks in order"):
+            check_completion(odd, PLAN, MANIFEST, odd.root())
+    part = completion.model_copy(update={"tasks": completion.tasks[1:]})
+    with pytest.raises(PeerFault, match="does not cover all its tasks"):
+        check_completion(part, PLAN, MANIFEST, part.root())
+    fallback = PLAN.tasks[0][1]
+    taken = completion.model_copy(update={"node": fallback})
+    with pytest.raises(PeerFault, match="which is not its own"):
+        check_completion(taken, PLAN, MANIFEST, taken.root())
+    executors = (fallback, *PLAN.executors()[1:])  # who was replaced may leave out what it lost
+    check_completion(part, PLAN, MANIFEST, part.root(), executors)
+    wrong = completion.tasks[0].model_copy(update={"outputs": ()})
+    forged = completion.model_copy(update={"tasks": (wrong, *completion.tasks[1:])})
+    with pytest.raises(PeerFault, match="misstates"):
+        check_completion(forged, PLAN, MANIFEST, forged.root())
+    stranger = completion.model_copy(update={"execution_id": "0x" + "0" * 64})
+    with pytest.raises(PeerFault, match="another execution"):
+        check_completion(stranger, PLAN, MANIFEST, stranger.root())
+    assert node in PLAN.executors()
+
+
+# ---- exposures ---------------------------------------------------------------------------------
+
+PENALTY = PRICE_MICRO_USDC * STEPS * 100_000 // 1200
+
+
+def lock(free: dict[str, int]) -> Plan:
+    """Plan with what is left of some nodes' stake."""
+    snapshot = make_snapshot(6, TASKS)
+    entries = tuple(
+        entry.model_copy(
+            update={
+                "locked_micro_usdc": entry.stake_micro_usdc
+                - free.get(entry.node, entry.stake_micro_usdc)
+            }
+        )
+        for entry in snapshot.entries
+    )
+    return add_exposures(
+        PLAN, MANIFEST, snapshot.model_copy(update={"entries": entries}), ECONOMICS
+    )
+
+
+def test_every_executor_is_exposed_by_all_its_tasks() -> None:
+    plan = lock({})
+    assert plan.places == () and plan.executors() == PLAN.executors()
+    counts = {node: PLAN.executors().count(node) for node in set(PLAN.executors())}
+    assert dict(plan.exposures()) == {node: n * PENALTY for node, n in counts.items()}
+
+
+def test_a_node_whose_free_stake_is_too_small_is_passed_over_and_stays_in_the_list() -> None:
+    first = PLAN.executors()[0]
+    plan = lock({first: PENALTY - 1})
+    assert first not in plan.executors() and plan.tasks == PLAN.tasks
+    assert plan.root() != lock({}).root()
+    twice = Counter(PLAN.executors()).most_common(1)[0][0]
+    plan = lock({twice: PENALTY})
+    assert plan.executors().count(twice) == 1, "enough for one task, not for two"
+    for node, amount in lock({node.node: 2 * PENALTY for node in PLAN.nodes}).exposures():
+        assert amount <= 2 * PENALTY, node
+
+
+def test_a_plan_that_no_stake_covers_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="free stake covers task 0"):
+        lock({node.node: 0 for node in PLAN.nodes})

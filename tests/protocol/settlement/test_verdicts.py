@@ -1,0 +1,323 @@
+"""What becomes of executors and validators that lie, withhold or fail, in virtual time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from splitup.core import limits
+from splitup.graph.compare import Tolerance
+from splitup.protocol.committee import events as ev
+from splitup.protocol.settlement.proof_of_sampling import MAX_JUDGES
+from tests.builders import make_chain_manifest, make_diamond_manifest
+from tests.protocol.simulator import (
+    VERIFY_ALL,
+    Network,
+    Simulation,
+    get_slashes,
+    settle,
+    start,
+)
+
+
+def test_a21_a_node_that_lies_loses_its_stake_and_the_honest_ones_are_paid() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=2)
+    first = simulation.request(1)
+    settle(simulation, first)
+    plan = next(iter(simulation.certificates[first].values())).plan
+    liar = simulation.by_node[plan.executors()[0]]
+    liar.lies = True
+    number, execution_id = 1, first
+    while plan.executors().count(liar.address) == 0 or execution_id == first:
+        number += 1
+        execution_id = simulation.request(number)
+        settle(simulation, execution_id)
+        plan = next(iter(simulation.certificates[execution_id].values())).plan
+
+    settlement = simulation.chain.settlements[execution_id]
+    lies = plan.executors().count(liar.address)
+    penalty = lies * 10 * 4 * 100_000 // 1_200
+    assert [(s.node, s.amount_micro_usdc) for s in settlement.slashes] == [(liar.address, penalty)]
+    paid = {p.to: p.amount_micro_usdc for p in settlement.payments if not p.from_slash}
+    assert liar.address not in paid
+    refund = [p.amount_micro_usdc for p in settlement.payments if p.to == plan.request.client]
+    assert refund == [2 * 4 * 10], "the client got back what the execution cost"
+    assert any(p.from_slash and p.to in simulation.by_node for p in settlement.payments)
+
+
+def test_a_validator_that_accuses_falsely_is_slashed_instead() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=2)
+    accuser = simulation.nodes[0]
+    accuser.false_accuser = True
+    ids = [simulation.request(n) for n in range(1, 17)]
+    settle(simulation, *ids)
+    asked = {order.draw.execution_id for order in simulation.orders}
+    assert asked == set(ids)
+    slashed = [s for i in ids for s in simulation.chain.settlements[i].slashes]
+    assert slashed and {s.node for s in slashed} == {accuser.address}
+
+
+def test_an_executor_that_withholds_its_completion_pays_and_the_client_gets_it_all_back() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=2)
+    execution_id = simulation.request()
+    for node in simulation.nodes:
+        node.withholds_completion = True
+    settle(simulation, execution_id, within_s=120)
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    price = 10 * 4
+    slashes = get_slashes(simulation, execution_id)
+    executors = Counter(plan.executors())
+    assert slashes == {node: n * (price * 2_000 // 1_200) for node, n in executors.items()}
+    payments = simulation.chain.settlements[execution_id].payments
+    assert not [p for p in payments if not p.from_slash], "nobody is paid for what nobody saw"
+    validators = [p.amount_micro_usdc for p in payments if p.to in simulation.by_node]
+    assert sum(validators) == 2 * price, "but those are who checked it"
+    assert simulation.recomputed == {}
+
+
+def test_a_crashed_executor_that_comes_back_in_time_loses_nothing() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=1)
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    executor = next(iter(simulation.certificates[execution_id].values())).plan.executors()[0]
+    simulation.pause(executor, limits.EXECUTOR_REVEAL_S / 2)
+    settle(simulation, execution_id, within_s=120)
+    assert get_slashes(simulation, execution_id) == {}
+    assert executor in {p.to for p in simulation.chain.settlements[execution_id].payments}
+
+
+def test_a_validator_that_withholds_its_result_loses_its_fee_to_the_next() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=4, tasks=1)
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    for node in simulation.nodes:
+        node.withholds_result = True
+    assert simulation.run(30, lambda: bool(simulation.orders))
+    for node in simulation.nodes:
+        node.withholds_result = node.address in {o for _, o in simulation.ordered}
+    settle(simulation, execution_id, within_s=120)
+    ((withholder, amount),) = get_slashes(simulation, execution_id).items()
+    assert amount == 2 * 10 * 4
+    assert simulation.by_node[withholder].withholds_result
+    paid = [p for p in simulation.chain.settlements[execution_id].payments if p.from_slash]
+    assert [p.amount_micro_usdc for p in paid] == [10 * 4]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_revealed_before_a_quorum_holds_a_commitment_for_every_drawn_task(
+    seed: int,
+) -> None:
+    """No member can show anybody a claimed output before its validator has committed."""
+    simulation = start(seed=seed, economics=VERIFY_ALL, nodes=6, tasks=3)
+    held: dict[tuple[str, int], set[str]] = {}
+    early: list[str] = []
+    for account, member in simulation.members.items():
+        handle = member.handle
+
+        def watch(event: ev.Event, now: float, account: str = account, handle=handle):  # type: ignore[no-untyped-def]
+            if isinstance(event, ev.PromiseReceived):
+                key = (event.promise.execution_id, event.promise.task)
+                held.setdefault(key, set()).add(account)
+            if isinstance(event, ev.CompletionReceived | ev.ResultReceived):
+                for task in range(3):
+                    if len(held.get((execution_id, task), ())) < 3:
+                        early.append(f"{account} saw {event} before task {task} was committed to")
+            return handle(event, now)
+
+        member.handle = watch  # type: ignore[method-assign]
+    execution_id = simulation.request()
+    settle(simulation, execution_id)
+    assert held and not early
+
+
+@pytest.mark.parametrize("unable", [0, 1])
+def test_a_corrupted_state_is_a_lie_although_the_outputs_are_right(unable: int) -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=1)
+    simulation.unable = {m.address for m in simulation.identities[:unable]}
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    for node in simulation.nodes:
+        node.corrupts_state = True
+    settle(simulation, execution_id)
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    slashes = get_slashes(simulation, execution_id)
+    assert slashes == {plan.executors()[0]: 10 * 4 * 100_000 // 1_200}
+    assert simulation.recomputed[execution_id, 0] == 4
+    asked = {node for _, node in simulation.ordered}
+    assert len(asked) == MAX_JUDGES, "five nodes in all were heard before the committee"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_f10_verdicts_survive_loss_delay_and_a_member_that_forgets(seed: int) -> None:
+    network = Network(loss=0.3, repeat=0.1, delay_ms=(1, 1000))
+    simulation = Simulation(seed, network=network, economics=VERIFY_ALL)
+    assert simulation.run(600, lambda: simulation.chain.sequence >= 1)
+    simulation.nodes[0].lies = True
+    simulation.nodes[1].false_accuser = True
+    execution_id = simulation.request()
+    assert simulation.run(100, lambda: bool(simulation.ordered))
+    simulation.start_member(seed)  # it lost what it held and had attested
+    settle(simulation, execution_id, within_s=250)
+    assert simulation.faults == []
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    lied = {t for t, n in enumerate(plan.executors()) if n == simulation.nodes[0].address}
+    outcomes = simulation.find_outcomes(execution_id)
+    assert lied == {task for task, outcome in outcomes.items() if outcome == "lied"}
+
+
+def test_two_colluding_validators_cannot_convict() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=1)
+    for node in simulation.nodes:
+        node.false_accuser = True  # and all of them agree
+    execution_id = simulation.request()
+    settle(simulation, execution_id)
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    slashes = get_slashes(simulation, execution_id)
+    assert len(slashes) == MAX_JUDGES and plan.executors()[0] not in slashes
+    paid = {p.to for p in simulation.chain.settlements[execution_id].payments if not p.from_slash}
+    assert paid == {plan.executors()[0]}
+
+
+def test_where_members_cannot_recompute_nobody_loses_stake_and_the_outvoted_no_pay() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=6, tasks=1)
+    simulation.unable = {member.address for member in simulation.identities[:2]}
+    execution_id = simulation.request()
+    for node in simulation.nodes:
+        node.lies = True
+    settle(simulation, execution_id)
+    assert get_slashes(simulation, execution_id) == {}
+    assert simulation.chain.settlements[execution_id].payments == ()
+    member = next(iter(simulation.members.values()))
+    evidence = member.find_evidence(execution_id)
+    assert evidence is not None and evidence.verdicts[0].outcome == "outvoted"
+
+
+@pytest.mark.parametrize("shape", ["chain", "diamond"])
+@pytest.mark.parametrize("liar_task", [0, 1])
+def test_a_lie_upstream_never_slashes_an_honest_node_downstream(shape: str, liar_task: int) -> None:
+    """The nodes below compute on what they were given: they are judged on that alone."""
+    manifest = make_chain_manifest(4) if shape == "chain" else make_diamond_manifest()
+    simulation = start(economics=VERIFY_ALL, nodes=8, manifest=manifest)
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    simulation.lies_at = {(execution_id, liar_task)}
+    liar = simulation.by_node[plan.executors()[liar_task]]
+    liar.lies = True
+    settle(simulation, execution_id)
+    outcomes = simulation.find_outcomes(execution_id)
+    assert outcomes == {task: "lied" if task == liar_task else "honest" for task in range(4)}
+    assert set(get_slashes(simulation, execution_id)) == {liar.address}
+
+
+SHAPES = {"chain": make_chain_manifest(4), "diamond": make_diamond_manifest()}
+
+
+def play(shape: str, liar_task: int, fault: str) -> tuple[Simulation, str, dict[int, str], str]:
+    """Return an execution in which one executor is at fault, its outcomes, and the executor."""
+    simulation = start(economics=VERIFY_ALL, nodes=8, manifest=SHAPES[shape])
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    liar = plan.executors()[liar_task]
+    assert plan.executors().count(liar) == 1
+    setattr(simulation.by_node[liar], fault, True)
+    settle(simulation, execution_id, within_s=120)
+    return simulation, execution_id, simulation.find_outcomes(execution_id), liar
+
+
+def get_pay(simulation: Simulation, execution_id: str) -> dict[str, int]:
+    payments = simulation.chain.settlements[execution_id].payments
+    return {p.to: p.amount_micro_usdc for p in payments if not p.from_slash}
+
+
+@pytest.mark.parametrize("shape", ["chain", "diamond"])
+@pytest.mark.parametrize("fault", ["hides_outputs", "stores_others"])
+@pytest.mark.parametrize("unable", [0, 1])
+def test_whose_outputs_nobody_finds_has_withheld_them_and_their_reader_is_paid(
+    shape: str, fault: str, unable: int
+) -> None:
+    simulation, execution_id, outcomes, liar = play(shape, 0, fault)
+    readers = {task for source, task in simulation.manifest.edges() if source == 0}
+    assert outcomes == {
+        task: "withheld" if task == 0 else "unresolved" if task in readers else "honest"
+        for task in range(4)
+    }
+    assert get_slashes(simulation, execution_id) == {liar: 10 * 4 * 2_000 // 1_200}
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    paid = get_pay(simulation, execution_id)
+    assert set(plan.executors()) - {liar} <= paid.keys()
+
+
+@pytest.mark.parametrize("shape", ["chain", "diamond"])
+def test_inputs_that_nobody_has_earn_nothing_and_cost_no_stake(shape: str) -> None:
+    """Whether the producer sent others, or the reader hides a lie, nobody can prove."""
+    simulation, execution_id, outcomes, _ = play(shape, 1, "misstates_inputs")
+    assert outcomes == {t: "contradicted" if t in (0, 1) else "honest" for t in range(4)}
+    assert get_slashes(simulation, execution_id) == {}
+    price = 10 * 4
+    assert sum(get_pay(simulation, execution_id).values()) == (2 + 3) * price, "two, and judges"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_stores_while_others_look_does_not_split_the_members(seed: int) -> None:
+    """What one honest member has found all others find when they look again."""
+    simulation = start(seed=seed, economics=VERIFY_ALL, nodes=8, manifest=SHAPES["chain"])
+    execution_id = simulation.request()
+    simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
+    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    late = simulation.by_node[plan.executors()[0]]
+    late.hides_outputs = True
+
+    def has_begun() -> bool:
+        late.hides_outputs = sum(simulation.recomputed.values()) < 2
+        return not late.hides_outputs
+
+    assert simulation.run(60, has_begun)
+    settle(simulation, execution_id, within_s=120)
+    assert set(simulation.find_outcomes(execution_id).values()) == {"honest"}
+    assert get_slashes(simulation, execution_id) == {}
+
+
+@pytest.mark.parametrize(("lies", "outcome"), [(False, "honest"), (True, "lied")])
+def test_a_class_that_nobody_shares_is_compared_within_the_tasks_tolerance(
+    lies: bool, outcome: str
+) -> None:
+    """Nobody of its class can check it; members compare its numbers with those of their own."""
+    tolerance = Tolerance(
+        dtype="float32", relative_l2_ppb=1000, exponent_ppb=None, mantissa_ppb=None, max_ulp=None
+    )
+    chain = make_chain_manifest(2)
+    tasks = tuple(task.model_copy(update={"tolerances": (tolerance,)}) for task in chain.tasks)
+    manifest = chain.model_copy(update={"tasks": tasks})
+    simulation = start(economics=VERIFY_ALL, nodes=1, manifest=manifest)
+    (foreign,) = simulation.nodes
+    foreign.determinism, foreign.lies = "GPU", lies
+    simulation.run(10)  # until a snapshot says so
+    execution_id = simulation.request()
+    settle(simulation, execution_id)
+    assert set(simulation.find_outcomes(execution_id).values()) == {outcome}
+    penalty = 2 * 10 * 4 * 100_000 // 1_200
+    slashed = sum(get_slashes(simulation, execution_id).values())
+    assert penalty - 2 < slashed <= penalty if lies else slashed == 0
+
+
+def test_a_silent_validator_is_passed_over() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=4, tasks=1)
+    for node in simulation.nodes[:2]:
+        node.mute_validator = True
+    ids = [simulation.request(n) for n in range(1, 5)]
+    settle(simulation, *ids, within_s=90)
+    for execution_id in ids:
+        paid = {p.to for p in simulation.chain.settlements[execution_id].payments}
+        assert paid & {node.address for node in simulation.nodes[2:]}
+
+
+def test_a22_the_only_holder_is_not_asked_to_verify_itself() -> None:
+    simulation = start(economics=VERIFY_ALL, nodes=1, tasks=2)
+    execution_id = simulation.request()
+    settle(simulation, execution_id)
+    assert simulation.orders == []
+    settlement = simulation.chain.settlements[execution_id]
+    assert [p.to for p in settlement.payments] == [simulation.nodes[0].address]

@@ -1,0 +1,65 @@
+"""What nodes are told about the network's needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from splitup.core import limits
+from splitup.messages.snapshots import Heartbeat
+from splitup.protocol.snapshots.demand import compute_demand
+from tests.builders import address, make_chain_manifest, task_id
+
+
+def beat(number: int, *tasks: int) -> Heartbeat:
+    return Heartbeat(
+        node=address(number),
+        boot_id="ab" * 32,
+        sequence=1,
+        sent_at_ms=1,
+        block_hash="0x" + "01" * 32,
+        queue_ms=0,
+        resident=tuple(sorted(map(task_id, tasks))),
+        vram_free_bytes=0,
+        determinism="CPU",
+    )
+
+
+def test_the_least_held_task_comes_first() -> None:
+    manifest = make_chain_manifest(3)
+    rows = compute_demand([manifest], [beat(1, 0, 2), beat(2, 0, 77)])
+    assert [(row["task"], row["holders"]) for row in rows] == [(1, 0), (2, 1), (0, 2)]
+    assert rows[0] == {
+        "model_id": manifest.model_id,
+        "task": 1,
+        "task_id": task_id(1),
+        "vram_bytes": 1000,
+        "weights_bytes": 0,
+        "price_micro_usdc": 10,
+        "holders": 0,
+        "operators": 0,
+        "verifiable": False,
+    }
+
+
+def test_a22_a_task_of_fewer_than_three_operators_is_flagged() -> None:
+    live = [beat(number, 0) for number in range(1, 5)]
+    manifest = make_chain_manifest(1)
+
+    def show(operators: dict[str, str]) -> tuple[int, int, bool]:
+        row = compute_demand([manifest], live, operators)[0]
+        return row["holders"], row["operators"], row["verifiable"]
+
+    assert show({}) == (4, 4, True)
+    assert show(dict.fromkeys(map(address, (1, 2, 3)), address(9))) == (4, 2, False)
+    live[0] = live[0].model_copy(update={"determinism": "CUDA"})
+    live[1] = live[1].model_copy(update={"determinism": "CUDA"})
+    assert show({}) == (4, 2, False), "nodes of two classes cannot check each other"
+
+
+def test_a_task_of_two_models_is_listed_once_and_the_list_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manifests = [make_chain_manifest(3), make_chain_manifest(5)]
+    assert len(compute_demand(manifests, [])) == 5
+    monkeypatch.setattr(limits, "MAX_DEMAND_TASKS", 2)
+    assert len(compute_demand(manifests, [])) == 2
