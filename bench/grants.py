@@ -17,7 +17,7 @@ from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.storage import Grant, Grants
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import LogRead, LogWrite
 
 
@@ -55,7 +55,7 @@ class LocalGateway:
     def _presign_execution(self, certificate: PlanCertificate) -> Grants:
         plan, sign = certificate.plan, self._presigner
         manifest = self._manifests[plan.request.model_id]
-        rights = compute_execution_rights(plan, manifest, self._signing_key, Roster(plan))
+        rights = compute_execution_rights(plan, manifest, self._signing_key, ExecutorMap(plan))
         return Grants(
             grants=tuple(
                 sign.presign_put(right.key, length_bytes=right.length_bytes or 0)

@@ -14,7 +14,12 @@ from bench.models import CHUNK, NODES, cut_example, place_tasks, spread_tasks
 from bench.programs import run_python
 from bench.report import ROOT, Bar, Report, read_cpu_s, say
 from bench.split import generate
-from splitup.messages.completions import Completion, Pledge, TaskCommitment, pack_completion
+from splitup.messages.completions import (
+    Completion,
+    ExecutorCommitment,
+    TaskCommitment,
+    pack_completion,
+)
 from splitup.net.http import SignedClient
 
 SAMPLING: Final = 0.08
@@ -32,7 +37,7 @@ async def run(quick: bool) -> Report:
         for file in sorted((ROOT / "contracts/snapshots").glob("*.json"))
         for name, value in json.loads(file.read_text()).items()
     }
-    completion, pledge = measure_bytes()
+    completion, commitment = measure_bytes()
     bars = [
         Bar("gas of an execution of 10 tasks, greatest of some", gas, "gas", at_most=600_000),
         Bar(
@@ -55,7 +60,7 @@ async def run(quick: bool) -> Report:
             at_most=80_000,
         ),
         Bar("what a node commits to, one task and 32 tokens", completion, "bytes",
-            at_most=BYTES_BAR, beside={"its pledge for all tasks, bytes": pledge}),
+            at_most=BYTES_BAR, beside={"its pledge for all tasks, bytes": commitment}),
         Bar("verification's share of compute at 8 %", share, "%", at_most=10.0, beside=figures),
     ]  # fmt: skip
     return Report(bars)
@@ -73,11 +78,11 @@ def measure_bytes() -> tuple[int, int]:
     """Return the bytes of a node's completion of one task, and of its pledge."""
     digest, prefixed = "ab" * 32, "0x" + "ab" * 32
     node = "0x" + "cd" * 20
-    pledge = Pledge(execution_id=prefixed, node=node, steps=32, root=prefixed)
+    commitment = ExecutorCommitment(execution_id=prefixed, node=node, steps=32, root=prefixed)
     task = TaskCommitment(task=0, inputs=(digest,) * 3, outputs=(digest,), state=digest)
     head = {"execution_id": prefixed, "node": node, "steps": 32, "salt": prefixed}
     completion = Completion(**head, tasks=(task,))  # type: ignore[arg-type]
-    return len(pack_completion(completion)), len(pledge.canonical_bytes())
+    return len(pack_completion(completion)), len(commitment.canonical_bytes())
 
 
 async def measure_recomputing(sessions: int) -> tuple[float, dict[str, Any]]:

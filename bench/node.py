@@ -37,7 +37,7 @@ from splitup.graph.manifest import Manifest, load_manifest
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.net.links import DATA_PATH
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import Tensor
 from splitup.storage.log_store import has_large_tensors, open_logs
 
@@ -88,12 +88,14 @@ class BenchNode:
             direct_bytes=int(config["direct_bytes"]),
         )
 
-    def _open_store(self, certificate: PlanCertificate, manifest: Manifest, roster: Roster) -> Any:
+    def _open_store(
+        self, certificate: PlanCertificate, manifest: Manifest, executor_map: ExecutorMap
+    ) -> Any:
         return open_logs(
             self._gateway,  # type: ignore[arg-type]  # grants without HTTP
             lambda: self._http.session,
             certificate,
-            roster,
+            executor_map,
             has_large_tensors=has_large_tensors(manifest),
         )
 
@@ -141,7 +143,7 @@ class BenchNode:
         digests = await recompute(
             self.engine,
             self.supervisor,
-            self._open_store(certificate, manifest, Roster(plan)),
+            self._open_store(certificate, manifest, ExecutorMap(plan)),
             plan.request,
             manifest,
             plan.executors(),

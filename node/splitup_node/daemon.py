@@ -31,7 +31,7 @@ from splitup.net.links import DATA_PATH
 from splitup.net.relay import Relay
 from splitup.net.tunnel import Tunnel
 from splitup.protocol.committee.certificates import CommitteeView
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposure
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
@@ -42,7 +42,7 @@ from splitup.storage.log_store import (
     open_verification_logs,
 )
 from splitup.storage.task_cache import Cache
-from splitup_node.committee.committee_client import Herald
+from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.committee.presence import Presence
 from splitup_node.committee.reachability import Reach
 from splitup_node.config import NodeConfig
@@ -55,7 +55,7 @@ from splitup_node.settlement.recovery import Recovery, Unreported, make_end_valu
 from splitup_node.settlement.reports import Reporter
 from splitup_node.settlement.verifier import Tools, Verifier
 from splitup_node.status_file import write_status
-from splitup_node.tasks.loaded_tasks import Residents
+from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, WorkerLost
 from splitup_node.worker.worker_pool import Workers
 
@@ -96,15 +96,17 @@ class Node:
         self._background: set[asyncio.Task[Any]] = set()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
         self._cache = Cache(self._config.data_dir / "cache", self._gateway, self._http.session)
-        self._residents = Residents(self._supervisor, self._cache, lambda: self.engine.runs.speed)
+        self._loaded_tasks = LoadedTasks(
+            self._supervisor, self._cache, lambda: self.engine.runs.speed
+        )
         self.engine = Engine(
             self._identity,
             self._supervisor,
-            self._residents.programs,
+            self._loaded_tasks.programs,
             self._open_store,
             self,
             allow_loopback=self._config.allow_loopback,
-            get_state_limit=lambda: self._residents.state_limit_bytes,
+            get_state_limit=lambda: self._loaded_tasks.state_limit_bytes,
             now_s=self._chain.clock.now_s,
         )
         self._health = Health(self._journal, self._config.data_dir, self._chain.clock)
@@ -112,19 +114,21 @@ class Node:
             self._identity,
             self._http,
             self.engine,
-            self._residents,
+            self._loaded_tasks,
             self._cache,
             self._health,
             get_committee=lambda: self._committee,
             get_determinism=lambda: self.device["determinism_class"],
         )
-        herald = Herald(self._http, self._committees.fetch_of, self._chain.clock.now_s)
-        self._reporter = Reporter(self._journal, self._chain, herald)
+        committee_client = CommitteeClient(
+            self._http, self._committees.fetch_of, self._chain.clock.now_s
+        )
+        self._reporter = Reporter(self._journal, self._chain, committee_client)
         self._recovery = Recovery(
             self._identity.address,
             self.engine,
             self._supervisor,
-            self._residents,
+            self._loaded_tasks,
             self._cache,
             self._open_store,
             self._chain.clock.now_s,
@@ -134,9 +138,9 @@ class Node:
                 identity=self._identity,
                 engine=self.engine,
                 supervisor=self._supervisor,
-                residents=self._residents,
+                loaded_tasks=self._loaded_tasks,
                 cache=self._cache,
-                herald=herald,
+                committee_client=committee_client,
                 open_store=lambda order: open_verification_logs(
                     self._gateway,
                     lambda: self._http.session,
@@ -285,7 +289,7 @@ class Node:
             async with contextlib.AsyncExitStack() as stack:  # none is traded before the start
                 for index, executor in enumerate(plan.executors()):
                     if executor == self._identity.address and index < len(manifest.tasks):
-                        use = self._residents.use(plan.request.model_id, index)
+                        use = self._loaded_tasks.use(plan.request.model_id, index)
                         await stack.enter_async_context(use)
                 self.engine.start(certificate, manifest)
         except SplitUpError as error:
@@ -367,13 +371,13 @@ class Node:
         pause_s = limits.LINK_RETRY_MIN_S
         while True:
             await self._supervisor.wait_lost()
-            self._residents.forget_programs()
+            self._loaded_tasks.forget_programs()
             self.engine.on_worker_lost("the worker process ended")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
             try:
                 self.device = await self._supervisor.restart()
-                await self._residents.reload()
+                await self._loaded_tasks.reload()
             except WorkerLost as error:
                 _log.error("%s; starting it again", error)
                 continue
@@ -382,13 +386,13 @@ class Node:
     # ---- the rest ------------------------------------------------------------------------------
 
     def _open_store(
-        self, certificate: PlanCertificate, manifest: Manifest, roster: Roster
+        self, certificate: PlanCertificate, manifest: Manifest, executor_map: ExecutorMap
     ) -> GrantedLogs:
         return open_logs(
             self._gateway,
             lambda: self._http.session,
             certificate,
-            roster,
+            executor_map,
             has_large_tensors=has_large_tensors(manifest),
             now_s=self._chain.clock.now_s,
         )
@@ -405,19 +409,19 @@ class Node:
             "device": self.device,
             "resident": [
                 {"task_id": t.task_id, "label": t.label, "vram_bytes": t.vram_bytes}
-                for t in self._residents.tasks
+                for t in self._loaded_tasks.tasks
             ],
-            "loading": self._residents.loading,
+            "loading": self._loaded_tasks.loading,
             "trades": list(self._presence.trades),
             "vram_bytes": int(self._config.vram),
-            "vram_used_bytes": self._residents.used_bytes,
+            "vram_used_bytes": self._loaded_tasks.used_bytes,
             "queue_ms": self.engine.runs.queue_ms,
             "speed_mflops": self.engine.runs.speed_mflops,
             "bandwidth_kbps": self._cache.bandwidth_kbps,
             "executions": sum(not e.is_over for e in self.engine.executions.values()),
             "sessions": sum(bool(compute_state_bytes(e)) for e in self.engine.executions.values()),
             "state_bytes": sum(map(compute_state_bytes, self.engine.executions.values())),
-            "state_limit_bytes": self._residents.state_limit_bytes,
+            "state_limit_bytes": self._loaded_tasks.state_limit_bytes,
             "verified": self._verifier.done,
             "work": self.engine.runs.live.to_dict(),
             "work_again": self.engine.runs.background.to_dict(),

@@ -29,8 +29,8 @@ from splitup.backend.schedule import Executable, Launch, Place, Schedule
 from splitup.core import limits
 from splitup.core.codec import encode_canonical, parse_json
 from splitup.cpu.cache_writes import CacheWrite
-from splitup.cpu.matmul_codegen import LookupShape, ProductShape
-from splitup.cpu.matmul_match import Product
+from splitup.cpu.matmul_codegen import LookupShape, MatmulShape
+from splitup.cpu.matmul_match import Matmul
 
 _SUFFIX: Final = ".kernels"
 _HEAD: Final = struct.Struct("<32sI")
@@ -196,7 +196,7 @@ def _read_executable(code: bytes, values: Sequence[Any]) -> Executable:
     )
 
 
-def _list_product(product: Product) -> list[Any]:
+def _list_product(product: Matmul) -> list[Any]:
     shape = product.shape
     sizes = [shape.length, shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k]
     lookup = None if shape.lookup is None else astuple(shape.lookup)
@@ -205,7 +205,7 @@ def _list_product(product: Product) -> list[Any]:
     return [head, lookup, product.slots, sizes, product.symbol, product.table]
 
 
-def _read_product(values: Sequence[Any]) -> Product:
+def _read_product(values: Sequence[Any]) -> Matmul:
     head, lookup, slots, (n, t, rows), symbol, table = values
-    shape = replace(ProductShape(*head), lookup=None if lookup is None else LookupShape(*lookup))
-    return Product(shape, tuple(slots), n, t, symbol, tuple(tuple(row) for row in table), rows)
+    shape = replace(MatmulShape(*head), lookup=None if lookup is None else LookupShape(*lookup))
+    return Matmul(shape, tuple(slots), n, t, symbol, tuple(tuple(row) for row in table), rows)

@@ -21,7 +21,7 @@ from tinygrad.uop.ops import sym_infer
 from splitup.backend.schedule import Executable, Place
 from splitup.cpu.cache_writes import BoundWrite, CacheWrite, Copies
 from splitup.cpu.kernel_sequence import LaunchFunction, Native
-from splitup.cpu.matmul_match import BoundProduct, Product
+from splitup.cpu.matmul_match import BoundMatmul, Matmul
 from splitup.cpu.threads import KernelThreads
 
 Argument: TypeAlias = "Buffer | tuple[int, int]"  # the pair stands for (old or new, state)
@@ -127,7 +127,7 @@ class ExecutableCall:
         return Bound(launch, None, [])
 
 
-class ProductCall:
+class MatmulCall:
     """One matrix product, computed by code of our own, and its buffers."""
 
     __slots__ = ("_arguments", "_device", "_places", "_pool", "_product", "_rows")
@@ -135,7 +135,7 @@ class ProductCall:
     def __init__(
         self,
         device: str,
-        product: Product,
+        product: Matmul,
         arguments: Sequence[Argument],
         places: Sequence[Place],
         pool: KernelThreads,
@@ -151,7 +151,7 @@ class ProductCall:
     def bind(self, states: States) -> Bound:
         raw = _resolve(self._device, self._arguments, states)
         addresses = [buffer.va_addr for buffer in raw]
-        bound = BoundProduct(self._product, addresses, self._pool, self._rows)
+        bound = BoundMatmul(self._product, addresses, self._pool, self._rows)
         native = None if bound.native is None else Native(*bound.native)
         return Bound(bound, native, _list_cells(bound.addresses, self._places))
 

@@ -31,7 +31,7 @@ from splitup.backend.launching import (
     Bound,
     Call,
     ExecutableCall,
-    ProductCall,
+    MatmulCall,
     RowViews,
     States,
     WriteCall,
@@ -381,7 +381,7 @@ class TaskProgram:
             rows = self._total if launch.is_shared else self._rows
             if launch.kind == "product":
                 product = schedule.products[launch.index]
-                call: Call = ProductCall(
+                call: Call = MatmulCall(
                     self.device, product, arguments, launch.places, self._pool, rows
                 )
             elif launch.kind == "write":

@@ -22,7 +22,7 @@ from splitup.backend.batching import Kind, Rows, classify_kernel, find_kinds
 from splitup.backend.bridge import Lowered, write_graph
 from splitup.core.errors import InvalidModel
 from splitup.cpu.cache_writes import CacheWrite, find_cache_writes
-from splitup.cpu.matmul_match import Product, find_product, is_supported, split_product
+from splitup.cpu.matmul_match import Matmul, find_product, is_supported, split_product
 from splitup.graph.ir import Graph
 from splitup.graph.rules import Value, check_graph
 
@@ -82,7 +82,7 @@ class Schedule:
     values: tuple[int, ...]
     outputs: tuple[Place, ...]
     executables: tuple[Executable, ...]
-    products: tuple[Product, ...]
+    products: tuple[Matmul, ...]
     writes: tuple[CacheWrite, ...]
     launches: tuple[Launch, ...]
 
@@ -113,7 +113,7 @@ class _Kernel:
     """One call of the schedule, of what kind each argument is, and what our own code takes."""
 
     call: UOp
-    own: Product | CacheWrite | None
+    own: Matmul | CacheWrite | None
     operands: tuple[UOp, ...]
     kinds: dict[UOp, Kind]
     is_shared: bool
@@ -203,7 +203,7 @@ class _Writer:
         self._values: list[int] = []
         self._executables: dict[Executable, int] = {}
         self._programs: dict[UOp, int] = {}
-        self._products: dict[Product, int] = {}
+        self._products: dict[Matmul, int] = {}
         self._writes: dict[CacheWrite, int] = {}
         self._launches: list[Launch] = []
 
@@ -211,7 +211,7 @@ class _Writer:
         """Add one kernel; ``call`` is its call, compiled unless the code is our own."""
         if kernel.own is not None:
             places = tuple(self._place(operand, kernel) for operand in kernel.operands)
-            if isinstance(kernel.own, Product):
+            if isinstance(kernel.own, Matmul):
                 index = self._products.setdefault(kernel.own, len(self._products))
                 self._launches.append(Launch("product", index, places, kernel.is_shared))
             else:

@@ -21,11 +21,13 @@ MAX_COMMITTEE: Final = 31  # n = 3f+1 with f = 10; signature checks on chain sta
 
 INLINE_TENSOR_BYTES: Final = 1 * MIB  # above this, hashing and copying cost more than an S3 GET
 MAX_FRAME_BYTES: Final = INLINE_TENSOR_BYTES + 4 * KIB
-PIECE_BYTES: Final = 256 * KIB  # of a larger tensor: what a small frame may have to wait for
+TENSOR_CHUNK_BYTES: Final = 256 * KIB  # of a larger tensor: what a small frame may have to wait for
 DIRECT_BYTES: Final = 32 * MIB  # of pieces that wait for one peer, or are ahead of the store
 DIRECT_HEAD_START_S: Final = 0.05  # that pieces get before the same bytes go to the store
 DIRECT_CONNECT_S: Final = 0.5  # a first large input waits for its readers; the store is no faster
-PIECES_BYTES: Final = 256 * MIB  # of tensors that a node is being sent; beyond, from the store
+TENSOR_CHUNKS_BYTES: Final = (
+    256 * MIB
+)  # of tensors that a node is being sent; beyond, from the store
 BUNDLE_FRAMES: Final = 256  # tensors under one signature: a batch's, or all inputs of a step
 MAX_TENSOR_BYTES: Final = (
     1024 * MIB
@@ -251,17 +253,21 @@ MAX_EARLY_EXECUTIONS: Final = 32  # executions whose frames may precede their pl
 # ---- committee ---------------------------------------------------------------------------------
 
 MAX_OPEN_EXECUTIONS: Final = 4_096  # unsettled at once; ≈ 10 KB each. More are refunded, not served
-MAX_UNDONE: Final = 256  # executions that a reorganisation took away and may bring back
+MAX_REVERTED: Final = 256  # executions that a reorganisation took away and may bring back
 MAX_FINISHED_PLANS: Final = 256  # certificates kept after settlement, for clients that ask late
 MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this member has not seen yet
 MAX_SNAPSHOTS: Final = 64  # contents kept by root; a request refers to one at most minutes old
 SNAPSHOT_ENTRIES_KEPT: Final = 160_000  # in those contents: 16 of 10,000 nodes, ≈ 2 KB each
 MAX_SNAPSHOT_BYTES: Final = 64 * MIB  # of JSON: 16,384 nodes of 2 KB, doubled
-PARCEL_NODES: Final = 1_000  # above it what grows with the nodes travels apart from its gossip
-PARCEL_PART_BYTES: Final = 2 * MIB
-PARCEL_TIMEOUT_S: Final = 10.0  # for one part
-MAX_PARCEL_BYTES: Final = 128 * MIB  # a proposal of 21 observations (n = 31) of 10,000 nodes: 18 MB
-MAX_PARCELS: Final = 4  # offered at once: an observation, a proposal, and those before
+CHUNKED_MESSAGE_NODES: Final = (
+    1_000  # above it what grows with the nodes travels apart from its gossip
+)
+MESSAGE_CHUNK_BYTES: Final = 2 * MIB
+MESSAGE_CHUNK_TIMEOUT_S: Final = 10.0  # for one part
+MAX_CHUNKED_MESSAGE_BYTES: Final = (
+    128 * MIB
+)  # a proposal of 21 observations (n = 31) of 10,000 nodes: 18 MB
+MAX_CHUNKED_MESSAGES: Final = 4  # offered at once: an observation, a proposal, and those before
 MAX_MANIFESTS: Final = 256  # models known at once to a committee member
 MAX_NODES: Final = 16_384  # registered nodes a member follows, ≈ 2 KB each
 MAX_NODES_DEPTH: Final = 14  # of the tree over so many
@@ -276,10 +282,10 @@ EPOCH_TIMEOUT_S: Final = 5.0  # a leader with a quorum needs a tenth; a missed b
 EPOCH_DOUBLINGS: Final = 4  # back-off of that: at most 80 s between two tries in a storm
 EPOCH_SNAPSHOTS: Final = 16  # of one leader; then the next member decides whom it asks
 MEDIAN_HYSTERESIS: Final = 4  # a median replaces the old figure when it differs by a quarter
-MEMBER_BEAT_S: Final = 1.0  # members repeat their epoch wishes
+MEMBER_HEARTBEAT_S: Final = 1.0  # members repeat their epoch wishes
 MEMBER_SILENCE_S: Final = 2.5  # two beats missed: such a member acts last in every order
 SNAPSHOT_SUBMIT_STAGE_S: Final = 3.0  # per rank behind the leader: longer than a block
-MAX_WITNESSED_VOTES: Final = 16_384  # 4,096 open executions of four members; ≈ 500 bytes each
+MAX_TRACKED_VOTES: Final = 16_384  # 4,096 open executions of four members; ≈ 500 bytes each
 MAX_EVIDENCE: Final = 256  # conflicts kept; one is enough to slash a member
 GOSSIP_RETRY_S: Final = 1.0  # lost messages are said again
 PLAN_PUSH_STAGE_S: Final = 0.15  # per rank: a healthy member has pushed the plan by then
@@ -332,7 +338,9 @@ MAX_DEMAND: Final = (
 DOWNLOAD_TIMEOUT_S: Final = 3_600.0  # weights of many GB over a home connection
 COMMIT_WINDOW_S: Final = 0.05  # completions that share one transaction; far below a block's time
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
-OPENING_MARGIN_S: Final = 10  # beyond the chain's least: a signed request may wait for some blocks
+SIGNED_REQUEST_MARGIN_S: Final = (
+    10  # beyond the chain's least: a signed request may wait for some blocks
+)
 DISTRIBUTE_PERIOD_S: Final = 60.0  # how often a node looks whether too much of its stake is locked
 DISTRIBUTE_LOCKED_SHARE: Final = 0.5  # above it, it pays for the transaction that releases stake
 COMMIT_PATIENCE_BLOCKS: Final = 6  # for the members' one transaction, before a node sends its own …

@@ -88,7 +88,7 @@ class LookupShape:
 
 
 @dataclass(frozen=True, slots=True)
-class ProductShape:
+class MatmulShape:
     """What the code depends on. Strides are in bytes; how many n, t and entries is an argument."""
 
     style: Literal["dot", "outer"]
@@ -108,7 +108,7 @@ class ProductShape:
         return LANES if self.style == "outer" else 1
 
 
-def assemble(shape: ProductShape) -> bytes:
+def assemble(shape: MatmulShape) -> bytes:
     """Return a function of one argument, the address of the block of ``ARGUMENTS``."""
     asm = Assembler()
     for register in CALLEE_SAVED:
@@ -138,7 +138,7 @@ def _get_argument(name: str) -> Mem:
     return Mem(RDI, _OFFSETS[name])
 
 
-def _emit_n_loops(asm: Assembler, shape: ProductShape, names: Iterator[str]) -> None:
+def _emit_n_loops(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> None:
     skips = shape.lookup is not None and shape.style == "dot" and _skips_tail(shape)
     asm.load(R11, RBP if skips else _get_argument("n"))
     for tile in N_TILES:
@@ -146,7 +146,7 @@ def _emit_n_loops(asm: Assembler, shape: ProductShape, names: Iterator[str]) -> 
 
 
 def _emit_rows(
-    asm: Assembler, shape: ProductShape, lookup: LookupShape, names: Iterator[str]
+    asm: Assembler, shape: MatmulShape, lookup: LookupShape, names: Iterator[str]
 ) -> None:
     """Emit the loop over rows with numbers of their own; rbx is where a row's are.
 
@@ -183,7 +183,7 @@ def _emit_rows(
         asm.pop(register)
 
 
-def _skips_tail(shape: ProductShape) -> bool:
+def _skips_tail(shape: MatmulShape) -> bool:
     """Say whether the code looks for equal numbers at the end of a row's and goes through few.
 
     Attention names one row wherever it sees nothing, so behind the sequence. There every product
@@ -195,7 +195,7 @@ def _skips_tail(shape: ProductShape) -> bool:
     return shape.lookup.step == INT_BYTES and unit == FLOAT_BYTES
 
 
-def _emit_length(asm: Assembler, shape: ProductShape, names: Iterator[str]) -> None:
+def _emit_length(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> None:
     """Emit rbp = how many numbers to go through: eight or more of those that are equal."""
     scan, done = next(names), next(names)
     if shape.style == "dot":
@@ -258,7 +258,7 @@ def _emit_tail_loop(
     asm.label(end)
 
 
-def _emit_zero_check(asm: Assembler, shape: ProductShape, names: Iterator[str]) -> None:
+def _emit_zero_check(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> None:
     """Emit rbp = the whole length unless all factors behind it are +0.0."""
     other, done = next(names), next(names)
 
@@ -275,14 +275,14 @@ def _emit_zero_check(asm: Assembler, shape: ProductShape, names: Iterator[str]) 
     asm.label(done)
 
 
-def _emit_fill(asm: Assembler, shape: ProductShape, names: Iterator[str]) -> None:
+def _emit_fill(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> None:
     """Emit the storing of the last sum in all places behind rbp."""
     asm.load(RDX, _get_argument("n"))
     asm.load(R13, R8)
     _emit_tail_loop(asm, names, shape.out_t, lambda: asm.store_vector(0, Mem(RAX)))
 
 
-def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator[str]) -> None:
+def _emit_n_loop(asm: Assembler, shape: MatmulShape, tile: int, names: Iterator[str]) -> None:
     """Emit the loop over tiles of n; r8 and r10 are out and b, r11 counts what is left of n."""
     width = tile * shape.n_unit
     n_bytes = FLOAT_BYTES if shape.style == "outer" else shape.out_n
@@ -325,7 +325,7 @@ def _emit_n_loop(asm: Assembler, shape: ProductShape, tile: int, names: Iterator
 
 
 def _emit_tile(
-    asm: Assembler, shape: ProductShape, tile: int, ts: int, names: Iterator[str], *, fetches: bool
+    asm: Assembler, shape: MatmulShape, tile: int, ts: int, names: Iterator[str], *, fetches: bool
 ) -> None:
     """Emit the sums of a tile of n with ts rows of a; r13 and r14 go on to the next rows."""
     group = min(tile, _get_group(shape, ts))
@@ -342,7 +342,7 @@ def _emit_tile(
     asm.add_const(R12, -ts)
 
 
-def _get_group(shape: ProductShape, ts: int) -> int:
+def _get_group(shape: MatmulShape, ts: int) -> int:
     """Return how many rows of b are summed at once: what the 16 registers hold beside the rest."""
     if shape.lookup is not None and shape.style == "dot":
         return len(_POINTERS)
@@ -366,7 +366,7 @@ def _emit_row_address(asm: Assembler, lookup: LookupShape, register: int, number
 
 
 def _emit_lookup_dot(
-    asm: Assembler, shape: ProductShape, lookup: LookupShape, rows: range, ts: int
+    asm: Assembler, shape: MatmulShape, lookup: LookupShape, rows: range, ts: int
 ) -> None:
     """Emit len(rows) * ts sums over all k, without a loop: rows are those of heads, and short."""
     for register in range(len(rows) * ts):
@@ -388,7 +388,7 @@ def _emit_lookup_dot(
 
 
 def _emit_dot(
-    asm: Assembler, shape: ProductShape, rows: range, ts: int, name: str, *, fetches: bool
+    asm: Assembler, shape: MatmulShape, rows: range, ts: int, name: str, *, fetches: bool
 ) -> None:
     """Emit len(rows) * ts sums over k, and their storing; ``fetches`` the rows of b to come."""
     sums = len(rows) * ts
@@ -424,7 +424,7 @@ def _emit_dot(
     _emit_sums(asm, shape, rows, ts)
 
 
-def _emit_vector(asm: Assembler, shape: ProductShape, rows: range, ts: int, vector: int) -> None:
+def _emit_vector(asm: Assembler, shape: MatmulShape, rows: range, ts: int, vector: int) -> None:
     """Emit eight k: rows * ts multiply-adds. The operands' order decides which NaN survives."""
     for t in range(ts):
         asm.load_vector(_X + t, Mem(RDX, t * shape.a_t + vector * LANES * FLOAT_BYTES))
@@ -448,7 +448,7 @@ def _emit_widening(asm: Assembler, kind: Kind, register: int, source: Mem) -> No
         asm.shift_left(register, register, 16)
 
 
-def _emit_block(asm: Assembler, shape: ProductShape, rows: range, ts: int) -> None:
+def _emit_block(asm: Assembler, shape: MatmulShape, rows: range, ts: int) -> None:
     """Emit 32 k, of which each row of b has one scale."""
     vectors = range(BLOCK // LANES)
     if ts == 1:
@@ -471,13 +471,13 @@ def _emit_block(asm: Assembler, shape: ProductShape, rows: range, ts: int) -> No
                 asm.multiply_add(place * ts + t, _BLOCK_X + t, _W)
 
 
-def _emit_scale(asm: Assembler, shape: ProductShape, register: int, row: int) -> None:
+def _emit_scale(asm: Assembler, shape: MatmulShape, register: int, row: int) -> None:
     asm.broadcast_16(register, Mem(RCX, row * shape.b_n))
     asm.widen_half(register, register)
 
 
 def _emit_block_widening(
-    asm: Assembler, shape: ProductShape, scale: int, row: int, vector: int, ts: int
+    asm: Assembler, shape: MatmulShape, scale: int, row: int, vector: int, ts: int
 ) -> None:
     start = row * shape.b_n + 2
     if shape.kind == "q8_0":
@@ -498,7 +498,7 @@ def _get_minus_eights(ts: int) -> int:
     return 13 if ts == 1 else 11
 
 
-def _emit_sums(asm: Assembler, shape: ProductShape, rows: range, ts: int) -> None:
+def _emit_sums(asm: Assembler, shape: MatmulShape, rows: range, ts: int) -> None:
     """Emit the adding of lanes and the storing."""
     for t in range(ts):
         if len(rows) % 4 == 0 and shape.out_n == FLOAT_BYTES:
@@ -521,7 +521,7 @@ def _emit_sums(asm: Assembler, shape: ProductShape, rows: range, ts: int) -> Non
             asm.store_scalar(_X, Mem(R14, t * shape.out_t + row * shape.out_n))
 
 
-def _emit_outer(asm: Assembler, shape: ProductShape, vectors: range, ts: int, name: str) -> None:
+def _emit_outer(asm: Assembler, shape: MatmulShape, vectors: range, ts: int, name: str) -> None:
     """Emit len(vectors) * 8 * ts sums over k, one per lane, and their storing."""
     for register in range(len(vectors) * ts):
         asm.zero(register)

@@ -39,7 +39,7 @@ from splitup.cpu.matmul_codegen import (
     LANES,
     Kind,
     LookupShape,
-    ProductShape,
+    MatmulShape,
     assemble,
 )
 from splitup.cpu.threads import KernelThreads
@@ -85,10 +85,10 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Matmul:
     """A kernel that is a matrix product. Slots are the kernel's arguments."""
 
-    shape: ProductShape
+    shape: MatmulShape
     slots: tuple[int, ...]  # out, a, b, and the numbers of rows that are looked up
     n: int
     t: int  # or its bound
@@ -159,7 +159,7 @@ def _get_parts(sink: UOp) -> tuple[UOp, list[UOp], UOp]:
 # ---- finding -------------------------------------------------------------------------------------
 
 
-def find_product(sink: UOp) -> Product | None:
+def find_product(sink: UOp) -> Matmul | None:
     """Return the product that a kernel is, None when it is something else."""
     try:
         store, loops, reduce = _get_parts(sink)
@@ -192,7 +192,7 @@ def _count(index: Linear) -> int:
 
 def _arrange(
     out_slot: int, out: Linear, a: Operand, b: Operand, digits: list[Digit], summed: list[Digit]
-) -> Product:
+) -> Matmul:
     """Give each loop its role: n (b only), t (a only), or a column of the table."""
     if a.kind != "float32":
         raise Unfit
@@ -213,7 +213,7 @@ def _arrange(
         raise Unfit
     if math.prod(axis.size for axis in axes if axis.b) * k.size < MIN_WORK:
         raise Unfit
-    shape = ProductShape(
+    shape = MatmulShape(
         style="dot" if is_dot else "outer",
         kind=b.kind,
         length=k.size,
@@ -226,7 +226,7 @@ def _arrange(
     )
     _check_strides(shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k)
     slots = (out_slot, a.slot, b.slot)
-    return Product(shape, slots, n.size, t.size, t.symbol, _make_table(out, a, b, rest))
+    return Matmul(shape, slots, n.size, t.size, t.symbol, _make_table(out, a, b, rest))
 
 
 def _arrange_lookup(
@@ -236,7 +236,7 @@ def _arrange_lookup(
     lookup: Lookup,
     digits: list[Digit],
     summed: list[Digit],
-) -> Product:
+) -> Matmul:
     """Give each loop its role: n or k looks up, rows have numbers of their own, t is of a only.
 
     Small ones count too: in tinygrad's kernel every single multiplication looks its row up.
@@ -275,7 +275,7 @@ def _arrange_lookup(
         a_row=row.a * FLOAT_BYTES,
         number_row=row.number * FLOAT_BYTES,
     )
-    shape = ProductShape(
+    shape = MatmulShape(
         style="dot" if is_dot else "outer",
         kind="float32",
         length=k.size,
@@ -293,7 +293,7 @@ def _arrange_lookup(
         raise Unfit
     slots = (out_slot, a.slot, b.slot, lookup.slot)
     table = _make_table(out, a, b, rest)
-    return Product(shape, slots, n.size, t.size, row.symbol, table, row.size)
+    return Matmul(shape, slots, n.size, t.size, row.symbol, table, row.size)
 
 
 def _make_axes(
@@ -378,18 +378,18 @@ def _join(axes: list[Axis]) -> list[Axis]:
 
 
 @functools.lru_cache(maxsize=4_096)
-def _load_code(shape: ProductShape) -> MachineCode:
+def _load_code(shape: MatmulShape) -> MachineCode:
     return MachineCode(assemble(shape))
 
 
-class BoundProduct:
+class BoundMatmul:
     """A product on certain buffers; call it."""
 
     __slots__ = ("_blocks", "_code", "_keep", "_pool", "addresses")
 
     def __init__(
         self,
-        product: Product,
+        product: Matmul,
         addresses: Sequence[int],
         pool: KernelThreads,
         rows: Mapping[str, ctypes.c_uint64],
@@ -444,11 +444,11 @@ class BoundProduct:
         return (self._code.address, self._blocks) if len(self._blocks) == 1 else None
 
 
-def _get_b_step(shape: ProductShape) -> int:
+def _get_b_step(shape: MatmulShape) -> int:
     return shape.b_n if shape.style == "dot" else ITEM_BYTES[shape.kind]
 
 
-def _divide_work(product: Product, threads: int) -> list[tuple[int, int, int, int]]:
+def _divide_work(product: Matmul, threads: int) -> list[tuple[int, int, int, int]]:
     """Return parts of a product: first n, number of n, first entry of the table, number."""
     entries = len(product.table)
     if threads < 2 or product.work < THREAD_WORK:

@@ -71,7 +71,7 @@ class ClassVectors(_Record):
     ]
 
 
-class Vectors(_Record):
+class SelfTestVectors(_Record):
     """The reference vectors of one task, one entry per class that was measured."""
 
     format: Literal["splitup.vectors"]
@@ -138,7 +138,7 @@ def make_vectors(
     determinism: str,
     outputs: Sequence[Sequence[bytes]],
     ports: Sequence[TensorSpec],
-) -> Vectors:
+) -> SelfTestVectors:
     """Return the vectors of a task from its outputs, per step and port, on one class."""
     steps = tuple(
         tuple(
@@ -150,7 +150,7 @@ def make_vectors(
         )
         for step in outputs
     )
-    return Vectors(
+    return SelfTestVectors(
         format=FORMAT,
         version=VERSION,
         task_id=task_id,
@@ -159,11 +159,11 @@ def make_vectors(
     )
 
 
-def load_vectors(data: bytes, task_id: str, ports: Sequence[Port]) -> Vectors:
+def load_vectors(data: bytes, task_id: str, ports: Sequence[Port]) -> SelfTestVectors:
     """Return the vectors in ``data``; raises InvalidModel unless they are those of this task."""
     try:
         decode_canonical(data, max_bytes=limits.MAX_VECTORS_BYTES)
-        vectors = Vectors.model_validate_json(data)
+        vectors = SelfTestVectors.model_validate_json(data)
     except (InvalidInput, ValidationError) as error:
         raise InvalidModel(
             f"the reference vectors of task {task_id} are invalid: {error}"
@@ -188,7 +188,7 @@ def take_sample(dtype: str, data: bytes) -> bytes:
 
 
 def audit(
-    vectors: Vectors,
+    vectors: SelfTestVectors,
     determinism: str,
     outputs: Sequence[Sequence[bytes]],
     ports: Sequence[TensorSpec],

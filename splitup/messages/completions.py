@@ -136,7 +136,7 @@ def _digest_completion(completion: Completion) -> str:
     return "0x" + hashlib.sha256(data).hexdigest()
 
 
-class Pledge(Message):
+class ExecutorCommitment(Message):
     """What a node commits to in one execution, told to the members at its end (JWS)."""
 
     execution_id: Bytes32Field

@@ -244,8 +244,10 @@ def decode_piece(data: bytes) -> Piece | None:
     """Parse a piece; None for anything else. Raises PeerFault when its bounds are impossible."""
     if not data.startswith(_PIECE_MAGIC):
         return None
-    if not _PIECE.size < len(data) <= _PIECE.size + limits.PIECE_BYTES:
-        raise PeerFault(f"a piece of {len(data)} bytes; at most {limits.PIECE_BYTES} go in one")
+    if not _PIECE.size < len(data) <= _PIECE.size + limits.TENSOR_CHUNK_BYTES:
+        raise PeerFault(
+            f"a piece of {len(data)} bytes; at most {limits.TENSOR_CHUNK_BYTES} go in one"
+        )
     _, execution, task, port, step, length, offset = _PIECE.unpack_from(data)
     payload = memoryview(data)[_PIECE.size :]
     if not limits.INLINE_TENSOR_BYTES < length <= limits.DIRECT_BYTES:

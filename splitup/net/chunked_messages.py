@@ -17,65 +17,67 @@ from splitup.net.http import SignedClient
 _LEVEL = 1  # four times smaller at 200 MB/s; more effort saves a fifth
 
 
-class Parcel(Message):
+class ChunkedMessage(Message):
     """What stands for a message: SHA-256 and length of its compressed bytes, length of itself."""
 
     packed_digest: DigestField
-    packed_bytes: Annotated[int, Field(ge=1, le=limits.MAX_PARCEL_BYTES)]
-    raw_bytes: Annotated[int, Field(ge=1, le=limits.MAX_PARCEL_BYTES)]
+    packed_bytes: Annotated[int, Field(ge=1, le=limits.MAX_CHUNKED_MESSAGE_BYTES)]
+    raw_bytes: Annotated[int, Field(ge=1, le=limits.MAX_CHUNKED_MESSAGE_BYTES)]
 
 
-class Parcels:
-    """What this process offers to be fetched: the latest ``limits.MAX_PARCELS``."""
+class ChunkedMessages:
+    """What this process offers to be fetched: the latest ``limits.MAX_CHUNKED_MESSAGES``."""
 
     def __init__(self) -> None:
         self._packed: OrderedDict[str, bytes] = OrderedDict()
 
-    def offer(self, data: bytes) -> Parcel:
+    def offer(self, data: bytes) -> ChunkedMessage:
         """Keep a message for its receivers; raise PeerFault for one that none would take."""
-        if len(data) > limits.MAX_PARCEL_BYTES:
+        if len(data) > limits.MAX_CHUNKED_MESSAGE_BYTES:
             raise PeerFault(
-                f"a message of {len(data)} bytes; members take {limits.MAX_PARCEL_BYTES}"
+                f"a message of {len(data)} bytes; members take {limits.MAX_CHUNKED_MESSAGE_BYTES}"
             )
         packed = zlib.compress(data, _LEVEL)
         digest = hashlib.sha256(packed).hexdigest()
         self._packed[digest] = packed
-        while len(self._packed) > limits.MAX_PARCELS:
+        while len(self._packed) > limits.MAX_CHUNKED_MESSAGES:
             self._packed.popitem(last=False)
-        return Parcel(packed_digest=digest, packed_bytes=len(packed), raw_bytes=len(data))
+        return ChunkedMessage(packed_digest=digest, packed_bytes=len(packed), raw_bytes=len(data))
 
     def find_part(self, digest: str, part: int) -> bytes | None:
         """Return a part, counted from 0; None when there is no such one."""
         packed = self._packed.get(digest, b"")
-        start = part * limits.PARCEL_PART_BYTES
-        return packed[start : start + limits.PARCEL_PART_BYTES] or None
+        start = part * limits.MESSAGE_CHUNK_BYTES
+        return packed[start : start + limits.MESSAGE_CHUNK_BYTES] or None
 
 
-async def fetch_parcel(http: SignedClient, endpoint: str, parcel: Parcel) -> bytes:
+async def fetch_chunked_message(
+    http: SignedClient, endpoint: str, chunked_message: ChunkedMessage
+) -> bytes:
     """Fetch what a party offers; raise PeerFault when it is something else, Unavailable."""
     packed = bytearray()
     part = 0
-    while len(packed) < parcel.packed_bytes:
-        wanted = min(limits.PARCEL_PART_BYTES, parcel.packed_bytes - len(packed))
-        url = f"{endpoint}/v1/parcel/{parcel.packed_digest}/{part}"
-        data = await http.get_bytes(url, max_bytes=wanted, timeout_s=limits.PARCEL_TIMEOUT_S)
+    while len(packed) < chunked_message.packed_bytes:
+        wanted = min(limits.MESSAGE_CHUNK_BYTES, chunked_message.packed_bytes - len(packed))
+        url = f"{endpoint}/v1/parcel/{chunked_message.packed_digest}/{part}"
+        data = await http.get_bytes(url, max_bytes=wanted, timeout_s=limits.MESSAGE_CHUNK_TIMEOUT_S)
         if len(data) != wanted:
             raise PeerFault(f"{url} has {len(data)} bytes instead of {wanted}")
         packed += data
         part += 1
-    return unpack_parcel(parcel, bytes(packed))
+    return unpack_chunked_message(chunked_message, bytes(packed))
 
 
-def unpack_parcel(parcel: Parcel, packed: bytes) -> bytes:
+def unpack_chunked_message(chunked_message: ChunkedMessage, packed: bytes) -> bytes:
     """Return the message; raise PeerFault for other bytes, or more of them than announced."""
-    if hashlib.sha256(packed).hexdigest() != parcel.packed_digest:
+    if hashlib.sha256(packed).hexdigest() != chunked_message.packed_digest:
         raise PeerFault("a parcel's bytes are not those announced")
     decoder = zlib.decompressobj()
     try:
-        data = decoder.decompress(packed, parcel.raw_bytes)
+        data = decoder.decompress(packed, chunked_message.raw_bytes)
     except zlib.error as error:
         raise PeerFault(f"a parcel cannot be unpacked: {error}") from None
     is_whole = decoder.eof and not decoder.unconsumed_tail and not decoder.unused_data
-    if len(data) != parcel.raw_bytes or not is_whole:
+    if len(data) != chunked_message.raw_bytes or not is_whole:
         raise PeerFault("a parcel holds more or less than announced")
     return data

@@ -61,8 +61,8 @@ async def _send_pieces(
     links: Sequence[Link], execution_id: str, source: PortId, step: int, data: bytes | memoryview
 ) -> None:
     """Send a tensor's bytes; a link that breaks meanwhile loses them."""
-    for offset in range(0, len(data) if links else 0, limits.PIECE_BYTES):
-        payload = data[offset : offset + limits.PIECE_BYTES]
+    for offset in range(0, len(data) if links else 0, limits.TENSOR_CHUNK_BYTES):
+        payload = data[offset : offset + limits.TENSOR_CHUNK_BYTES]
         piece = Piece(execution_id, *source, step, len(data), offset, payload).encode()
         for link in links:
             link.send_bulk(piece)
@@ -76,8 +76,8 @@ class _Incoming:
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
 
-class Pieces:
-    """What is arriving here in pieces, ``limits.PIECES_BYTES`` at most.
+class TensorChunks:
+    """What is arriving here in pieces, ``limits.TENSOR_CHUNKS_BYTES`` at most.
 
     Who may send what is the caller's to check, piece by piece.
     """
@@ -116,7 +116,7 @@ class Pieces:
         incoming = tensors.get(key)
         if incoming is not None:
             return incoming if len(incoming.data) == piece.length else None
-        if piece.offset or self._bytes + piece.length > limits.PIECES_BYTES:
+        if piece.offset or self._bytes + piece.length > limits.TENSOR_CHUNKS_BYTES:
             return None
         incoming = tensors[key] = _Incoming(bytearray(piece.length))
         self._bytes += piece.length

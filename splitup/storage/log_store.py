@@ -33,7 +33,7 @@ from splitup.net.object_transfer import (
 )
 from splitup.protocol.execution.log_segments import LogEntry, LogReader, PortLog
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
 from splitup.storage.gateway_client import GatewayClient, LogRead, LogWrite
 
@@ -207,7 +207,7 @@ def open_logs(
     gateway: GatewayClient,
     http: Callable[[], aiohttp.ClientSession],
     certificate: PlanCertificate,
-    roster: Roster,
+    executor_map: ExecutorMap,
     *,
     has_large_tensors: bool,
     now_s: Callable[[], float] = time.time,
@@ -220,7 +220,7 @@ def open_logs(
 
     async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
         return await gateway.log_grants(
-            certificate, writes, reads, tuple(roster.takeovers.values())
+            certificate, writes, reads, tuple(executor_map.takeovers.values())
         )
 
     async def ask_upfront() -> Grants:

@@ -26,7 +26,7 @@ from splitup.graph.manifest import (
     get_weights_key,
     load_manifest,
 )
-from splitup.graph.self_test_vectors import Vectors, load_vectors
+from splitup.graph.self_test_vectors import SelfTestVectors, load_vectors
 from splitup.messages.storage import Grant, Grants
 from splitup.storage.download import download_object, write_file
 from splitup.storage.gateway_client import GatewayClient
@@ -86,7 +86,7 @@ class Cache:
         await self._fetch_missing(model_id, wanted)
         return graph, weights if task.weights_digest else None
 
-    async def fetch_vectors(self, model_id: str, index: int) -> Vectors | None:
+    async def fetch_vectors(self, model_id: str, index: int) -> SelfTestVectors | None:
         """Return a task's reference vectors, None when its model has none."""
         task = (await self.fetch_manifest(model_id)).tasks[index]
         digest = task.reference_digest

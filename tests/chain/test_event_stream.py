@@ -30,8 +30,8 @@ def test_trail_takes_back_what_a_reorganisation_undoes_latest_first() -> None:
     trail.advance(blocks[4], told)
     trail.advance(blocks[5], (make_event(blocks[5]),))
     assert trail.next_block == 6
-    undone = trail.rewind(blocks[1])
-    assert [(e.block_number, e.log_index, e.removed) for e in undone] == [
+    reverted = trail.rewind(blocks[1])
+    assert [(e.block_number, e.log_index, e.removed) for e in reverted] == [
         (5, 0, True),
         (3, 1, True),
         (3, 0, True),

@@ -9,8 +9,8 @@ import pytest
 
 from splitup.backend.runtime import TaskProgram
 from splitup.backend.schedule import compile_graph
-from splitup.cpu.matmul_codegen import Bound, Kind, LookupShape, ProductShape
-from splitup.cpu.matmul_match import BoundProduct, Product, is_supported
+from splitup.cpu.matmul_codegen import Bound, Kind, LookupShape, MatmulShape
+from splitup.cpu.matmul_match import BoundMatmul, Matmul, is_supported
 from splitup.cpu.threads import KernelThreads
 from splitup.graph.ir import Graph
 from splitup.graph.memory import BUFFER_ALIGNMENT
@@ -48,12 +48,12 @@ def multiply(kind: Kind, a: np.ndarray, b: np.ndarray, n: int, *, threads: int =
     """Return a [t, k] times the transpose of a stored matrix, by style dot."""
     t, k = a.shape
     out = np.full((t, n), np.nan, np.float32)
-    shape = ProductShape("dot", kind, k, 4, 4 * n, 4 * k, 4, b.nbytes // n, 0)
-    return call(Product(shape, (0, 1, 2), n, t, "", ((0, 0, 0),)), out, a, b, threads=threads)
+    shape = MatmulShape("dot", kind, k, 4, 4 * n, 4 * k, 4, b.nbytes // n, 0)
+    return call(Matmul(shape, (0, 1, 2), n, t, "", ((0, 0, 0),)), out, a, b, threads=threads)
 
 
 def call(
-    product: Product,
+    product: Matmul,
     out: np.ndarray,
     a: np.ndarray,
     b: np.ndarray,
@@ -62,7 +62,7 @@ def call(
     rows: Any = None,
 ) -> np.ndarray:
     addresses = [array.ctypes.data for array in (out, a, b)]
-    BoundProduct(product, addresses, KernelThreads(threads), rows or {})()
+    BoundMatmul(product, addresses, KernelThreads(threads), rows or {})()
     return out
 
 
@@ -111,9 +111,9 @@ def test_outer_products_and_tables_of_offsets() -> None:
     a = random.standard_normal((t, heads, k), dtype=np.float32)
     b = random.standard_normal((k, heads, n), dtype=np.float32)
     out = np.zeros((heads, t, n), np.float32)
-    shape = ProductShape("outer", "float32", k, 4, 4 * n, 4 * heads * k, 4, 0, 4 * heads * n)
+    shape = MatmulShape("outer", "float32", k, 4, 4 * n, 4 * heads * k, 4, 0, 4 * heads * n)
     table = tuple((4 * head * t * n, 4 * head * k, 4 * head * n) for head in range(heads))
-    product = Product(shape, (0, 1, 2), n, t, "", table)
+    product = Matmul(shape, (0, 1, 2), n, t, "", table)
     expected = np.zeros_like(out)
     for step in range(k):  # k ascends; the product is exact in double
         exact = a[:, :, step].T[:, :, None].astype(np.float64) * b[step][:, None, :]
@@ -125,12 +125,12 @@ def test_rows_may_be_known_only_at_launch() -> None:
     n, k = 5, 32
     a = np.ones((4, k), np.float32)
     stored, values = make_b("float32", n, k)
-    shape = ProductShape("dot", "float32", k, 4, 4 * n, 4 * k, 4, 4 * k, 0)
+    shape = MatmulShape("dot", "float32", k, 4, 4 * n, 4 * k, 4, 4 * k, 0)
     rows = {"T": ctypes.c_uint64(0)}
     for count in (0, 1, 4):
         rows["T"].value = count
         out = np.zeros((4, n), np.float32)
-        call(Product(shape, (0, 1, 2), n, 4, "T", ((0, 0, 0),)), out, a, stored, rows=rows)
+        call(Matmul(shape, (0, 1, 2), n, 4, "T", ((0, 0, 0),)), out, a, stored, rows=rows)
         assert np.all(out[count:] == 0)
         np.testing.assert_allclose(out[:count], (a @ values.T)[:count], atol=1e-5)
 
@@ -147,10 +147,10 @@ def look_up(
     out = np.full((rows, t, n), np.nan, np.float32)
     strides = (b.strides[0], 4, 4 * t * n, 4 * t * k, numbers.strides[0])
     lookup = LookupShape(bound, len(b) - 1, *strides)
-    shape = ProductShape(style, "float32", k, 4, 4 * n, 4 * k, 4, 0, 0, lookup)  # type: ignore[arg-type]
-    product = Product(shape, (0, 1, 2, 3), n, t, "", ((0, 0, 0),), rows)
+    shape = MatmulShape(style, "float32", k, 4, 4 * n, 4 * k, 4, 0, 0, lookup)  # type: ignore[arg-type]
+    product = Matmul(shape, (0, 1, 2, 3), n, t, "", ((0, 0, 0),), rows)
     addresses = [array.ctypes.data for array in (out, a, b, numbers)]
-    BoundProduct(product, addresses, KernelThreads(threads), {})()
+    BoundMatmul(product, addresses, KernelThreads(threads), {})()
     return out
 
 

@@ -112,11 +112,11 @@ async def repeat(self: Verifier, order: VerificationOrder, result: VerificationR
         if overheard is None:
             return
         root = overheard
-    promise = VerificationCommitment(
+    validator_commitment = VerificationCommitment(
         execution_id=result.execution_id, task=result.task, validator=result.validator, root=root
     )
     herald = self._tools.herald
-    if await herald.wait_until_due(result.execution_id, promise, give_up_s):
+    if await herald.wait_until_due(result.execution_id, validator_commitment, give_up_s):
         await herald.spread("/v1/verification", RESULT_TYP, result, give_up_s)
 
 

@@ -165,7 +165,7 @@ def test_zeros_have_no_payload() -> None:
         decode_frame(make_zeros(8).encode(SIGNATURE) + bytes(8))
 
 
-PIECE = Piece("0x" + "ab" * 32, 1, 2, 3, 2 * limits.MIB, limits.PIECE_BYTES, b"x" * 100)
+PIECE = Piece("0x" + "ab" * 32, 1, 2, 3, 2 * limits.MIB, limits.TENSOR_CHUNK_BYTES, b"x" * 100)
 
 
 def test_piece_round_trips_and_is_no_frame() -> None:
@@ -179,7 +179,7 @@ def test_piece_round_trips_and_is_no_frame() -> None:
     "piece",
     [
         replace(PIECE, payload=b""),
-        replace(PIECE, payload=bytes(limits.PIECE_BYTES + 1)),
+        replace(PIECE, payload=bytes(limits.TENSOR_CHUNK_BYTES + 1)),
         replace(PIECE, length=limits.INLINE_TENSOR_BYTES),
         replace(PIECE, length=limits.DIRECT_BYTES + 1),
         replace(PIECE, offset=PIECE.length - 99),

@@ -10,27 +10,32 @@ from aiohttp import web
 
 from splitup.core import limits
 from splitup.core.errors import PeerFault
-from splitup.net.chunked_messages import Parcel, Parcels, fetch_parcel, unpack_parcel
+from splitup.net.chunked_messages import (
+    ChunkedMessage,
+    ChunkedMessages,
+    fetch_chunked_message,
+    unpack_chunked_message,
+)
 from splitup.net.http import SignedClient, error_reply, make_app, serve_app
 
 DATA = bytes(range(256)) * 4_000
 
 
-def announce(packed: bytes, raw_bytes: int) -> Parcel:
+def announce(packed: bytes, raw_bytes: int) -> ChunkedMessage:
     digest = hashlib.sha256(packed).hexdigest()
-    return Parcel(packed_digest=digest, packed_bytes=len(packed), raw_bytes=raw_bytes)
+    return ChunkedMessage(packed_digest=digest, packed_bytes=len(packed), raw_bytes=raw_bytes)
 
 
-async def test_a_parcel_arrives_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PARCEL_PART_BYTES", 1_000)
-    parcels = Parcels()
-    parcel = parcels.offer(DATA)
-    assert parcel.packed_bytes > 3_000
+async def test_a_chunked_message_arrives_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MESSAGE_CHUNK_BYTES", 1_000)
+    chunked_messages = ChunkedMessages()
+    chunked_message = chunked_messages.offer(DATA)
+    assert chunked_message.packed_bytes > 3_000
     asked: list[int] = []
 
     async def serve(request: web.Request) -> web.Response:
         asked.append(int(request.match_info["part"]))
-        part = parcels.find_part(request.match_info["digest"], asked[-1])
+        part = chunked_messages.find_part(request.match_info["digest"], asked[-1])
         return web.Response(body=part) if part else error_reply(404, "gone")
 
     app = make_app()
@@ -38,29 +43,31 @@ async def test_a_parcel_arrives_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     server = await serve_app(app, "127.0.0.1", 0)
     try:
         async with SignedClient() as http:
-            assert await fetch_parcel(http, server.url, parcel) == DATA
-            assert asked == list(range(-(-parcel.packed_bytes // 1_000)))
-            longer = parcel.model_copy(update={"packed_bytes": parcel.packed_bytes + 1})
+            assert await fetch_chunked_message(http, server.url, chunked_message) == DATA
+            assert asked == list(range(-(-chunked_message.packed_bytes // 1_000)))
+            longer = chunked_message.model_copy(
+                update={"packed_bytes": chunked_message.packed_bytes + 1}
+            )
             with pytest.raises(PeerFault):
-                await fetch_parcel(http, server.url, longer)
+                await fetch_chunked_message(http, server.url, longer)
     finally:
         await server.close()
-    assert parcels.find_part(parcel.packed_digest, len(asked)) is None
+    assert chunked_messages.find_part(chunked_message.packed_digest, len(asked)) is None
 
 
 def test_only_the_latest_are_kept() -> None:
-    parcels = Parcels()
-    first, *_ = [parcels.offer(bytes([n])) for n in range(limits.MAX_PARCELS + 1)]
-    assert parcels.find_part(first.packed_digest, 0) is None
+    chunked_messages = ChunkedMessages()
+    first, *_ = [chunked_messages.offer(bytes([n])) for n in range(limits.MAX_CHUNKED_MESSAGES + 1)]
+    assert chunked_messages.find_part(first.packed_digest, 0) is None
     with pytest.raises(PeerFault):
-        parcels.offer(bytes(limits.MAX_PARCEL_BYTES + 1))
+        chunked_messages.offer(bytes(limits.MAX_CHUNKED_MESSAGE_BYTES + 1))
 
 
-def test_a07_a_parcel_that_unpacks_to_more_is_refused_before_it_does() -> None:
+def test_a07_a_chunked_message_that_unpacks_to_more_is_refused_before_it_does() -> None:
     packed = zlib.compress(bytes(50_000_000))
     assert len(packed) < 100_000
     with pytest.raises(PeerFault, match="more or less"):
-        unpack_parcel(announce(packed, 1_000), packed)
+        unpack_chunked_message(announce(packed, 1_000), packed)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,6 @@ def test_a07_a_parcel_that_unpacks_to_more_is_refused_before_it_does() -> None:
 )
 def test_a09_other_bytes_are_refused(packed: bytes) -> None:
     with pytest.raises(PeerFault):
-        unpack_parcel(announce(packed, len(DATA)), packed)
+        unpack_chunked_message(announce(packed, len(DATA)), packed)
     with pytest.raises(PeerFault, match="not those announced"):
-        unpack_parcel(announce(b"x", len(DATA)), packed)
+        unpack_chunked_message(announce(b"x", len(DATA)), packed)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from splitup_node.tasks.self_test import SESSION
+from splitup_node.tasks.audit import SESSION
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.process import Worker, main
 

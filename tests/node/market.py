@@ -30,7 +30,7 @@ from splitup.crypto.quorum import pack_signatures, sign_quorum, snapshot_struct_
 from splitup.devnet.anvil import derive_key
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import Manifest, get_blob_key, get_task_key
-from splitup.messages.completions import Completion, Pledge
+from splitup.messages.completions import Completion, ExecutorCommitment
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Heartbeat, Snapshot, SnapshotEntry
 from splitup.messages.verification import (
@@ -59,10 +59,12 @@ class Members:
     demand: list[dict[str, Any]] = field(default_factory=list)
     heartbeats: dict[str, Heartbeat] = field(default_factory=dict)
     completions: dict[tuple[str, str], Completion] = field(default_factory=dict)
-    pledges: dict[tuple[str, str], Pledge] = field(default_factory=dict)
+    commitments: dict[tuple[str, str], ExecutorCommitment] = field(default_factory=dict)
     results: asyncio.Queue[VerificationResult] = field(default_factory=asyncio.Queue)
     verified: set[tuple[str, int]] = field(default_factory=set)
-    promises: dict[tuple[str, int], VerificationCommitment] = field(default_factory=dict)
+    validator_commitments: dict[tuple[str, int], VerificationCommitment] = field(
+        default_factory=dict
+    )
     identities: Iterator[Identity] = field(default_factory=lambda: iter(()))
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -89,15 +91,17 @@ class Members:
         await self._tell()
         return web.json_response({})
 
-    async def on_pledge(self, request: web.Request) -> web.Response:
-        pledge = Pledge.from_value(await self._read(request, "splitup-pledge"))
-        self.pledges[pledge.execution_id, pledge.node] = pledge
+    async def on_commitment(self, request: web.Request) -> web.Response:
+        commitment = ExecutorCommitment.from_value(await self._read(request, "splitup-pledge"))
+        self.commitments[commitment.execution_id, commitment.node] = commitment
         return web.json_response({})
 
-    async def on_promise(self, request: web.Request) -> web.Response:
+    async def on_validator_commitment(self, request: web.Request) -> web.Response:
         body = await self._read(request, "splitup-verification-commitment")
-        promise = VerificationCommitment.from_value(body)
-        self.promises[promise.execution_id, promise.task] = promise
+        validator_commitment = VerificationCommitment.from_value(body)
+        self.validator_commitments[validator_commitment.execution_id, validator_commitment.task] = (
+            validator_commitment
+        )
         return web.json_response({})
 
     async def on_attestation(self, request: web.Request) -> web.Response:
@@ -110,7 +114,7 @@ class Members:
             due=True,
             held=tuple(
                 Held(task=p.task, validator=p.validator, root=p.root)
-                for p in self.promises.values()
+                for p in self.validator_commitments.values()
                 if p.execution_id == execution_id
             ),
             silent=(),
@@ -122,7 +126,7 @@ class Members:
         body = await self._read(request, "splitup-verification-result")
         result = VerificationResult.from_value(body)
         if (key := (result.execution_id, result.task)) not in self.verified:
-            assert result.error or self.promises[key].root == result.root()
+            assert result.error or self.validator_commitments[key].root == result.root()
             self.verified.add(key)  # the four members listen at one endpoint
             self.results.put_nowait(result)
         return web.json_response({})
@@ -344,8 +348,8 @@ async def open_market(
     app = make_app()
     app.router.add_post("/v1/heartbeat", members.on_heartbeat)
     app.router.add_post("/v1/completion", members.on_completion)
-    app.router.add_post("/v1/pledge", members.on_pledge)
-    app.router.add_post("/v1/promise", members.on_promise)
+    app.router.add_post("/v1/pledge", members.on_commitment)
+    app.router.add_post("/v1/promise", members.on_validator_commitment)
     app.router.add_get("/v1/attestation/{execution_id}", members.on_attestation)
     app.router.add_post("/v1/verification", members.on_verification)
     server = await serve_app(app, "127.0.0.1", 0)

@@ -16,7 +16,7 @@ from splitup.graph.manifest import Manifest
 from splitup.messages.plans import PlanCertificate
 from splitup.net.object_transfer import NotStored
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.log_store import LogObject
 from tests.node.network import Store, TestNode, make_manifest
 
@@ -33,7 +33,9 @@ class Forgetful:
 
 @dataclass
 class ForgetfulStore(Store):
-    def open(self, certificate: PlanCertificate, manifest: Manifest, roster: Roster) -> Forgetful:  # type: ignore[override]
+    def open(
+        self, certificate: PlanCertificate, manifest: Manifest, executor_map: ExecutorMap
+    ) -> Forgetful:  # type: ignore[override]
         return Forgetful()
 
 

@@ -44,7 +44,7 @@ from splitup.net.signed_frames import (
 from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.execution.log_segments import LogReader
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.takeovers import Roster, sign_takeover
+from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.storage.log_store import LogObject, iter_log, read_tensor
 from tests.builders import HANG_S
 from tests.node.graphs import make_accumulator, make_reference, make_sum
@@ -157,7 +157,9 @@ class Store:
     def __post_init__(self) -> None:
         self.takes.set()
 
-    def open(self, certificate: PlanCertificate, manifest: Manifest, roster: Roster) -> StoredLogs:
+    def open(
+        self, certificate: PlanCertificate, manifest: Manifest, executor_map: ExecutorMap
+    ) -> StoredLogs:
         return StoredLogs(self, certificate.plan.request.execution_id)
 
 
@@ -361,8 +363,10 @@ class TestClient:
         digest = hashlib.sha256(data).digest() if digest is None else digest
         frame = make_stored_frame(execution_id, CLIENT, 0, step, digest, x.nbytes, direct=True)
         link = next(link for link in self.links if link.peer == node)
-        for offset in range(0, len(data), limits.PIECE_BYTES) if offsets is None else offsets:
-            payload = data[offset : offset + limits.PIECE_BYTES]
+        for offset in (
+            range(0, len(data), limits.TENSOR_CHUNK_BYTES) if offsets is None else offsets
+        ):
+            payload = data[offset : offset + limits.TENSOR_CHUNK_BYTES]
             piece = Piece(execution_id, CLIENT, 0, step, len(data), offset, payload)
             link.send_bulk(piece.encode())
         link.send_bulk(seal_frame(self.identity, frame))

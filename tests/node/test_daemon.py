@@ -30,7 +30,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import VerificationOrder, VerificationResult
 from splitup.net.http import SignedClient
 from splitup.protocol.execution.log_segments import LogEntry
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.selection import rank_validators
 from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import check_completion, is_sampled
@@ -112,7 +112,7 @@ async def store_inputs(
             gateway,
             lambda: http.session,
             certificate,
-            Roster(certificate.plan),
+            ExecutorMap(certificate.plan),
             has_large_tensors=False,
         )
         writer = LogWriter(request.execution_id, request.client, store)
@@ -182,7 +182,7 @@ async def test_execution_is_computed_committed_revealed_and_verified(
         check_completion(completion, certificate.plan, market.manifest, completion.root())
         committed = await market.client.call("market", "commitmentOf", execution_id, node)
         assert committed == compute_commitment(STEPS, completion.root())
-        assert market.members.pledges[execution_id, node].root == completion.root()
+        assert market.members.commitments[execution_id, node].root == completion.root()
 
     entries = {e.task: e for c in completions.values() for e in c.tasks}
     result = await verify(market, certificate, 1, STEPS, nodes)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from splitup_node.committee.committee_client import Herald
+from splitup_node.committee.committee_client import CommitteeClient
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
@@ -27,7 +27,13 @@ from splitup.crypto.quorum import compute_execution_id
 from splitup.devnet.anvil import derive_key, start_anvil
 from splitup.devnet.ports import find_free_ports
 from splitup.messages.base import ZERO_BYTES32
-from splitup.messages.completions import EMPTY_DIGEST, Completion, End, Pledge, TaskCommitment
+from splitup.messages.completions import (
+    EMPTY_DIGEST,
+    Completion,
+    End,
+    ExecutorCommitment,
+    TaskCommitment,
+)
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Heartbeat
 from splitup.messages.verification import (
@@ -185,18 +191,18 @@ class Node:
         if execution_id in self.gates:
             await self.gates[execution_id].wait()
         herald = self._open_herald()
-        pledge = Pledge(
+        commitment = ExecutorCommitment(
             execution_id=execution_id,
             node=completion.node,
             steps=completion.steps,
             root=completion.root(),
         )
-        self.spawn(herald.spread("/v1/pledge", "splitup-pledge", pledge, math.inf))
+        self.spawn(herald.spread("/v1/pledge", "splitup-pledge", commitment, math.inf))
         assert await herald.wait_until_due(execution_id, None, math.inf)
         await herald.spread("/v1/completion", "splitup-completion", completion, math.inf)
 
-    def _open_herald(self) -> Herald:
-        return Herald(self.http, self.committees.fetch_of)
+    def _open_herald(self) -> CommitteeClient:
+        return CommitteeClient(self.http, self.committees.fetch_of)
 
     async def _verify(self, request: web.Request) -> web.Response:
         order = VerificationOrder.from_value(await read_json(request))
@@ -217,14 +223,14 @@ class Node:
         return web.json_response({})
 
     async def _report(self, result: VerificationResult) -> None:
-        promise = VerificationCommitment(
+        validator_commitment = VerificationCommitment(
             execution_id=result.execution_id,
             task=result.task,
             validator=result.validator,
             root=result.root(),
         )
         herald = self._open_herald()
-        if await herald.wait_until_due(result.execution_id, promise, math.inf):
+        if await herald.wait_until_due(result.execution_id, validator_commitment, math.inf):
             await herald.spread("/v1/verification", "splitup-verification-result", result, math.inf)
 
 

@@ -30,7 +30,7 @@ from splitup.protocol.committee.context import SIGNED, SNAPSHOT
 from splitup.protocol.committee.equivocation import EVIDENCE, compute_vote_hash
 from splitup.protocol.committee.member import CommitteeMember
 from splitup.protocol.committee.peer_messages import (
-    EpochWish,
+    EpochTimeoutVote,
     Equivocation,
     PlanPartial,
     PlanVote,
@@ -362,7 +362,7 @@ class History:
             case PlanPartial():
                 false = message.partial[:20] + "ff" * 10 + message.partial[40:]
                 return message.model_copy(update={"partial": rng.choice((message.partial, false))})
-            case EpochWish():
+            case EpochTimeoutVote():
                 epoch = message.epoch + rng.choice((0, 1, 7, 2**40))
                 return message.model_copy(update={"epoch": epoch})
             case SnapshotProposal():
@@ -476,7 +476,7 @@ class History:
                 case ev.PlanAccepted():
                     del self.plans[event.execution_id]
             for life in self.lives:
-                self.feed(life, ev.Undone(event))  # type: ignore[arg-type]
+                self.feed(life, ev.RequestReverted(event))  # type: ignore[arg-type]
         for mined in dropped:
             if isinstance(mined.event, ev.RequestSeen):
                 self.moved.add(mined.event.request.execution_id)

@@ -25,7 +25,7 @@ from splitup.messages.completions import (
     EMPTY_DIGEST,
     Completion,
     End,
-    Pledge,
+    ExecutorCommitment,
     SignedEnd,
     SignedTakeover,
     Takeover,
@@ -122,7 +122,7 @@ class Node:
     withholds_result: bool = False
     stake_micro_usdc: int = 10**9
     operator: str = ""
-    withholds_pledge: bool = False  # commits on chain by itself
+    withholds_commitment: bool = False  # commits on chain by itself
     underlocks: bool = False  # its own commitment locks less than it stands to lose
     two_faced: bool = False  # pledges something else to every member
     vram_free_bytes: int = 0
@@ -252,7 +252,7 @@ class Simulation:
             read_result,
             grace_s=GRACE_S,
             signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
-            openings=[
+            signed_requests=[
                 SignedRequest.from_value(v) for (kind, _), v in journal.items() if kind == OPENING
             ],
             snapshots=[
@@ -642,30 +642,30 @@ class Simulation:
             if execution_id not in self.chain.agreed:
                 self._pending.append(commit)
 
-        if not node.withholds_pledge:
-            self._pledge(node, completion, takeovers)
+        if not node.withholds_commitment:
+            self._commitment(node, completion, takeovers)
         self.after(limits.COMMIT_PATIENCE_BLOCKS, commit_alone)  # one block a second
         if not node.withholds_completion:
             reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
             self.after(0.05, partial(self._when_due, node, execution_id, None, reveal))
 
-    def _pledge(
+    def _commitment(
         self, node: Node, completion: Completion, takeovers: tuple[SignedTakeover, ...]
     ) -> None:
         """Tell all members, a few times, what the node commits to."""
-        pledge = Pledge(
+        commitment = ExecutorCommitment(
             execution_id=completion.execution_id,
             node=node.address,
             steps=completion.steps,
             root=completion.root(),
         )
         for place, account in enumerate(self.members):
-            told = pledge
+            told = commitment
             if self.told is None or place < self.told:
-                told = pledge.model_copy(update={"takeovers": takeovers})
+                told = commitment.model_copy(update={"takeovers": takeovers})
             if node.two_faced:
                 told = told.model_copy(update={"root": "0x" + digest("face", account)})
-            event = ev.PledgeReceived(told, node.identity.signing_key_hex)
+            event = ev.ExecutorCommitmentReceived(told, node.identity.signing_key_hex)
             for attempt in range(3):
                 self.after(attempt, partial(self._send, partial(self.feed, account, event)))
 
@@ -843,7 +843,7 @@ class Simulation:
             salt="0x" + digest("salt", execution_id, order.task, node.address),
             error="its inputs are not in the store" if hidden else "",
         )
-        promise = VerificationCommitment(
+        validator_commitment = VerificationCommitment(
             execution_id=execution_id, task=order.task, validator=node.address, root=result.root()
         )
         token = sign_jws(
@@ -859,11 +859,13 @@ class Simulation:
                 self._send(partial(self.feed, account, ev.ResultReceived(result, key, token)))
             return
         for account in self.members:
-            event = ev.PromiseReceived(promise, key)
+            event = ev.ValidatorCommitmentReceived(validator_commitment, key)
             for attempt in range(5):
                 self.after(attempt, partial(self._send, partial(self.feed, account, event)))
         if not node.withholds_result:
-            self._when_due(node, execution_id, promise, ev.ResultReceived(result, key, token))
+            self._when_due(
+                node, execution_id, validator_commitment, ev.ResultReceived(result, key, token)
+            )
 
     # ---- what must hold -----------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from splitup.graph.manifest import (
 )
 from splitup.graph.rules import load_graph
 from splitup.graph.self_test_vectors import make_inputs
-from splitup_deploy.calibration.perturbations import Cheat, list_cheats
+from splitup_deploy.calibration.perturbations import Perturbation, list_perturbations
 from splitup_deploy.calibration.separation import (
     Calibration,
     Spread,
@@ -126,7 +126,7 @@ class Report:
                         {
                             "dtype": c.dtype,
                             "honest": c.honest,
-                            "cheats": dict(c.cheats),
+                            "cheats": dict(c.perturbations),
                             "tolerance": None if c.tolerance is None else c.tolerance.model_dump(),
                             "reason": c.reason,
                         }
@@ -239,7 +239,9 @@ def render_report(report: Report) -> Table:
     for task in report.tasks:
         for found in task.calibrations:
             nearest = min(
-                found.cheats, key=lambda name: found.cheats[name]["relative_l2_ppb"], default=""
+                found.perturbations,
+                key=lambda name: found.perturbations[name]["relative_l2_ppb"],
+                default="",
             )
             bounds = {} if found.tolerance is None else found.tolerance.list_bounds()
             table.add_row(
@@ -247,7 +249,7 @@ def render_report(report: Report) -> Table:
                 found.dtype,
                 _format_ppb(found.honest["relative_l2_ppb"]),
                 nearest,
-                _format_ppb(found.cheats[nearest]["relative_l2_ppb"]) if nearest else "",
+                _format_ppb(found.perturbations[nearest]["relative_l2_ppb"]) if nearest else "",
                 ", ".join(_format_bound(*item) for item in bounds.items()) or found.reason,
             )
     return table
@@ -375,12 +377,12 @@ def _calibrate_task(bench: _Bench, index: int, task: Task) -> TaskReport:
             for claimed, recomputed in zip(honest[one], honest[other], strict=True):
                 for dtype, found in measure_step(ports, claimed, recomputed).items():
                     differences.setdefault(dtype, []).extend(found)
-    cheats = _measure_cheats(bench, index, task, honest)
+    perturbations = _measure_perturbations(bench, index, task, honest)
     calibrations = tuple(
         calibrate(
             dtype,
             take_largest(differences.get(dtype, ())),
-            {name: spreads[dtype] for name, spreads in cheats.items() if dtype in spreads},
+            {name: spreads[dtype] for name, spreads in perturbations.items() if dtype in spreads},
         )
         for dtype in sorted({port.dtype for port in ports if port.dtype in FLOATS})
     )
@@ -392,7 +394,7 @@ def _calibrate_task(bench: _Bench, index: int, task: Task) -> TaskReport:
     return TaskReport(index, task.label, task.task_id, calibrations, worst)
 
 
-def _measure_cheats(
+def _measure_perturbations(
     bench: _Bench, index: int, task: Task, honest: Sequence[Sequence[Sequence[bytes]]]
 ) -> dict[str, dict[str, Spread]]:
     """Return for each cheat and dtype how little it shows, over steps and honest variants.
@@ -404,11 +406,11 @@ def _measure_cheats(
     folder.mkdir()
     ports = [port.spec for port in task.outputs]
     jobs, names = [], []
-    for count, cheat in enumerate(_list_cheats(bench, task)):
-        bench.say(f"task {index} ({task.label}): {cheat.name}")
+    for count, perturbation in enumerate(_list_perturbations(bench, task)):
+        bench.say(f"task {index} ({task.label}): {perturbation.name}")
         job = _make_job(bench, task, bench.directory / f"variant{number}", folder / f"{count}.npz")
-        jobs.append({**job, **_write_cheat(folder, count, cheat)})
-        names.append(cheat.name)
+        jobs.append({**job, **_write_perturbation(folder, count, perturbation)})
+        names.append(perturbation.name)
     if jobs:
         _measure(folder / "jobs.json", bench.variants[number], jobs)
     result: dict[str, dict[str, Spread]] = {}
@@ -423,24 +425,24 @@ def _measure_cheats(
     return result
 
 
-def _list_cheats(bench: _Bench, task: Task) -> Iterator[Cheat]:
+def _list_perturbations(bench: _Bench, task: Task) -> Iterator[Perturbation]:
     graph: Graph = load_graph((bench.directory / f"{task.task_id}.json").read_bytes())
     weights: dict[str, bytes] = {}
     if task.weights_digest:
         data = (bench.directory / f"{task.task_id}.safetensors").read_bytes()
         table = parse_safetensors(data)
         weights = {w.name: data[table[w.name].start : table[w.name].end] for w in graph.weights}
-    return list_cheats(graph, weights, bench.steps)
+    return list_perturbations(graph, weights, bench.steps)
 
 
-def _write_cheat(folder: Path, count: int, cheat: Cheat) -> dict[str, Any]:
+def _write_perturbation(folder: Path, count: int, perturbation: Perturbation) -> dict[str, Any]:
     graph = folder / f"{count}.json"
-    graph.write_bytes(cheat.graph.to_bytes())
+    graph.write_bytes(perturbation.graph.to_bytes())
     weights = ""
-    if cheat.graph.weights:
+    if perturbation.graph.weights:
         path = folder / f"{count}.safetensors"
-        specs: list[TensorSpec] = [weight.spec for weight in cheat.graph.weights]
+        specs: list[TensorSpec] = [weight.spec for weight in perturbation.graph.weights]
         header = encode_safetensors_header(specs)
-        path.write_bytes(header + b"".join(cheat.weights[spec.name] for spec in specs))
+        path.write_bytes(header + b"".join(perturbation.weights[spec.name] for spec in specs))
         weights = str(path)
-    return {"graph": str(graph), "weights": weights, "forget_at": cheat.forget_at}
+    return {"graph": str(graph), "weights": weights, "forget_at": perturbation.forget_at}

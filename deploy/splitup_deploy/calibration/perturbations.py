@@ -27,7 +27,7 @@ Weights = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Cheat:
+class Perturbation:
     """A changed task; before step ``forget_at`` its state is cleared."""
 
     name: str
@@ -36,22 +36,22 @@ class Cheat:
     forget_at: int | None = None
 
 
-def list_cheats(graph: Graph, weights: Weights, steps: int) -> Iterator[Cheat]:
+def list_perturbations(graph: Graph, weights: Weights, steps: int) -> Iterator[Perturbation]:
     """Yield the cheats that change anything; ``weights`` are the task's, by name."""
-    yield from _list_weight_cheats(graph, weights)
+    yield from _list_weight_perturbations(graph, weights)
     values = check_graph(graph)
     lowered = round_activations(graph, values)
     if lowered != graph:
-        yield Cheat("activations in lower precision", lowered, weights)
+        yield Perturbation("activations in lower precision", lowered, weights)
     for count, skipped in enumerate(iter_skips(graph, values)):
         if count == MAX_SKIPS:
             break
-        yield Cheat("a skipped layer", skipped, weights)
+        yield Perturbation("a skipped layer", skipped, weights)
     if graph.states:
-        yield Cheat("half the context forgotten", graph, weights, forget_at=steps // 2)
+        yield Perturbation("half the context forgotten", graph, weights, forget_at=steps // 2)
 
 
-def _list_weight_cheats(graph: Graph, weights: Weights) -> Iterator[Cheat]:
+def _list_weight_perturbations(graph: Graph, weights: Weights) -> Iterator[Perturbation]:
     kinds: tuple[tuple[str, Callable[[str, tuple[int, ...], bytes], bytes]], ...] = (
         ("weights in lower precision", _lower),
         ("weights in 8 bits", _quantise),
@@ -60,7 +60,7 @@ def _list_weight_cheats(graph: Graph, weights: Weights) -> Iterator[Cheat]:
     for name, change in kinds:
         changed = {w.name: change(w.dtype, w.shape, weights[w.name]) for w in graph.weights}
         if changed != dict(weights):
-            yield Cheat(name, rename_weights(graph, changed), changed)
+            yield Perturbation(name, rename_weights(graph, changed), changed)
 
 
 def rename_weights(graph: Graph, weights: Weights) -> Graph:

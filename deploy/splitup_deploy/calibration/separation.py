@@ -31,7 +31,7 @@ class Calibration:
 
     dtype: str
     honest: Spread
-    cheats: Mapping[str, Spread]  # by name: where each is seen least
+    perturbations: Mapping[str, Spread]  # by name: where each is seen least
     tolerance: Tolerance | None
     reason: str  # why there is no tolerance, "" when there is one
 
@@ -72,32 +72,32 @@ def take_smaller(one: Spread | None, other: Spread) -> Spread:
     return {name: min(one[name], other[name]) for name in BOUNDS}
 
 
-def calibrate(dtype: str, honest: Spread, cheats: Mapping[str, Spread]) -> Calibration:
+def calibrate(dtype: str, honest: Spread, perturbations: Mapping[str, Spread]) -> Calibration:
     """Return the tolerance for outputs of one dtype of a task, if there can be one."""
 
     def refuse(reason: str) -> Calibration:
-        return Calibration(dtype, honest, cheats, None, reason)
+        return Calibration(dtype, honest, perturbations, None, reason)
 
     if dtype not in FLOATS:
         return refuse("integers have to be equal" if any(honest.values()) else "equal everywhere")
-    if not cheats:
+    if not perturbations:
         return refuse("no cheat changes it, so nothing says how much would be too much")
     bounds = {name: MARGIN * max(honest[name], _get_floor(dtype, name)) for name in BOUNDS}
     chosen: list[str] = []
-    for cheat, spread in cheats.items():
+    for perturbation, spread in perturbations.items():
         tells = [
             name
             for name in BOUNDS
             if bounds[name] <= limits.MAX_TOLERANCE and spread[name] > MARGIN * bounds[name]
         ]
         if not tells:
-            return refuse(f"'{cheat}' cannot be told from honest differences")
+            return refuse(f"'{perturbation}' cannot be told from honest differences")
         if not set(tells) & set(chosen):
             chosen.append(tells[0])
     return Calibration(
         dtype,
         honest,
-        cheats,
+        perturbations,
         Tolerance(
             dtype=dtype,  # type: ignore[arg-type]
             **{name: bounds[name] if name in chosen else None for name in BOUNDS},

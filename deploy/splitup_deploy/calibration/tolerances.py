@@ -22,7 +22,7 @@ from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput
 from splitup.graph.compare import FLOATS, Tolerance
 from splitup.graph.manifest import Task, check_manifest, get_blob_key, get_task_key, get_weights_key
-from splitup.graph.self_test_vectors import Vectors, make_inputs, make_vectors
+from splitup.graph.self_test_vectors import SelfTestVectors, make_inputs, make_vectors
 from splitup_deploy.cutting.build import Blob, CompiledModel, make_blob
 
 SEED: Final = 1  # any: who knows the inputs beforehand only cheats himself
@@ -93,7 +93,7 @@ def attach_vectors(compiled: CompiledModel) -> CompiledModel:
     return _change_tasks(compiled, describe, tuple(vectors.values()))
 
 
-def compute_vectors(task: Task, blobs: Mapping[str, Blob]) -> Vectors:
+def compute_vectors(task: Task, blobs: Mapping[str, Blob]) -> SelfTestVectors:
     """Return the vectors of one task on this process's device."""
     from splitup.backend.runtime import TaskProgram, describe_device  # opens the device
 

@@ -26,7 +26,7 @@ from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
 from splitup_node.settlement.account import Account, check_registration
 from splitup_node.status_file import NodeStatus, read_status
-from splitup_node.tasks.self_test import audit_node, check_machine
+from splitup_node.tasks.audit import audit_node, check_machine
 
 _HELP: Final = """Serve models on your GPU and be paid in USDC.
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from splitup.core import limits
 from splitup.core.errors import PeerFault, Refused, SplitUpError, Unavailable
-from splitup.messages.completions import Completion, Pledge, Takeovers
+from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.messages.verification import (
     SignedAttestation,
     VerificationCommitment,
@@ -20,7 +20,7 @@ from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 
-PROMISE_TYP: Final = "splitup-verification-commitment"
+VALIDATOR_COMMITMENT_TYP: Final = "splitup-verification-commitment"
 TAKEOVERS_TYP: Final = "splitup-takeovers"
 _OVER: Final = 410  # the member's answer for an execution that was settled or refunded
 _NO_DRAW: Final = 404  # for one that it knows no draw of
@@ -30,11 +30,11 @@ T = TypeVar("T")
 _log = logging.getLogger("splitup.node.heralds")
 
 
-Said = Pledge | Takeovers | Completion | VerificationCommitment | VerificationResult
+Said = ExecutorCommitment | Takeovers | Completion | VerificationCommitment | VerificationResult
 CommitteeSource = Callable[[str], Awaitable[CommitteeView]]  # of an execution
 
 
-class Herald:
+class CommitteeClient:
     """Speaks to every member; one that is down is told again."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Herald:
         if isinstance(said, Takeovers):
             await self.tell("/v1/takeovers", TAKEOVERS_TYP, said, done)
         else:
-            await self.tell("/v1/promise", PROMISE_TYP, said, done)
+            await self.tell("/v1/promise", VALIDATOR_COMMITMENT_TYP, said, done)
 
     async def has_all(self, execution_id: str, done: set[str]) -> bool:
         committee = await self._fetch_committee(execution_id)

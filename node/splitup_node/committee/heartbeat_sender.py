@@ -28,7 +28,7 @@ _log = logging.getLogger("splitup.node.beats")
 Demand = tuple[DemandEntry, ...]
 
 
-class Beats:
+class HeartbeatSender:
     """Sends heartbeats, and keeps the members' latest answers."""
 
     def __init__(self, http: SignedClient) -> None:

@@ -18,10 +18,10 @@ from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.storage.task_cache import Cache
-from splitup_node.committee.heartbeat_sender import Beats
+from splitup_node.committee.heartbeat_sender import HeartbeatSender
 from splitup_node.execution.engine import Engine
 from splitup_node.health import Health
-from splitup_node.tasks.loaded_tasks import Residents
+from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.tasks.placement import DemandEntry, Trade, Trader, choose_task, merge_demand
 from splitup_node.worker.supervisor import TaskFailed, WorkerLost
 
@@ -36,7 +36,7 @@ class Presence:
         identity: Identity,
         http: SignedClient,
         engine: Engine,
-        residents: Residents,
+        loaded_tasks: LoadedTasks,
         cache: Cache,
         health: Health,
         *,
@@ -44,9 +44,9 @@ class Presence:
         get_determinism: Callable[[], str],
     ) -> None:
         self._identity = identity
-        self._beats = Beats(http)
+        self._heartbeat_sender = HeartbeatSender(http)
         self._engine = engine
-        self._residents = residents
+        self._loaded_tasks = loaded_tasks
         self._cache = cache
         self._health = health
         self._get_committee = get_committee
@@ -74,7 +74,7 @@ class Presence:
                     async with asyncio.timeout(limits.HEARTBEAT_PERIOD_S):
                         await self._news.wait()
         finally:
-            await self._beats.close()
+            await self._heartbeat_sender.close()
 
     async def _send_heartbeat(self) -> None:
         committee = self._get_committee()
@@ -87,21 +87,23 @@ class Presence:
             block_hash=ZERO_BYTES32,  # each member's own goes in
             queue_ms=self._engine.runs.queue_ms,
             resident=self._get_offers(),
-            vram_free_bytes=max(0, self._residents.free_bytes),
+            vram_free_bytes=max(0, self._loaded_tasks.free_bytes),
             determinism=self._get_determinism()[:200],
             speed_mflops=self._engine.runs.speed_mflops,
             bandwidth_kbps=self._cache.bandwidth_kbps,
         )
-        await self._beats.send(beat, committee)
-        self._health.note_refusals(self._beats.list_refusals(committee), len(committee.members))
-        self._demand = merge_demand(self._beats.get_demands())
+        await self._heartbeat_sender.send(beat, committee)
+        self._health.note_refusals(
+            self._heartbeat_sender.list_refusals(committee), len(committee.members)
+        )
+        self._demand = merge_demand(self._heartbeat_sender.get_demands())
         self._demand_changed.set()
 
     def _get_offers(self) -> tuple[str, ...]:
         """Return what this node takes work for."""
         if self._health.trouble:
             return ()
-        held = (task.task_id for task in self._residents.tasks)
+        held = (task.task_id for task in self._loaded_tasks.tasks)
         return tuple(sorted(task_id for task_id in held if task_id != self._withdrawn))
 
     async def specialise(self) -> None:
@@ -118,9 +120,9 @@ class Presence:
             choice = choose_task(
                 self._identity.address,
                 self._demand,
-                self._residents.programs,
+                self._loaded_tasks.programs,
                 excluded,
-                self._residents.free_bytes,
+                self._loaded_tasks.free_bytes,
             )
             if choice is None and self._trader.is_due(time.time()):
                 choice = await self._trade(excluded)
@@ -131,7 +133,7 @@ class Presence:
 
     async def _load(self, choice: DemandEntry) -> bool:
         try:
-            await self._residents.ensure(choice.model_id, choice.task)
+            await self._loaded_tasks.ensure(choice.model_id, choice.task)
         except SplitUpError as error:
             self._note_failure(choice, error)
             return False
@@ -149,10 +151,12 @@ class Presence:
 
     async def _trade(self, excluded: Collection[str]) -> DemandEntry | None:
         """Make room for a task that too few serve, if there is one; return it."""
-        residents = self._residents
-        idle = set(residents.programs) - residents.used - self._engine.list_used()
-        rooms = {task_id: residents.get_room(task_id) for task_id in idle}
-        trade = self._trader.choose(self._demand, residents.programs, rooms, excluded, time.time())
+        loaded_tasks = self._loaded_tasks
+        idle = set(loaded_tasks.programs) - loaded_tasks.used - self._engine.list_used()
+        rooms = {task_id: loaded_tasks.get_room(task_id) for task_id in idle}
+        trade = self._trader.choose(
+            self._demand, loaded_tasks.programs, rooms, excluded, time.time()
+        )
         if trade is None or not await self._give_up(trade):
             return None
         return trade.wanted
@@ -163,9 +167,9 @@ class Presence:
         Whoever was planned on the task before the notice was known still finds it.
         """
         given, wanted = trade.given, trade.wanted
-        label = next(t.label for t in self._residents.tasks if t.task_id == given.task_id)
+        label = next(t.label for t in self._loaded_tasks.tasks if t.task_id == given.task_id)
         try:
-            await self._residents.prepare(wanted.model_id, wanted.task)
+            await self._loaded_tasks.prepare(wanted.model_id, wanted.task)
         except SplitUpError as error:
             self._note_failure(wanted, error)
             return False
@@ -178,7 +182,7 @@ class Presence:
             if not self._trader.confirms(trade, self._demand):
                 self._trader.note(trade, time.time(), made=False)
                 return False
-            if not await self._residents.unload(given.task_id, lambda: self._is_idle(given)):
+            if not await self._loaded_tasks.unload(given.task_id, lambda: self._is_idle(given)):
                 return False
         except SplitUpError as error:
             _log.warning("the trade of %s is off: %s", label, error)

@@ -67,7 +67,7 @@ class Replay:
             for entry in execution.writer.get_unstored(*source):
                 await self._offer_entry(execution, part, name, entry)
         while True:
-            author = execution.roster.get_author(source[0])
+            author = execution.executor_map.get_author(source[0])
             spec = execution.routes.specs[source]
             reader = LogReader(execution.id, *source, author, spec.accepts)
             wait = partial(self._is_expected, execution, part, reader)
@@ -87,7 +87,7 @@ class Replay:
         """Return whether the reader's next segment, not stored yet, is worth waiting for."""
         name = reader.name
         source = name.task, name.port
-        same = name.node == execution.roster.get_author(name.task)
+        same = name.node == execution.executor_map.get_author(name.task)
         return same and self._is_missing(execution, part, source, reader.next_step)
 
     async def _offer(

@@ -34,8 +34,8 @@ def check_piece(execution: Execution, sender: str, piece: Piece) -> bool:
     """
     if not execution.check_tensor((piece.task, piece.port), piece.length):
         return False
-    if sender != execution.roster.get_key(piece.task):
-        if execution.roster.takeovers:
+    if sender != execution.executor_map.get_key(piece.task):
+        if execution.executor_map.takeovers:
             return False  # the executor was replaced
         raise PeerFault(f"{sender} sends pieces of task {piece.task} of {execution.id}")
     if piece.step >= execution.certificate.plan.request.steps:

@@ -19,7 +19,7 @@ from splitup_node.execution.executions import Execution
 _log = logging.getLogger("splitup.node.clients")
 
 
-class Clients:
+class ClientLinks:
     """Sends to clients over the links that they opened."""
 
     def __init__(self, identity: Identity, executions: Mapping[str, Execution]) -> None:

@@ -28,7 +28,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Progress, TaskProgress
 from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup.net.signed_frames import make_message_frame, seal_frame, verify_seal
-from splitup.net.tensor_chunks import Pieces
+from splitup.net.tensor_chunks import TensorChunks
 from splitup.protocol.execution.ends import check_end
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
@@ -37,7 +37,7 @@ from splitup.protocol.execution.task_queue import EarlyFrames, PortId, Run, Task
 from splitup.storage.log_store import read_tensor
 from splitup_node.execution.catch_up import Replay
 from splitup_node.execution.chunk_transfers import check_piece
-from splitup_node.execution.client_links import Clients
+from splitup_node.execution.client_links import ClientLinks
 from splitup_node.execution.device_states import choose_idle, find_stale
 from splitup_node.execution.executions import (
     Execution,
@@ -107,10 +107,10 @@ class Engine:
         self._now_s = now_s
         self._queue = TaskQueue()
         self._early = EarlyFrames()
-        self._pieces = Pieces()
+        self._pieces = TensorChunks()
         self._executions: OrderedDict[str, Execution] = OrderedDict()
         self._over: OrderedDict[str, None] = OrderedDict()
-        self._clients = Clients(identity, self._executions)
+        self._clients = ClientLinks(identity, self._executions)
         self._leaving = False
         self._next_session = 1
         self._ran: list[_Ran] = []  # of the batch that is being taken
@@ -327,13 +327,13 @@ class Engine:
 
     def _take_tensor(self, execution: Execution, frame: Frame, seal: Seal) -> None:
         port = (frame.task, frame.port)
-        key = execution.roster.get_key(frame.task)
+        key = execution.executor_map.get_key(frame.task)
         if not execution.check_tensor(port, frame.length):
             return
         try:
             verify_seal(seal, key)
         except BadSignature:
-            if execution.roster.is_replaced(frame.task, seal.signed, seal.signature):
+            if execution.executor_map.is_replaced(frame.task, seal.signed, seal.signature):
                 return  # the word of an executor that was replaced counts no more
             raise
         payload: bytes | memoryview | None = frame.payload
@@ -358,7 +358,7 @@ class Engine:
 
     async def _fetch_stored(self, execution: Execution, frame: Frame) -> None:
         port = (frame.task, frame.port)
-        name = LogName(*port, execution.roster.get_author(frame.task), 0)
+        name = LogName(*port, execution.executor_map.get_author(frame.task), 0)
         entry = LogEntry(frame.step, frame.digest, frame.length, None)
         try:
             data = await read_tensor(execution.store, name, entry)
@@ -400,11 +400,11 @@ class Engine:
         if execution.ended_at_s:
             return  # everything has run; only its log is still being stored
         task = signed.takeover.task
-        before = execution.roster.get_author(task)
-        if not execution.roster.apply(signed):
+        before = execution.executor_map.get_author(task)
+        if not execution.executor_map.apply(signed):
             return
         execution.takeovers[task] = sealed
-        after = execution.roster.get_author(task)
+        after = execution.executor_map.get_author(task)
         _log.info("task %d of %s goes from %s to %s", task, execution.id, before, after)
         self._queue.renew(execution.id, task)
         if task in execution.parts:

@@ -17,7 +17,7 @@ from splitup.messages.completions import Completion, SignedEnd, TaskCommitment
 from splitup.messages.plans import PlanCertificate, PlanNode
 from splitup.messages.progress import Span, Trace
 from splitup.protocol.execution.routes import Routes, compute_routes
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId, Run
 from splitup.storage.log_store import LogStore, LogWriter
 from splitup_node.execution.digests import Digests, Recorder
@@ -61,7 +61,7 @@ class Execution:
     certificate: PlanCertificate
     manifest: Manifest
     node: str
-    roster: Roster
+    executor_map: ExecutorMap
     routes: Routes
     store: LogStore
     writer: LogWriter
@@ -112,7 +112,7 @@ class Execution:
         """
         spec = self.routes.specs.get(port)
         if spec is None or port[0] in self.parts:
-            if self.roster.takeovers:
+            if self.executor_map.takeovers:
                 return False
             raise PeerFault(
                 f"nobody may send port {port[1]} of task {port[0]} of {self.id} to this node"
@@ -136,7 +136,7 @@ class Execution:
     def reroute(self) -> None:
         """Find out anew who reads what, after a takeover."""
         plan = self.certificate.plan
-        executors = self.roster.executors
+        executors = self.executor_map.executors
         self.routes = compute_routes(plan, self.manifest, self.node, executors)
         self.new_readers = {
             (task, port): tuple(
@@ -144,7 +144,7 @@ class Execution:
                     {
                         executors[reader]
                         for reader, _ in self.manifest.consumers(task, port)
-                        if reader in self.roster.takeovers
+                        if reader in self.executor_map.takeovers
                     }
                     - {self.node}
                 )
@@ -193,7 +193,7 @@ class Execution:
 
     def make_completion(self, salt: bytes) -> Completion:
         """Return what this node commits to; ``salt`` are 32 random bytes."""
-        takeovers = self.roster.takeovers
+        takeovers = self.executor_map.takeovers
         return Completion(
             execution_id=self.id,
             node=self.node,
@@ -258,21 +258,21 @@ def make_execution(
     """
     plan = certificate.plan
     plan.node_of(node)
-    roster = Roster(plan)
-    store = open_store(certificate, manifest, roster)
+    executor_map = ExecutorMap(plan)
+    store = open_store(certificate, manifest, executor_map)
     return Execution(
         id=plan.request.execution_id,
         certificate=certificate,
         manifest=manifest,
         node=node,
-        roster=roster,
+        executor_map=executor_map,
         routes=compute_routes(plan, manifest, node),
         store=store,
         writer=LogWriter(plan.request.execution_id, node, store),
     )
 
 
-OpenStore = Callable[[PlanCertificate, Manifest, Roster], LogStore]
+OpenStore = Callable[[PlanCertificate, Manifest, ExecutorMap], LogStore]
 
 
 def get_first_task(execution: Execution) -> int:

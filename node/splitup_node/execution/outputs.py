@@ -26,7 +26,7 @@ from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import PortId, Run, Tensor
 from splitup.storage.log_store import LogObject
 from splitup_node.execution.chunk_transfers import find_direct_links
-from splitup_node.execution.client_links import Clients
+from splitup_node.execution.client_links import ClientLinks
 from splitup_node.execution.executions import Execution
 
 _log = logging.getLogger("splitup.node.outputs")
@@ -43,7 +43,7 @@ class Outputs:
         self,
         identity: Identity,
         pool: LinkPool,
-        clients: Clients,
+        clients: ClientLinks,
         fail: Fail,
         spawn: Spawn,
         direct_bytes: int,

@@ -27,7 +27,7 @@ from splitup.storage.task_cache import Cache
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.executions import Execution, OpenStore, make_execution
 from splitup_node.settlement.task_replay import recompute
-from splitup_node.tasks.loaded_tasks import Residents
+from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.worker_pool import Workers
 
 _log = logging.getLogger("splitup.node.recovery")
@@ -44,7 +44,9 @@ class Unreported:
 
 def make_end_value(execution: Execution) -> dict[str, Any]:
     """Return what the journal keeps of an execution's end."""
-    takeovers = [signed.model_dump(mode="json") for signed in execution.roster.takeovers.values()]
+    takeovers = [
+        signed.model_dump(mode="json") for signed in execution.executor_map.takeovers.values()
+    ]
     end = None if execution.end is None else execution.end.model_dump(mode="json")
     return {"end": end, "takeovers": takeovers}
 
@@ -74,7 +76,7 @@ class Recovery:
     node: str
     engine: Engine
     supervisor: Workers
-    residents: Residents
+    loaded_tasks: LoadedTasks
     cache: Cache
     open_store: OpenStore
     now_s: Callable[[], float]
@@ -99,11 +101,11 @@ class Recovery:
         manifest = await self.cache.fetch_manifest(request.model_id)
         execution = make_execution(lost.certificate, manifest, self.node, self.open_store)
         for signed in lost.takeovers:
-            execution.roster.apply(signed)
+            execution.executor_map.apply(signed)
         execution.reroute()
         execution.end = lost.end
         for local in execution.routes.tasks:
-            async with self.residents.use(request.model_id, local.index) as program:
+            async with self.loaded_tasks.use(request.model_id, local.index) as program:
                 await self._run_task(execution, local, program)
         await execution.writer.finish()
         return execution
@@ -125,7 +127,7 @@ class Recovery:
             execution.store,
             execution.certificate.plan.request,
             execution.manifest,
-            execution.roster.executors,
+            execution.executor_map.executors,
             task,
             program,
             execution.steps or 0,

@@ -20,12 +20,12 @@ from splitup.chain.client import Block, Chain
 from splitup.chain.market import distribute
 from splitup.core import limits
 from splitup.core.errors import ChainRejected, SplitUpError, Unavailable
-from splitup.messages.completions import Completion, Pledge, Takeovers
+from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.storage.journal import Journal
-from splitup_node.committee.committee_client import Herald
+from splitup_node.committee.committee_client import CommitteeClient
 
 COMPLETION_TYP = "splitup-completion"
-PLEDGE_TYP = "splitup-pledge"
+EXECUTOR_COMMITMENT_TYP = "splitup-pledge"
 
 _log = logging.getLogger("splitup.node.reports")
 _ZERO = "0x" + "00" * 32
@@ -60,11 +60,11 @@ class Reporter:
         self,
         journal: Journal,
         chain: Chain,
-        herald: Herald,
+        committee_client: CommitteeClient,
     ) -> None:
         self._journal = journal
         self._chain = chain
-        self._herald = herald
+        self._committee_client = committee_client
         self._waiting: asyncio.Queue[Report] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._planned_at: dict[str, int] = {}  # execution -> block in which we saw its plan
@@ -87,7 +87,9 @@ class Reporter:
         )
         report = _read_report(stored)
         if (takeovers := _make_takeovers(report.completion)) is not None:
-            self._spawn(self._herald.say(takeovers, set()))  # before our commitment is on chain
+            self._spawn(
+                self._committee_client.say(takeovers, set())
+            )  # before our commitment is on chain
         self._waiting.put_nowait(report)
 
     def resume(self) -> None:
@@ -129,7 +131,7 @@ class Reporter:
         """Send one transaction for those that the members left out; put off the others."""
         ready: list[Report] = []
         for report in batch:
-            self._pledge(report)
+            self._commitment(report)
         try:
             head = await self._chain.fetch_head()
             states = await asyncio.gather(*(self._fetch_state(report, head) for report in batch))
@@ -152,13 +154,13 @@ class Reporter:
         if ready:
             await self._send(ready)
 
-    def _pledge(self, report: Report) -> None:
+    def _commitment(self, report: Report) -> None:
         """Tell the members what we commit to, once in a run of this node."""
         completion = report.completion
         if completion.execution_id in self._pledged or not completion.steps:
             return  # the chain knows no commitment to nothing
         self._pledged.add(completion.execution_id)
-        pledge = Pledge(
+        commitment = ExecutorCommitment(
             execution_id=completion.execution_id,
             node=completion.node,
             steps=completion.steps,
@@ -166,7 +168,11 @@ class Reporter:
             takeovers=completion.takeovers,
         )
         give_up_s = report.give_up_s
-        self._spawn(self._herald.spread("/v1/pledge", PLEDGE_TYP, pledge, give_up_s))
+        self._spawn(
+            self._committee_client.spread(
+                "/v1/pledge", EXECUTOR_COMMITMENT_TYP, commitment, give_up_s
+            )
+        )
 
     def _is_left_out(self, report: Report, block_number: int) -> bool:
         """Return whether the members had their time, or there is none left."""
@@ -219,10 +225,10 @@ class Reporter:
         completion = report.completion
         self._planned_at.pop(completion.execution_id, None)
         self._pledged.discard(completion.execution_id)
-        due = await self._herald.wait_until_due(
+        due = await self._committee_client.wait_until_due(
             completion.execution_id, _make_takeovers(completion), report.give_up_s
         )
-        if not due or await self._herald.spread(
+        if not due or await self._committee_client.spread(
             "/v1/completion", COMPLETION_TYP, completion, report.give_up_s
         ):
             await self._mark(report, "revealed", {})

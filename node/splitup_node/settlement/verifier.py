@@ -28,11 +28,11 @@ from splitup.protocol.planning.validators import check_validators
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
 from splitup.storage.log_store import LogStore
 from splitup.storage.task_cache import Cache
-from splitup_node.committee.committee_client import Herald
+from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.execution.digests import Digests
 from splitup_node.execution.engine import Engine
 from splitup_node.settlement.task_replay import recompute
-from splitup_node.tasks.loaded_tasks import Residents
+from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.worker_pool import Workers
 
 RESULT_TYP = "splitup-verification-result"
@@ -47,9 +47,9 @@ class Tools:
     identity: Identity
     engine: Engine
     supervisor: Workers
-    residents: Residents
+    loaded_tasks: LoadedTasks
     cache: Cache
-    herald: Herald
+    committee_client: CommitteeClient
     open_store: Callable[[VerificationOrder], LogStore]
     committees: Committees
 
@@ -127,7 +127,7 @@ class Verifier:
         tools = self._tools
         model_id = order.certificate.plan.request.model_id
         manifest = await tools.cache.fetch_manifest(model_id)
-        async with tools.residents.use(model_id, order.task) as program:
+        async with tools.loaded_tasks.use(model_id, order.task) as program:
             return await recompute(
                 tools.engine,
                 tools.supervisor,
@@ -143,16 +143,18 @@ class Verifier:
 
     async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
         """Commit to a result, and show it when it is due; a failure is told at once."""
-        herald = self._tools.herald
+        committee_client = self._tools.committee_client
         give_up_s = order.certificate.plan.request.deadline + limits.GRANT_GRACE_S
-        promise = VerificationCommitment(
+        validator_commitment = VerificationCommitment(
             execution_id=result.execution_id,
             task=result.task,
             validator=result.validator,
             root=result.root(),
         )
-        if result.error or await herald.wait_until_due(result.execution_id, promise, give_up_s):
-            await herald.spread("/v1/verification", RESULT_TYP, result, give_up_s)
+        if result.error or await committee_client.wait_until_due(
+            result.execution_id, validator_commitment, give_up_s
+        ):
+            await committee_client.spread("/v1/verification", RESULT_TYP, result, give_up_s)
             self.done += 1
             self.latest.append(
                 {

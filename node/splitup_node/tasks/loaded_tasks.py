@@ -1,7 +1,7 @@
 """The tasks loaded in the worker: what they take, and how they get back after its death.
 
 A task is served only after it has given what its reference vectors say
-(``splitup_node.tasks.self_test``).
+(``splitup_node.tasks.audit``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from splitup.core.throughput import Rate
 from splitup.graph.gates import check_gate
 from splitup.graph.manifest import Task
 from splitup.graph.rules import load_graph
-from splitup.graph.self_test_vectors import Vectors
+from splitup.graph.self_test_vectors import SelfTestVectors
 from splitup.storage.task_cache import Cache
-from splitup_node.tasks.self_test import AuditFailed, audit_program
+from splitup_node.tasks.audit import AuditFailed, audit_program
 from splitup_node.worker.supervisor import WorkerLost
 from splitup_node.worker.worker_pool import Workers
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("splitup.node.residents")
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class LoadedTask:
     """A loaded and warmed-up task."""
 
     task_id: str
@@ -40,7 +40,7 @@ class Resident:
     weights: Path | None
 
 
-class Residents:
+class LoadedTasks:
     """Loads tasks one at a time, each into the worker with the most free memory."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Residents:
         self._cache = cache
         self._get_speed = get_speed
         self._lock = asyncio.Lock()
-        self._tasks: dict[str, Resident] = {}
+        self._tasks: dict[str, LoadedTask] = {}
         self._users: Counter[str] = Counter()  # task_id -> who needs it to stay
         self._failed: dict[str, str] = {}  # task_id -> why it must not be served from here
         self._places: dict[str, tuple[int, int]] = {}  # task_id -> worker, program; served or not
@@ -59,7 +59,7 @@ class Residents:
         self.loading = ""
 
     @property
-    def tasks(self) -> tuple[Resident, ...]:
+    def tasks(self) -> tuple[LoadedTask, ...]:
         """Return what can run right now."""
         return tuple(self._tasks[task_id] for task_id in self.programs)
 
@@ -159,7 +159,7 @@ class Residents:
                 graph, weights = await self._cache.fetch_task(model_id, index)
                 await asyncio.to_thread(_check_gate, graph, task)
                 vectors = await self._cache.fetch_vectors(model_id, index)
-                resident = Resident(
+                resident = LoadedTask(
                     task.task_id, task.label, task.vram_bytes, task.state_bytes, graph, weights
                 )
                 program = await self._load(resident)
@@ -197,7 +197,7 @@ class Residents:
                 self.programs.pop(task_id, None)
                 del self._places[task_id]
 
-    async def _try(self, task: Task, program: int, vectors: Vectors) -> None:
+    async def _try(self, task: Task, program: int, vectors: SelfTestVectors) -> None:
         try:
             audit = await audit_program(self._workers, program, task, vectors, self._get_speed())
         except WorkerLost:
@@ -216,7 +216,7 @@ class Residents:
             raise AuditFailed(self._failed[task.task_id])
         _log.info("%s against its reference vectors: %s", task.label, audit.verdict.value)
 
-    async def _load(self, resident: Resident) -> int:
+    async def _load(self, resident: LoadedTask) -> int:
         """Load a task, which then has its memory; returns its program."""
         free = self._list_free()
         worker = free.index(max(free))

@@ -29,7 +29,7 @@ from splitup.messages.plans import Plan
 from splitup.messages.verification import VerificationOrder
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.validators import check_validators
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
 from splitup.storage.gateway_client import (
@@ -96,7 +96,7 @@ def compute_model_rights(model_id: str, manifest: Manifest) -> list[Right]:
 
 
 def compute_execution_rights(
-    plan: Plan, manifest: Manifest, requester: str, roster: Roster
+    plan: Plan, manifest: Manifest, requester: str, executor_map: ExecutorMap
 ) -> list[Right]:
     """Return what the holder of the Ed25519 key ``requester`` may do with large tensors.
 
@@ -109,7 +109,7 @@ def compute_execution_rights(
     own = {
         task
         for task, executor in enumerate(plan.executors())
-        if executor in nodes and roster.executors[task] == executor
+        if executor in nodes and executor_map.executors[task] == executor
     }
     is_client = requester == plan.request.client_key
     if not own and not is_client:
@@ -144,7 +144,7 @@ def compute_execution_rights(
 
 
 def compute_log_rights(
-    plan: Plan, manifest: Manifest, requester: str, request: LogRequest, roster: Roster
+    plan: Plan, manifest: Manifest, requester: str, request: LogRequest, executor_map: ExecutorMap
 ) -> list[Right]:
     """Return the rights to log objects that ``requester`` asks for; refuse what is not its own.
 
@@ -156,7 +156,7 @@ def compute_log_rights(
     _check_plan_fits(plan, manifest)
     nodes = _find_nodes(plan, requester)
     is_client = requester == plan.request.client_key
-    runs = {task for task, executor in enumerate(roster.executors) if executor in nodes}
+    runs = {task for task, executor in enumerate(executor_map.executors) if executor in nodes}
     readable = {source for task in runs for source in get_sources(manifest, task)}
     if is_client:
         readable |= {(output.task, output.port) for output in manifest.outputs}
@@ -166,7 +166,7 @@ def compute_log_rights(
         if write.task not in runs and not (write.task == CLIENT and is_client):
             raise _refuse(f"the key {requester} does not run task {write.task} of {execution_id}")
         check_log_size(write, plan, manifest)
-        author = roster.get_author(write.task)
+        author = executor_map.get_author(write.task)
         name = LogName(write.task, write.port, author, write.number, write.apart)
         key = name.get_key(execution_id)
         rights.append(Right("PUT", key, write.length_bytes, write.sha256))

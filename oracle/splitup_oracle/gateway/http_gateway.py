@@ -36,7 +36,7 @@ from splitup.net.http import (
     serve_app,
 )
 from splitup.protocol.committee.certificates import CommitteeView, check_draw
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import (
     EXECUTION_TYP,
     LOG_TYP,
@@ -118,7 +118,7 @@ class Gateway:
         self._replays = ReplayCache()
         self._log_quota = LogQuota()
         self._upload_quota = UploadQuota(policy.upload_bytes_per_day)
-        self._rosters: OrderedDict[str, Roster] = OrderedDict()  # of executions with takeovers
+        self._rosters: OrderedDict[str, ExecutorMap] = OrderedDict()  # of executions with takeovers
 
     def make_app(self) -> web.Application:
         """Return the HTTP application with every route."""
@@ -236,8 +236,8 @@ class Gateway:
                 f"the deadline of execution {plan.request.execution_id} has passed", status=403
             )
         manifest = await self._check_part(certificate, claims.issuer)
-        roster = self._update_roster(plan, ())
-        rights = compute_execution_rights(plan, manifest, claims.issuer, roster)
+        executor_map = self._update_executor_map(plan, ())
+        rights = compute_execution_rights(plan, manifest, claims.issuer, executor_map)
         grants = await self._presign(rights, self._compute_expiry_s(plan.request.deadline))
         return _Answer(plan.request.execution_id, Grants(grants=grants))
 
@@ -246,8 +246,8 @@ class Gateway:
         plan = request.certificate.plan
         expiry_s = min(limits.LOG_URL_S, self._compute_expiry_s(plan.request.deadline))
         manifest = await self._check_part(request.certificate, claims.issuer)
-        roster = self._update_roster(plan, request.takeovers)
-        rights = compute_log_rights(plan, manifest, claims.issuer, request, roster)
+        executor_map = self._update_executor_map(plan, request.takeovers)
+        rights = compute_log_rights(plan, manifest, claims.issuer, request, executor_map)
         self._log_quota.take(rights, plan, manifest)
         grants = await self._presign(rights, expiry_s)
         return _Answer(plan.request.execution_id, Grants(grants=grants))
@@ -265,20 +265,22 @@ class Gateway:
         await self._check_standing(key, [n.node for n in plan.nodes if n.signing_key == key])
         return await self._objects.fetch_manifest(plan.request.model_id)
 
-    def _update_roster(self, plan: Plan, takeovers: tuple[SignedTakeover, ...]) -> Roster:
+    def _update_executor_map(
+        self, plan: Plan, takeovers: tuple[SignedTakeover, ...]
+    ) -> ExecutorMap:
         """Return who runs what, as far as anybody has shown this gateway takeovers."""
         execution_id = plan.request.execution_id
-        roster = self._rosters.get(execution_id) or Roster(plan)
+        executor_map = self._rosters.get(execution_id) or ExecutorMap(plan)
         try:
-            changed = [roster.apply(signed) for signed in takeovers]
+            changed = [executor_map.apply(signed) for signed in takeovers]
         except PeerFault as error:
             raise Refused(f"a takeover is not valid: {error}", status=403) from None
         if any(changed):
-            self._rosters[execution_id] = roster
+            self._rosters[execution_id] = executor_map
             self._rosters.move_to_end(execution_id)
             while len(self._rosters) > limits.MAX_CACHED_CERTIFICATES:
                 self._rosters.popitem(last=False)
-        return roster
+        return executor_map
 
     async def _check_open(self, execution_id: str) -> None:
         """Refuse what concerns an execution that is over, whatever its deadline."""

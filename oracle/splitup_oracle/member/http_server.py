@@ -13,33 +13,33 @@ from splitup.chain.committee_reader import fetch_node_key
 from splitup.core import limits
 from splitup.core.errors import BadSignature, InvalidInput, Unavailable
 from splitup.crypto.jws import ReplayCache
-from splitup.messages.completions import Completion, Pledge, Takeovers
+from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.messages.plans import SignedRequest
 from splitup.messages.snapshots import Heartbeat, ReachRequest
 from splitup.messages.verification import VerificationCommitment
-from splitup.net.chunked_messages import Parcel
+from splitup.net.chunked_messages import ChunkedMessage
 from splitup.net.http import error_reply, make_app, read_json, read_signed
 from splitup.net.relay import Relay
 from splitup.protocol.committee.events import (
     CompletionReceived,
+    ExecutorCommitmentReceived,
     GossipReceived,
     HeartbeatReceived,
-    PledgeReceived,
-    PromiseReceived,
     ResultReceived,
     TakeoversReceived,
+    ValidatorCommitmentReceived,
 )
 from splitup.protocol.committee.peer_messages import parse_gossip
 from splitup_oracle.member.shell import (
+    CHUNKED_MESSAGE_KIND,
     COMPLETION_TYP,
+    EXECUTOR_COMMITMENT_TYP,
     GOSSIP_TYP,
     HEARTBEAT_TYP,
-    PARCEL_KIND,
-    PLEDGE_TYP,
-    PROMISE_TYP,
     REACH_TYP,
     RESULT_TYP,
     TAKEOVERS_TYP,
+    VALIDATOR_COMMITMENT_TYP,
     Member,
 )
 
@@ -63,7 +63,7 @@ class MemberServer:
                 web.get("/v1/ping", self._ping),
                 web.get("/v1/status", self._status),
                 web.get("/v1/snapshot/{root}", self._snapshot),
-                web.get("/v1/parcel/{digest}/{part}", self._parcel),
+                web.get("/v1/parcel/{digest}/{part}", self._chunked_message),
                 web.get("/v1/plan/{execution_id}", self._plan),
                 web.get("/v1/evidence/{execution_id}", self._evidence),
                 web.post("/v1/heartbeat", self._heartbeat),
@@ -71,9 +71,9 @@ class MemberServer:
                 web.post("/v1/request", self._request),
                 web.post("/v1/gossip", self._gossip),
                 web.post("/v1/completion", self._completion),
-                web.post("/v1/pledge", self._pledge),
+                web.post("/v1/pledge", self._commitment),
                 web.post("/v1/takeovers", self._takeovers),
-                web.post("/v1/promise", self._promise),
+                web.post("/v1/promise", self._validator_commitment),
                 web.post("/v1/verification", self._verification),
                 web.get("/v1/attestation/{execution_id}", self._attestation),
             ]
@@ -93,11 +93,11 @@ class MemberServer:
             return error_reply(404, "this member has no snapshot of that root")
         return _json(snapshot.canonical_bytes())
 
-    async def _parcel(self, request: web.Request) -> web.Response:
+    async def _chunked_message(self, request: web.Request) -> web.Response:
         digest, number = request.match_info["digest"], request.match_info["part"]
         part = None
         if number.isascii() and number.isdigit() and len(number) <= 4:
-            part = self._member.parcels.find_part(digest, int(number))
+            part = self._member.chunked_messages.find_part(digest, int(number))
         if part is None:
             return error_reply(404, "this member does not offer that any more")
         return web.Response(body=part, content_type="application/octet-stream")
@@ -153,9 +153,9 @@ class MemberServer:
         sender = self._member.machine.find_member(claims.issuer)
         if sender is None:
             raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
-        if claims.body.get("kind") == PARCEL_KIND:
-            parcel = Parcel.from_value(claims.body.get("message"))
-            self._member.receive_parcel(sender, parcel)
+        if claims.body.get("kind") == CHUNKED_MESSAGE_KIND:
+            chunked_message = ChunkedMessage.from_value(claims.body.get("message"))
+            self._member.receive_chunked_message(sender, chunked_message)
             return web.json_response({})
         message, configuration = parse_gossip(claims.body)
         self._member.feed_peer(GossipReceived(sender.account, message, configuration))
@@ -167,10 +167,12 @@ class MemberServer:
         self._member.feed_peer(CompletionReceived(completion, claims.issuer))
         return web.json_response({})
 
-    async def _pledge(self, request: web.Request) -> web.Response:
-        claims = await read_signed(request, typ=PLEDGE_TYP, audience=self._member.audience)
-        pledge = Pledge.from_value(claims.body)
-        self._member.feed_peer(PledgeReceived(pledge, claims.issuer))
+    async def _commitment(self, request: web.Request) -> web.Response:
+        claims = await read_signed(
+            request, typ=EXECUTOR_COMMITMENT_TYP, audience=self._member.audience
+        )
+        commitment = ExecutorCommitment.from_value(claims.body)
+        self._member.feed_peer(ExecutorCommitmentReceived(commitment, claims.issuer))
         return web.json_response({})
 
     async def _takeovers(self, request: web.Request) -> web.Response:
@@ -179,10 +181,12 @@ class MemberServer:
         self._member.feed_peer(TakeoversReceived(takeovers, claims.issuer))
         return web.json_response({})
 
-    async def _promise(self, request: web.Request) -> web.Response:
-        claims = await read_signed(request, typ=PROMISE_TYP, audience=self._member.audience)
-        promise = VerificationCommitment.from_value(claims.body)
-        self._member.feed_peer(PromiseReceived(promise, claims.issuer))
+    async def _validator_commitment(self, request: web.Request) -> web.Response:
+        claims = await read_signed(
+            request, typ=VALIDATOR_COMMITMENT_TYP, audience=self._member.audience
+        )
+        validator_commitment = VerificationCommitment.from_value(claims.body)
+        self._member.feed_peer(ValidatorCommitmentReceived(validator_commitment, claims.issuer))
         return web.json_response({})
 
     async def _attestation(self, request: web.Request) -> web.Response:

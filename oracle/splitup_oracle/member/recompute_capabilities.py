@@ -12,7 +12,7 @@ from splitup_oracle.member import sandbox
 _log = logging.getLogger("splitup.oracle.abilities")
 
 
-class Abilities:
+class RecomputeCapabilities:
     """Tries classes as nodes name them, one after the other, each in a process of its own."""
 
     def __init__(self) -> None:

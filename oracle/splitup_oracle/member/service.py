@@ -22,10 +22,10 @@ from splitup.protocol.committee.events import (
     BoardRead,
     FetchManifest,
     NodesSeen,
+    RequestReverted,
     RequestSeen,
     SnapshotAccepted,
     Tick,
-    Undone,
 )
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
@@ -176,7 +176,7 @@ class Feeder:
                 event.block_number,
             )
             if translated is not None:
-                self._member.feed(Undone(translated))
+                self._member.feed(RequestReverted(translated))
             return
         if translated is not None:
             if isinstance(translated, RequestSeen):

@@ -42,7 +42,7 @@ from splitup.messages.base import Message
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.messages.snapshots import ReachRequest, Snapshot
 from splitup.messages.verification import VerificationResult
-from splitup.net.chunked_messages import Parcel, Parcels, fetch_parcel
+from splitup.net.chunked_messages import ChunkedMessage, ChunkedMessages, fetch_chunked_message
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeMember as PeerView
 from splitup.protocol.committee.certificates import CommitteeView
@@ -94,18 +94,18 @@ from splitup.protocol.planning.signed_requests import OPENING, check_signed, req
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
-from splitup_oracle.member.recompute_capabilities import Abilities
+from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
 from splitup_oracle.member.rulings import Rulings
 
 HEARTBEAT_TYP: Final = "splitup-heartbeat"
 GOSSIP_TYP: Final = "splitup-gossip"
 COMPLETION_TYP: Final = "splitup-completion"
-PLEDGE_TYP: Final = "splitup-pledge"
+EXECUTOR_COMMITMENT_TYP: Final = "splitup-pledge"
 TAKEOVERS_TYP: Final = "splitup-takeovers"
-PROMISE_TYP: Final = "splitup-verification-commitment"
+VALIDATOR_COMMITMENT_TYP: Final = "splitup-verification-commitment"
 RESULT_TYP: Final = "splitup-verification-result"
 REACH_TYP: Final = "splitup-reach"
-PARCEL_KIND: Final = "parcel"  # of gossip that is too large for one request
+CHUNKED_MESSAGE_KIND: Final = "parcel"  # of gossip that is too large for one request
 
 _GOSSIP_TIMEOUT_S: Final = 3.0
 _MAX_OUTSTANDING: Final = 256  # per peer: a hung one must not collect our memory
@@ -163,12 +163,14 @@ class Member:
         self._gateway = gateway
         self._manifests = data_dir / "manifests"
         self._rulings = Rulings(http, gateway, data_dir / "replays")
-        self._abilities = Abilities()
+        self._recompute_capabilities = RecomputeCapabilities()
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiters: dict[str, _Waiters] = {}
         self._peers: dict[str, _Peer] = {}
-        self.parcels = Parcels()
-        self._packed: OrderedDict[int, tuple[Message, Parcel]] = OrderedDict()  # said lately
+        self.chunked_messages = ChunkedMessages()
+        self._packed: OrderedDict[int, tuple[Message, ChunkedMessage]] = (
+            OrderedDict()
+        )  # said lately
         self._fetched: OrderedDict[tuple[str, str], None] = OrderedDict()  # sender, digest
         self.heard = asyncio.Event()  # a node beat that has no round-trip time yet
         self.behind = asyncio.Event()  # another member has seen a block that we have not
@@ -184,9 +186,11 @@ class Member:
                 self.read_result,
                 grace_s=grace_s,
                 signed={key: value["digest"] for key, value in journal.items(SIGNED)},
-                openings=[SignedRequest.from_value(value) for _, value in journal.items(OPENING)],
+                signed_requests=[
+                    SignedRequest.from_value(value) for _, value in journal.items(OPENING)
+                ],
                 snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
-                can_recompute=self._abilities.can_recompute,
+                can_recompute=self._recompute_capabilities.can_recompute,
                 evidence=[Equivocation.from_value(value) for _, value in journal.items(EVIDENCE)],
             )
 
@@ -195,7 +199,7 @@ class Member:
 
     async def close(self) -> None:
         """Cancel what is under way; the machine says again what matters after a restart."""
-        await self._abilities.close()
+        await self._recompute_capabilities.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -280,7 +284,7 @@ class Member:
             call("market", "frozenUntil", request.client),
         )
         left_s = request.deadline - head.timestamp
-        least_s = parameters["minDeadlineS"] + limits.OPENING_MARGIN_S
+        least_s = parameters["minDeadlineS"] + limits.SIGNED_REQUEST_MARGIN_S
         if not least_s <= left_s <= parameters["maxDeadlineS"]:
             raise PeerFault(
                 f"the deadline is {left_s} s away, and signed requests need {least_s} to "
@@ -451,40 +455,44 @@ class Member:
     # ---- to peers ---------------------------------------------------------------------------
 
     def _gossip(self, command: Gossip) -> None:
-        if count_nodes(command.message) > limits.PARCEL_NODES:
-            self._spawn(self._gossip_parcel(command))
+        if count_nodes(command.message) > limits.CHUNKED_MESSAGE_NODES:
+            self._spawn(self._gossip_chunked_message(command))
         else:
             self._say(command, encode_gossip(command.message, command.configuration))
 
-    async def _gossip_parcel(self, command: Gossip) -> None:
+    async def _gossip_chunked_message(self, command: Gossip) -> None:
         """Announce a large message; what is said again is packed once."""
         message = command.message
         known = self._packed.get(id(message))
         if known is None:
             body = encode_gossip(message, command.configuration)
             data = await asyncio.to_thread(encode_canonical, body)
-            known = (message, await asyncio.to_thread(self.parcels.offer, data))
+            known = (message, await asyncio.to_thread(self.chunked_messages.offer, data))
             self._packed[id(message)] = known
-            while len(self._packed) > limits.MAX_PARCELS:
+            while len(self._packed) > limits.MAX_CHUNKED_MESSAGES:
                 self._packed.popitem(last=False)
-        parcel = known[1].model_dump(mode="json")
-        body = {"configuration": command.configuration, "kind": PARCEL_KIND, "message": parcel}
+        chunked_message = known[1].model_dump(mode="json")
+        body = {
+            "configuration": command.configuration,
+            "kind": CHUNKED_MESSAGE_KIND,
+            "message": chunked_message,
+        }
         self._say(command, body)
 
-    def receive_parcel(self, sender: PeerView, parcel: Parcel) -> None:
+    def receive_chunked_message(self, sender: PeerView, chunked_message: ChunkedMessage) -> None:
         """Fetch what another member announces; one at a time of each, and nothing twice."""
-        peer, key = self._peers.get(sender.account), (sender.account, parcel.packed_digest)
+        peer, key = self._peers.get(sender.account), (sender.account, chunked_message.packed_digest)
         if peer is None or peer.is_sending or key in self._fetched:
             return
         peer.is_sending = True
-        self._spawn(self._fetch_gossip(peer, parcel))
+        self._spawn(self._fetch_gossip(peer, chunked_message))
 
-    async def _fetch_gossip(self, peer: _Peer, parcel: Parcel) -> None:
+    async def _fetch_gossip(self, peer: _Peer, chunked_message: ChunkedMessage) -> None:
         try:
-            data = await fetch_parcel(self.http, peer.endpoint, parcel)
-            message, configuration = await asyncio.to_thread(_parse_parcel, data)
-            self._fetched[peer.account, parcel.packed_digest] = None
-            while len(self._fetched) > limits.MAX_COMMITTEE * limits.MAX_PARCELS:
+            data = await fetch_chunked_message(self.http, peer.endpoint, chunked_message)
+            message, configuration = await asyncio.to_thread(_parse_chunked_message, data)
+            self._fetched[peer.account, chunked_message.packed_digest] = None
+            while len(self._fetched) > limits.MAX_COMMITTEE * limits.MAX_CHUNKED_MESSAGES:
                 self._fetched.popitem(last=False)
             self.feed_peer(GossipReceived(peer.account, message, configuration))
         except (PeerFault, Unavailable) as error:
@@ -671,7 +679,7 @@ class Member:
             log.warning("fault of %s: sent another snapshot than %s", peer.account, root)
 
 
-def _parse_parcel(data: bytes) -> tuple[Message, int]:
+def _parse_chunked_message(data: bytes) -> tuple[Message, int]:
     """Parse what a parcel holds: a gossip body of a message that grows with the nodes."""
     try:
         body = parse_json(data)

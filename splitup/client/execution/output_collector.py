@@ -16,7 +16,7 @@ from splitup.graph.manifest import Manifest
 from splitup.messages.frames import Frame, FrameKind, Piece, Seal
 from splitup.messages.plans import Plan
 from splitup.messages.progress import Progress, TaskFailure, Trace
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
 
 Verify = Callable[[Seal, str], None]  # (signature, public key); raises BadSignature
@@ -68,7 +68,7 @@ class OutputCollector:
     manifest: Manifest
     plan: Plan
     verify: Verify
-    roster: Roster
+    executor_map: ExecutorMap
     take_pieces: TakePieces
     _slots: dict[tuple[int, int, int], _Slot] = field(default_factory=dict)
     _first_missing: int = 0
@@ -118,8 +118,8 @@ class OutputCollector:
             or piece.step >= self.plan.request.steps
         ):
             raise PeerFault(f"node {node} sent pieces of what is no output here", peer=node)
-        if node != self.roster.get_author(piece.task):
-            if self.roster.takeovers:
+        if node != self.executor_map.get_author(piece.task):
+            if self.executor_map.takeovers:
                 return False  # it was replaced
             raise PeerFault(f"node {node} sent pieces of task {piece.task}", peer=node)
         return not self._is_known(piece.task, piece.port, piece.step)
@@ -143,7 +143,7 @@ class OutputCollector:
                 f"a node sent task {frame.task} port {frame.port} step {frame.step}, "
                 "which is no output of this execution"
             )
-        executor = self.roster.get_author(frame.task)
+        executor = self.executor_map.get_author(frame.task)
         if not spec.accepts(frame.length):
             raise PeerFault(
                 f"node {executor} sent {frame.length} bytes for an output of {spec}",
@@ -152,7 +152,7 @@ class OutputCollector:
         try:
             self._verify(executor, seal)
         except BadSignature:
-            if self.roster.is_replaced(frame.task, seal.signed, seal.signature):
+            if self.executor_map.is_replaced(frame.task, seal.signed, seal.signature):
                 return []
             raise
         key = (frame.task, frame.port, frame.step)

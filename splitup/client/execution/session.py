@@ -45,13 +45,13 @@ from splitup.net.signed_frames import (
     seal_frames,
     verify_seal,
 )
-from splitup.net.tensor_chunks import Pieces
+from splitup.net.tensor_chunks import TensorChunks
 from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.execution.failover import Command, Failover, GiveUp, Probe, Replace
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.takeovers import Roster, sign_takeover
+from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.log_store import (
     LogObject,
@@ -105,10 +105,10 @@ class Session:
         self._node_http = SignedClient(allow_loopback=allow_loopback)
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
-        self._roster = Roster(self.plan)
-        self._pieces = Pieces()
+        self._executor_map = ExecutorMap(self.plan)
+        self._pieces = TensorChunks()
         self._collector = OutputCollector(
-            manifest, self.plan, verify_seal, self._roster, self._pieces.take
+            manifest, self.plan, verify_seal, self._executor_map, self._pieces.take
         )
         self._failover = Failover(self.plan, manifest, self._loop.time())
         self._specs = tuple(port.spec for port in manifest.inputs)
@@ -120,7 +120,7 @@ class Session:
             gateway,
             lambda: http.session,
             certificate,
-            self._roster,
+            self._executor_map,
             has_large_tensors=has_large_tensors(manifest),
         )
         client = self.plan.request.client
@@ -158,7 +158,7 @@ class Session:
     @property
     def executors(self) -> tuple[str, ...]:
         """Who runs every task now, by task index."""
-        return self._roster.executors
+        return self._executor_map.executors
 
     @property
     def takeovers(self) -> int:
@@ -545,7 +545,7 @@ class Session:
             first_step=command.first_step,
         )
         signed = sign_takeover(self._identity, takeover)
-        self._roster.apply(signed)
+        self._executor_map.apply(signed)
         self._collector.renew(command.task)
         self._consumers = get_input_consumers(self.manifest, self.executors)
         new = self.executors[command.task]

@@ -27,7 +27,7 @@ SNAPSHOT: Final = "snapshot"  # journal kind: root -> content
 
 
 @dataclass(slots=True)
-class Seat:
+class MemberContext:
     """Our place in the committee. The threshold key arrives when key generation ends."""
 
     identity: Identity
@@ -98,7 +98,7 @@ class Seat:
         return self.compute_order(seed, now).index(self.account)
 
 
-class Ledger:
+class SigningGuard:
     """One signature per slot, for ever: no restart may sign two different things for one slot."""
 
     def __init__(self, entries: Mapping[str, str]) -> None:
@@ -123,7 +123,7 @@ class Ledger:
         return [Forget(SIGNED, slot) for slot in slots]
 
 
-class Library:
+class ContentStore:
     """Contents known by digest: snapshots and manifests. Asks for what is missing, now and then."""
 
     def __init__(self, snapshots: Sequence[Snapshot] = ()) -> None:
@@ -185,7 +185,7 @@ class Library:
 
 
 @dataclass(slots=True)
-class Beacon:
+class ThresholdSignatureCollector:
     """Collects partial signatures over one message until 2f+1 of them combine.
 
     The combination is checked as a whole first; only when that fails are the partials checked one
@@ -198,10 +198,10 @@ class Beacon:
     signature: str = ""
     seed: str = ""
 
-    def sign(self, seat: Seat) -> str:
+    def sign(self, context: MemberContext) -> str:
         """Return our own partial."""
-        partial = seat.scheme.sign_partial(seat.share, RANDOMNESS_DOMAIN, self.alpha)
-        self.partials[seat.index_of(seat.account)] = partial
+        partial = context.scheme.sign_partial(context.share, RANDOMNESS_DOMAIN, self.alpha)
+        self.partials[context.index_of(context.account)] = partial
         return partial
 
     def add(self, index: int, partial: str) -> None:

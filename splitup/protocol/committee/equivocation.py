@@ -13,7 +13,7 @@ from functools import lru_cache
 from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.crypto.quorum import plan_struct_hash, snapshot_struct_hash
-from splitup.protocol.committee.context import Seat
+from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.events import (
     Command,
     Fault,
@@ -48,14 +48,14 @@ _hash_snapshot = lru_cache(maxsize=256)(snapshot_struct_hash)
 _hash_plan = lru_cache(maxsize=4_096)(plan_struct_hash)
 
 
-class Witness:
+class EquivocationDetector:
     """The verified votes that were seen lately, one per slot and member, and the conflicts."""
 
-    def __init__(self, seat: Seat, evidence: Sequence[Equivocation] = ()) -> None:
+    def __init__(self, context: MemberContext, evidence: Sequence[Equivocation] = ()) -> None:
         """Start with the ``evidence`` of an earlier life, which may not have reached the chain."""
-        self._seat = seat
+        self._context = context
         self._votes: OrderedDict[tuple[str, str], Vote] = OrderedDict()
-        members = {member.account for member in seat.view.members}
+        members = {member.account for member in context.view.members}
         self._known: OrderedDict[tuple[str, str], Equivocation] = OrderedDict(
             ((get_slot(found.first), found.first.member), found)
             for found in evidence
@@ -69,7 +69,7 @@ class Witness:
 
     def process_tick(self) -> list[Command]:
         """Bring what an earlier life found to the chain again, once; it takes each only once."""
-        if not self._unsent or not self._seat.is_active:
+        if not self._unsent or not self._context.is_active:
             return []
         commands: list[Command] = [SubmitEvidence(evidence) for evidence in self._unsent]
         self._unsent.clear()
@@ -77,8 +77,8 @@ class Witness:
 
     def check(self, vote: Vote) -> list[Command]:
         """Verify a vote's signature and note it; raise PeerFault, BadSignature."""
-        self._seat.view.member_of(vote.member)
-        self._seat.check(vote.member, compute_vote_hash(vote), vote.signature)
+        self._context.view.member_of(vote.member)
+        self._context.check(vote.member, compute_vote_hash(vote), vote.signature)
         return self.note(vote)
 
     def process_vote(self, vote: Vote) -> list[Command]:
@@ -90,7 +90,7 @@ class Witness:
         """Remember a vote whose signature holds; two different ones of a slot are evidence."""
         key = (get_slot(vote), vote.member)
         first = self._votes.setdefault(key, vote)
-        while len(self._votes) > limits.MAX_WITNESSED_VOTES:
+        while len(self._votes) > limits.MAX_TRACKED_VOTES:
             self._votes.popitem(last=False)
         if first.root == vote.root:
             return []
@@ -106,9 +106,9 @@ class Witness:
             raise PeerFault("evidence of equivocation is about two slots or members")
         if first.root == second.root:
             raise PeerFault("evidence of equivocation holds the same root twice")
-        self._seat.view.member_of(first.member)
+        self._context.view.member_of(first.member)
         for vote in (first, second):
-            self._seat.check(vote.member, compute_vote_hash(vote), vote.signature)
+            self._context.check(vote.member, compute_vote_hash(vote), vote.signature)
         return self._report(key, evidence, tell=False)
 
     def _report(self, key: tuple[str, str], evidence: Equivocation, tell: bool) -> list[Command]:

@@ -14,7 +14,7 @@ from splitup.crypto.dkg import GroupKey
 from splitup.crypto.quorum import Settlement
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import Message
-from splitup.messages.completions import Completion, Pledge, Takeovers, TaskCommitment
+from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers, TaskCommitment
 from splitup.messages.plans import PlanCertificate, PlanNode, Request, SignedRequest
 from splitup.messages.snapshots import Heartbeat, Snapshot
 from splitup.messages.verification import (
@@ -103,7 +103,7 @@ class ExecutionEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class RequestReverted:
     """A reorganisation dropped the block of this event. Undone events come latest first."""
 
     event: (
@@ -183,8 +183,8 @@ class CompletionReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class PledgeReceived:
-    pledge: Pledge
+class ExecutorCommitmentReceived:
+    commitment: ExecutorCommitment
     signing_key: str
 
 
@@ -197,10 +197,10 @@ class TakeoversReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class PromiseReceived:
+class ValidatorCommitmentReceived:
     """A validator's commitment."""
 
-    promise: VerificationCommitment
+    validator_commitment: VerificationCommitment
     signing_key: str
 
 
@@ -277,7 +277,7 @@ Event = (
     | CompletionCommitted
     | ExecutionCommitted
     | ExecutionEnded
-    | Undone
+    | RequestReverted
     | ConfigurationSeen
     | DealingPosted
     | ComplaintPosted
@@ -286,8 +286,8 @@ Event = (
     | HeartbeatReceived
     | RequestSigned
     | CompletionReceived
-    | PledgeReceived
-    | PromiseReceived
+    | ExecutorCommitmentReceived
+    | ValidatorCommitmentReceived
     | TakeoversReceived
     | ResultReceived
     | TaskRecomputed

@@ -19,8 +19,8 @@ from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Evidence, SignedAttestation
 from splitup.protocol.committee.certificates import CommitteeView
-from splitup.protocol.committee.context import Ledger, Library, Seat
-from splitup.protocol.committee.equivocation import Witness
+from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
+from splitup.protocol.committee.equivocation import EquivocationDetector
 from splitup.protocol.committee.events import (
     AnnouncePlan,
     BlockSeen,
@@ -30,6 +30,7 @@ from splitup.protocol.committee.events import (
     Event,
     ExecutionCommitted,
     ExecutionEnded,
+    ExecutorCommitmentReceived,
     GossipReceived,
     HeartbeatReceived,
     KeyReady,
@@ -39,8 +40,7 @@ from splitup.protocol.committee.events import (
     NodesSeen,
     PlanAccepted,
     PlanPushed,
-    PledgeReceived,
-    PromiseReceived,
+    RequestReverted,
     RequestSeen,
     RequestSigned,
     ResultReceived,
@@ -50,10 +50,10 @@ from splitup.protocol.committee.events import (
     TakeoversReceived,
     TaskRecomputed,
     Tick,
-    Undone,
+    ValidatorCommitmentReceived,
 )
 from splitup.protocol.committee.peer_messages import (
-    EpochWish,
+    EpochTimeoutVote,
     Equivocation,
     ObservationWanted,
     PlanCertified,
@@ -63,16 +63,16 @@ from splitup.protocol.committee.peer_messages import (
     PlanWanted,
     SnapshotVote,
 )
-from splitup.protocol.planning.plan_agreement import Plans
-from splitup.protocol.planning.signed_requests import Openings, is_same
+from splitup.protocol.planning.plan_agreement import PlanAgreement
+from splitup.protocol.planning.signed_requests import SignedRequests, is_same
 from splitup.protocol.settlement.proof_of_sampling import Economics
-from splitup.protocol.settlement.settlement_agreement import ResultReader, Settlements
+from splitup.protocol.settlement.settlement_agreement import ResultReader, SettlementAgreement
 from splitup.protocol.snapshots.demand import compute_demand
 from splitup.protocol.snapshots.observations import ObservationShare, SnapshotProposal
-from splitup.protocol.snapshots.snapshot_agreement import Snapshots
+from splitup.protocol.snapshots.snapshot_agreement import SnapshotAgreement
 
 _SNAPSHOT_MESSAGES = (
-    EpochWish,
+    EpochTimeoutVote,
     ObservationWanted,
     ObservationShare,
     SnapshotProposal,
@@ -99,7 +99,7 @@ class CommitteeMember:
         signed: Mapping[str, str] | None = None,
         snapshots: Sequence[Snapshot] = (),
         evidence: Sequence[Equivocation] = (),
-        openings: Sequence[SignedRequest] = (),
+        signed_requests: Sequence[SignedRequest] = (),
         scheme: Scheme = REAL,
         can_recompute: Callable[[str], bool] = lambda determinism: True,
     ) -> None:
@@ -108,18 +108,24 @@ class CommitteeMember:
                 f"account {identity.address} is no member of committee configuration "
                 f"{view.configuration}; use a member's keystore"
             )
-        self.seat = Seat(identity, view, scheme=scheme, can_recompute=can_recompute)
+        self.context = MemberContext(identity, view, scheme=scheme, can_recompute=can_recompute)
         self._grace_s = grace_s
         self._timestamp_s = 0
         self._block_number = 0
-        self._library = Library(snapshots)
-        ledger = Ledger(signed or {})
-        self._witness = Witness(self.seat, evidence)
-        self._snapshots = Snapshots(self.seat, ledger, self._library, self._witness)
-        self._plans = Plans(self.seat, ledger, self._library, self._witness, economics)
-        self._settlements = Settlements(self.seat, ledger, self._library, economics, read_result)
-        self._openings = Openings(openings)
-        for opening in openings:  # nothing leaves before the key is known
+        self._content_store = ContentStore(snapshots)
+        signing_guard = SigningGuard(signed or {})
+        self._detector = EquivocationDetector(self.context, evidence)
+        self._snapshots = SnapshotAgreement(
+            self.context, signing_guard, self._content_store, self._detector
+        )
+        self._plans = PlanAgreement(
+            self.context, signing_guard, self._content_store, self._detector, economics
+        )
+        self._settlements = SettlementAgreement(
+            self.context, signing_guard, self._content_store, economics, read_result
+        )
+        self._signed_requests = SignedRequests(signed_requests)
+        for opening in signed_requests:  # nothing leaves before the key is known
             self._settlements.process_request(opening.request)
             self._plans.process_request(opening.request, 0.0, opening.signature)
 
@@ -146,10 +152,10 @@ class CommitteeMember:
 
     def list_evidence(self) -> list[Equivocation]:
         """Return the equivocations that this member has found or been shown."""
-        return self._witness.list_evidence()
+        return self._detector.list_evidence()
 
     def find_snapshot(self, root: str) -> Snapshot | None:
-        return self._library.find_snapshot(root)
+        return self._content_store.find_snapshot(root)
 
     def is_unprobed(self, node: str) -> bool:
         """Return whether a node was heard whose round trip nobody has measured yet."""
@@ -168,13 +174,13 @@ class CommitteeMember:
         return self._snapshots.nodes.heads.is_recent(block_hash, now)
 
     def find_manifest(self, model_id: str) -> Manifest | None:
-        return self._library.find_manifest(model_id)
+        return self._content_store.find_manifest(model_id)
 
     def has_manifest(self, model_id: str) -> bool:
-        return self._library.find_manifest(model_id) is not None
+        return self._content_store.find_manifest(model_id) is not None
 
     def list_manifests(self) -> list[Manifest]:
-        return self._library.manifests()
+        return self._content_store.manifests()
 
     def count_open(self) -> int:
         """Return how many executions are open."""
@@ -187,13 +193,13 @@ class CommitteeMember:
         """Return the rows of a heartbeat's reply (``splitup.protocol.snapshots.demand``)."""
         nodes = self._snapshots.nodes
         live, operators = nodes.get_live(now), nodes.get_operators()
-        return compute_demand(self._library.manifests(), live, operators)
+        return compute_demand(self._content_store.manifests(), live, operators)
 
     def get_status(self, now: float) -> dict[str, Any]:
         return {
-            "account": self.seat.account,
-            "configuration": self.seat.view.configuration,
-            "group_key": self.seat.view.group_key,
+            "account": self.context.account,
+            "configuration": self.context.view.configuration,
+            "group_key": self.context.view.group_key,
             "block": self._block_number,
             "executions_open": len(self._plans),
             **self._snapshots.get_status(now),
@@ -207,11 +213,11 @@ class CommitteeMember:
         for command in list(commands):
             if isinstance(command, AnnouncePlan):
                 if self._plans.find_refusal(command.execution_id):  # nobody will ever open it
-                    commands += self._openings.process_closed(command.execution_id)
+                    commands += self._signed_requests.process_closed(command.execution_id)
                 certificate = self._plans.find_certificate(command.execution_id)
                 if certificate is not None:
                     commands += self._settlements.process_certificate(certificate, now)
-                    manifest = self._library.find_manifest(certificate.plan.request.model_id)
+                    manifest = self._content_store.find_manifest(certificate.plan.request.model_id)
                     if manifest is not None:
                         self._snapshots.nodes.process_plan(certificate.plan, manifest)
         return commands
@@ -227,7 +233,7 @@ class CommitteeMember:
                     *self._snapshots.process_tick(now),
                     *self._plans.process_tick(now),
                     *self._settlements.process_tick(now),
-                    *self._witness.process_tick(),
+                    *self._detector.process_tick(),
                 ]
             case BlockSeen():
                 return self._process_block(event, now)
@@ -249,10 +255,14 @@ class CommitteeMember:
                 return self._settlements.process_completion(
                     event.completion, event.signing_key, now
                 )
-            case PledgeReceived():
-                return self._settlements.process_pledge(event.pledge, event.signing_key, now)
-            case PromiseReceived():
-                return self._settlements.process_promise(event.promise, event.signing_key, now)
+            case ExecutorCommitmentReceived():
+                return self._settlements.process_commitment(
+                    event.commitment, event.signing_key, now
+                )
+            case ValidatorCommitmentReceived():
+                return self._settlements.process_validator_commitment(
+                    event.validator_commitment, event.signing_key, now
+                )
             case TakeoversReceived():
                 return self._settlements.process_takeovers(event.takeovers, event.signing_key, now)
             case TaskRecomputed():
@@ -266,38 +276,38 @@ class CommitteeMember:
             case RttMeasured():
                 self._snapshots.nodes.process_rtt(event.node, event.rtt_ms)
             case MemberLost():
-                self.seat.note_lost(event.account)
+                self.context.note_lost(event.account)
             case SnapshotAccepted():
                 return self._snapshots.process_accepted(
                     event.configuration, event.sequence, event.root, now
                 )
-            case Undone():
+            case RequestReverted():
                 return self._undo(event, now)
             case ManifestFetched():
-                self._library.add_manifest(event.manifest)
+                self._content_store.add_manifest(event.manifest)
                 return self._plans.process_contents(now)
             case SnapshotFetched():
-                commands = self._library.add_snapshot(event.snapshot)
+                commands = self._content_store.add_snapshot(event.snapshot)
                 return commands + self._plans.process_contents(now)
             case PlanPushed():
                 return self._plans.process_pushed(event.execution_id, event.unreached, now)
             case KeyReady():
-                self.seat.set_key(event.group, event.share)
+                self.context.set_key(event.group, event.share)
                 return [*self._plans.process_key(now), *self._settlements.process_key(now)]
         return []
 
     def _process_gossip(self, event: GossipReceived, now: float) -> list[Command]:
         message, sender = event.message, event.sender
-        self.seat.view.member_of(sender)  # raises for strangers
-        if sender == self.seat.account:
+        self.context.view.member_of(sender)  # raises for strangers
+        if sender == self.context.account:
             raise PeerFault("our own message came back to us", peer=sender)
-        self.seat.note_heard(sender, now)
+        self.context.note_heard(sender, now)
         if isinstance(message, _SNAPSHOT_MESSAGES):
             return self._snapshots.process_gossip(sender, message, now)
         if isinstance(message, _PLAN_MESSAGES):
             return self._plans.process_gossip(sender, message, now)
         if isinstance(message, Equivocation):
-            return self._witness.process_evidence(message)
+            return self._detector.process_evidence(message)
         return self._settlements.process_gossip(sender, message, now)
 
     def _process_request(self, event: RequestSeen, now: float) -> list[Command]:
@@ -305,9 +315,9 @@ class CommitteeMember:
         if self._timestamp_s > request.deadline + self._grace_s:
             return []  # an old event, replayed at start
         commands: list[Command] = []
-        signed = self._openings.find(request.execution_id)
+        signed = self._signed_requests.find(request.execution_id)
         if signed is not None:  # the chain holds it, or another one that took its number
-            commands += self._openings.process_closed(request.execution_id)
+            commands += self._signed_requests.process_closed(request.execution_id)
             if is_same(signed.request, request):
                 return commands
             commands += self._end(request.execution_id)
@@ -321,7 +331,7 @@ class CommitteeMember:
             if is_same(known, signed.request):
                 return []
             raise PeerFault(f"the number of request {execution_id} is taken")
-        commands = self._openings.process_signed(event, self._timestamp_s)
+        commands = self._signed_requests.process_signed(event, self._timestamp_s)
         return commands + self._begin(signed.request, now, signed.signature)
 
     def _begin(self, request: Request, now: float, client_signature: str = "") -> list[Command]:
@@ -336,34 +346,34 @@ class CommitteeMember:
         self._block_number = max(self._block_number, event.number)
         self._timestamp_s = max(self._timestamp_s, event.timestamp_s)
         commands: list[Command] = []
-        for execution_id in self._openings.list_expired(self._timestamp_s):
+        for execution_id in self._signed_requests.list_expired(self._timestamp_s):
             commands.append(Log(f"the signed request {execution_id} was never opened"))
-            commands += self._openings.process_closed(execution_id)
+            commands += self._signed_requests.process_closed(execution_id)
             commands += self._end(execution_id)
         for execution_id in self._plans.list_expired(self._timestamp_s, self._grace_s):
             commands.append(Log(f"execution {execution_id} expired without a settlement"))
             commands += self._end(execution_id)
         return commands
 
-    def _undo(self, undone: Undone, now: float) -> list[Command]:
+    def _undo(self, reverted: RequestReverted, now: float) -> list[Command]:
         """Take back what a reorganised chain no longer holds; what follows is told anew."""
-        match undone.event:
+        match reverted.event:
             case RequestSeen(request=request):
                 signed = self._plans.find_signed(request.execution_id)
                 if signed is not None:
-                    return self._openings.restore(signed)
-                self._settlements.process_undone_request(request.execution_id)
+                    return self._signed_requests.restore(signed)
+                self._settlements.process_reverted_request(request.execution_id)
                 self._snapshots.nodes.process_end(request.execution_id)
-                return self._plans.process_undone_request(request.execution_id)
+                return self._plans.process_reverted_request(request.execution_id)
             case PlanAccepted(execution_id=execution_id):
                 self._settlements.process_accepted(execution_id, is_planned=False)
-                return self._plans.process_undone_plan(execution_id, now)
+                return self._plans.process_reverted_plan(execution_id, now)
             case CompletionCommitted() as committed:
-                self._settlements.process_undone_commitment(committed)
+                self._settlements.process_reverted_commitment(committed)
             case ExecutionCommitted() as agreed:
-                self._settlements.process_undone_agreement(agreed)
+                self._settlements.process_reverted_agreement(agreed)
             case SnapshotAccepted(sequence=sequence):
-                return self._snapshots.process_undone(sequence)
+                return self._snapshots.process_reverted(sequence)
             case ExecutionEnded(execution_id=execution_id):
                 return [Log(f"the end of {execution_id} was undone; its transaction is sent again")]
         return []

@@ -102,14 +102,14 @@ class Membership:
 
     def find_member(self, signing_key: str) -> MemberView | None:
         """Return the member of any configuration we sit in that signs with this key."""
-        return self._find(lambda m: m.seat.view.member_with_key(signing_key))
+        return self._find(lambda m: m.context.view.member_with_key(signing_key))
 
     def list_peers(self) -> list[MemberView]:
         """Return the other members of all configurations we sit in, as the latest states them."""
         peers = {
             peer.account: peer
             for _, machine in sorted(self._machines.items())
-            for peer in machine.seat.view.members
+            for peer in machine.context.view.members
             if peer.account != self._identity.address
         }
         return list(peers.values())
@@ -117,7 +117,7 @@ class Membership:
     def list_accounts(self, configuration: int) -> list[str]:
         """Return who the messages of a configuration go to."""
         machine = self._machines.get(configuration)
-        accounts = machine.seat.accounts() if machine else []
+        accounts = machine.context.accounts() if machine else []
         return [account for account in accounts if account != self._identity.address]
 
     def is_unprobed(self, node: str) -> bool:
@@ -252,7 +252,7 @@ class Membership:
         if self._identity.address not in {member.account for member in members}:
             return []
         machine = self._machines[number] = self._make_member(view)
-        machine.seat.is_active = False
+        machine.context.is_active = False
         commands: list[Command] = []
         for known in self._latest.values():
             commands += self._tag(number, machine.handle(known, now))
@@ -265,7 +265,7 @@ class Membership:
         """The chain has changed over: from here on requests are the new machine's."""
         self.current = number
         for configuration, machine in list(self._machines.items()):
-            machine.seat.is_active = configuration == number
+            machine.context.is_active = configuration == number
             if configuration < number and not machine.count_open():
                 del self._machines[configuration]
         ours = number in self._machines

@@ -13,7 +13,7 @@ from pydantic import Field
 from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.messages.base import AddressField, Bytes32Field, Count, Message
-from splitup.messages.completions import Completion, Pledge, SignedTakeover
+from splitup.messages.completions import Completion, ExecutorCommitment, SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Draw, SignedAttestation
 from splitup.protocol.snapshots.observations import (
@@ -29,7 +29,7 @@ PartialField = Annotated[str, Field(pattern=r"^0x[0-9a-f]{96}$")]  # BLS signatu
 TokenField = Annotated[str, Field(max_length=limits.MAX_JWS_BYTES)]
 
 
-class EpochWish(Message):
+class EpochTimeoutVote(Message):
     """The epoch that a member is in or wants. Repeated: it is the members' sign of life, too."""
 
     configuration: Count
@@ -105,20 +105,20 @@ class CommitmentsVote(Message):
     signature: QuorumSignatureField
 
 
-class PledgesWanted(Message):
+class CommitmentsWanted(Message):
     """Asks for what the agreed root of an execution is over."""
 
     execution_id: Bytes32Field
 
 
-class PledgesTold(Message):
+class CommitmentsTold(Message):
     """Answers a member that is behind; the root on chain proves it.
 
     ``executors`` answer for the tasks, by task; empty when they are the plan's.
     """
 
     execution_id: Bytes32Field
-    pledges: tuple[Pledge, ...] = Field(max_length=limits.MAX_TASKS)
+    commitments: tuple[ExecutorCommitment, ...] = Field(max_length=limits.MAX_TASKS)
     executors: tuple[AddressField, ...] = Field(max_length=limits.MAX_TASKS)
 
 
@@ -166,7 +166,7 @@ class SettlementSignature(Message):
 
 
 _KINDS: Final[dict[str, type[Message]]] = {
-    "epoch-wish": EpochWish,
+    "epoch-timeout-vote": EpochTimeoutVote,
     "observation-wanted": ObservationWanted,
     "observation": ObservationShare,
     "snapshot-proposal": PackedProposal,
@@ -178,8 +178,8 @@ _KINDS: Final[dict[str, type[Message]]] = {
     "plan-wanted": PlanWanted,
     "equivocation": Equivocation,
     "commitments-vote": CommitmentsVote,
-    "pledges-wanted": PledgesWanted,
-    "pledges-told": PledgesTold,
+    "commitments-wanted": CommitmentsWanted,
+    "commitments-told": CommitmentsTold,
     "draw-partial": DrawPartial,
     "draw-made": DrawMade,
     "attested": Attested,

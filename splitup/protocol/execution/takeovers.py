@@ -42,7 +42,7 @@ def check_takeover(signed: SignedTakeover, plan: Plan) -> str:
     return plan.tasks[takeover.task][takeover.candidate]
 
 
-class Roster:
+class ExecutorMap:
     """The executors of one execution as they are now."""
 
     def __init__(self, plan: Plan) -> None:

@@ -19,8 +19,13 @@ from splitup.crypto.quorum import pack_signatures
 from splitup.messages.base import Message
 from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request, SignedRequest
 from splitup.protocol.committee.certificates import check_certificate, plan_alpha
-from splitup.protocol.committee.context import Beacon, Ledger, Library, Seat
-from splitup.protocol.committee.equivocation import Witness, compute_vote_hash
+from splitup.protocol.committee.context import (
+    ContentStore,
+    MemberContext,
+    SigningGuard,
+    ThresholdSignatureCollector,
+)
+from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
 from splitup.protocol.committee.events import (
     AnnouncePlan,
     Command,
@@ -47,7 +52,7 @@ class _Round:
     """One execution on its way to a certificate."""
 
     request: Request
-    beacon: Beacon
+    collector: ThresholdSignatureCollector
     client_signature: str = ""  # of a request that the plan opens
     partial: str = ""  # ours
     plan: Plan | None = None
@@ -66,22 +71,22 @@ class _Round:
     accepted: bool = False
 
 
-class Plans:
+class PlanAgreement:
     """One member's part in the plan layer."""
 
     def __init__(
         self,
-        seat: Seat,
-        ledger: Ledger,
-        library: Library,
-        witness: Witness,
+        context: MemberContext,
+        signing_guard: SigningGuard,
+        content_store: ContentStore,
+        detector: EquivocationDetector,
         economics: Economics,
     ) -> None:
         self._economics = economics
-        self._seat = seat
-        self._witness = witness
-        self._ledger = ledger
-        self._library = library
+        self._context = context
+        self._detector = detector
+        self._signing_guard = signing_guard
+        self._content_store = content_store
         self._rounds: dict[str, _Round] = {}
         self._finished: OrderedDict[str, PlanCertificate] = OrderedDict()
         self._early: dict[str, OrderedDict[tuple[str, type], Message]] = {}
@@ -130,7 +135,7 @@ class Plans:
             return []
         if len(self._rounds) >= limits.MAX_OPEN_EXECUTIONS:
             return [Log(f"too many open executions; {execution_id} is left to be refunded")]
-        known = _Round(request, Beacon(plan_alpha(request)), client_signature)
+        known = _Round(request, ThresholdSignatureCollector(plan_alpha(request)), client_signature)
         self._rounds[execution_id] = known
         commands = self._begin(known, now)
         for member, messages in self._early.items():
@@ -188,19 +193,19 @@ class Plans:
                 self._finished.popitem(last=False)
         return [AnnouncePlan(execution_id)]
 
-    def process_undone_request(self, execution_id: str) -> list[Command]:
+    def process_reverted_request(self, execution_id: str) -> list[Command]:
         """Drop an execution whose block is gone; what we signed for it stays in the ledger."""
         if self._rounds.pop(execution_id, None) is None:
             return []
         return [Log(f"the request of {execution_id} was undone by a chain reorganisation")]
 
-    def process_undone_plan(self, execution_id: str, now: float) -> list[Command]:
+    def process_reverted_plan(self, execution_id: str, now: float) -> list[Command]:
         """Bring a plan to the chain again whose block is gone."""
         known = self._rounds.get(execution_id)
         if known is not None and known.accepted:
             known.accepted = False
             if known.certificate is not None:
-                place = self._seat.get_place(known.certificate.plan.seed, now)
+                place = self._context.get_place(known.certificate.plan.seed, now)
                 known.submit_at = now + place * limits.PLAN_SUBMIT_STAGE_S
         return []
 
@@ -208,7 +213,7 @@ class Plans:
         """Go on with whatever waited for a snapshot or a manifest."""
         commands: list[Command] = []
         for known in list(self._rounds.values()):
-            if known.beacon.seed and known.plan is None and not known.refusal:
+            if known.collector.seed and known.plan is None and not known.refusal:
                 commands += self._advance(known, now)
         return commands
 
@@ -221,15 +226,15 @@ class Plans:
                     continue
                 known.resend_at = now + limits.GOSSIP_RETRY_S
                 commands += self._say(known)
-                if known.beacon.seed:
-                    commands += self._library.ask(
+                if known.collector.seed:
+                    commands += self._content_store.ask(
                         known.request.model_id, known.request.snapshot_root, now
                     )
                 continue
             if now >= known.push_at:
                 commands += _push(known, known.certificate)
             if now >= known.submit_at and not known.accepted:
-                known.submit_at = now + limits.PLAN_SUBMIT_STAGE_S * len(self._seat.accounts())
+                known.submit_at = now + limits.PLAN_SUBMIT_STAGE_S * len(self._context.accounts())
                 commands.append(_make_submission(known, known.certificate))
         return commands
 
@@ -261,7 +266,7 @@ class Plans:
         self, sender: str, message: PlanPartial | PlanVote, now: float
     ) -> list[Command]:
         if isinstance(message, PlanVote) and message.member != sender:
-            return self._witness.process_vote(message)  # passed on: it differs from the sender's
+            return self._detector.process_vote(message)  # passed on: it differs from the sender's
         known = self._rounds.get(message.execution_id)
         if known is None:
             finished = self._finished.get(message.execution_id)
@@ -278,10 +283,10 @@ class Plans:
             if late and isinstance(message, PlanPartial):
                 return [Gossip(sender, PlanCertified(certificate=known.certificate))]
             if isinstance(message, PlanVote) and message.root != known.certificate.plan.root():
-                return [*self._witness.process_vote(message), Gossip(None, message)]
+                return [*self._detector.process_vote(message), Gossip(None, message)]
             return []
         if isinstance(message, PlanPartial):
-            known.beacon.add(self._seat.index_of(sender), message.partial)
+            known.collector.add(self._context.index_of(sender), message.partial)
         else:
             known.unchecked[sender] = message
         return self._advance(known, now)
@@ -289,45 +294,45 @@ class Plans:
     def _process_certified(self, certificate: PlanCertificate, now: float) -> list[Command]:
         execution_id = certificate.plan.request.execution_id
         known = self._rounds.get(execution_id)
-        if known is None or known.certificate or not self._seat.view.group_key:
+        if known is None or known.certificate or not self._context.view.group_key:
             return []
         if not is_same(certificate.plan.request, known.request):
             raise PeerFault(f"a certificate for {execution_id} states another request")
-        check_certificate(certificate, self._seat.view, self._seat.scheme)
+        check_certificate(certificate, self._context.view, self._context.scheme)
         known.plan = certificate.plan
-        known.beacon.signature = certificate.seed_signature
-        known.beacon.seed = certificate.plan.seed
+        known.collector.signature = certificate.seed_signature
+        known.collector.seed = certificate.plan.seed
         return self._finish(known, certificate, now)
 
     # ---- the steps, in order ----------------------------------------------------------------
 
     def _begin(self, known: _Round, now: float) -> list[Command]:
-        if self._seat.group is None or known.partial:
+        if self._context.group is None or known.partial:
             return []
-        commands = self._ledger.claim(
-            f"request/{known.request.execution_id}/", compute_digest(known.beacon.alpha)
+        commands = self._signing_guard.claim(
+            f"request/{known.request.execution_id}/", compute_digest(known.collector.alpha)
         )
         if commands is None:
             execution_id = known.request.execution_id
             known.refusal = f"execution {execution_id} was moved by a chain reorganisation"
             return [Log(known.refusal), AnnouncePlan(execution_id)]
-        known.partial = known.beacon.sign(self._seat)
+        known.partial = known.collector.sign(self._context)
         known.resend_at = now + limits.GOSSIP_RETRY_S
         return [*commands, *self._say(known), *self._advance(known, now)]
 
     def _advance(self, known: _Round, now: float) -> list[Command]:
         commands: list[Command] = []
-        if self._seat.group is None or known.certificate or known.refusal:
+        if self._context.group is None or known.certificate or known.refusal:
             return commands
-        if not known.beacon.seed:
-            for index in known.beacon.combine(self._seat.group, self._seat.scheme):
+        if not known.collector.seed:
+            for index in known.collector.combine(self._context.group, self._context.scheme):
                 commands.append(
                     Fault(
-                        self._seat.accounts()[index],
+                        self._context.accounts()[index],
                         f"sent a false share of the seed of {known.request.execution_id}",
                     )
                 )
-            if not known.beacon.seed:
+            if not known.collector.seed:
                 return commands
         if known.plan is None:
             commands += self._assign(known, now)
@@ -337,12 +342,12 @@ class Plans:
 
     def _assign(self, known: _Round, now: float) -> list[Command]:
         request = known.request
-        snapshot = self._library.find_snapshot(request.snapshot_root)
-        manifest = self._library.find_manifest(request.model_id)
+        snapshot = self._content_store.find_snapshot(request.snapshot_root)
+        manifest = self._content_store.find_manifest(request.model_id)
         if snapshot is None or manifest is None:
-            return self._library.ask(request.model_id, request.snapshot_root, now)
+            return self._content_store.ask(request.model_id, request.snapshot_root, now)
         try:
-            plan = compute_plan(request, known.beacon.seed, snapshot, manifest)
+            plan = compute_plan(request, known.collector.seed, snapshot, manifest)
             plan = add_exposures(plan, manifest, snapshot, self._economics)
         except InvalidInput as error:
             known.refusal = str(error)
@@ -351,7 +356,7 @@ class Plans:
                 AnnouncePlan(request.execution_id),
             ]
         root = plan.root()
-        commands = self._ledger.claim(f"plan/{request.execution_id}/", root)
+        commands = self._signing_guard.claim(f"plan/{request.execution_id}/", root)
         if commands is None:
             known.refusal = f"another plan was signed for {request.execution_id} before"
             return [Log(known.refusal), AnnouncePlan(request.execution_id)]
@@ -361,19 +366,19 @@ class Plans:
             root=root,
             seed=plan.seed,
             executors=len(set(plan.executors())),
-            member=self._seat.account,
+            member=self._context.account,
             signature="0x" + "00" * 65,
         )
-        signature = self._seat.sign(compute_vote_hash(unsigned))
+        signature = self._context.sign(compute_vote_hash(unsigned))
         known.own = unsigned.model_copy(update={"signature": signature})
-        known.votes[self._seat.account] = known.own
+        known.votes[self._context.account] = known.own
         return [*commands, Gossip(None, known.own)]
 
     def _certify(self, known: _Round, plan: Plan, now: float) -> list[Command]:
         commands: list[Command] = []
         for member, vote in sorted(known.unchecked.items()):
             try:
-                commands += self._witness.check(vote)
+                commands += self._detector.check(vote)
             except PeerFault as error:
                 commands.append(Fault(member, str(error)))
                 continue
@@ -386,11 +391,11 @@ class Plans:
             else:
                 known.votes[member] = vote
         known.unchecked.clear()
-        if len(known.votes) < self._seat.view.quorum:
+        if len(known.votes) < self._context.view.quorum:
             return commands
         certificate = PlanCertificate(
             plan=plan,
-            seed_signature=known.beacon.signature,
+            seed_signature=known.collector.signature,
             signatures=tuple(
                 MemberSignature(member=member, signature=vote.signature)
                 for member, vote in sorted(known.votes.items())
@@ -400,14 +405,14 @@ class Plans:
 
     def _finish(self, known: _Round, certificate: PlanCertificate, now: float) -> list[Command]:
         known.certificate, known.certified_at = certificate, now
-        place = self._seat.get_place(certificate.plan.seed, now)
+        place = self._context.get_place(certificate.plan.seed, now)
         known.push_at = now + place * limits.PLAN_PUSH_STAGE_S
         known.submit_at = now + place * limits.PLAN_SUBMIT_STAGE_S
         commands: list[Command] = [AnnouncePlan(certificate.plan.request.execution_id)]
         if place == 0:
             commands += _push(known, certificate)
             if not known.accepted:
-                known.submit_at += limits.PLAN_SUBMIT_STAGE_S * len(self._seat.accounts())
+                known.submit_at += limits.PLAN_SUBMIT_STAGE_S * len(self._context.accounts())
                 commands.append(_make_submission(known, certificate))
         return commands
 

@@ -80,7 +80,7 @@ def is_same(first: Request, second: Request) -> bool:
     return first.model_copy(update={"block_hash": second.block_hash}) == second
 
 
-class Openings:
+class SignedRequests:
     """The signed requests that one member supports."""
 
     def __init__(self, kept: Sequence[SignedRequest]) -> None:

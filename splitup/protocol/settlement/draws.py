@@ -6,88 +6,94 @@ from splitup.core import limits
 from splitup.core.codec import compute_digest
 from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import check_draw, draw_alpha
-from splitup.protocol.committee.context import Beacon, Ledger, Seat
+from splitup.protocol.committee.context import (
+    MemberContext,
+    SigningGuard,
+    ThresholdSignatureCollector,
+)
 from splitup.protocol.committee.events import Command, Fault, Gossip, Log
 from splitup.protocol.committee.peer_messages import DrawMade, DrawPartial
-from splitup.protocol.settlement.settlement_state import Case
+from splitup.protocol.settlement.settlement_state import SettlementState
 
 
-class Draws:
+class DrawAgreement:
     """One member's part in making draws."""
 
-    def __init__(self, seat: Seat, ledger: Ledger) -> None:
-        self._seat = seat
-        self._ledger = ledger
+    def __init__(self, context: MemberContext, signing_guard: SigningGuard) -> None:
+        self._context = context
+        self._signing_guard = signing_guard
 
     def process_partial(
-        self, case: Case, sender: str, message: DrawPartial, now: float
+        self, state: SettlementState, sender: str, message: DrawPartial, now: float
     ) -> list[Command]:
         """Keep a share; answer one that comes late with the draw itself."""
-        if case.draw is not None:
-            late = now >= case.resend_at
-            return [Gossip(sender, DrawMade(draw=case.draw))] if late else []
-        index = self._seat.index_of(sender)
-        if case.beacon is None:
-            case.early.setdefault(index, message.partial)
+        if state.draw is not None:
+            late = now >= state.resend_at
+            return [Gossip(sender, DrawMade(draw=state.draw))] if late else []
+        index = self._context.index_of(sender)
+        if state.collector is None:
+            state.early.setdefault(index, message.partial)
         else:
-            case.beacon.add(index, message.partial)
+            state.collector.add(index, message.partial)
         return []
 
-    def adopt(self, case: Case, draw: Draw, now: float) -> None:
+    def adopt(self, state: SettlementState, draw: Draw, now: float) -> None:
         """Take a draw from another member, once it is over commitments that we see too.
 
         Whose they are, 2f+1 members agree; we need not have seen the takeovers ourselves.
         """
-        if case.draw is not None or not self._seat.view.group_key:
+        if state.draw is not None or not self._context.view.group_key:
             return
-        if not case.rests_on_chain(draw):
+        if not state.rests_on_chain(draw):
             return
-        check_draw(draw, self._seat.view, self._seat.scheme)
-        self._set(case, draw, now)
+        check_draw(draw, self._context.view, self._context.scheme)
+        self._set(state, draw, now)
 
-    def make(self, case: Case, now: float) -> list[Command]:
+    def make(self, state: SettlementState, now: float) -> list[Command]:
         """Sign our share when the basis is complete, and combine what came."""
-        if case.draw is not None or self._seat.group is None:
+        if state.draw is not None or self._context.group is None:
             return []
-        basis = case.basis or case.get_basis()
+        basis = state.basis or state.get_basis()
         if basis is None:
             return []
-        execution_id = case.request.execution_id
+        execution_id = state.request.execution_id
         commands: list[Command] = []
-        if case.beacon is None:
-            case.basis = basis
-            beacon = Beacon(draw_alpha(execution_id, *basis))
-            claim = self._ledger.claim(f"draw/{execution_id}/", compute_digest(beacon.alpha))
-            case.beacon = beacon
+        if state.collector is None:
+            state.basis = basis
+            collector = ThresholdSignatureCollector(draw_alpha(execution_id, *basis))
+            claim = self._signing_guard.claim(
+                f"draw/{execution_id}/", compute_digest(collector.alpha)
+            )
+            state.collector = collector
             if claim is None:
                 commands.append(Log(f"the commitments of {execution_id} moved; not drawn again"))
             else:
                 commands += claim
-                case.partial = beacon.sign(self._seat)
-            for index, partial in case.early.items():
-                beacon.add(index, partial)
-        if case.partial and now >= case.resend_at:
-            case.resend_at = now + limits.GOSSIP_RETRY_S
+                state.partial = collector.sign(self._context)
+            for index, partial in state.early.items():
+                collector.add(index, partial)
+        if state.partial and now >= state.resend_at:
+            state.resend_at = now + limits.GOSSIP_RETRY_S
             message = DrawPartial(
-                execution_id=execution_id, partial=case.partial, takeovers=case.list_effective()
+                execution_id=execution_id, partial=state.partial, takeovers=state.list_effective()
             )
             commands.append(Gossip(None, message))
-        for index in case.beacon.combine(self._seat.group, self._seat.scheme):
-            liar = self._seat.accounts()[index]
+        for index in state.collector.combine(self._context.group, self._context.scheme):
+            liar = self._context.accounts()[index]
             commands.append(Fault(liar, f"sent a false share of the draw of {execution_id}"))
-        if case.beacon.seed:
+        if state.collector.seed:
             draw = Draw(
                 execution_id=execution_id,
                 block_hash=basis.block_hash,
                 commitments=basis.commitments,
                 executors=basis.executors,
-                signature=case.beacon.signature,
-                seed=case.beacon.seed,
+                signature=state.collector.signature,
+                seed=state.collector.seed,
             )
-            self._set(case, draw, now)
+            self._set(state, draw, now)
         return commands
 
-    def _set(self, case: Case, draw: Draw, now: float) -> None:
-        case.draw = draw
-        case.resend_at = now + limits.GOSSIP_RETRY_S / 2
-        case.place = self._seat.get_place(draw.seed, now)
+    def _set(self, state: SettlementState, draw: Draw, now: float) -> None:
+        state.draw = draw
+        state.resend_at = now + limits.GOSSIP_RETRY_S / 2
+        state.place = self._context.get_place(draw.seed, now)

@@ -14,13 +14,13 @@ from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.verification import Draw
-from splitup.protocol.committee.context import Ledger, Seat
+from splitup.protocol.committee.context import MemberContext, SigningGuard
 from splitup.protocol.committee.events import Command, Gossip, Log, SubmitSettlement
 from splitup.protocol.committee.peer_messages import SettlementProposal, SettlementSignature
 from splitup.protocol.settlement.proof_of_sampling import Economics, compute_settlement
 from splitup.protocol.settlement.settlement_state import (
-    Case,
     Proposed,
+    SettlementState,
     compute_evidence_root,
     make_settlement,
 )
@@ -29,78 +29,86 @@ from splitup.protocol.settlement.settlement_state import (
 class Proposals:
     """One member's part in agreeing on settlements."""
 
-    def __init__(self, seat: Seat, ledger: Ledger, economics: Economics) -> None:
-        self._seat = seat
-        self._ledger = ledger
+    def __init__(
+        self, context: MemberContext, signing_guard: SigningGuard, economics: Economics
+    ) -> None:
+        self._context = context
+        self._signing_guard = signing_guard
         self._economics = economics
 
-    def advance(self, case: Case, now: float) -> list[Command]:
+    def advance(self, state: SettlementState, now: float) -> list[Command]:
         """Sign what others propose and we compute, too; propose when it is our turn."""
-        if case.certificate is None or case.manifest is None or case.draw is None:
+        if state.certificate is None or state.manifest is None or state.draw is None:
             return []
-        if case.checks is None or not case.checks.keys() <= case.verdicts.keys():
+        if state.checks is None or not state.checks.keys() <= state.verdicts.keys():
             return []
-        executors = set(case.get_executors())
-        if not executors <= case.completions.keys() | case.list_withheld():
+        executors = set(state.get_executors())
+        if not executors <= state.completions.keys() | state.list_withheld():
             return []
-        if case.propose_at == math.inf:
-            case.propose_at = now + case.place * limits.SETTLEMENT_STAGE_S
-        if now < case.propose_at and not case.proposals:
+        if state.propose_at == math.inf:
+            state.propose_at = now + state.place * limits.SETTLEMENT_STAGE_S
+        if now < state.propose_at and not state.proposals:
             return []
-        settlement = self._compute(case, case.certificate, case.manifest, case.draw)
+        settlement = self._compute(state, state.certificate, state.manifest, state.draw)
         settlement_hash = quorum.settlement_hash(settlement)
         commands: list[Command] = []
-        for sender, proposal in sorted(case.proposals.items()):
+        for sender, proposal in sorted(state.proposals.items()):
             if proposal.settlement_hash == settlement_hash:
-                commands += self._sign(case, sender, proposal.round, settlement_hash)
-        case.proposals = {
+                commands += self._sign(state, sender, proposal.round, settlement_hash)
+        state.proposals = {
             sender: proposal
-            for sender, proposal in case.proposals.items()
+            for sender, proposal in state.proposals.items()
             if proposal.settlement_hash != settlement_hash
         }
-        if now < case.propose_at:
+        if now < state.propose_at:
             return commands
-        case.propose_at = now + limits.SETTLEMENT_STAGE_S * len(self._seat.accounts())
-        return commands + self._propose(case, case.draw, settlement, settlement_hash)
+        state.propose_at = now + limits.SETTLEMENT_STAGE_S * len(self._context.accounts())
+        return commands + self._propose(state, state.draw, settlement, settlement_hash)
 
     def _propose(
-        self, case: Case, draw: Draw, settlement: quorum.Settlement, settlement_hash: str
+        self,
+        state: SettlementState,
+        draw: Draw,
+        settlement: quorum.Settlement,
+        settlement_hash: str,
     ) -> list[Command]:
         """Say it to all, again when unanswered, in a new round when the evidence has grown."""
         commands: list[Command] = []
-        mine = case.proposed
+        mine = state.proposed
         if mine is None or mine.settlement_hash != settlement_hash:
-            if case.rounds >= limits.MAX_SETTLEMENT_ROUNDS:
+            if state.rounds >= limits.MAX_SETTLEMENT_ROUNDS:
                 return []
-            mine = case.proposed = Proposed(case.rounds, settlement, settlement_hash)
-            case.rounds += 1
-            commands += self._sign(case, self._seat.account, mine.round, settlement_hash)
+            mine = state.proposed = Proposed(state.rounds, settlement, settlement_hash)
+            state.rounds += 1
+            commands += self._sign(state, self._context.account, mine.round, settlement_hash)
         message = SettlementProposal(
-            execution_id=case.request.execution_id,
+            execution_id=state.request.execution_id,
             round=mine.round,
             draw=draw,
-            completions=tuple(completion for _, completion in sorted(case.completions.items())),
-            results=tuple(answer.token for answer in case.get_answers()),
-            attestations=tuple(case.attestations.get_all()),
+            completions=tuple(completion for _, completion in sorted(state.completions.items())),
+            results=tuple(answer.token for answer in state.get_answers()),
+            attestations=tuple(state.attestations.get_all()),
             settlement_hash=settlement_hash,
         )
         commands.append(Gossip(None, message))
-        if len(mine.signatures) >= self._seat.view.quorum:  # the chain has not taken it yet
-            commands.append(self._make_submission(case, mine))
+        if len(mine.signatures) >= self._context.view.quorum:  # the chain has not taken it yet
+            commands.append(self._make_submission(state, mine))
         return commands
 
-    def _sign(self, case: Case, proposer: str, round_: int, settlement_hash: str) -> list[Command]:
+    def _sign(
+        self, state: SettlementState, proposer: str, round_: int, settlement_hash: str
+    ) -> list[Command]:
         """Sign one settlement per proposer and round; the chain takes only the first."""
-        execution_id = case.request.execution_id
-        commands = self._ledger.claim(
+        execution_id = state.request.execution_id
+        commands = self._signing_guard.claim(
             f"settlement/{execution_id}/{proposer}/{round_}", settlement_hash
         )
         if commands is None:
             return [Log(f"{proposer} proposed two settlements of {execution_id} in one round")]
         struct_hash = quorum.settlement_struct_hash(execution_id, settlement_hash)
-        signature = self._seat.sign(struct_hash)
-        if proposer == self._seat.account and case.proposed is not None:
-            case.proposed.signatures[proposer] = bytes.fromhex(signature[2:])
+        signature = self._context.sign(struct_hash)
+        if proposer == self._context.account and state.proposed is not None:
+            state.proposed.signatures[proposer] = bytes.fromhex(signature[2:])
             return commands
         message = SettlementSignature(
             execution_id=execution_id,
@@ -110,20 +118,20 @@ class Proposals:
         )
         return [*commands, Gossip(proposer, message)]
 
-    def _make_submission(self, case: Case, mine: Proposed) -> SubmitSettlement:
+    def _make_submission(self, state: SettlementState, mine: Proposed) -> SubmitSettlement:
         packed = quorum.pack_signatures(mine.signatures.items())
-        return SubmitSettlement(case.request.execution_id, mine.settlement, packed)
+        return SubmitSettlement(state.request.execution_id, mine.settlement, packed)
 
     def _compute(
-        self, case: Case, certificate: PlanCertificate, manifest: Manifest, draw: Draw
+        self, state: SettlementState, certificate: PlanCertificate, manifest: Manifest, draw: Draw
     ) -> quorum.Settlement:
-        verdicts = case.list_verdicts()
-        executors, commitments = case.get_executors(), case.get_commitments()
+        verdicts = state.list_verdicts()
+        executors, commitments = state.get_executors(), state.get_commitments()
         terms = compute_settlement(
             certificate.plan,
             manifest,
             min(commitments[node].steps for node in executors),
-            set(executors) - case.completions.keys(),
+            set(executors) - state.completions.keys(),
             verdicts,
             self._economics,
             executors,
@@ -131,19 +139,19 @@ class Proposals:
         return make_settlement(terms, compute_evidence_root(draw, verdicts))
 
     def process_signature(
-        self, case: Case, sender: str, message: SettlementSignature
+        self, state: SettlementState, sender: str, message: SettlementSignature
     ) -> list[Command]:
         """Count a signature under our proposal; the last one needed sends it to the chain."""
-        mine = case.proposed
+        mine = state.proposed
         if mine is None or message.round != mine.round:
             return []
         if message.settlement_hash != mine.settlement_hash:
             raise PeerFault(f"member {sender} signed another settlement than asked", peer=sender)
         struct_hash = quorum.settlement_struct_hash(message.execution_id, mine.settlement_hash)
-        self._seat.check(sender, struct_hash, message.signature)
+        self._context.check(sender, struct_hash, message.signature)
         if sender in mine.signatures:
             return []
         mine.signatures[sender] = bytes.fromhex(message.signature[2:])
-        if len(mine.signatures) != self._seat.view.quorum:
+        if len(mine.signatures) != self._context.view.quorum:
             return []  # fewer: wait; more: it is on its way
-        return [self._make_submission(case, mine)]
+        return [self._make_submission(state, mine)]

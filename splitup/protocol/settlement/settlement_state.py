@@ -12,7 +12,12 @@ from splitup.core.codec import compute_digest, encode_canonical
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
-from splitup.messages.completions import Completion, Pledge, SignedTakeover, TaskCommitment
+from splitup.messages.completions import (
+    Completion,
+    ExecutorCommitment,
+    SignedTakeover,
+    TaskCommitment,
+)
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import (
@@ -24,7 +29,7 @@ from splitup.messages.verification import (
     VerificationCommitment,
     VerificationResult,
 )
-from splitup.protocol.committee.context import Beacon
+from splitup.protocol.committee.context import ThresholdSignatureCollector
 from splitup.protocol.committee.events import CompletionCommitted, ExecutionCommitted
 from splitup.protocol.committee.peer_messages import CommitmentsVote, SettlementProposal
 from splitup.protocol.execution.takeovers import check_takeover, find_executors
@@ -38,7 +43,7 @@ from splitup.protocol.settlement.proof_of_sampling import (
     check_completion,
     compute_exposures,
 )
-from splitup.protocol.settlement.task_checks import Answer, Check
+from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
 
 
 @dataclass(slots=True)
@@ -51,7 +56,7 @@ class Proposed:
     signatures: dict[str, bytes] = field(default_factory=dict)
 
 
-class Basis(NamedTuple):
+class DrawBasis(NamedTuple):
     """What a draw is over. ``executors`` is empty when they are the plan's."""
 
     block_hash: str
@@ -59,15 +64,15 @@ class Basis(NamedTuple):
     executors: tuple[str, ...]
 
 
-class Agreement(NamedTuple):
+class AgreedCommitments(NamedTuple):
     """What members bring to the chain in one root. ``executors`` as in a basis."""
 
-    pledges: tuple[Pledge, ...]  # sorted by node
+    commitments: tuple[ExecutorCommitment, ...]  # sorted by node
     executors: tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Case:
+class SettlementState:
     """One execution from its plan to its settlement."""
 
     request: Request
@@ -77,18 +82,18 @@ class Case:
     snapshot: Snapshot | None = None
     manifest: Manifest | None = None
     is_planned: bool = False  # the chain holds the plan
-    pledges: dict[str, Pledge] = field(default_factory=dict)
+    commitments: dict[str, ExecutorCommitment] = field(default_factory=dict)
     votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
     vote_at: float = 0.0
     commit_at: float = math.inf
     agreed: ExecutionCommitted | None = None
-    agreement: Agreement | None = None  # what the agreed root is over
+    agreement: AgreedCommitments | None = None  # what the agreed root is over
     bound: dict[str, CompletionCommitted] = field(default_factory=dict)  # by it
     own: dict[str, CompletionCommitted] = field(default_factory=dict)  # nodes' own, in chain order
     # takeovers that were checked, by task and candidate
     takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
-    basis: Basis | None = None  # what we signed for
-    beacon: Beacon | None = None
+    basis: DrawBasis | None = None  # what we signed for
+    collector: ThresholdSignatureCollector | None = None
     early: dict[int, str] = field(default_factory=dict)  # draw partials before our beacon
     partial: str = ""
     resend_at: float = 0.0
@@ -96,9 +101,13 @@ class Case:
     place: int = 0  # ours in the order of proposers
     unchecked: dict[str, Completion] = field(default_factory=dict)  # commitment not seen yet
     completions: dict[str, Completion] = field(default_factory=dict)
-    results: dict[tuple[int, str], Answer] = field(default_factory=dict)  # before the draw is known
-    promises: dict[tuple[int, str], str] = field(default_factory=dict)  # roots, likewise
-    checks: dict[int, Check] | None = None
+    results: dict[tuple[int, str], ValidatorAnswer] = field(
+        default_factory=dict
+    )  # before the draw is known
+    validator_commitments: dict[tuple[int, str], str] = field(
+        default_factory=dict
+    )  # roots, likewise
+    checks: dict[int, TaskCheck] | None = None
     due_at: float | None = None  # since when we know that reveals are due
     rulings: dict[int, Ruling] = field(default_factory=dict)  # our own
     attested: SignedAttestation | None = None  # our own, the latest
@@ -127,16 +136,16 @@ class Case:
             return ()
         return compute_exposures(self.certificate.plan, self.manifest, executors, self.economics)
 
-    def find_agreement(self) -> Agreement | None:
+    def find_agreement(self) -> AgreedCommitments | None:
         """Return what to agree on, once pledges cover every task: the highest candidates count."""
         if self.certificate is None:
             return None
         plan = self.certificate.plan
-        executors = find_executors(plan, self.takeovers, dict.fromkeys(self.pledges, 0))
+        executors = find_executors(plan, self.takeovers, dict.fromkeys(self.commitments, 0))
         if executors is None:
             return None
-        pledges = tuple(self.pledges[node] for node in sorted(set(executors)))
-        return Agreement(pledges, () if executors == plan.executors() else executors)
+        commitments = tuple(self.commitments[node] for node in sorted(set(executors)))
+        return AgreedCommitments(commitments, () if executors == plan.executors() else executors)
 
     def add_own(self, event: CompletionCommitted) -> bool:
         """Note a node's own transaction; one that comes after the agreed root changes nothing."""
@@ -145,19 +154,19 @@ class Case:
         self.own[event.node] = event
         return True
 
-    def bind(self, agreement: Agreement | None) -> bool:
+    def bind(self, agreement: AgreedCommitments | None) -> bool:
         """Take what the agreed root is over, if it is; return whether it is known now."""
         agreed, execution_id = self.agreed, self.request.execution_id
         if agreed is None or agreement is None or self.agreement is not None:
             return self.agreement is not None
-        if compute_pledges_root(execution_id, agreement) != agreed.root:
+        if compute_commitments_root(execution_id, agreement) != agreed.root:
             return False
         self.agreement = agreement
         self.bound = {
-            pledge.node: CompletionCommitted(
-                execution_id, pledge.node, pledge.steps, pledge.root, agreed.block_hash
+            commitment.node: CompletionCommitted(
+                execution_id, commitment.node, commitment.steps, commitment.root, agreed.block_hash
             )
-            for pledge in agreement.pledges
+            for commitment in agreement.commitments
         }
         return True
 
@@ -170,7 +179,7 @@ class Case:
         """Take back a draw whose basis is gone, and all that rested on it."""
         self.unchecked |= self.completions
         self.completions.clear()
-        self.draw = self.basis = self.beacon = self.checks = self.proposed = None
+        self.draw = self.basis = self.collector = self.checks = self.proposed = None
         self.attested = self.due_at = None
         self.attestations = self.attestations.renew()
         self.rulings.clear()
@@ -210,7 +219,7 @@ class Case:
                 verdicts[task] = replace(known, outcome=outcome)
         return [verdicts[task] for task in sorted(verdicts)]
 
-    def add_answer(self, answer: Answer) -> None:
+    def add_answer(self, answer: ValidatorAnswer) -> None:
         """Keep a validator's answer, before the draw for later."""
         result = answer.result
         if self.checks is not None:
@@ -220,34 +229,37 @@ class Case:
         elif len(self.results) < limits.MAX_TASKS:
             self.results.setdefault((result.task, result.validator), answer)
 
-    def add_promise(self, promise: VerificationCommitment) -> None:
+    def add_validator_commitment(self, validator_commitment: VerificationCommitment) -> None:
         """Keep a validator's commitment, before the draw for later."""
         if self.checks is not None:
-            check = self.checks.get(promise.task)
+            check = self.checks.get(validator_commitment.task)
             if check is not None:
-                check.hold(promise.validator, promise.root)
-        elif len(self.promises) < limits.MAX_TASKS:
-            self.promises.setdefault((promise.task, promise.validator), promise.root)
+                check.hold(validator_commitment.validator, validator_commitment.root)
+        elif len(self.validator_commitments) < limits.MAX_TASKS:
+            self.validator_commitments.setdefault(
+                (validator_commitment.task, validator_commitment.validator),
+                validator_commitment.root,
+            )
 
-    def open_checks(self, checks: dict[int, Check]) -> None:
+    def open_checks(self, checks: dict[int, TaskCheck]) -> None:
         """Begin the verification of the drawn tasks with what was said before we knew of them."""
         self.checks = checks
-        for (task, validator), root in self.promises.items():
+        for (task, validator), root in self.validator_commitments.items():
             if task in checks:
                 checks[task].hold(validator, root)
         for answer in self.results.values():
             self.add_answer(answer)
-        self.promises.clear()
+        self.validator_commitments.clear()
         self.results.clear()
 
-    def get_answers(self) -> list[Answer]:
+    def get_answers(self) -> list[ValidatorAnswer]:
         """Return all answers, by task and rank."""
         answers = list(self.results.values())
         for _, check in sorted((self.checks or {}).items()):
             answers += [check.answers[v] for v in check.validators if v in check.answers]
         return answers
 
-    def get_basis(self) -> Basis | None:
+    def get_basis(self) -> DrawBasis | None:
         """Return what the draw is over, once commitments cover every task.
 
         The block hash of the last of them, (node, root) of each, sorted, and who answers for the
@@ -262,7 +274,7 @@ class Case:
         if executors is None:
             return None
         found = _list_events(executors, events)
-        return Basis(
+        return DrawBasis(
             found[-1].block_hash,
             tuple(sorted((event.node, event.root) for event in found)),
             () if executors == plan.executors() else executors,
@@ -365,12 +377,15 @@ def _list_events(
     return [event for node, event in commitments.items() if node in named]
 
 
-def compute_pledges_root(execution_id: str, agreement: Agreement) -> str:
+def compute_commitments_root(execution_id: str, agreement: AgreedCommitments) -> str:
     """Return the root over the pledges of all executors of an execution, and who they are."""
     value = {
         "execution_id": execution_id,
         "executors": list(agreement.executors),
-        "pledges": [[pledge.node, pledge.steps, pledge.root] for pledge in agreement.pledges],
+        "pledges": [
+            [commitment.node, commitment.steps, commitment.root]
+            for commitment in agreement.commitments
+        ],
     }
     return "0x" + compute_digest(b"splitup/pledges/v1\0" + encode_canonical(value))
 

@@ -17,13 +17,13 @@ from splitup.protocol.settlement.proof_of_sampling import count_wanted, find_usa
 
 
 @dataclass(slots=True)
-class Answer:
+class ValidatorAnswer:
     result: VerificationResult
     token: str  # as the validator signed it
 
 
 @dataclass(slots=True)
-class Check:
+class TaskCheck:
     """The state of one sampled task."""
 
     task: int
@@ -33,7 +33,7 @@ class Check:
     order_at: dict[str, float] = field(default_factory=dict)  # validator -> not before
     held: dict[str, str] = field(default_factory=dict)  # validator -> root
     fixed_at: dict[str, float] = field(default_factory=dict)
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, ValidatorAnswer] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
     disputed_at: float | None = None  # since when the committee has to recompute
     is_recomputing: bool = False  # we do, at the moment
@@ -46,7 +46,7 @@ class Check:
         if validator in self.validators:
             self.held.setdefault(validator, root)
 
-    def add(self, answer: Answer) -> bool:
+    def add(self, answer: ValidatorAnswer) -> bool:
         """Keep a validator's first answer; return whether it is one of ours and new."""
         validator = answer.result.validator
         if validator not in self.validators or validator in self.answers:

@@ -14,7 +14,7 @@ from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Plan
 from splitup.messages.snapshots import UNRULED, Heartbeat, NodeView
 from splitup.protocol.committee.events import NodeRecord
-from splitup.protocol.snapshots.recent_blocks import Heads
+from splitup.protocol.snapshots.recent_blocks import RecentBlocks
 
 
 @dataclass(slots=True)
@@ -40,12 +40,12 @@ def quantise_up(figure: int) -> int:
     return down if down == figure else down + (1 << max(0, figure.bit_length() - 3))
 
 
-class Nodes:
+class NodeLiveness:
     """The registry's active nodes with what was heard of them."""
 
     def __init__(self, can_recompute: Callable[[str], bool] = lambda determinism: True) -> None:
         self._can_recompute = can_recompute
-        self.heads = Heads()
+        self.heads = RecentBlocks()
         self._nodes: dict[str, _Node] = {}
         self.records: Mapping[str, NodeRecord] = {}
         self._assigned: Counter[str] = Counter()  # micro-USDC since the latest snapshot

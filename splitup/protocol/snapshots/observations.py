@@ -168,7 +168,7 @@ def choose_fitting(own: str, shares: Sequence[ObservationShare]) -> list[Observa
     members who invent nodes and tasks crowd out each other and nobody else.
     """
     shares = sorted(shares, key=lambda share: share.observation.member)
-    if sum(len(share.observation.views) for share in shares) <= limits.PARCEL_NODES:
+    if sum(len(share.observation.views) for share in shares) <= limits.CHUNKED_MESSAGE_NODES:
         return shares
     known: set[tuple[object, ...]] = set()
     for share in shares:
@@ -178,7 +178,7 @@ def choose_fitting(own: str, shares: Sequence[ObservationShare]) -> list[Observa
         share.observation.member: (share.observation.member != own, _measure(share, known))
         for share in shares
     }
-    room = limits.MAX_PARCEL_BYTES
+    room = limits.MAX_CHUNKED_MESSAGE_BYTES
     room -= sum(_measure_claim(claim) for claim in known) + len(shares) * limits.KIB
     chosen = []
     for share in sorted(shares, key=lambda share: sizes[share.observation.member]):

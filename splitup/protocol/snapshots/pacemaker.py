@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from splitup.core import limits
-from splitup.protocol.committee.context import Seat
+from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.events import Command, Gossip
-from splitup.protocol.committee.peer_messages import EpochWish
+from splitup.protocol.committee.peer_messages import EpochTimeoutVote
 
 
 def compute_leader(accounts: Sequence[str], epoch: int) -> str:
@@ -23,21 +23,21 @@ def compute_leader(accounts: Sequence[str], epoch: int) -> str:
 class Pacemaker:
     """One member's view of the epoch. ``epoch`` is where an earlier life signed last."""
 
-    def __init__(self, seat: Seat, epoch: int) -> None:
-        self._seat = seat
+    def __init__(self, context: MemberContext, epoch: int) -> None:
+        self._context = context
         self.epoch = epoch
-        self._wishes: dict[str, int] = {seat.account: epoch}
+        self._timeout_votes: dict[str, int] = {context.account: epoch}
         self._failures = 0  # epochs in a row that brought no snapshot
         self._planned = -1  # the last epoch whose end was no failure
         self._say_at = 0.0
 
     @property
     def leader(self) -> str:
-        return compute_leader(self._seat.accounts(), self.epoch)
+        return compute_leader(self._context.accounts(), self.epoch)
 
     @property
     def leads(self) -> bool:
-        return self.leader == self._seat.account
+        return self.leader == self._context.account
 
     @property
     def timeout_s(self) -> float:
@@ -48,30 +48,32 @@ class Pacemaker:
     def note_progress(self) -> None:
         self._failures = 0
 
-    def wish(self, now: float, *, planned: bool = False) -> list[Command]:
+    def timeout_vote(self, now: float, *, planned: bool = False) -> list[Command]:
         """Ask for the next epoch; ``planned``: the leader's turn is over, nothing failed."""
         if planned:
             self._planned = self.epoch
-        account = self._seat.account
-        if self._wishes[account] <= self.epoch:
-            self._wishes[account] = self.epoch + 1
+        account = self._context.account
+        if self._timeout_votes[account] <= self.epoch:
+            self._timeout_votes[account] = self.epoch + 1
             return [*self._say(now), *self._count(now)]
         return []
 
     def adopt(self, epoch: int) -> None:
         """Go to an epoch in which 2f+1 members provably are."""
         if epoch > self.epoch:
-            account = self._seat.account
-            self._wishes[account] = max(self._wishes[account], epoch)
+            account = self._context.account
+            self._timeout_votes[account] = max(self._timeout_votes[account], epoch)
             self._switch(epoch)
 
-    def process_wish(self, sender: str, message: EpochWish, now: float) -> list[Command]:
+    def process_timeout_vote(
+        self, sender: str, message: EpochTimeoutVote, now: float
+    ) -> list[Command]:
         """Count another member's wish; an older one of it counts no more."""
-        if message.configuration != self._seat.view.configuration:
+        if message.configuration != self._context.view.configuration:
             return []
-        if message.epoch <= self._wishes.get(sender, -1):
+        if message.epoch <= self._timeout_votes.get(sender, -1):
             return []
-        self._wishes[sender] = message.epoch
+        self._timeout_votes[sender] = message.epoch
         return self._count(now)
 
     def process_tick(self, now: float) -> list[Command]:
@@ -81,13 +83,13 @@ class Pacemaker:
     def _count(self, now: float) -> list[Command]:
         """Follow more than f wishes, switch with 2f+1 of them."""
         commands: list[Command] = []
-        account, tolerated = self._seat.account, self._seat.tolerated
-        ranked = sorted(self._wishes.values(), reverse=True)
-        if len(ranked) > tolerated and ranked[tolerated] > self._wishes[account]:
-            self._wishes[account] = ranked[tolerated]
+        account, tolerated = self._context.account, self._context.tolerated
+        ranked = sorted(self._timeout_votes.values(), reverse=True)
+        if len(ranked) > tolerated and ranked[tolerated] > self._timeout_votes[account]:
+            self._timeout_votes[account] = ranked[tolerated]
             commands = self._say(now)
-            ranked = sorted(self._wishes.values(), reverse=True)
-        quorum = self._seat.view.quorum
+            ranked = sorted(self._timeout_votes.values(), reverse=True)
+        quorum = self._context.view.quorum
         if len(ranked) >= quorum and ranked[quorum - 1] > self.epoch:
             self._switch(ranked[quorum - 1])
         return commands
@@ -97,8 +99,9 @@ class Pacemaker:
         self.epoch = epoch
 
     def _say(self, now: float) -> list[Command]:
-        self._say_at = now + limits.MEMBER_BEAT_S
-        wish = EpochWish(
-            configuration=self._seat.view.configuration, epoch=self._wishes[self._seat.account]
+        self._say_at = now + limits.MEMBER_HEARTBEAT_S
+        timeout_vote = EpochTimeoutVote(
+            configuration=self._context.view.configuration,
+            epoch=self._timeout_votes[self._context.account],
         )
-        return [Gossip(None, wish)]
+        return [Gossip(None, timeout_vote)]

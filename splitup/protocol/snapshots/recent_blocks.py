@@ -12,7 +12,7 @@ from splitup.core import limits
 from splitup.messages.base import ZERO_BYTES32
 
 
-class Heads:
+class RecentBlocks:
     """The head, and those before it for ``limits.HEAD_MEMORY_S`` after they were replaced."""
 
     def __init__(self) -> None:

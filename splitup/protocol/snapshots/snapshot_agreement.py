@@ -20,8 +20,8 @@ from splitup.core.errors import PeerFault
 from splitup.crypto.quorum import pack_signatures
 from splitup.messages.base import Message
 from splitup.messages.snapshots import UNRULED, NodeView, Observation, Snapshot, SnapshotEntry
-from splitup.protocol.committee.context import Ledger, Library, Seat
-from splitup.protocol.committee.equivocation import Witness, compute_vote_hash
+from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
+from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
 from splitup.protocol.committee.events import (
     Command,
     FetchSnapshot,
@@ -30,9 +30,13 @@ from splitup.protocol.committee.events import (
     NodeRecord,
     SubmitSnapshot,
 )
-from splitup.protocol.committee.peer_messages import EpochWish, ObservationWanted, SnapshotVote
+from splitup.protocol.committee.peer_messages import (
+    EpochTimeoutVote,
+    ObservationWanted,
+    SnapshotVote,
+)
 from splitup.protocol.snapshots.fairness import compute_credits
-from splitup.protocol.snapshots.liveness import Nodes
+from splitup.protocol.snapshots.liveness import NodeLiveness
 from splitup.protocol.snapshots.observations import (
     OBSERVATION_DOMAIN,
     ObservationShare,
@@ -132,23 +136,31 @@ def find_epoch(slots: Sequence[str], configuration: int) -> int:
     return max(epochs, default=0)
 
 
-class Snapshots:
+class SnapshotAgreement:
     """One member's part in the snapshot layer."""
 
-    def __init__(self, seat: Seat, ledger: Ledger, library: Library, witness: Witness) -> None:
-        self._seat = seat
-        self._ledger = ledger
-        self._library = library
-        self._witness = witness
-        self._pacemaker = Pacemaker(seat, find_epoch(ledger.slots(), seat.view.configuration))
-        self.nodes = Nodes(seat.can_recompute)
+    def __init__(
+        self,
+        context: MemberContext,
+        signing_guard: SigningGuard,
+        content_store: ContentStore,
+        detector: EquivocationDetector,
+    ) -> None:
+        self._context = context
+        self._signing_guard = signing_guard
+        self._content_store = content_store
+        self._detector = detector
+        self._pacemaker = Pacemaker(
+            context, find_epoch(signing_guard.slots(), context.view.configuration)
+        )
+        self.nodes = NodeLiveness(context.can_recompute)
         self._accepted: list[tuple[int, int, str]] = []  # (configuration, sequence, root)
         self._accepted_at = 0.0
         self._started_at = math.inf
         self._observe_at = 0.0
         self._answered_at = -math.inf
         self._due_since: float | None = None
-        self._news_wishes = 0  # in vain for one sequence number
+        self._news_timeout_votes = 0  # in vain for one sequence number
         self._led = 0  # snapshots accepted since the epoch began
         self._collection: _Collection | None = None
         self._own: SnapshotVote | None = None
@@ -189,16 +201,16 @@ class Snapshots:
         self.nodes.process_snapshot()
         self._pacemaker.note_progress()
         self._reset()
-        self._news_wishes = 0
+        self._news_timeout_votes = 0
         self._led += 1
         commands = self._forget_passed(sequence)
         if self._led >= limits.EPOCH_SNAPSHOTS:
-            commands += self._follow(self._pacemaker.wish(now, planned=True))
-        if sequence and self._library.find_snapshot(root) is None:
+            commands += self._follow(self._pacemaker.timeout_vote(now, planned=True))
+        if sequence and self._content_store.find_snapshot(root) is None:
             commands.append(FetchSnapshot(root))
         return commands
 
-    def process_undone(self, sequence: int) -> list[Command]:
+    def process_reverted(self, sequence: int) -> list[Command]:
         """Go back to the snapshot before one whose block a reorganisation dropped."""
         if len(self._accepted) > 1 and self._sequence == sequence:
             self._accepted.pop()
@@ -210,20 +222,20 @@ class Snapshots:
     def process_tick(self, now: float) -> list[Command]:
         """Beat, look at the nodes, propose, say again what may be lost, lose patience."""
         self._started_at = min(self._started_at, now)
-        if not self._seat.is_active:
+        if not self._context.is_active:
             return []
         commands = self._pacemaker.process_tick(now)
         if not self._accepted:
             return commands
         if now >= self._observe_at:
             # ten thousand nodes every 10 s: so long their observation may travel
-            crowds = max(1, len(self.nodes) // limits.PARCEL_NODES)
+            crowds = max(1, len(self.nodes) // limits.CHUNKED_MESSAGE_NODES)
             self._observe_at = now + limits.OBSERVE_PERIOD_S * crowds
             commands += self._look(now)
         commands += self._propose(now)
         if self._certified is not None:
             if now >= self._certified.submit_at:
-                stages = len(self._seat.accounts())
+                stages = len(self._context.accounts())
                 self._certified.submit_at = now + stages * limits.SNAPSHOT_SUBMIT_STAGE_S
                 commands.append(self._certified.command)
         elif now >= self._resend_at and self._own is not None:
@@ -249,14 +261,14 @@ class Snapshots:
         patience_s = self._pacemaker.timeout_s
         if self._certified is None and now - self._due_since >= patience_s:
             # a view that only we have may never be satisfied: such wishes are counted
-            if reason == "refresh" or self._news_wishes <= self._seat.tolerated:
-                self._news_wishes += reason == "news"
+            if reason == "refresh" or self._news_timeout_votes <= self._context.tolerated:
+                self._news_timeout_votes += reason == "news"
                 self._due_since = now
-                commands += self._follow(self._pacemaker.wish(now))
+                commands += self._follow(self._pacemaker.timeout_vote(now))
         share = self._make_share(views)
         if not self._pacemaker.leads:
             return [*commands, Gossip(self._pacemaker.leader, share)]
-        return commands + self._collect(self._seat.account, share, now)
+        return commands + self._collect(self._context.account, share, now)
 
     def _get_reason(self, lasting: Sequence[Lasting], now: float) -> str:
         """Return why a snapshot is due: "refresh" for its age, "news" for other nodes, or ""."""
@@ -281,11 +293,11 @@ class Snapshots:
 
     def process_gossip(self, sender: str, message: Message, now: float) -> list[Command]:
         """Take a member's message about snapshots; raise PeerFault when it is wrong on its face."""
-        if not self._seat.is_active:
+        if not self._context.is_active:
             return []  # another configuration makes the snapshots
         match message:
-            case EpochWish():
-                return self._follow(self._pacemaker.process_wish(sender, message, now))
+            case EpochTimeoutVote():
+                return self._follow(self._pacemaker.process_timeout_vote(sender, message, now))
             case ObservationWanted():
                 return self._process_wanted(sender, message, now)
             case ObservationShare():
@@ -297,7 +309,7 @@ class Snapshots:
         return []
 
     def _process_wanted(self, sender: str, message: ObservationWanted, now: float) -> list[Command]:
-        if sender != compute_leader(self._seat.accounts(), message.epoch):
+        if sender != compute_leader(self._context.accounts(), message.epoch):
             raise PeerFault(f"member {sender} does not lead epoch {message.epoch}", peer=sender)
         if (message.epoch, message.sequence) != (self.epoch, self._sequence + 1):
             return []
@@ -316,7 +328,7 @@ class Snapshots:
         if observation.member != sender:
             raise PeerFault(f"member {sender} sent another member's observation", peer=sender)
         place = (observation.configuration, observation.epoch, observation.sequence)
-        if place != (self._seat.view.configuration, self.epoch, self._sequence + 1):
+        if place != (self._context.view.configuration, self.epoch, self._sequence + 1):
             return []
         if not self._pacemaker.leads or self._certified is not None:
             return []
@@ -327,9 +339,9 @@ class Snapshots:
         self, sender: str, proposal: SnapshotProposal, now: float
     ) -> list[Command]:
         """Recompute the leader's snapshot and vote; raise PeerFault when it cannot follow."""
-        if proposal.configuration != self._seat.view.configuration:
+        if proposal.configuration != self._context.view.configuration:
             return []
-        if compute_leader(self._seat.accounts(), proposal.epoch) != sender:
+        if compute_leader(self._context.accounts(), proposal.epoch) != sender:
             raise PeerFault(f"member {sender} does not lead epoch {proposal.epoch}", peer=sender)
         if proposal.epoch < self.epoch or proposal.sequence != self._sequence + 1:
             return []  # late, or from a view of the chain that we do not share yet
@@ -354,7 +366,9 @@ class Snapshots:
 
     def _check_proposal(self, sender: str, proposal: SnapshotProposal) -> None:
         observers = [share.observation.member for share in proposal.observations]
-        if len(observers) < self._seat.view.quorum or any(a >= b for a, b in pairwise(observers)):
+        if len(observers) < self._context.view.quorum or any(
+            a >= b for a, b in pairwise(observers)
+        ):
             raise PeerFault(f"member {sender} proposed a snapshot without a quorum", peer=sender)
         expected = (proposal.epoch, proposal.sequence)
         for share in proposal.observations:
@@ -365,16 +379,16 @@ class Snapshots:
 
     def _process_vote(self, vote: SnapshotVote, now: float) -> list[Command]:
         """Count a vote; 2f+1 for one root are a certificate."""
-        if vote.configuration != self._seat.view.configuration:
+        if vote.configuration != self._context.view.configuration:
             return []
         known = self._votes.get(vote.member)
         if vote.sequence != self._sequence + 1 or vote == known:
             return []
         if known is not None and vote.epoch < known.epoch:
             return []
-        self._seat.view.member_of(vote.member)
-        self._seat.check(vote.member, compute_vote_hash(vote), vote.signature)
-        commands = self._witness.note(vote)
+        self._context.view.member_of(vote.member)
+        self._context.check(vote.member, compute_vote_hash(vote), vote.signature)
+        commands = self._detector.note(vote)
         if known is not None and known.epoch == vote.epoch:
             return commands  # the first one counts, the second is evidence
         self._votes[vote.member] = vote
@@ -392,11 +406,11 @@ class Snapshots:
             commands.append(Gossip(None, wanted))
             views = self._observe(now)
             if views is not None:
-                mine.shares[self._seat.account] = self._make_share(views)
+                mine.shares[self._context.account] = self._make_share(views)
         if mine.proposal is not None:
             return commands
         mine.shares[sender] = share
-        if len(mine.shares) >= self._seat.view.quorum:
+        if len(mine.shares) >= self._context.view.quorum:
             mine.quorum_at = min(mine.quorum_at, now)
         return commands + self._propose(now)
 
@@ -405,14 +419,14 @@ class Snapshots:
         mine = self._collection
         if mine is None or mine.proposal is not None or mine.epoch != self.epoch:
             return []
-        everybody = len(mine.shares) == len(self._seat.view.members)
+        everybody = len(mine.shares) == len(self._context.view.members)
         if not (everybody or now - mine.quorum_at >= limits.OBSERVATION_GRACE_S):
             return []
         previous = self._find_current()
         if previous is None and self._needs_previous():
             return self._ask_current(now)
-        shares = choose_fitting(self._seat.account, tuple(mine.shares.values()))
-        if len(shares) < self._seat.view.quorum:  # wait for others than those that are too large
+        shares = choose_fitting(self._context.account, tuple(mine.shares.values()))
+        if len(shares) < self._context.view.quorum:  # wait for others than those that are too large
             mine.shares = {share.observation.member: share for share in shares}
             mine.quorum_at = math.inf
             return []
@@ -423,7 +437,7 @@ class Snapshots:
         commands = self._vote(snapshot, now)
         if not commands:  # we signed another one before a restart
             self._collection = None
-            return self._follow(self._pacemaker.wish(now))
+            return self._follow(self._pacemaker.timeout_vote(now))
         mine.proposal = SnapshotProposal(
             configuration=snapshot.configuration,
             sequence=snapshot.sequence,
@@ -438,21 +452,21 @@ class Snapshots:
         """Persist, sign and tell all; nothing when another root was signed for this slot."""
         root = snapshot.root()
         place = (snapshot.configuration, snapshot.sequence, snapshot.epoch)
-        commands = self._ledger.claim("snapshot/{}/{}/{}".format(*place), root)
+        commands = self._signing_guard.claim("snapshot/{}/{}/{}".format(*place), root)
         if commands is None:
             return []
-        commands += self._library.add_snapshot(snapshot)
+        commands += self._content_store.add_snapshot(snapshot)
         unsigned = SnapshotVote(
             configuration=snapshot.configuration,
             sequence=snapshot.sequence,
             epoch=snapshot.epoch,
             root=root,
-            member=self._seat.account,
+            member=self._context.account,
             signature="0x" + "00" * 65,
         )
-        signature = self._seat.sign(compute_vote_hash(unsigned))
+        signature = self._context.sign(compute_vote_hash(unsigned))
         vote = self._own = unsigned.model_copy(update={"signature": signature})
-        self._votes[self._seat.account] = vote
+        self._votes[self._context.account] = vote
         self._resend_at = now + limits.GOSSIP_RETRY_S
         return [*commands, Gossip(None, vote), *self._certify(vote, now)]
 
@@ -462,12 +476,12 @@ class Snapshots:
             for member, other in self._votes.items()
             if (other.epoch, other.root) == (vote.epoch, vote.root)
         ]
-        if len(agreeing) < self._seat.view.quorum or self._certified is not None:
+        if len(agreeing) < self._context.view.quorum or self._certified is not None:
             return []
         self._pacemaker.note_progress()
         command = SubmitSnapshot(vote.sequence, vote.epoch, vote.root, pack_signatures(agreeing))
-        accounts = self._seat.accounts()
-        behind = (accounts.index(self._seat.account) - vote.epoch) % len(accounts)
+        accounts = self._context.accounts()
+        behind = (accounts.index(self._context.account) - vote.epoch) % len(accounts)
         delay_s = behind * limits.SNAPSHOT_SUBMIT_STAGE_S
         self._certified = _Certified(command, now + delay_s)
         if behind:
@@ -497,23 +511,23 @@ class Snapshots:
     def _forget_passed(self, sequence: int) -> list[Command]:
         """Drop our slots of sequence numbers that no reorganisation brings back."""
         commands: list[Command] = []
-        for slot in self._ledger.slots():
+        for slot in self._signing_guard.slots():
             parts = slot.split("/")
             if parts[0] == "snapshot" and int(parts[2]) <= sequence - limits.REORG_BLOCKS:
-                commands += self._ledger.forget(slot)
+                commands += self._signing_guard.forget(slot)
         return commands
 
     def _find_current(self) -> Snapshot | None:
         """Return the content of the chain's latest snapshot, when we have it."""
-        return self._library.find_snapshot(self._accepted[-1][2]) if self._accepted else None
+        return self._content_store.find_snapshot(self._accepted[-1][2]) if self._accepted else None
 
     def _needs_previous(self) -> bool:
         """A committee begins without the figures of the one before it."""
         configuration, sequence, _ = self._accepted[-1]
-        return sequence > 0 and configuration == self._seat.view.configuration
+        return sequence > 0 and configuration == self._context.view.configuration
 
     def _ask_current(self, now: float) -> list[Command]:
-        return self._library.ask_snapshot(self._accepted[-1][2], now)
+        return self._content_store.ask_snapshot(self._accepted[-1][2], now)
 
     def _grant_age(self, now: float) -> float:
         """Return the time by which to judge a leader that finds the snapshot old enough.
@@ -530,7 +544,7 @@ class Snapshots:
             self.nodes.records,
             previous,
             sequence=self._sequence + 1,
-            tolerated=self._seat.tolerated,
+            tolerated=self._context.tolerated,
         )
 
     def _list_lasting(self, views: tuple[NodeView, ...]) -> list[Lasting]:
@@ -538,26 +552,28 @@ class Snapshots:
 
     def _make_share(self, views: tuple[NodeView, ...]) -> ObservationShare:
         observation = Observation(
-            configuration=self._seat.view.configuration,
+            configuration=self._context.view.configuration,
             epoch=self.epoch,
             sequence=self._sequence + 1,
-            member=self._seat.account,
+            member=self._context.account,
             views=views,
         )
-        signature = self._seat.scheme.sign(
-            self._seat.identity, OBSERVATION_DOMAIN, observation.once(Observation.canonical_bytes)
+        signature = self._context.scheme.sign(
+            self._context.identity,
+            OBSERVATION_DOMAIN,
+            observation.once(Observation.canonical_bytes),
         )
         return ObservationShare(observation=observation, signature="0x" + signature.hex())
 
     def _check_share(self, share: ObservationShare) -> None:
         observation = share.observation
-        member = self._seat.view.member_of(observation.member)
-        if observation.configuration != self._seat.view.configuration:
+        member = self._context.view.member_of(observation.member)
+        if observation.configuration != self._context.view.configuration:
             raise PeerFault("an observation is of another configuration", peer=member.account)
         nodes = [view.node for view in observation.views]
         if any(a >= b for a, b in pairwise(nodes)):
             raise PeerFault("an observation lists its nodes out of order", peer=member.account)
-        self._seat.scheme.verify(
+        self._context.scheme.verify(
             member.signing_key,
             OBSERVATION_DOMAIN,
             observation.once(Observation.canonical_bytes),

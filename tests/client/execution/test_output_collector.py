@@ -16,8 +16,8 @@ from splitup.core.errors import BadSignature, PeerFault
 from splitup.messages.frames import FrameKind, Piece, decode_frame
 from splitup.messages.progress import Span, TaskFailure, Trace
 from splitup.net.signed_frames import make_message_frame, make_stored_frame, seal_frame, verify_seal
-from splitup.net.tensor_chunks import Pieces
-from splitup.protocol.execution.takeovers import Roster
+from splitup.net.tensor_chunks import TensorChunks
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
 from tests.client.parties import make_parties
 from tests.node.network import make_manifest
@@ -27,8 +27,10 @@ ONE, TWO = b"\0\0\x80\x3f", b"\0\0\0\x40"
 
 
 def make_collector() -> OutputCollector:
-    roster = Roster(PARTIES.plan)
-    return OutputCollector(PARTIES.manifest, PARTIES.plan, verify_seal, roster, Pieces().take)
+    executor_map = ExecutorMap(PARTIES.plan)
+    return OutputCollector(
+        PARTIES.manifest, PARTIES.plan, verify_seal, executor_map, TensorChunks().take
+    )
 
 
 def test_a_step_is_done_when_its_outputs_are_there() -> None:

@@ -8,7 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from splitup_deploy.calibration.calibrate import VARIANTS, Variant, calibrate_model, make_steps
-from splitup_deploy.calibration.perturbations import iter_skips, list_cheats, round_activations
+from splitup_deploy.calibration.perturbations import (
+    iter_skips,
+    list_perturbations,
+    round_activations,
+)
 from splitup_deploy.calibration.separation import (
     BOUNDS,
     MARGIN,
@@ -93,13 +97,17 @@ def test_a21_every_cheaper_computation_is_told_from_another_class() -> None:
     apart = take_largest(m for found in pairs for m in found.get("float32", ()))
     assert apart["relative_l2_ppb"] > 0  # the classes differ, or the test would say nothing
     outputs, spreads = {}, {}
-    for cheat in list_cheats(GRAPH, BLOCK.weight_bytes, STEPS):
-        results = outputs[cheat.name] = run(cheat.graph, dict(cheat.weights), cheat.forget_at)
+    for perturbation in list_perturbations(GRAPH, BLOCK.weight_bytes, STEPS):
+        results = outputs[perturbation.name] = run(
+            perturbation.graph, dict(perturbation.weights), perturbation.forget_at
+        )
         for variant in honest:
             for step in range(STEPS):
                 if results[step] != honest[0][step]:
                     found = measure_step([PORT], results[step], variant[step])["float32"]
-                    spreads[cheat.name] = take_smaller(spreads.get(cheat.name), take_largest(found))
+                    spreads[perturbation.name] = take_smaller(
+                        spreads.get(perturbation.name), take_largest(found)
+                    )
     assert set(spreads) == {
         "weights in lower precision",
         "weights in 8 bits",
@@ -121,7 +129,7 @@ def test_a21_every_cheaper_computation_is_told_from_another_class() -> None:
         assert all(caught) or name == "half the context forgotten"
 
 
-def test_cheats_change_what_they_say() -> None:
+def test_perturbations_change_what_they_say() -> None:
     values = check_graph(GRAPH)
     lowered = round_activations(GRAPH, values)
     assert sum(node.dtype == "float16" for node in lowered.nodes) == 2 * len(STORED)
@@ -149,9 +157,9 @@ def test_quantised_weights_lose_one_level() -> None:
     blocks = rng.integers(0, 256, (2, 3, 34), dtype=np.uint8)
     w = b.weight("w", blocks)
     y = b.store("uint8", w)
-    (cheat,) = list_cheats(b.graph({"y": y}), b.weight_bytes, 2)
-    assert cheat.name == "weights one quantisation level down"
-    changed = np.frombuffer(cheat.weights["w"], np.uint8).reshape(2, 3, 34)
+    (perturbation,) = list_perturbations(b.graph({"y": y}), b.weight_bytes, 2)
+    assert perturbation.name == "weights one quantisation level down"
+    changed = np.frombuffer(perturbation.weights["w"], np.uint8).reshape(2, 3, 34)
     np.testing.assert_array_equal(changed[..., :2], blocks[..., :2])  # the scale stays
     apart = changed[..., 2:].view(np.int8).astype(int) - blocks[..., 2:].view(np.int8).astype(int)
     assert np.abs(apart).max() <= 3 and (np.abs(apart) > 2).mean() < 0.02
@@ -171,13 +179,16 @@ def test_a_line_is_drawn_only_with_a_margin_on_both_sides() -> None:
     assert found.tolerance.list_bounds() == {"relative_l2_ppb": MARGIN * 10**5}
 
 
-def test_a_metric_is_used_only_for_a_cheat_that_needs_it() -> None:
+def test_a_metric_is_used_only_for_a_perturbation_that_needs_it() -> None:
     honest = spread(relative_l2_ppb=10**5, max_ulp=10)
-    cheats = {"big": spread(relative_l2_ppb=10**9, max_ulp=10**6), "odd": spread(max_ulp=10**6)}
-    found = calibrate("float32", honest, cheats)
+    perturbations = {
+        "big": spread(relative_l2_ppb=10**9, max_ulp=10**6),
+        "odd": spread(max_ulp=10**6),
+    }
+    found = calibrate("float32", honest, perturbations)
     assert found.tolerance is not None
     assert set(found.tolerance.list_bounds()) == {"relative_l2_ppb", "max_ulp"}
-    found = calibrate("float32", honest, {"big": cheats["big"]})
+    found = calibrate("float32", honest, {"big": perturbations["big"]})
     assert found.tolerance is not None
     assert set(found.tolerance.list_bounds()) == {"relative_l2_ppb"}
 
@@ -223,7 +234,7 @@ def test_variants_are_computed_in_processes_of_their_own(
     assert [bool(variant.problem) for variant in report.variants] == [True, False, False]
     (task,) = report.tasks
     (found,) = task.calibrations
-    assert found.cheats and found.tolerance is not None, found
+    assert found.perturbations and found.tolerance is not None, found
     json.dumps(report.to_dict())
 
     path = tmp_path / "tolerance.json"

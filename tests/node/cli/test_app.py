@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from splitup_node.cli.app import _app
-from splitup_node.tasks.self_test import check_machine
+from splitup_node.tasks.audit import check_machine
 from typer.testing import CliRunner, Result
 
 from splitup.chain.deployment import Deployment

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from aiohttp import web
-from splitup_node.committee.heartbeat_sender import HEARTBEAT_TYP, Beats
+from splitup_node.committee.heartbeat_sender import HEARTBEAT_TYP, HeartbeatSender
 
 from splitup.core import limits
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import SignedClient, make_app, read_signed, serve_app
 from splitup.protocol.committee.certificates import CommitteeView
-from splitup.protocol.snapshots.recent_blocks import Heads
+from splitup.protocol.snapshots.recent_blocks import RecentBlocks
 from tests.builders import HANG_S
 from tests.protocol.committees import COMMITTEE, make_committee, make_identity
 
@@ -35,7 +35,7 @@ def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 class Member:
     """The heartbeat route, as a member with this chain answers it."""
 
-    heads: Heads = field(default_factory=Heads)
+    heads: RecentBlocks = field(default_factory=RecentBlocks)
     named: list[str] = field(default_factory=list)  # by the beats that came
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -53,7 +53,7 @@ class Member:
 
 
 @asynccontextmanager
-async def serve(members: list[Member]) -> AsyncIterator[tuple[Beats, CommitteeView]]:
+async def serve(members: list[Member]) -> AsyncIterator[tuple[HeartbeatSender, CommitteeView]]:
     _, view = make_committee()
     async with AsyncExitStack() as stack:
         seats = []
@@ -64,9 +64,9 @@ async def serve(members: list[Member]) -> AsyncIterator[tuple[Beats, CommitteeVi
             stack.push_async_callback(server.close)
             seats.append(replace(seat, endpoint=server.url))
         http = await stack.enter_async_context(SignedClient(NODE))
-        beats = Beats(http)
-        stack.push_async_callback(beats.close)
-        yield beats, replace(view, members=tuple(seats))
+        heartbeat_sender = HeartbeatSender(http)
+        stack.push_async_callback(heartbeat_sender.close)
+        yield heartbeat_sender, replace(view, members=tuple(seats))
 
 
 def make_beat(sequence: int) -> Heartbeat:
@@ -93,39 +93,39 @@ def make_members(*heads: str) -> list[Member]:
 async def test_every_member_hears_the_block_that_it_named() -> None:
     """The first beat learns the block; members on different blocks each know theirs."""
     members = make_members(BLOCKS[4], BLOCKS[4], BLOCKS[3], BLOCKS[1])
-    async with asyncio.timeout(HANG_S), serve(members) as (beats, view):
-        await beats.send(make_beat(1), view)
-        assert len(beats.get_demands()) == 4
+    async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
+        await heartbeat_sender.send(make_beat(1), view)
+        assert len(heartbeat_sender.get_demands()) == 4
         members[0].heads.process_head(BLOCKS[5], time.monotonic())
-        await beats.send(make_beat(2), view)
-        assert len(beats.get_demands()) == 4
+        await heartbeat_sender.send(make_beat(2), view)
+        assert len(heartbeat_sender.get_demands()) == 4
     learnt = [[ZERO_BYTES32, BLOCKS[n], BLOCKS[n]] for n in (4, 4, 3, 1)]
     assert [member.named for member in members] == learnt
 
 
 async def test_a_member_that_restarted_is_told_at_once_what_it_knows() -> None:
     members = make_members(*BLOCKS[1:5])
-    async with asyncio.timeout(HANG_S), serve(members) as (beats, view):
-        await beats.send(make_beat(1), view)
-        members[0].heads = Heads()
+    async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
+        await heartbeat_sender.send(make_beat(1), view)
+        members[0].heads = RecentBlocks()
         members[0].heads.process_head(BLOCKS[6], time.monotonic())
-        await beats.send(make_beat(2), view)
-        assert len(beats.get_demands()) == 4
+        await heartbeat_sender.send(make_beat(2), view)
+        assert len(heartbeat_sender.get_demands()) == 4
     assert members[0].named[-2:] == [BLOCKS[1], BLOCKS[6]]
 
 
 async def test_refusals_are_told_when_all_refuse() -> None:
     """Members without a chain cost two exchanges a beat and no more."""
     members = [Member() for _ in range(4)]
-    async with asyncio.timeout(HANG_S), serve(members) as (beats, view):
-        await beats.send(make_beat(1), view)
-        assert beats.get_demands() == []
-        refusals = beats.list_refusals(view)
+    async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
+        await heartbeat_sender.send(make_beat(1), view)
+        assert heartbeat_sender.get_demands() == []
+        refusals = heartbeat_sender.list_refusals(view)
         assert len(refusals) == 4 and all("has seen no block" in said for said in refusals)
         members[0].heads.process_head(BLOCKS[1], time.monotonic())
-        await beats.send(make_beat(2), view)
-        assert beats.list_refusals(view) == set()
-        assert len(beats.get_demands()) == 1
+        await heartbeat_sender.send(make_beat(2), view)
+        assert heartbeat_sender.list_refusals(view) == set()
+        assert len(heartbeat_sender.get_demands()) == 1
     assert all(len(member.named) <= 4 for member in members)
 
 
@@ -135,11 +135,11 @@ async def test_f11_a_member_that_hangs_holds_up_no_other(monkeypatch: pytest.Mon
     monkeypatch.setattr(limits, "HEARTBEAT_TIMEOUT_S", HANG_S)
     members = make_members(*BLOCKS[1:5])
     members[0].may_answer.clear()
-    async with asyncio.timeout(HANG_S), serve(members) as (beats, view):
+    async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
         sequence = 0
         while min(len(member.named) for member in members[1:]) < 4:
-            await beats.send(make_beat(sequence := sequence + 1), view)
+            await heartbeat_sender.send(make_beat(sequence := sequence + 1), view)
         assert len(members[0].named) == 1
         members[0].may_answer.set()
-        while len(beats.get_demands()) < 4:
-            await beats.send(make_beat(sequence := sequence + 1), view)
+        while len(heartbeat_sender.get_demands()) < 4:
+            await heartbeat_sender.send(make_beat(sequence := sequence + 1), view)

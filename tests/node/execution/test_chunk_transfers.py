@@ -25,9 +25,9 @@ from splitup.messages.plans import PlanCertificate, PlanNode
 from splitup.net.http import SignedClient
 from splitup.net.links import Link
 from splitup.net.relay import RELAY_PATH
-from splitup.net.tensor_chunks import Pieces, has_room
+from splitup.net.tensor_chunks import TensorChunks, has_room
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import GatewayClient
 from tests.builders import HANG_S
 from tests.node.network import (
@@ -139,7 +139,7 @@ async def test_f20_what_may_not_go_directly_goes_through_the_store(
 
 @pytest.mark.parametrize(
     ("offsets", "is_right"),
-    [((0,), True), ((limits.PIECE_BYTES,), True), (None, False)],
+    [((0,), True), ((limits.TENSOR_CHUNK_BYTES,), True), (None, False)],
     ids=["the rest is lost", "the first is lost", "other bytes than the digest's"],
 )
 async def test_f21_pieces_that_do_not_make_the_tensor_are_never_computed_on(
@@ -177,7 +177,7 @@ async def open_session(
     certificate = large.make_certificate(steps)
     for node in large.nodes:
         node.engine.start(certificate, MANIFEST)
-    logs = large.store.open(certificate, MANIFEST, Roster(certificate.plan))
+    logs = large.store.open(certificate, MANIFEST, ExecutorMap(certificate.plan))
     monkeypatch.setattr("splitup.client.execution.session.open_logs", lambda *_, **__: logs)
     async with SignedClient(large.client.identity) as http:
         session = Session(
@@ -291,13 +291,13 @@ DIGEST = hashlib.sha256(DATA).digest()
 
 def cut(execution: Execution, step: int = 0) -> list[Piece]:
     return [
-        Piece(execution.id, 0, 0, step, len(DATA), at, DATA[at : at + limits.PIECE_BYTES])
-        for at in range(0, len(DATA), limits.PIECE_BYTES)
+        Piece(execution.id, 0, 0, step, len(DATA), at, DATA[at : at + limits.TENSOR_CHUNK_BYTES])
+        for at in range(0, len(DATA), limits.TENSOR_CHUNK_BYTES)
     ]
 
 
 async def test_pieces_in_order_make_the_tensor_once() -> None:
-    (execution, sender), pieces = make_reader(), Pieces()
+    (execution, sender), pieces = make_reader(), TensorChunks()
     for piece in cut(execution):
         assert check_piece(execution, sender, piece)
         pieces.add(piece)
@@ -307,7 +307,7 @@ async def test_pieces_in_order_make_the_tensor_once() -> None:
 
 
 async def test_tensor_with_a_gap_is_left_to_the_store() -> None:
-    (execution, _), pieces = make_reader(), Pieces()
+    (execution, _), pieces = make_reader(), TensorChunks()
     first, second, *rest = cut(execution)
     for piece in (first, *rest, second):
         pieces.add(piece)
@@ -328,8 +328,8 @@ async def test_a15_pieces_that_nobody_may_send_are_faults() -> None:
 
 
 async def test_a25_pieces_beyond_the_bound_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PIECES_BYTES", len(DATA))
-    (execution, _), pieces = make_reader(), Pieces()
+    monkeypatch.setattr(limits, "TENSOR_CHUNKS_BYTES", len(DATA))
+    (execution, _), pieces = make_reader(), TensorChunks()
     for step in range(2):
         for piece in cut(execution, step):
             pieces.add(piece)

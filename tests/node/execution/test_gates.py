@@ -208,7 +208,7 @@ async def check_records(moe: Moe, certificate: PlanCertificate, executions: list
         digests = await recompute(
             node.engine,
             node.supervisor,
-            node.store.open(certificate, moe.manifest, executions[place].roster),
+            node.store.open(certificate, moe.manifest, executions[place].executor_map),
             request,
             moe.manifest,
             executors,

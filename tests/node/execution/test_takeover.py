@@ -128,7 +128,7 @@ async def finish(scene: Scene, *nodes: int) -> None:
             plan.model_copy(update={"request": plan.request.model_copy(update={"steps": STEPS})}),
             MANIFEST,
             completion.root(),
-            execution.roster.executors,
+            execution.executor_map.executors,
         )
         covered += [entry.task for entry in completion.tasks]
         for entry in completion.tasks:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from splitup_node.committee.committee_client import Herald
+from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.settlement.reports import Reporter, Status
 
 from splitup.chain.client import Block, Receipt
@@ -19,7 +19,7 @@ from splitup.core import limits
 from splitup.core.errors import ChainRejected, ChainUnavailable, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
-from splitup.messages.completions import Completion, Pledge, SignedTakeover, Takeover
+from splitup.messages.completions import Completion, ExecutorCommitment, SignedTakeover, Takeover
 from splitup.messages.verification import Attestation
 from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
 from splitup.protocol.settlement.attestations import sign_attestation
@@ -86,12 +86,12 @@ class FakeHttp:
         self.over = False
         self.asked = asyncio.Event()
         self.told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-        self.pledges: asyncio.Queue[tuple[str, Pledge]] = asyncio.Queue()
+        self.commitments: asyncio.Queue[tuple[str, ExecutorCommitment]] = asyncio.Queue()
         self.shown: asyncio.Queue[str] = asyncio.Queue()  # members that were told of takeovers
         self.undrawn: set[str] = set()  # members that know no draw
 
-    def sign(self, typ: str, audience: str, body: Completion | Pledge) -> Any:
-        return body if isinstance(body, Pledge) else body.execution_id
+    def sign(self, typ: str, audience: str, body: Completion | ExecutorCommitment) -> Any:
+        return body if isinstance(body, ExecutorCommitment) else body.execution_id
 
     async def get_json(self, url: str, *, timeout_s: float) -> dict[str, Any]:
         endpoint, _, execution_id = url.partition("/v1/attestation/")
@@ -120,7 +120,7 @@ class FakeHttp:
         if member in self.deaf:
             raise Unavailable(f"{member} did not answer")
         if path == "pledge":
-            self.pledges.put_nowait((member, token))
+            self.commitments.put_nowait((member, token))
         elif path == "takeovers":
             self.shown.put_nowait(member)
         else:
@@ -167,8 +167,8 @@ def http() -> FakeHttp:
 async def run(directory: Path, chain: FakeChain, http: FakeHttp) -> AsyncIterator[Reporter]:
     """Run a reporter until the end of the block, as a node does between two restarts."""
     with Journal.open(directory) as journal:
-        herald = Herald(http, fetch_committee)  # type: ignore[arg-type]
-        reporter = Reporter(journal, chain, herald)  # type: ignore[arg-type]
+        committee_client = CommitteeClient(http, fetch_committee)  # type: ignore[arg-type]
+        reporter = Reporter(journal, chain, committee_client)  # type: ignore[arg-type]
         reporter.resume()
         task = asyncio.create_task(reporter.run())
         try:
@@ -223,10 +223,10 @@ async def test_what_the_members_commit_costs_the_node_nothing(
     monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 10**9)
     await submit(reporter, 1)
     async with asyncio.timeout(HANG_S):
-        pledges = [await http.pledges.get() for _ in range(4)]
+        commitments = [await http.commitments.get() for _ in range(4)]
     completion = make_completion(1)
-    assert {member for member, _ in pledges} == {f"http://m{n}" for n in range(1, 5)}
-    assert {(p.execution_id, p.node, p.steps, p.root) for _, p in pledges} == {
+    assert {member for member, _ in commitments} == {f"http://m{n}" for n in range(1, 5)}
+    assert {(p.execution_id, p.node, p.steps, p.root) for _, p in commitments} == {
         (completion.execution_id, NODE, 1, completion.root())
     }
     assert http.told.empty()
@@ -417,10 +417,10 @@ async def test_takeovers_are_shown_to_all_members_before_the_commitment_and_unti
 
 
 async def test_f08_a_member_that_hangs_holds_nobody_up(http: FakeHttp) -> None:
-    herald = Herald(http, fetch_committee)  # type: ignore[arg-type]
+    committee_client = CommitteeClient(http, fetch_committee)  # type: ignore[arg-type]
     http.hung = {COMMITTEE.members[0].endpoint}
     completion, done = make_completion(1), set[str]()
     async with asyncio.timeout(HANG_S):
-        assert await herald.tell("/v1/completion", "typ", completion, done)
-        assert await herald.wait_until_due(completion.execution_id, None, math.inf)
+        assert await committee_client.tell("/v1/completion", "typ", completion, done)
+        assert await committee_client.wait_until_due(completion.execution_id, None, math.inf)
     assert done == {member.account for member in COMMITTEE.members[1:]}

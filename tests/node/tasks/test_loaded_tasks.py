@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from splitup_node.committee.presence import Presence
-from splitup_node.tasks.loaded_tasks import Residents
+from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.tasks.placement import DemandEntry
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import Supervisor, TaskFailed, WorkerLost
@@ -85,24 +85,24 @@ async def test_tasks_go_where_memory_is_and_come_back_after_a_loss(
     workers: Workers, tmp_path: Path
 ) -> None:
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5)])
-    residents = Residents(workers, cast(Cache, cache))
-    programs = [await residents.ensure(MODEL, index) for index in range(3)]
+    loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+    programs = [await loaded_tasks.ensure(MODEL, index) for index in range(3)]
     assert sorted(workers.get_worker(program) for program in programs) == [0, 1, 1]
-    assert residents.free_bytes == 0 and residents.used_bytes == 3 * TASK_BYTES
+    assert loaded_tasks.free_bytes == 0 and loaded_tasks.used_bytes == 3 * TASK_BYTES
     with pytest.raises(Unavailable, match="are free"):
-        await residents.ensure(MODEL, 3)
-    kept = {task: p for task, p in residents.programs.items() if workers.get_worker(p) == 0}
+        await loaded_tasks.ensure(MODEL, 3)
+    kept = {task: p for task, p in loaded_tasks.programs.items() if workers.get_worker(p) == 0}
     pid = workers.pids[1]
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(HANG_S):
         await workers.wait_lost()
-    residents.forget_programs()
-    assert residents.programs == kept and len(residents.tasks) == 1
+    loaded_tasks.forget_programs()
+    assert loaded_tasks.programs == kept and len(loaded_tasks.tasks) == 1
     await workers.restart()
-    await residents.reload()
-    assert len(residents.tasks) == 3 and kept.items() <= residents.programs.items()
-    assert sorted(map(workers.get_worker, residents.programs.values())) == [0, 1, 1]
+    await loaded_tasks.reload()
+    assert len(loaded_tasks.tasks) == 3 and kept.items() <= loaded_tasks.programs.items()
+    assert sorted(map(workers.get_worker, loaded_tasks.programs.values())) == [0, 1, 1]
 
 
 def read_rss(pid: int) -> int:
@@ -121,25 +121,25 @@ async def test_a_traded_task_gives_its_memory_back_to_the_machine(tmp_path: Path
     await workers.start()
     try:
         cache = LocalCache(tmp_path, [make_accumulator(n) for n in (2, size, 3)], room)
-        residents = Residents(workers, cast(Cache, cache))
-        small = await residents.ensure(MODEL, 0)
+        loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+        small = await loaded_tasks.ensure(MODEL, 0)
         (pid,) = workers.pids
         assert pid is not None
         before = read_rss(pid)
         for _ in range(3):
-            large = await residents.ensure(MODEL, 1)
-            task_id = residents.tasks[1].task_id
+            large = await loaded_tasks.ensure(MODEL, 1)
+            task_id = loaded_tasks.tasks[1].task_id
             await run(workers, 7, large, size)
             await run(workers, 8, small, 2)
             assert read_rss(pid) > before + 2 * 4 * size
-            assert residents.free_bytes == 0 and residents.get_room(task_id) == room
-            assert await residents.unload(task_id, lambda: True)
-            assert residents.free_bytes == room and task_id not in residents.programs
+            assert loaded_tasks.free_bytes == 0 and loaded_tasks.get_room(task_id) == room
+            assert await loaded_tasks.unload(task_id, lambda: True)
+            assert loaded_tasks.free_bytes == room and task_id not in loaded_tasks.programs
             assert read_rss(pid) < before + size
             with pytest.raises(TaskFailed, match="holds no state"):
                 await workers.digest_state(7)
         assert (await run(workers, 8, small, 2)) == np.full(2, 4.0).tolist()  # goes on
-        assert await residents.ensure(MODEL, 2) not in (small, large)
+        assert await loaded_tasks.ensure(MODEL, 2) not in (small, large)
     finally:
         await workers.close()
 
@@ -148,31 +148,33 @@ async def test_a_task_in_use_stays_and_one_that_is_not_idle(
     workers: Workers, tmp_path: Path
 ) -> None:
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3)])
-    residents = Residents(workers, cast(Cache, cache))
-    async with residents.use(MODEL, 0) as program, residents.use(MODEL, 0) as same:
-        (task,) = residents.tasks
-        assert same == program and residents.used == {task.task_id}
-        assert not await residents.unload(task.task_id, lambda: True)
-    assert not residents.used
-    assert not await residents.unload(task.task_id, lambda: False)
-    assert residents.programs == {task.task_id: program}
-    leaving = asyncio.create_task(residents.unload(task.task_id, lambda: True))
-    async with residents.use(MODEL, 0) as kept:  # asked for first, so it is not unloaded
+    loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
+    async with loaded_tasks.use(MODEL, 0) as program, loaded_tasks.use(MODEL, 0) as same:
+        (task,) = loaded_tasks.tasks
+        assert same == program and loaded_tasks.used == {task.task_id}
+        assert not await loaded_tasks.unload(task.task_id, lambda: True)
+    assert not loaded_tasks.used
+    assert not await loaded_tasks.unload(task.task_id, lambda: False)
+    assert loaded_tasks.programs == {task.task_id: program}
+    leaving = asyncio.create_task(loaded_tasks.unload(task.task_id, lambda: True))
+    async with loaded_tasks.use(MODEL, 0) as kept:  # asked for first, so it is not unloaded
         assert kept == program and not await leaving
-    assert await residents.unload(task.task_id, lambda: True) and not residents.tasks
-    async with residents.use(MODEL, 0) as again:
-        assert again != program and residents.used_bytes == TASK_BYTES
+    assert await loaded_tasks.unload(task.task_id, lambda: True) and not loaded_tasks.tasks
+    async with loaded_tasks.use(MODEL, 0) as again:
+        assert again != program and loaded_tasks.used_bytes == TASK_BYTES
     pid = workers.pids[workers.get_worker(again)]
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(HANG_S):
         await workers.wait_lost()
     with pytest.raises(WorkerLost):
-        await residents.unload(task.task_id, lambda: True)
-    residents.forget_programs()
+        await loaded_tasks.unload(task.task_id, lambda: True)
+    loaded_tasks.forget_programs()
     await workers.restart()
-    await residents.reload()
-    assert residents.tasks == () and residents.used_bytes == 0  # given up, so not loaded again
+    await loaded_tasks.reload()
+    assert (
+        loaded_tasks.tasks == () and loaded_tasks.used_bytes == 0
+    )  # given up, so not loaded again
 
 
 async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
@@ -182,9 +184,9 @@ async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
     monkeypatch.setattr(limits, "TRADE_NOTICE_S", 0.01)
     monkeypatch.setattr(limits, "DEMAND_AGE_S", 0.01)
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5, 6)])
-    residents = Residents(workers, cast(Cache, cache))
+    loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
     for index in range(3):
-        await residents.ensure(MODEL, index)
+        await loaded_tasks.ensure(MODEL, index)
     ids = [task.task_id for task in (await cache.fetch_manifest(MODEL)).tasks]
     used = {ids[0]}  # by an execution
     planned: list[str] = []  # on the first task that the node withdraws, before it knows
@@ -206,7 +208,7 @@ async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
         generate_identity(),
         cast(Any, None),
         cast(Any, SimpleNamespace(list_used=lambda: used)),
-        residents,
+        loaded_tasks,
         cast(Any, None),
         cast(Any, SimpleNamespace(trouble="")),
         get_committee=lambda: pytest.fail("nobody is asked"),
@@ -219,7 +221,7 @@ async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
     async with asyncio.timeout(HANG_S):
         while not presence.trades:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.01)
-        while len(residents.programs) < 3:  # noqa: ASYNC110
+        while len(loaded_tasks.programs) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     for task in working:
         task.cancel()
@@ -227,7 +229,7 @@ async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
     (left,) = set(ids[1:3]) - set(planned)
     trade = presence.trades[0]
     assert len(presence.trades) == 1 and trade["given"] == left
-    assert set(residents.programs) == {ids[0], *planned, trade["wanted"]}
+    assert set(loaded_tasks.programs) == {ids[0], *planned, trade["wanted"]}
     assert trade["wanted"] in ids[3:]
     before = offers[: next(i for i, offer in enumerate(offers) if left not in offer)]
     assert any(planned[0] not in offer for offer in before)  # withdrawn, and offered again

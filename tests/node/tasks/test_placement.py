@@ -129,12 +129,12 @@ async def test_a_choice_waits_for_a_list_that_knows_of_the_last_one(
         if len(resident) == len(entries):
             done.set()
 
-    residents = SimpleNamespace(programs=resident, free_bytes=100, ensure=ensure)
+    loaded_tasks = SimpleNamespace(programs=resident, free_bytes=100, ensure=ensure)
     presence = Presence(
         generate_identity(),
         None,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
-        residents,  # type: ignore[arg-type]
+        loaded_tasks,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
         get_committee=lambda: pytest.fail("nobody is asked"),

@@ -31,7 +31,7 @@ from splitup.messages.verification import VerificationOrder
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.selection import rank_validators
 from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
@@ -270,7 +270,7 @@ async def test_large_tensors_are_granted_upfront_as_far_as_they_fit(network: Net
     request = network.make_request(wide, snapshot, steps=limits.MAX_STEPS)
     plan = network.committee.certify(request, snapshot, wide).plan
     key = network.client.signing_key_hex
-    rights = compute_execution_rights(plan, wide, key, Roster(plan))
+    rights = compute_execution_rights(plan, wide, key, ExecutorMap(plan))
     assert len(rights) == limits.MAX_GRANTS
 
 

@@ -12,7 +12,7 @@ from splitup.crypto.keys import Identity
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import Takeover
 from splitup.messages.plans import Plan, PlanCertificate, PlanNode
-from splitup.protocol.execution.takeovers import Roster, sign_takeover
+from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.storage.gateway_client import LogRead, LogRequest, LogWrite
 from tests.builders import address, make_chain_manifest, make_request
 
@@ -43,15 +43,15 @@ def read(task: int, node: str) -> LogRead:
     return LogRead(task=task, port=0, node=node, number=0, apart=False)
 
 
-def make_roster(*replaced: int) -> Roster:
+def make_executor_map(*replaced: int) -> ExecutorMap:
     """Tasks whose first fallback took over."""
-    roster = Roster(PLAN)
+    executor_map = ExecutorMap(PLAN)
     for task in replaced:
         takeover = Takeover(
             execution_id=PLAN.request.execution_id, task=task, candidate=1, first_step=0
         )
-        roster.apply(sign_takeover(CLIENT_IDENTITY, takeover))
-    return roster
+        executor_map.apply(sign_takeover(CLIENT_IDENTITY, takeover))
+    return executor_map
 
 
 def ask(
@@ -63,7 +63,7 @@ def ask(
 ) -> list[str]:
     request = LogRequest(certificate=CERTIFICATE, writes=writes, reads=reads)
     key = PLAN.request.client_key if node == 0 else f"0x{node:064x}"
-    rights = compute_log_rights(PLAN, MANIFEST, key, request, make_roster(*replaced))
+    rights = compute_log_rights(PLAN, MANIFEST, key, request, make_executor_map(*replaced))
     return [f"{right.method} {right.key.split('/', 2)[2]}" for right in rights]
 
 
@@ -132,7 +132,7 @@ def test_a10_a_log_takes_no_more_of_the_store_than_its_steps_can() -> None:
             writes=(write(1, number=number, length_bytes=largest),),
             reads=(),
         )
-        rights = compute_log_rights(PLAN, manifest, f"0x{4:064x}", request, make_roster(1))
+        rights = compute_log_rights(PLAN, manifest, f"0x{4:064x}", request, make_executor_map(1))
         quota.take(rights, PLAN, manifest)
 
     for number in (0, 1, 2, 2, 1):  # asking again costs nothing

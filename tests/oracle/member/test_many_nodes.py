@@ -88,7 +88,7 @@ def make_events(members: list[CommitteeMember]) -> list[Any]:
 
 async def test_a_snapshot_of_ten_thousand_nodes_is_agreed_on(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(limits, "HEARTBEAT_TIMEOUT_S", 600.0)  # they beat once
-    for name in ("EPOCH_TIMEOUT_S", "PARCEL_TIMEOUT_S", "HTTP_CONNECT_S"):
+    for name in ("EPOCH_TIMEOUT_S", "MESSAGE_CHUNK_TIMEOUT_S", "HTTP_CONNECT_S"):
         monkeypatch.setattr(limits, name, 600.0)  # one process plays all four
     monkeypatch.setattr("splitup_oracle.member.shell._GOSSIP_TIMEOUT_S", 600.0)
     identities, _ = make_committee()

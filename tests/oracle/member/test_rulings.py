@@ -23,7 +23,7 @@ from splitup.messages.verification import Ruling, VerificationOrder
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.events import RecomputeTask
 from splitup.protocol.execution.log_segments import LogEntry
-from splitup.protocol.execution.takeovers import Roster
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
 from splitup.storage.gateway_client import UploadObject
@@ -82,9 +82,9 @@ class Court:
         """Write the log of a task's output, as its executor."""
         node = self.network.nodes[task]
         async with SignedClient(node) as http, self.network.open(node) as gateway:
-            roster = Roster(certificate.plan)
+            executor_map = ExecutorMap(certificate.plan)
             store = open_logs(
-                gateway, lambda: http.session, certificate, roster, has_large_tensors=False
+                gateway, lambda: http.session, certificate, executor_map, has_large_tensors=False
             )
             execution_id = certificate.plan.request.execution_id
             writer = LogWriter(execution_id, node.address, store)

@@ -144,7 +144,7 @@ class _SignsTwice(CommitteeMember):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._snapshots._ledger.claim = _claim_always  # type: ignore[method-assign]
+        self._snapshots._signing_guard.claim = _claim_always  # type: ignore[method-assign]
 
 
 def _claim_always(slot: str, digest: str) -> list[Command] | None:

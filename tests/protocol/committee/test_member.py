@@ -279,8 +279,8 @@ def test_a_leader_cannot_invent_a_node() -> None:
 def test_a_member_that_invents_tasks_cannot_make_proposals_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "PARCEL_NODES", 5)
-    monkeypatch.setattr(limits, "MAX_PARCEL_BYTES", 30_000)
+    monkeypatch.setattr(limits, "CHUNKED_MESSAGE_NODES", 5)
+    monkeypatch.setattr(limits, "MAX_CHUNKED_MESSAGE_BYTES", 30_000)
     simulation = Simulation(1)
     liar = simulation.identities[1]  # who does not lead the first epoch
     invented = tuple(sorted(task_id(number) for number in range(500, 1_500)))
@@ -306,7 +306,7 @@ def test_a_member_that_invents_tasks_cannot_make_proposals_too_large(
     for identity in simulation.identities:
         simulation.tamper[identity.address] = lie if identity is liar else measure
     assert simulation.run(120, lambda: simulation.chain.sequence >= 2)
-    assert sizes and max(sizes) <= limits.MAX_PARCEL_BYTES
+    assert sizes and max(sizes) <= limits.MAX_CHUNKED_MESSAGE_BYTES
 
 
 def test_a_proposal_with_false_evidence_is_attributed() -> None:

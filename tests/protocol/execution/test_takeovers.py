@@ -9,7 +9,7 @@ from splitup.crypto.keys import generate_identity
 from splitup.messages.completions import SignedTakeover, Takeover
 from splitup.messages.plans import Plan, PlanNode
 from splitup.protocol.execution.takeovers import (
-    Roster,
+    ExecutorMap,
     check_takeover,
     find_executors,
     sign_takeover,
@@ -52,12 +52,12 @@ def sign(task: int = 0, candidate: int = 1, **changes: object) -> SignedTakeover
 
 
 def test_the_highest_candidate_named_runs_the_task_whatever_order_the_words_come_in() -> None:
-    roster = Roster(PLAN)
-    assert roster.executors == (NODES[0].address, NODES[1].address)
-    assert roster.apply(sign(0, 2))
-    assert not roster.apply(sign(0, 1)) and not roster.apply(sign(0, 2))
-    assert roster.executors == (NODES[2].address, NODES[1].address)
-    assert roster.get_key(0) == NODES[2].signing_key_hex
+    executor_map = ExecutorMap(PLAN)
+    assert executor_map.executors == (NODES[0].address, NODES[1].address)
+    assert executor_map.apply(sign(0, 2))
+    assert not executor_map.apply(sign(0, 1)) and not executor_map.apply(sign(0, 2))
+    assert executor_map.executors == (NODES[2].address, NODES[1].address)
+    assert executor_map.get_key(0) == NODES[2].signing_key_hex
 
 
 def test_a15_takeover_counts_for_its_execution_task_and_candidate_alone() -> None:
@@ -75,13 +75,15 @@ def test_a15_takeover_counts_for_its_execution_task_and_candidate_alone() -> Non
 
 
 def test_f04_a_replaced_executors_signature_is_known_as_such() -> None:
-    roster = Roster(PLAN)
+    executor_map = ExecutorMap(PLAN)
     message = b"a frame"
     old, new = NODES[0].sign_raw(message), NODES[1].sign_raw(message)
-    assert not roster.is_replaced(0, message, old)
-    roster.apply(sign(0, 1))
-    assert roster.is_replaced(0, message, old) and not roster.is_replaced(0, message, new)
-    assert not roster.is_replaced(1, message, old)
+    assert not executor_map.is_replaced(0, message, old)
+    executor_map.apply(sign(0, 1))
+    assert executor_map.is_replaced(0, message, old) and not executor_map.is_replaced(
+        0, message, new
+    )
+    assert not executor_map.is_replaced(1, message, old)
 
 
 def find(named: Sequence[tuple[int, int]], *committed: int) -> tuple[str, ...] | None:

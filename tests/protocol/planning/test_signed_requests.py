@@ -109,13 +109,13 @@ def test_f14_an_opening_whose_block_is_gone_is_brought_to_the_chain_again() -> N
     assert simulation.run(5, lambda: execution_id in simulation.chain.plans)
     simulation.run(0.01)
     assert not list_kept(simulation)
-    undone = simulation.chain.log[-2:]
-    assert isinstance(undone[0], ev.RequestSeen) and isinstance(undone[1], ev.PlanAccepted)
+    reverted = simulation.chain.log[-2:]
+    assert isinstance(reverted[0], ev.RequestSeen) and isinstance(reverted[1], ev.PlanAccepted)
     del simulation.chain.plans[execution_id], simulation.chain.log[-2:]
     simulation.chain.balances[CLIENT] += 10**6
     for account in simulation.members:
-        for event in reversed(undone):
-            simulation.feed(account, ev.Undone(event))
+        for event in reversed(reverted):
+            simulation.feed(account, ev.RequestReverted(event))
     assert len(list_kept(simulation)) == 4, "until it is there again nothing else is supported"
     settle(simulation, execution_id)
     assert simulation.chain.balances[CLIENT] == 0

@@ -8,16 +8,16 @@ from splitup.core import limits
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.messages.base import Message
-from splitup.messages.completions import Pledge
+from splitup.messages.completions import ExecutorCommitment
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.peer_messages import (
+    CommitmentsTold,
     CommitmentsVote,
     DrawMade,
     DrawPartial,
-    PledgesTold,
 )
 from splitup.protocol.settlement.proof_of_sampling import Economics
-from splitup.protocol.settlement.settlement_state import Agreement, compute_pledges_root
+from splitup.protocol.settlement.settlement_state import AgreedCommitments, compute_commitments_root
 from tests.protocol.simulator import VERIFY_ALL, Network, Simulation, settle, start
 
 
@@ -48,7 +48,7 @@ def test_all_executors_are_bound_by_one_transaction() -> None:
 def test_without_agreement_the_nodes_commit_themselves(trouble: str) -> None:
     simulation = start(economics=VERIFY_ALL, tasks=2)
     for node in simulation.nodes:
-        node.withholds_pledge = trouble == "silent"
+        node.withholds_commitment = trouble == "silent"
         node.two_faced = trouble == "two-faced"
     if trouble == "false votes":
 
@@ -86,14 +86,14 @@ def test_nobody_draws_before_the_root_is_on_chain() -> None:
     simulation.run(limits.COMMIT_PATIENCE_BLOCKS - 2)
     assert waiting and not simulation.chain.agreed
     for member in simulation.members.values():
-        assert member._settlements._cases[execution_id].beacon is None
+        assert member._settlements._states[execution_id].collector is None
     simulation._execute = held  # type: ignore[method-assign]
     held(waiting[0])
     settle(simulation, execution_id)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_f10_pledges_and_votes_may_be_lost(seed: int) -> None:
+def test_f10_commitments_and_votes_may_be_lost(seed: int) -> None:
     network = Network(loss=0.3, repeat=0.2, delay_ms=(1, 900))
     simulation = Simulation(seed, network=network, economics=VERIFY_ALL)
     assert simulation.run(600, lambda: simulation.chain.sequence >= 1)
@@ -102,19 +102,19 @@ def test_f10_pledges_and_votes_may_be_lost(seed: int) -> None:
     assert simulation.faults == []
 
 
-def test_f03_a_member_that_forgot_the_pledges_asks_for_them() -> None:
+def test_f03_a_member_that_forgot_the_commitments_asks_for_them() -> None:
     simulation = start(economics=VERIFY_ALL, tasks=3)
     execution_id = simulation.request()
     assert simulation.run(20, lambda: execution_id in simulation.chain.agreed)
     simulation.start_member(1)
     account = simulation.identities[1].address
-    case = simulation.members[account]._settlements._cases[execution_id]
-    assert not case.pledges and not case.bound
-    assert simulation.run(10, lambda: bool(case.bound))
+    state = simulation.members[account]._settlements._states[execution_id]
+    assert not state.commitments and not state.bound
+    assert simulation.run(10, lambda: bool(state.bound))
     settle(simulation, execution_id)
 
 
-def test_a15_pledges_and_roots_count_for_their_node_and_execution_alone() -> None:
+def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() -> None:
     simulation = start(economics=Economics(0, 1_200, 100_000))
     execution_id = simulation.request(steps=4)
     for node in simulation.nodes:
@@ -124,31 +124,33 @@ def test_a15_pledges_and_roots_count_for_their_node_and_execution_alone() -> Non
     account = simulation.identities[0].address
     member, node = simulation.members[account], simulation.by_node[plan.executors()[0]]
     key = node.identity.signing_key_hex
-    pledge = Pledge(execution_id=execution_id, node=node.address, steps=4, root="0x" + "01" * 32)
+    commitment = ExecutorCommitment(
+        execution_id=execution_id, node=node.address, steps=4, root="0x" + "01" * 32
+    )
 
-    def give(changed: Pledge, signing_key: str = key) -> None:
-        member.handle(ev.PledgeReceived(changed, signing_key), simulation.now)
+    def give(changed: ExecutorCommitment, signing_key: str = key) -> None:
+        member.handle(ev.ExecutorCommitmentReceived(changed, signing_key), simulation.now)
 
     with pytest.raises(BadSignature):
-        give(pledge, "0x" + "00" * 32)
+        give(commitment, "0x" + "00" * 32)
     with pytest.raises(PeerFault, match="5 steps, 4 are paid"):
-        give(pledge.model_copy(update={"steps": 5}))
+        give(commitment.model_copy(update={"steps": 5}))
     with pytest.raises(PeerFault, match="not in the plan"):
-        give(pledge.model_copy(update={"node": "0x" + "99" * 20}))
+        give(commitment.model_copy(update={"node": "0x" + "99" * 20}))
     with pytest.raises(Unavailable):
-        give(pledge.model_copy(update={"execution_id": "0x" + "99" * 32}))
-    give(pledge)
-    give(pledge.model_copy(update={"root": "0x" + "02" * 32}))
-    case = member._settlements._cases[execution_id]
-    assert case.pledges == {node.address: pledge}, "the first counts"
+        give(commitment.model_copy(update={"execution_id": "0x" + "99" * 32}))
+    give(commitment)
+    give(commitment.model_copy(update={"root": "0x" + "02" * 32}))
+    state = member._settlements._states[execution_id]
+    assert state.commitments == {node.address: commitment}, "the first counts"
 
     sender = simulation.identities[1]
-    exposures_hash = quorum.hash_exposures(case.get_exposures(plan.executors()))
-    other = quorum.commitments_struct_hash("0x" + "99" * 32, pledge.root, exposures_hash)
+    exposures_hash = quorum.hash_exposures(state.get_exposures(plan.executors()))
+    other = quorum.commitments_struct_hash("0x" + "99" * 32, commitment.root, exposures_hash)
     signature = quorum.sign_quorum(sender.private_key, simulation.view.domain, other)
     vote = CommitmentsVote(
         execution_id=execution_id,
-        root=pledge.root,
+        root=commitment.root,
         exposures_hash=exposures_hash,
         signature="0x" + signature.hex(),
     )
@@ -156,53 +158,55 @@ def test_a15_pledges_and_roots_count_for_their_node_and_execution_alone() -> Non
         member.handle(ev.GossipReceived(sender.address, vote), simulation.now)
 
     agreed = ev.ExecutionCommitted(
-        execution_id, compute_pledges_root(execution_id, Agreement((pledge,), ())), "0x" + "07" * 32
+        execution_id,
+        compute_commitments_root(execution_id, AgreedCommitments((commitment,), ())),
+        "0x" + "07" * 32,
     )
     member.handle(agreed, simulation.now)
-    forged = pledge.model_copy(update={"steps": 3})
-    for pledges, is_taken in (((forged,), False), ((pledge,), True)):
-        told = PledgesTold(execution_id=execution_id, pledges=pledges, executors=())
+    forged = commitment.model_copy(update={"steps": 3})
+    for commitments, is_taken in (((forged,), False), ((commitment,), True)):
+        told = CommitmentsTold(execution_id=execution_id, commitments=commitments, executors=())
         member.handle(ev.GossipReceived(sender.address, told), simulation.now)
-        assert bool(case.bound) is is_taken
+        assert bool(state.bound) is is_taken
 
 
-def test_f14_pledges_outlive_a_request_that_moves_to_another_block() -> None:
+def test_f14_commitments_outlive_a_request_that_moves_to_another_block() -> None:
     """Nodes say them once; the request comes back with the same snapshot, hence the same nodes."""
     simulation = start(economics=VERIFY_ALL, tasks=3)
     execution_id = simulation.request()
-    cases = [member._settlements._cases for member in simulation.members.values()]
+    states = [member._settlements._states for member in simulation.members.values()]
     assert simulation.run(
-        5, lambda: all(execution_id in c and c[execution_id].find_agreement() for c in cases)
+        5, lambda: all(execution_id in c and c[execution_id].find_agreement() for c in states)
     )
     (seen,) = [e for e in simulation.chain.log if isinstance(e, ev.RequestSeen)]
     moved = ev.RequestSeen(seen.request.model_copy(update={"block_hash": "0x" + "0b" * 32}))
     simulation.chain.log.remove(seen)
     simulation.chain.plans.clear()  # undone with its request
     for account in simulation.members:
-        simulation.feed(account, ev.Undone(seen))
-    assert not any(execution_id in c for c in cases)
+        simulation.feed(account, ev.RequestReverted(seen))
+    assert not any(execution_id in c for c in states)
     simulation.emit(moved)
     settle(simulation, execution_id)
     assert execution_id in simulation.chain.agreed and not simulation.chain.commitments
 
 
-def test_f14_an_agreed_root_that_is_undone_takes_its_draw_with_it() -> None:
+def test_f14_an_agreed_root_that_is_reverted_takes_its_draw_with_it() -> None:
     simulation = start(economics=VERIFY_ALL, tasks=2)
     execution_id = simulation.request()
     account = simulation.identities[0].address
     member = simulation.members[account]
-    case = None
+    state = None
 
     def has_draw() -> bool:
         nonlocal case
-        case = member._settlements._cases.get(execution_id)
-        return case is not None and case.draw is not None
+        state = member._settlements._states.get(execution_id)
+        return state is not None and state.draw is not None
 
     assert simulation.run(20, has_draw)
-    assert case is not None and case.agreed is not None
-    agreed = case.agreed
-    member.handle(ev.Undone(agreed), simulation.now)
-    assert case.draw is None and not case.bound and not case.completions
+    assert state is not None and state.agreed is not None
+    agreed = state.agreed
+    member.handle(ev.RequestReverted(agreed), simulation.now)
+    assert state.draw is None and not state.bound and not state.completions
     commands = member.handle(agreed, simulation.now)  # the same block after all
     said = [c.message for c in commands if isinstance(c, ev.Gossip)]
     assert any(isinstance(message, DrawPartial | DrawMade) for message in said)

@@ -63,14 +63,14 @@ def test_a_commitment_waits_until_stake_is_free() -> None:
 def test_an_own_commitment_that_locks_too_little_is_none() -> None:
     simulation = start(economics=VERIFY_NONE, tasks=1)
     for node in simulation.nodes:
-        node.withholds_pledge = True  # they commit by themselves
+        node.withholds_commitment = True  # they commit by themselves
         node.underlocks = True
     execution_id = simulation.request(steps=4, deadline_s=30)
     simulation.run(20)
     assert [e for e in simulation.chain.log if isinstance(e, ev.CompletionCommitted)]
     assert execution_id not in simulation.chain.settlements
     for member in simulation.members.values():
-        assert member._settlements._cases[execution_id].basis is None, "a draw without a stake"
+        assert member._settlements._states[execution_id].basis is None, "a draw without a stake"
 
 
 def test_what_no_stake_covers_is_refused_at_once() -> None:

@@ -12,7 +12,7 @@ from splitup.messages.verification import (
     VerificationResult,
 )
 from splitup.protocol.settlement.attestations import Attestations
-from splitup.protocol.settlement.task_checks import Answer, Check
+from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
 from tests.builders import address
 
 IN, GOOD, BAD = "1" * 64, "2" * 64, "3" * 64
@@ -26,7 +26,9 @@ def commit(outputs: str = GOOD) -> TaskCommitment:
     return TaskCommitment(task=TASK, inputs=(IN,), outputs=(outputs,), state=EMPTY_DIGEST)
 
 
-def answer(place: int, outputs: str = GOOD, *, inputs: str = IN, error: str = "") -> Answer:
+def answer(
+    place: int, outputs: str = GOOD, *, inputs: str = IN, error: str = ""
+) -> ValidatorAnswer:
     result = VerificationResult(
         execution_id="0x" + "ee" * 32,
         task=TASK,
@@ -37,12 +39,12 @@ def answer(place: int, outputs: str = GOOD, *, inputs: str = IN, error: str = ""
         salt="0x" + "5" * 64,
         error=error,
     )
-    return Answer(result, "token")
+    return ValidatorAnswer(result, "token")
 
 
 def attest(
     attestations: Attestations,
-    *answers: Answer,
+    *answers: ValidatorAnswer,
     members: int = 3,
     silent: tuple[Silence, ...] = (),
 ) -> None:
@@ -61,13 +63,13 @@ def attest(
         attestations.add(SignedAttestation(attestation=attestation, signature="0x" + "0" * 128))
 
 
-def start() -> tuple[Check, Attestations]:
-    check, attestations = Check(TASK, VALIDATORS, STEPS), Attestations(quorum=3)
+def start() -> tuple[TaskCheck, Attestations]:
+    check, attestations = TaskCheck(TASK, VALIDATORS, STEPS), Attestations(quorum=3)
     check.advance(attestations, None, None, 0.0)
     return check, attestations
 
 
-def asked(check: Check) -> tuple[str, ...]:
+def asked(check: TaskCheck) -> tuple[str, ...]:
     return tuple(check.asked_at)
 
 
@@ -185,13 +187,13 @@ def test_when_nobody_is_left_there_is_nothing_to_wait_for() -> None:
         check.advance(attestations, None, None, (place + 1) * (SILENCE_S + 0.1))
     assert check.is_covered(attestations)
     assert check.is_heard(attestations, commit())
-    alone = Check(TASK, (), STEPS)
+    alone = TaskCheck(TASK, (), STEPS)
     alone.advance(attestations, None, None, 0.0)
     assert alone.is_covered(attestations) and alone.is_heard(attestations, commit())
 
 
 def test_strangers_and_second_answers_do_not_count() -> None:
-    check = Check(TASK, VALIDATORS[:1], STEPS)
+    check = TaskCheck(TASK, VALIDATORS[:1], STEPS)
     assert not check.add(answer(1))
     assert check.add(answer(0, BAD))
     assert not check.add(answer(0, GOOD))

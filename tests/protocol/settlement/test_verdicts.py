@@ -116,8 +116,8 @@ def test_nothing_is_revealed_before_a_quorum_holds_a_commitment_for_every_drawn_
         handle = member.handle
 
         def watch(event: ev.Event, now: float, account: str = account, handle=handle):  # type: ignore[no-untyped-def]
-            if isinstance(event, ev.PromiseReceived):
-                key = (event.promise.execution_id, event.promise.task)
+            if isinstance(event, ev.ValidatorCommitmentReceived):
+                key = (event.validator_commitment.execution_id, event.validator_commitment.task)
                 held.setdefault(key, set()).add(account)
             if isinstance(event, ev.CompletionReceived | ev.ResultReceived):
                 for task in range(3):

@@ -107,14 +107,14 @@ def test_a_proposal_with_other_rows_is_refused(rows: list[list[Any]]) -> None:
 def test_a_member_that_invents_tasks_does_not_make_proposals_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "PARCEL_NODES", 0)
+    monkeypatch.setattr(limits, "CHUNKED_MESSAGE_NODES", 0)
     shares = [make_share(observer) for observer in range(4)]
     own = shares[1].observation.member
     assert choose_fitting(own, shares[::-1]) == shares
     invented = tuple(sorted(task_id(number) for number in range(500, 1_500)))
     shares[0] = make_share(0, resident=invented)
     assert choose_fitting(own, shares) == shares
-    monkeypatch.setattr(limits, "MAX_PARCEL_BYTES", 100_000)
+    monkeypatch.setattr(limits, "MAX_CHUNKED_MESSAGE_BYTES", 100_000)
     fitting = choose_fitting(own, shares)
     assert fitting == shares[1:]
     assert len(json.dumps(encode_gossip(make_proposal(*fitting), 1))) < 100_000

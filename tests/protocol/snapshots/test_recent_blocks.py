@@ -9,8 +9,8 @@ from splitup.core.errors import PeerFault
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
 from splitup.protocol.committee.events import NodeRecord
-from splitup.protocol.snapshots.liveness import Nodes
-from splitup.protocol.snapshots.recent_blocks import Heads
+from splitup.protocol.snapshots.liveness import NodeLiveness
+from splitup.protocol.snapshots.recent_blocks import RecentBlocks
 from tests.protocol.committees import make_identity
 from tests.protocol.simulator import Simulation
 
@@ -36,21 +36,21 @@ def beat(named: str, sequence: int = 1) -> Heartbeat:
 
 
 @pytest.fixture
-def nodes() -> Nodes:
+def nodes() -> NodeLiveness:
     """One known node, at block 1 since second 0."""
-    nodes = Nodes()
+    nodes = NodeLiveness()
     nodes.process_nodes([NodeRecord(NODE.address, NODE.signing_key_hex, "http://n", 10**9)])
     nodes.process_rtt(NODE.address, 3)
     nodes.heads.process_head(block(1), 0.0)
     return nodes
 
 
-def is_alive_after(nodes: Nodes, heartbeat: Heartbeat, now: float) -> bool:
+def is_alive_after(nodes: NodeLiveness, heartbeat: Heartbeat, now: float) -> bool:
     nodes.process_heartbeat(heartbeat, NODE.signing_key_hex, now)
     return nodes.get_live(now) == [heartbeat]
 
 
-def test_a15_a_block_of_another_chain_or_of_none_is_refused(nodes: Nodes) -> None:
+def test_a15_a_block_of_another_chain_or_of_none_is_refused(nodes: NodeLiveness) -> None:
     for named in (block(1, branch=7), block(2), ZERO_BYTES32):  # block 2: signed ahead of time
         with pytest.raises(PeerFault, match="name the one that the answer names"):
             nodes.process_heartbeat(beat(named), NODE.signing_key_hex, 0.0)
@@ -58,21 +58,21 @@ def test_a15_a_block_of_another_chain_or_of_none_is_refused(nodes: Nodes) -> Non
     assert is_alive_after(nodes, beat(block(1)), 0.0), "what was refused left no trace"
 
 
-def test_a15_a_beat_that_was_held_back_revives_nobody(nodes: Nodes) -> None:
+def test_a15_a_beat_that_was_held_back_revives_nobody(nodes: NodeLiveness) -> None:
     nodes.heads.process_head(block(2), 1.0)
     held_back = beat(block(1))
     with pytest.raises(PeerFault):
         nodes.process_heartbeat(held_back, NODE.signing_key_hex, 1.1 + limits.HEAD_MEMORY_S)
 
 
-def test_a_node_that_is_behind_by_some_blocks_lives(nodes: Nodes) -> None:
+def test_a_node_that_is_behind_by_some_blocks_lives(nodes: NodeLiveness) -> None:
     for number in range(2, 12):
         nodes.heads.process_head(block(number), number / 2)
     for number in range(1, 12):
         assert is_alive_after(nodes, beat(block(number), number), 6.0)
 
 
-def test_nodes_live_while_the_chain_stands(nodes: Nodes) -> None:
+def test_nodes_live_while_the_chain_stands(nodes: NodeLiveness) -> None:
     """A head counts as long as it stands, and as long again as others once it is replaced."""
     standing_s = 1000 * limits.HEAD_MEMORY_S
     assert is_alive_after(nodes, beat(block(1)), standing_s)
@@ -82,7 +82,7 @@ def test_nodes_live_while_the_chain_stands(nodes: Nodes) -> None:
 
 
 def test_f14_a_block_that_a_reorganisation_removed_counts_like_an_earlier_one(
-    nodes: Nodes,
+    nodes: NodeLiveness,
 ) -> None:
     nodes.heads.process_head(block(2), 1.0)
     nodes.heads.process_head(block(2, branch=1), 2.0)
@@ -93,11 +93,11 @@ def test_f14_a_block_that_a_reorganisation_removed_counts_like_an_earlier_one(
 
 
 def test_a_member_that_has_seen_no_block_believes_nobody() -> None:
-    assert not Heads().is_recent(ZERO_BYTES32, 0.0)
+    assert not RecentBlocks().is_recent(ZERO_BYTES32, 0.0)
 
 
 def test_a24_replaced_heads_are_bounded() -> None:
-    heads = Heads()
+    heads = RecentBlocks()
     for number in range(1, 3 * limits.MAX_HEADS):
         heads.process_head(block(number), 0.0)
     known = [n for n in range(3 * limits.MAX_HEADS) if heads.is_recent(block(n), 0.0)]
@@ -113,7 +113,7 @@ def test_f13_a_member_whose_chain_lags_keeps_its_nodes() -> None:
     feed = network.feed
 
     def withhold(account: str, event: object) -> None:
-        if account != behind.seat.account or type(event).__name__ != "BlockSeen":
+        if account != behind.context.account or type(event).__name__ != "BlockSeen":
             feed(account, event)  # type: ignore[arg-type]
 
     network.feed = withhold  # type: ignore[method-assign,assignment]

@@ -13,7 +13,7 @@ from splitup.core.errors import BadSignature, PeerFault
 from splitup.messages.snapshots import Heartbeat, NodeView, Observation, Snapshot, compute_classes
 from splitup.protocol.committee.events import NodeRecord
 from splitup.protocol.planning.selection import compute_plan
-from splitup.protocol.snapshots.liveness import Nodes, quantise
+from splitup.protocol.snapshots.liveness import NodeLiveness, quantise
 from splitup.protocol.snapshots.pacemaker import compute_leader
 from splitup.protocol.snapshots.snapshot_agreement import compute_snapshot
 from tests.builders import address, make_chain_manifest, make_request, make_snapshot
@@ -102,8 +102,8 @@ class TestHeartbeats:
     node = make_identity(50)
 
     @pytest.fixture
-    def layer(self) -> Nodes:
-        layer = Nodes()
+    def layer(self) -> NodeLiveness:
+        layer = NodeLiveness()
         layer.heads.process_head(HEAD, 0.0)
         known = NodeRecord(self.node.address, self.node.signing_key_hex, "http://n", 10**9)
         layer.process_nodes([known])
@@ -124,7 +124,7 @@ class TestHeartbeats:
         return Heartbeat(**{**values, **fields})  # type: ignore[arg-type]
 
     def test_a_class_is_marked_that_we_cannot_recompute(self) -> None:
-        nodes = Nodes(lambda determinism: determinism == "CPU")
+        nodes = NodeLiveness(lambda determinism: determinism == "CPU")
         nodes.heads.process_head(HEAD, 0.0)
         known = NodeRecord(self.node.address, self.node.signing_key_hex, "http://n", 10**9)
         nodes.process_nodes([known])
@@ -138,7 +138,7 @@ class TestHeartbeats:
             beat = self.beat(3, determinism="?CPU")
             nodes.process_heartbeat(beat, self.node.signing_key_hex, 10.0)
 
-    def test_a_node_lives_while_it_beats_and_answers(self, layer: Nodes) -> None:
+    def test_a_node_lives_while_it_beats_and_answers(self, layer: NodeLiveness) -> None:
         layer.process_heartbeat(self.beat(1), self.node.signing_key_hex, 10.0)
         assert layer.is_unprobed(self.node.address)
         assert layer.get_live(10.0) == [], "not probed yet"
@@ -150,14 +150,14 @@ class TestHeartbeats:
         assert layer.get_live(15.0) == [], "cannot be reached"
         assert layer.list_heard(15.0) == [(self.node.address, "http://n")]
 
-    def test_an_old_heartbeat_does_not_revive_a_node(self, layer: Nodes) -> None:
+    def test_an_old_heartbeat_does_not_revive_a_node(self, layer: NodeLiveness) -> None:
         layer.process_rtt(self.node.address, 3)
         layer.process_heartbeat(self.beat(9), self.node.signing_key_hex, 10.0)
         layer.process_heartbeat(self.beat(8), self.node.signing_key_hex, 20.0)
         layer.process_heartbeat(self.beat(9), self.node.signing_key_hex, 20.0)
         assert layer.get_live(20.0) == []
 
-    def test_figures_are_quantised_and_follow_the_latest_beat(self, layer: Nodes) -> None:
+    def test_figures_are_quantised_and_follow_the_latest_beat(self, layer: NodeLiveness) -> None:
         figures = {"speed_mflops": 12_345, "bandwidth_kbps": 999, "vram_free_bytes": 2**30 + 7}
         layer.process_rtt(self.node.address, 3)
         layer.process_heartbeat(self.beat(1, **figures), self.node.signing_key_hex, 1.0)
@@ -175,21 +175,21 @@ class TestHeartbeats:
             with pytest.raises(ValidationError):
                 self.beat(1, **{name: 2**52})
 
-    def test_strangers_and_other_keys_are_refused(self, layer: Nodes) -> None:
+    def test_strangers_and_other_keys_are_refused(self, layer: NodeLiveness) -> None:
         with pytest.raises(BadSignature, match="another key"):
             layer.process_heartbeat(self.beat(1), make_identity(51).signing_key_hex, 1.0)
         stranger = self.beat(1, node=address(9))
         with pytest.raises(PeerFault, match="not active in the registry"):
             layer.process_heartbeat(stranger, self.node.signing_key_hex, 1.0)
 
-    def test_residents_must_be_sorted_and_distinct(self, layer: Nodes) -> None:
+    def test_residents_must_be_sorted_and_distinct(self, layer: NodeLiveness) -> None:
         for resident in [(TASKS[1], TASKS[0]), (TASKS[0], TASKS[0])]:
             with pytest.raises(PeerFault, match="out of order"):
                 layer.process_heartbeat(
                     self.beat(1, resident=resident), self.node.signing_key_hex, 1.0
                 )
 
-    def test_a_node_that_leaves_the_registry_is_forgotten(self, layer: Nodes) -> None:
+    def test_a_node_that_leaves_the_registry_is_forgotten(self, layer: NodeLiveness) -> None:
         layer.process_heartbeat(self.beat(1), self.node.signing_key_hex, 1.0)
         layer.process_nodes(())
         assert layer.list_heard(1.0) == []
@@ -217,7 +217,7 @@ def test_work_assigned_since_the_last_snapshot_becomes_credit() -> None:
 
 
 def test_an_execution_counts_once_and_until_the_next_snapshot() -> None:
-    nodes = Nodes()
+    nodes = NodeLiveness()
     nodes.heads.process_head(HEAD, 0.0)
     nodes.process_nodes([record(n) for n in (1, 2, 3)])
     manifest, live = make_chain_manifest(4), make_snapshot(3, 4)

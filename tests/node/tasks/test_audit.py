@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from splitup_node.tasks.loaded_tasks import Residents
-from splitup_node.tasks.self_test import AuditFailed
+from splitup_node.tasks.loaded_tasks import LoadedTasks
+from splitup_node.tasks.audit import AuditFailed
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
 from splitup_node.worker.worker_pool import Workers
 
@@ -47,9 +47,9 @@ def replace_reference(manifest: Manifest, blob: bytes, **changes: Any) -> Manife
 
 
 @asynccontextmanager
-async def open_residents(
+async def open_loaded_tasks(
     root: Path, argv: tuple[str, ...] = WORKER_ARGV
-) -> AsyncIterator[Residents]:
+) -> AsyncIterator[LoadedTasks]:
     supervisor = Supervisor(
         root,
         memory_bytes=10**8,
@@ -61,7 +61,7 @@ async def open_residents(
     await workers.start()
     nothing = cast(Any, None)  # no gateway is asked for what is in the cache
     try:
-        yield Residents(workers, Cache(root / "cache", nothing, nothing))
+        yield LoadedTasks(workers, Cache(root / "cache", nothing, nothing))
     finally:
         await workers.close()
 
@@ -69,35 +69,35 @@ async def open_residents(
 async def test_a_task_that_gives_what_it_should_is_served(tmp_path: Path) -> None:
     manifest, _ = make_manifest()
     store(tmp_path / "node" / "cache", manifest)
-    async with open_residents(tmp_path / "node") as residents:
+    async with open_loaded_tasks(tmp_path / "node") as loaded_tasks:
         for index in range(3):
-            await residents.ensure(manifest.model_id, index)
-        assert len(residents.programs) == 2
+            await loaded_tasks.ensure(manifest.model_id, index)
+        assert len(loaded_tasks.programs) == 2
 
 
 async def test_a_broken_device_serves_nothing_and_says_why(tmp_path: Path) -> None:
     manifest, _ = make_manifest()
     store(tmp_path / "node" / "cache", manifest)
-    async with open_residents(tmp_path / "node", FAULTY) as residents:
+    async with open_loaded_tasks(tmp_path / "node", FAULTY) as loaded_tasks:
         with pytest.raises(AuditFailed, match=r"would be slashed.*audit --dry-run"):
-            await residents.ensure(manifest.model_id, 0)
-        assert residents.programs == {} and residents.tasks == ()
-        assert residents.free_bytes == 10**8  # it does not stay in the worker, either
+            await loaded_tasks.ensure(manifest.model_id, 0)
+        assert loaded_tasks.programs == {} and loaded_tasks.tasks == ()
+        assert loaded_tasks.free_bytes == 10**8  # it does not stay in the worker, either
         with pytest.raises(AuditFailed):
-            await residents.ensure(manifest.model_id, 1)  # the same task at another place
+            await loaded_tasks.ensure(manifest.model_id, 1)  # the same task at another place
         with pytest.raises(AuditFailed):
-            await residents.prepare(manifest.model_id, 0)  # nothing is given up for it
-        residents._workers._supervisors[0].kill("for a test")
-        await residents._workers.restart()
-        await residents.reload()  # the new one starts without it
-        assert residents.programs == {} and residents.free_bytes == 10**8
+            await loaded_tasks.prepare(manifest.model_id, 0)  # nothing is given up for it
+        loaded_tasks._workers._supervisors[0].kill("for a test")
+        await loaded_tasks._workers.restart()
+        await loaded_tasks.reload()  # the new one starts without it
+        assert loaded_tasks.programs == {} and loaded_tasks.free_bytes == 10**8
 
 
 async def test_a_liar_passes_its_own_audit_and_is_left_to_the_validators(tmp_path: Path) -> None:
     manifest, _ = make_manifest()
     store(tmp_path / "node" / "cache", manifest)
-    async with open_residents(tmp_path / "node", LYING) as residents:
-        await residents.ensure(manifest.model_id, 0)
+    async with open_loaded_tasks(tmp_path / "node", LYING) as loaded_tasks:
+        await loaded_tasks.ensure(manifest.model_id, 0)
 
 
 async def test_another_class_is_compared_within_the_tolerance(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ async def test_another_class_is_compared_within_the_tolerance(tmp_path: Path) ->
         other = replace_reference(manifest, blob, tolerances=tolerances)
         root = tmp_path / f"node{len(tolerances)}"
         store(root / "cache", other, blob)
-        async with open_residents(root, FAULTY) as residents:
-            await residents.ensure(other.model_id, 0)
+        async with open_loaded_tasks(root, FAULTY) as loaded_tasks:
+            await loaded_tasks.ensure(other.model_id, 0)
 
 
 async def test_vectors_of_another_task_are_refused(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ async def test_vectors_of_another_task_are_refused(tmp_path: Path) -> None:
     blob = make_reference(list(graphs.values())[1])
     other = replace_reference(manifest, blob)
     store(tmp_path / "node" / "cache", other, blob)
-    async with open_residents(tmp_path / "node") as residents:
+    async with open_loaded_tasks(tmp_path / "node") as loaded_tasks:
         with pytest.raises(InvalidModel, match="reference vectors"):
-            await residents.ensure(other.model_id, 0)
-        assert residents.free_bytes == 10**8  # found out before anything was loaded
+            await loaded_tasks.ensure(other.model_id, 0)
+        assert loaded_tasks.free_bytes == 10**8  # found out before anything was loaded

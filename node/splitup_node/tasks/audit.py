@@ -18,7 +18,7 @@ from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError
 from splitup.core.throughput import Rate
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Task
-from splitup.graph.self_test_vectors import Audit, Vectors, audit, make_inputs
+from splitup.graph.self_test_vectors import Audit, SelfTestVectors, audit, make_inputs
 from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.task_cache import Cache
@@ -57,7 +57,7 @@ async def audit_program(
     supervisor: Supervisor | Workers,
     program: int,
     task: Task,
-    vectors: Vectors,
+    vectors: SelfTestVectors,
     speed: Rate | None = None,
 ) -> Audit:
     """Run a loaded program on the inputs of its vectors. Raises TaskFailed, WorkerLost.
