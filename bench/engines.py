@@ -25,7 +25,7 @@ from bench.grants import LocalGateway, ObjectPlace
 from bench.node import READY
 from splitup.client.execution.session import Session
 from splitup.client.outcome import TraceEvent, make_trace
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.devnet.processes import Child, die_with_parent, spawn
@@ -69,7 +69,7 @@ class Engines:
     models: dict[str, Manifest] = field(default_factory=dict)  # by id
     identity: Identity = field(default_factory=generate_identity)
     executions: int = 0
-    direct_bytes: int = limits.DIRECT_BYTES
+    direct_bytes: int = tuning.DIRECT_BYTES
 
     @property
     def place(self) -> ObjectPlace:
@@ -147,7 +147,7 @@ def _redirect(certificate: PlanCertificate, endpoints: Mapping[str, str]) -> Pla
 async def run_engines(
     placements: Sequence[Sequence[tuple[Model, Sequence[int]]]],
     *,
-    direct_bytes: int = limits.DIRECT_BYTES,
+    direct_bytes: int = tuning.DIRECT_BYTES,
     store_gives_way: bool = False,
 ) -> AsyncIterator[Engines]:
     """Run one node per entry, each with tasks of models, until the block is left.

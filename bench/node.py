@@ -30,7 +30,7 @@ from splitup_node.settlement.task_replay import recompute
 from splitup_node.worker.supervisor import Supervisor
 
 from bench.grants import LocalGateway, ObjectPlace
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.crypto.keys import generate_identity
 from splitup.devnet.state import write_json
 from splitup.graph.manifest import Manifest, load_manifest
@@ -173,7 +173,7 @@ class BenchNode:
     async def keep_house(self) -> None:
         """Store logs and forget executions, as the daemon does."""
         while True:
-            await asyncio.sleep(limits.FLUSH_PERIOD_S)
+            await asyncio.sleep(tuning.FLUSH_PERIOD_S)
             self.engine.flush()
             self.engine.sweep(time.time())
 

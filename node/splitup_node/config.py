@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from splitup.config import GatewayUrlsField, MemoryField, RpcUrlField, load_toml
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import load_identity
 from splitup.messages.base import EndpointField
@@ -84,9 +84,9 @@ class NodeConfig(BaseModel):
     relay: Literal["auto", "off"] | EndpointField = "auto"
     offer_relay: bool = False
     vram: MemoryField
-    devices: Annotated[tuple[DeviceField, ...], Field(max_length=limits.MAX_DEVICES)] = ()
-    device_memory: Annotated[tuple[MemoryField, ...], Field(max_length=limits.MAX_DEVICES)] = ()
-    threads: Annotated[int, Field(ge=1, le=limits.MAX_KERNEL_THREADS)] = 1
+    devices: Annotated[tuple[DeviceField, ...], Field(max_length=tuning.MAX_DEVICES)] = ()
+    device_memory: Annotated[tuple[MemoryField, ...], Field(max_length=tuning.MAX_DEVICES)] = ()
+    threads: Annotated[int, Field(ge=1, le=tuning.MAX_KERNEL_THREADS)] = 1
     kernel_cache: Path | None = None
     allow_loopback: bool = False
 

@@ -20,7 +20,7 @@ from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees, fetch_node_key
 from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import ConfigurationError, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
@@ -168,14 +168,14 @@ class Node:
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
                 ("heartbeats", self._presence.beat()),
-                ("logs", self._every(limits.FLUSH_PERIOD_S, self._flush_logs)),
+                ("logs", self._every(tuning.FLUSH_PERIOD_S, self._flush_logs)),
                 ("housekeeping", self._every(limits.HEARTBEAT_PERIOD_S, self._keep_house)),
-                ("clock", self._every(limits.CLOCK_PERIOD_S, self._chain.fetch_head)),
-                ("committee", self._every(limits.COMMITTEE_CACHE_S, self._refresh_committee)),
+                ("clock", self._every(tuning.CLOCK_PERIOD_S, self._chain.fetch_head)),
+                ("committee", self._every(tuning.COMMITTEE_CACHE_S, self._refresh_committee)),
                 ("specialising", self._presence.specialise()),
                 ("worker", self._watch_worker()),
                 ("reports", self._reporter.run()),
-                ("stake", self._every(limits.DISTRIBUTE_PERIOD_S, self._reporter.release_stake)),
+                ("stake", self._every(tuning.DISTRIBUTE_PERIOD_S, self._reporter.release_stake)),
                 ("verification", self._verifier.run()),
                 ("endpoint", reach.follow()),
                 ("reach", reach.run()),
@@ -193,7 +193,7 @@ class Node:
             await self.engine.close()
             await reach.close()
             if self._background:  # completions on their way into the journal
-                await asyncio.wait(self._background, timeout=limits.WORKER_STOP_S)
+                await asyncio.wait(self._background, timeout=tuning.WORKER_STOP_S)
             for task in (*loops, *self._background, *self._accepting.values()):
                 task.cancel()
             await asyncio.gather(*loops, *self._background, return_exceptions=True)
@@ -368,13 +368,13 @@ class Node:
 
     async def _watch_worker(self) -> None:
         """Replace a worker that is lost, load its tasks again, and go on."""
-        pause_s = limits.LINK_RETRY_MIN_S
+        pause_s = tuning.LINK_RETRY_MIN_S
         while True:
             await self._supervisor.wait_lost()
             self._loaded_tasks.forget_programs()
             self.engine.on_worker_lost("the worker process ended")
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
+            pause_s = min(2 * pause_s, tuning.RPC_BACKOFF_MAX_S)
             try:
                 self.device = await self._supervisor.restart()
                 await self._loaded_tasks.reload()

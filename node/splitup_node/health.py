@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from splitup.chain.clock import ChainClock
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.storage.journal import Journal
 
@@ -64,10 +64,10 @@ class Health:
     def _find_trouble(self) -> str:
         try:
             free = shutil.disk_usage(self._directory).free
-            if free < limits.DISK_LEAST_BYTES:
+            if free < tuning.DISK_LEAST_BYTES:
                 return (
                     f"the disk of {self._directory} has {free} bytes left, and a node needs "
-                    f"{limits.DISK_LEAST_BYTES}; free some space"
+                    f"{tuning.DISK_LEAST_BYTES}; free some space"
                 )
             if self.trouble:  # else every write finds out by itself
                 self._journal.put("health", "probe", {})

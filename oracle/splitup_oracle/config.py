@@ -8,7 +8,7 @@ from typing import Annotated, Final, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from splitup.config import GatewayUrlsField, RpcUrlField, load_toml
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.messages.base import EndpointField
 
 _ADVICE: Final = "give another one with --config"
@@ -59,7 +59,7 @@ class GatewayConfig(BaseModel):
     open_models: bool = False  # whether keys that no active node holds may read models
     open_uploads: bool = False  # whether keys without deposit or stake may upload models
     upload_deposit_micro_usdc: Annotated[int, Field(ge=1)] = 1_000_000
-    upload_bytes_per_day: Annotated[int, Field(ge=1)] = limits.UPLOAD_BYTES_PER_DAY  # of one key
+    upload_bytes_per_day: Annotated[int, Field(ge=1)] = tuning.UPLOAD_BYTES_PER_DAY  # of one key
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tinygrad.device import Buffer
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.ir import count_rows
@@ -84,7 +84,7 @@ class Ports:
         key = (tuple(map(len, inputs)), first)
         if (found := self._prepared.get(key)) is None:
             found = self._prepare(inputs, dict(first))
-            if len(self._prepared) >= limits.PREPARED_STEPS:
+            if len(self._prepared) >= tuning.PREPARED_STEPS:
                 self._prepared.clear()
             self._prepared[key] = found
         return found

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from splitup.backend.schedule import Executable, Launch, Place, Schedule
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.codec import encode_canonical, parse_json
 from splitup.cpu.cache_writes import CacheWrite
 from splitup.cpu.matmul_codegen import LookupShape, MatmulShape
@@ -41,7 +41,7 @@ _log = logging.getLogger("splitup.backend.kernel_cache")
 class KernelCache:
     """A directory of schedules, at most ``max_bytes`` of them."""
 
-    def __init__(self, directory: Path, max_bytes: int = limits.KERNEL_CACHE_BYTES) -> None:
+    def __init__(self, directory: Path, max_bytes: int = tuning.KERNEL_CACHE_BYTES) -> None:
         self._directory = directory
         self._max_bytes = max_bytes
 

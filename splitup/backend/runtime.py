@@ -38,7 +38,7 @@ from splitup.backend.launching import (
     load_executable,
 )
 from splitup.backend.schedule import Place, Role, Schedule, compile_graph
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
@@ -216,7 +216,7 @@ class TaskProgram:
         binding all kernels to it take as long as several steps.
         """
         is_ours = state._program is self and state not in self._spare
-        if is_ours and self._takes_back and len(self._spare) < limits.SPARE_STATES:
+        if is_ours and self._takes_back and len(self._spare) < tuning.SPARE_STATES:
             state._clear()
             self._spare.append(state)
 
@@ -411,7 +411,7 @@ class TaskProgram:
         if any(place.role != "value" for place in own):
             return 1
         own_bytes = max(1, sum(place.nbytes for place in own))
-        return min(limits.BATCH_RUNS, 1 + limits.BATCH_OWN_BYTES // own_bytes)
+        return min(tuning.BATCH_RUNS, 1 + tuning.BATCH_OWN_BYTES // own_bytes)
 
     def _find_own(self, slot: int, place: Place) -> int:
         """Return the address of what a slot of a batch has of its own."""

@@ -21,7 +21,7 @@ from splitup.chain.event_stream import BlockId, ChainEvent, Trail, decode_logs
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.chain.sender import Sender, Submitted
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable, ConfigurationError, SplitUpError
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Chain:
         deployment: Deployment,
         *,
         private_key: bytes | None = None,
-        fee_ceiling_wei: int = limits.FEE_CEILING_WEI,
+        fee_ceiling_wei: int = tuning.FEE_CEILING_WEI,
     ) -> Self:
         """Connect, and make sure that the endpoint serves this very deployment.
 
@@ -151,8 +151,8 @@ class Chain:
         Raises ChainUnavailable, also for an endpoint that goes on lagging behind what it, or
         another one behind the same URL, has shown.
         """
-        pause_s = limits.RPC_BACKOFF_S
-        for _ in range(limits.RPC_TRIES):
+        pause_s = tuning.RPC_BACKOFF_S
+        for _ in range(tuning.RPC_TRIES):
             block = await self._fetch_block("latest")
             number = int(block["number"], 16)
             if number >= self._highest:
@@ -233,10 +233,10 @@ class Chain:
         the undone events again, ``removed``, and then the new ones; a subscriber may be told an
         event twice, never not at all. ``confirmations`` blocks are kept between the head and what
         is told. Setting ``wake`` makes it look at once: somebody else has seen a new block.
-        Raises ChainUnavailable when the chain was reorganised deeper than ``limits.REORG_BLOCKS``.
+        Raises ChainUnavailable when the chain was reorganised deeper than ``tuning.REORG_BLOCKS``.
         """
         trail: Trail | None = None
-        pause_s = limits.RPC_BACKOFF_S
+        pause_s = tuning.RPC_BACKOFF_S
         while True:
             try:
                 if trail is None:
@@ -245,9 +245,9 @@ class Chain:
             except ChainUnavailable as error:
                 log.warning("events wait for the chain: %s", error)
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
+                pause_s = min(2 * pause_s, tuning.RPC_BACKOFF_MAX_S)
                 continue
-            pause_s = limits.RPC_BACKOFF_S
+            pause_s = tuning.RPC_BACKOFF_S
             if news is None:
                 await _pause(poll_s, wake)
             elif isinstance(news, _Forked):
@@ -265,8 +265,8 @@ class Chain:
         head = await self.fetch_head()
         address = self.deployment.get_address(contract)
         found: list[ChainEvent] = []
-        for start in range(from_block, head.number + 1, limits.LOG_RANGE_BLOCKS):
-            end = min(start + limits.LOG_RANGE_BLOCKS - 1, head.number)
+        for start in range(from_block, head.number + 1, tuning.LOG_RANGE_BLOCKS):
+            end = min(start + tuning.LOG_RANGE_BLOCKS - 1, head.number)
             where = {"address": address, "fromBlock": hex(start), "toBlock": hex(end)}
             try:
                 found += decode_logs(self.deployment, await self._rpc.request("eth_getLogs", where))
@@ -285,7 +285,7 @@ class Chain:
             return None  # a lower head is an endpoint that lags behind: never act on the older view
         if head["parentHash"] != last.hash and not await self._holds(last):
             return _Forked(await self._find_ancestor(trail))
-        end = min(head_id.number - confirmations, trail.next_block + limits.LOG_RANGE_BLOCKS - 1)
+        end = min(head_id.number - confirmations, trail.next_block + tuning.LOG_RANGE_BLOCKS - 1)
         if end < trail.next_block:
             return None
         if end != head_id.number:
@@ -315,7 +315,7 @@ class Chain:
         """Return two blocks before ``from_block``, the first as far back as may be undone."""
         head = await self.fetch_head()
         near = max(0, min(from_block - 1, head.number))
-        numbers = sorted({max(0, near - limits.REORG_BLOCKS), near})
+        numbers = sorted({max(0, near - tuning.REORG_BLOCKS), near})
         blocks = [await self._fetch_block(hex(number)) for number in numbers]
         return [BlockId(int(block["number"], 16), block["hash"]) for block in blocks]
 

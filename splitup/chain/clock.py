@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ChainClock:
             return  # an endpoint that lags behind proves nothing
         low_s, high_s = timestamp_s - now_s, math.inf
         if last is not None and number > last.number:
-            high_s = timestamp_s - last.at_s + limits.BLOCK_DELAY_S
+            high_s = timestamp_s - last.at_s + tuning.BLOCK_DELAY_S
         self._last = _Look(number, now_s)
         self._low_s, self._high_s = max(self._low_s, low_s), min(self._high_s, high_s)
         if self._low_s > self._high_s:  # a chain that was set to another time, or clocks that drift

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 
 from splitup.chain.client import Chain
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable, PeerFault
 from splitup.crypto.bls import decode_public_key_eip2537
 from splitup.crypto.quorum import Domain
@@ -71,9 +71,9 @@ class Committees:
         self._looked_s = -math.inf  # monotonic
         self._views: OrderedDict[int, CommitteeView] = OrderedDict()  # with their keys: final
         self._executions: OrderedDict[str, int] = OrderedDict()  # -> configuration
-        self._gate = asyncio.Semaphore(limits.COMMITTEE_LOOKUPS)
+        self._gate = asyncio.Semaphore(tuning.COMMITTEE_LOOKUPS)
 
-    async def fetch_current(self, *, max_age_s: float = limits.COMMITTEE_CACHE_S) -> CommitteeView:
+    async def fetch_current(self, *, max_age_s: float = tuning.COMMITTEE_CACHE_S) -> CommitteeView:
         """Return the committee as it was at most ``max_age_s`` ago.
 
         Raises ChainUnavailable when it was never read.
@@ -88,7 +88,7 @@ class Committees:
         return self._current
 
     async def fetch_of(
-        self, execution_id: str, *, max_age_s: float = limits.COMMITTEE_CACHE_S
+        self, execution_id: str, *, max_age_s: float = tuning.COMMITTEE_CACHE_S
     ) -> CommitteeView:
         """Return the committee in force at an execution's request; the current one until then."""
         current = await self.fetch_current(max_age_s=max_age_s)
@@ -117,7 +117,7 @@ class Committees:
         try:
             await asyncio.to_thread(check_certificate, certificate, view)
         except PeerFault:
-            other = await self.fetch_of(execution_id, max_age_s=limits.COMMITTEE_REFRESH_S)
+            other = await self.fetch_of(execution_id, max_age_s=tuning.COMMITTEE_REFRESH_S)
             if other == view:
                 raise
             view = other
@@ -131,12 +131,12 @@ class Committees:
             view = await fetch_committee(self._chain, configuration)
             if view.group_key:
                 self._views[configuration] = view
-                while len(self._views) > limits.MAX_CHANGES:
+                while len(self._views) > tuning.MAX_CHANGES:
                     self._views.popitem(last=False)
         return view
 
     def _note(self, execution_id: str, configuration: int) -> None:
         self._executions[execution_id] = configuration
         self._executions.move_to_end(execution_id)
-        while len(self._executions) > limits.MAX_OPEN_EXECUTIONS:
+        while len(self._executions) > tuning.MAX_OPEN_EXECUTIONS:
             self._executions.popitem(last=False)

@@ -13,7 +13,7 @@ from web3.utils.address import get_create_address
 from splitup.chain.abi import ContractName, load_abi
 from splitup.chain.rpc import Rpc
 from splitup.chain.sender import Sender, Submitted
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable, ConfigurationError
 
 _ADDRESS = Field(pattern=r"^0x[0-9a-f]{40}$")
@@ -114,7 +114,7 @@ async def deploy(
     async with Rpc(rpc_url) as rpc:
         chain_id = int(await rpc.request("eth_chainId"), 16)
         genesis = await rpc.request("eth_getBlockByNumber", "0x0", False)
-        sender = Sender(rpc, chain_id, private_key, fee_ceiling_wei=limits.FEE_CEILING_WEI)
+        sender = Sender(rpc, chain_id, private_key, fee_ceiling_wei=tuning.FEE_CEILING_WEI)
         pending: list[tuple[Submitted, str]] = []
 
         async def create(contract: ContractName, *args: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from splitup.chain.abi import CONTRACTS, load_abi
 from splitup.chain.deployment import Deployment
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable
 
 
@@ -69,7 +69,7 @@ class Trail:
         if self._seen[-1].block != block:
             self._seen.append(_Seen(block, ()))
         self.next_block = block.number + 1
-        reach = block.number - limits.REORG_BLOCKS
+        reach = block.number - tuning.REORG_BLOCKS
         while len(self._seen) > 1 and self._seen[1].block.number <= reach:
             self._seen.popleft()
 
@@ -81,7 +81,7 @@ class Trail:
         """
         if ancestor is None:
             raise ChainUnavailable(
-                f"the chain was reorganised by more than {limits.REORG_BLOCKS} blocks, or is "
+                f"the chain was reorganised by more than {tuning.REORG_BLOCKS} blocks, or is "
                 "another chain; stop, and compare the RPC endpoint with a second one first"
             )
         removed: list[ChainEvent] = []

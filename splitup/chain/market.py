@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from splitup.chain.client import Chain
 from splitup.chain.event_stream import ChainEvent
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import ChainRejected
 from splitup.crypto import bls
 from splitup.crypto.quorum import pack_word, request_struct_hash, unpack_word
@@ -182,7 +182,7 @@ async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Dist
     Looks at the market's events from ``from_block`` on. Somebody else may distribute the same at
     the same time; then it looks again. Raises ChainRejected, ChainUnavailable.
     """
-    for attempt in range(limits.RPC_TRIES):
+    for attempt in range(tuning.RPC_TRIES):
         events = await chain.fetch_events("market", from_block=from_block)
         dues = [due for due in find_dues(events) if due.concerns(account)]
         try:
@@ -190,7 +190,7 @@ async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Dist
                 batch = dues[start : start + limits.MAX_DISTRIBUTED]
                 await chain.send("market", "distribute", [due.to_abi() for due in batch])
         except ChainRejected as error:
-            if error.error_name != "AlreadyDistributed" or attempt == limits.RPC_TRIES - 1:
+            if error.error_name != "AlreadyDistributed" or attempt == tuning.RPC_TRIES - 1:
                 raise
             continue
         break

@@ -14,7 +14,7 @@ from aiohttp import ClientSession, TCPConnector
 from web3 import AsyncHTTPProvider
 from web3.types import RPCEndpoint
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable, ConfigurationError
 
 
@@ -53,7 +53,7 @@ class Rpc:
         if self._session is not None:
             await self._session.close()
 
-    async def request(self, method: str, *params: Any, tries: int = limits.RPC_TRIES) -> Any:
+    async def request(self, method: str, *params: Any, tries: int = tuning.RPC_TRIES) -> Any:
         """Return the result of one call.
 
         Transport failures are repeated with growing, jittered pauses, which is safe: every method
@@ -63,15 +63,15 @@ class Rpc:
             self._open_session()
         for attempt in range(tries):
             try:
-                async with asyncio.timeout(limits.RPC_TIMEOUT_S):
+                async with asyncio.timeout(tuning.RPC_TIMEOUT_S):
                     response = await self._provider.make_request(RPCEndpoint(method), params)
                 break
             except TimeoutError:
-                failure = f"nothing within {limits.RPC_TIMEOUT_S:g} s"
+                failure = f"nothing within {tuning.RPC_TIMEOUT_S:g} s"
             except Exception as error:  # each HTTP library has its own; all mean: no answer
                 failure = f"{type(error).__name__}: {error}".rstrip(": ")
             if attempt + 1 < tries:
-                await asyncio.sleep(limits.RPC_BACKOFF_S * 2**attempt * random.uniform(0.5, 1))
+                await asyncio.sleep(tuning.RPC_BACKOFF_S * 2**attempt * random.uniform(0.5, 1))
         else:
             raise ChainUnavailable(
                 f"the chain at {self.url} does not answer ({failure}); "

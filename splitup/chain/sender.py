@@ -18,7 +18,7 @@ from eth_account.signers.local import LocalAccount
 
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import ChainRejected, ChainUnavailable, SplitUpError
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Sender:
         self._fee_ceiling_wei = fee_ceiling_wei
         self._nonce: int | None = None
         self._lock = asyncio.Lock()
-        self._sent: deque[Submitted] = deque(maxlen=limits.SENT_KEPT)
+        self._sent: deque[Submitted] = deque(maxlen=tuning.SENT_KEPT)
         self.address = self._account.address.lower()
 
     async def submit(self, action: str, to: str | None, data: str) -> Submitted:
@@ -102,11 +102,11 @@ class Sender:
     async def guard(self) -> None:
         """Send again what a reorganisation undoes or a pool forgets, the same bytes; never ends.
 
-        Also behind a receipt, until the block that gave it lies ``limits.REORG_BLOCKS`` deep. A
+        Also behind a receipt, until the block that gave it lies ``tuning.REORG_BLOCKS`` deep. A
         missing transaction blocks every later one; nothing can happen twice.
         """
         while True:
-            await asyncio.sleep(limits.GAP_CHECK_S)
+            await asyncio.sleep(tuning.GAP_CHECK_S)
             if not self._sent:
                 continue
             try:
@@ -118,7 +118,7 @@ class Sender:
         head = await self._fetch_head()
         for sent in list(self._sent):
             sent.since = head if sent.since is None else sent.since
-            if head >= sent.since + limits.REORG_BLOCKS:
+            if head >= sent.since + tuning.REORG_BLOCKS:
                 self._sent.remove(sent)
         count = await self._count_mined()
         for sent in list(self._sent):
@@ -216,7 +216,7 @@ class Sender:
 
     async def _watch(self, submitted: Submitted) -> dict[str, Any] | None:
         """Return the receipt, or None when another transaction took the nonce."""
-        deadline = time.monotonic() + limits.MINE_TIMEOUT_S
+        deadline = time.monotonic() + tuning.MINE_TIMEOUT_S
         follow = _Follow()
         while time.monotonic() < deadline:
             try:
@@ -225,11 +225,11 @@ class Sender:
                     return receipt
             except ChainUnavailable as error:  # what was sent is not lost because nobody answers
                 log.warning("waiting for %s: %s", submitted.action, error)
-            await asyncio.sleep(limits.RECEIPT_POLL_S)
+            await asyncio.sleep(tuning.RECEIPT_POLL_S)
         self._nonce = None
         raise ChainUnavailable(
             f"{submitted.action} (transaction {submitted.hashes[-1]}) was not mined within "
-            f"{limits.MINE_TIMEOUT_S:.0f} s; it may still be: look before you repeat it"
+            f"{tuning.MINE_TIMEOUT_S:.0f} s; it may still be: look before you repeat it"
         )
 
     async def _tend(self, submitted: Submitted, follow: _Follow) -> bool:
@@ -237,11 +237,11 @@ class Sender:
         now = time.monotonic()
         if now < follow.head_due:
             return False
-        follow.head_due = now + 10 * limits.RECEIPT_POLL_S
+        follow.head_due = now + 10 * tuning.RECEIPT_POLL_S
         head = await self._fetch_head()
         if follow.sent_at is None:
             follow.sent_at = head
-        if head < follow.sent_at + limits.RESEND_AFTER_BLOCKS:
+        if head < follow.sent_at + tuning.RESEND_AFTER_BLOCKS:
             return False
         follow.sent_at = head
         is_used = await self._is_nonce_used(submitted.nonce)

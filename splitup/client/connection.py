@@ -65,7 +65,7 @@ from splitup.client.market.signed_request import (
 )
 from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
 from splitup.config import NetworkConfig
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import ChainRejected, ExecutionFailed, InvalidInput, Refused, SplitUpError
 from splitup.crypto.keys import Identity
@@ -166,7 +166,7 @@ class SplitUp:
 
     async def drain(self) -> None:
         """Wait until nodes and store have all that ended executions still owe them."""
-        await wait_stored(self._background, quiet_s=limits.STORE_QUIET_S)
+        await wait_stored(self._background, quiet_s=tuning.STORE_QUIET_S)
 
     async def close(self) -> None:
         """Finish storing what executions left behind, then close every connection."""
@@ -594,7 +594,7 @@ class SplitUp:
 
     def _committee_source(self, wanted: Wanted) -> Callable[[], Awaitable[CommitteeView]]:
         return partial(
-            self._committees.fetch_of, wanted.execution_id, max_age_s=limits.COMMITTEE_REFRESH_S
+            self._committees.fetch_of, wanted.execution_id, max_age_s=tuning.COMMITTEE_REFRESH_S
         )
 
     async def _request_signed(

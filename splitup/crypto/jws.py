@@ -15,7 +15,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Final
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import decode_canonical, encode_canonical
 from splitup.core.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 from splitup.crypto.keys import Identity, verify_raw
@@ -117,7 +117,7 @@ class ReplayCache:
     When full of live tokens it refuses new ones (Unavailable) rather than forget one early.
     """
 
-    def __init__(self, max_entries: int = limits.MAX_REPLAY_ENTRIES) -> None:
+    def __init__(self, max_entries: int = tuning.MAX_REPLAY_ENTRIES) -> None:
         self._max_entries = max_entries
         self._seen: set[tuple[str, str]] = set()
         self._expiries: list[tuple[int, tuple[str, str]]] = []

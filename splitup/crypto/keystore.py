@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from eth_keyfile.keyfile import create_keyfile_json, decode_keyfile_json
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import ConfigurationError, InvalidInput
 from splitup.crypto.keys import Identity, generate_identity
@@ -58,7 +58,7 @@ def create_identity(
 
 def load_identity(path: Path, passphrase_path: Path) -> Identity:
     """Decrypt a keystore; raise ConfigurationError with the way out."""
-    data = read_secret_file(path, what="key file", max_bytes=limits.MAX_SECRET_FILE_BYTES)
+    data = read_secret_file(path, what="key file", max_bytes=tuning.MAX_SECRET_FILE_BYTES)
     passphrase = _read_passphrase(passphrase_path)
     keystore = _parse_keystore(path, data)
     try:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 
 _MAX_SEED = 2**64 - 1
@@ -109,7 +109,7 @@ def compute_gumbel(seed: int, position: int, count: int) -> npt.NDArray[np.float
     return _to_gumbel(_draw(seed, position, count))
 
 
-_get_gumbel = functools.lru_cache(limits.NOISE_POSITIONS)(compute_gumbel)
+_get_gumbel = functools.lru_cache(tuning.NOISE_POSITIONS)(compute_gumbel)
 
 
 def _draw(seed: int, position: int, count: int) -> npt.NDArray[np.uint64]:

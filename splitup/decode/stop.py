@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 
 
@@ -16,12 +16,12 @@ class StopFilter:
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
-        if len(stop) > limits.MAX_STOP_STRINGS or not all(
-            1 <= len(text) <= limits.MAX_STOP_CHARS for text in stop
+        if len(stop) > tuning.MAX_STOP_STRINGS or not all(
+            1 <= len(text) <= tuning.MAX_STOP_CHARS for text in stop
         ):
             raise InvalidInput(
-                f"give at most {limits.MAX_STOP_STRINGS} stop strings of 1 to "
-                f"{limits.MAX_STOP_CHARS} characters"
+                f"give at most {tuning.MAX_STOP_STRINGS} stop strings of 1 to "
+                f"{tuning.MAX_STOP_CHARS} characters"
             )
         self._stop = tuple(stop)
         self._held: deque[tuple[int, str]] = deque()  # token, its text

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.core.tensors import is_zero
 
@@ -250,7 +250,7 @@ def decode_piece(data: bytes) -> Piece | None:
         )
     _, execution, task, port, step, length, offset = _PIECE.unpack_from(data)
     payload = memoryview(data)[_PIECE.size :]
-    if not limits.INLINE_TENSOR_BYTES < length <= limits.DIRECT_BYTES:
+    if not limits.INLINE_TENSOR_BYTES < length <= tuning.DIRECT_BYTES:
         raise PeerFault(f"a piece of a tensor of {length} bytes, which does not travel in pieces")
     if offset + len(payload) > length:
         raise PeerFault(f"a piece that ends {offset + len(payload) - length} bytes past its tensor")

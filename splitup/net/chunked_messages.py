@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.messages.base import DigestField, Message
 from splitup.net.http import SignedClient
@@ -26,7 +26,7 @@ class ChunkedMessage(Message):
 
 
 class ChunkedMessages:
-    """What this process offers to be fetched: the latest ``limits.MAX_CHUNKED_MESSAGES``."""
+    """What this process offers to be fetched: the latest ``tuning.MAX_CHUNKED_MESSAGES``."""
 
     def __init__(self) -> None:
         self._packed: OrderedDict[str, bytes] = OrderedDict()
@@ -40,7 +40,7 @@ class ChunkedMessages:
         packed = zlib.compress(data, _LEVEL)
         digest = hashlib.sha256(packed).hexdigest()
         self._packed[digest] = packed
-        while len(self._packed) > limits.MAX_CHUNKED_MESSAGES:
+        while len(self._packed) > tuning.MAX_CHUNKED_MESSAGES:
             self._packed.popitem(last=False)
         return ChunkedMessage(packed_digest=digest, packed_bytes=len(packed), raw_bytes=len(data))
 
@@ -60,7 +60,7 @@ async def fetch_chunked_message(
     while len(packed) < chunked_message.packed_bytes:
         wanted = min(limits.MESSAGE_CHUNK_BYTES, chunked_message.packed_bytes - len(packed))
         url = f"{endpoint}/v1/parcel/{chunked_message.packed_digest}/{part}"
-        data = await http.get_bytes(url, max_bytes=wanted, timeout_s=limits.MESSAGE_CHUNK_TIMEOUT_S)
+        data = await http.get_bytes(url, max_bytes=wanted, timeout_s=tuning.MESSAGE_CHUNK_TIMEOUT_S)
         if len(data) != wanted:
             raise PeerFault(f"{url} has {len(data)} bytes instead of {wanted}")
         packed += data

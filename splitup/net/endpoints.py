@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from splitup.core import limits
+from splitup.core import tuning
 
 _AddressInfo = tuple[Any, ...]
 _SHARED: Final = ipaddress.ip_network("100.64.0.0/10")  # carrier-grade NAT, RFC 6598
@@ -89,10 +89,10 @@ def open_peer_session(*, allow_loopback: bool) -> aiohttp.ClientSession:
     """Return a session for connections to peers; requests bring their own time limits."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
-            limit=limits.MAX_LINKS,
+            limit=tuning.MAX_LINKS,
             socket_factory=make_socket_factory(allow_loopback=allow_loopback),
         ),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.HTTP_CONNECT_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=tuning.HTTP_CONNECT_S),
         middlewares=(_refuse_redirects,),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 import aiohttp
 from aiohttp import web
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import (
     BadSignature,
@@ -66,14 +66,14 @@ class Server:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     async def close(self) -> None:
-        """Stop listening, give open requests ``limits.HTTP_SHUTDOWN_S`` and cancel the rest."""
+        """Stop listening, give open requests ``tuning.HTTP_SHUTDOWN_S`` and cancel the rest."""
         await self._runner.cleanup()
 
 
 def make_app(*, max_body_bytes: int = limits.HTTP_BODY_BYTES) -> web.Application:
     """Return an application that bounds bodies and answers every error in JSON."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
-    app[_LARGE_BODIES] = asyncio.Semaphore(limits.HTTP_LARGE_BODIES)
+    app[_LARGE_BODIES] = asyncio.Semaphore(tuning.HTTP_LARGE_BODIES)
     return app
 
 
@@ -83,8 +83,8 @@ async def serve_app(app: web.Application, host: str, port: int) -> Server:
         app,
         access_log=None,
         handle_signals=False,
-        shutdown_timeout=limits.HTTP_SHUTDOWN_S,
-        keepalive_timeout=limits.HTTP_IDLE_S,  # counts from the connection's start
+        shutdown_timeout=tuning.HTTP_SHUTDOWN_S,
+        keepalive_timeout=tuning.HTTP_IDLE_S,  # counts from the connection's start
         auto_decompress=False,  # a small body must not become a large one past the gate of these
     )
     await runner.setup()
@@ -107,7 +107,7 @@ def error_reply(status: int, message: str) -> web.Response:
 async def read_json(request: web.Request) -> dict[str, Any]:
     """Return the body as a JSON object; raise PeerFault when it is something else.
 
-    Refused (408) when it is not here within ``limits.HTTP_READ_S``, Unavailable when too many other
+    Refused (408) when it is not here within ``tuning.HTTP_READ_S``, Unavailable when too many other
     large bodies are on their way.
     """
     try:
@@ -123,10 +123,10 @@ async def read_body(request: web.Request) -> bytes:
     """Return the body as it came; raise Refused and Unavailable as ``read_json`` does."""
     gate = request.app.get(_LARGE_BODIES)
     length = request.content_length
-    if gate is None or (length is not None and length <= limits.HTTP_SMALL_BODY_BYTES):
+    if gate is None or (length is not None and length <= tuning.HTTP_SMALL_BODY_BYTES):
         return await _read_soon(request)
     try:
-        await asyncio.wait_for(gate.acquire(), limits.HTTP_READ_S)
+        await asyncio.wait_for(gate.acquire(), tuning.HTTP_READ_S)
     except TimeoutError:
         raise Unavailable("too many large requests at once; try again in a minute") from None
     try:
@@ -137,11 +137,11 @@ async def read_body(request: web.Request) -> bytes:
 
 async def _read_soon(request: web.Request) -> bytes:
     try:
-        async with asyncio.timeout(limits.HTTP_READ_S):
+        async with asyncio.timeout(tuning.HTTP_READ_S):
             return await request.read()
     except TimeoutError:
         raise Refused(
-            f"the request's body was not here within {limits.HTTP_READ_S:g} s", status=408
+            f"the request's body was not here within {tuning.HTTP_READ_S:g} s", status=408
         ) from None
 
 
@@ -222,11 +222,11 @@ class SignedClient:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=0,  # bounded per host: one slow peer must not block the others
-                    limit_per_host=limits.HTTP_CONNECTIONS_PER_HOST,
+                    limit_per_host=tuning.HTTP_CONNECTIONS_PER_HOST,
                     socket_factory=self._socket_factory,
                 ),
                 timeout=aiohttp.ClientTimeout(
-                    total=limits.HTTP_TIMEOUT_S, sock_connect=limits.HTTP_CONNECT_S
+                    total=tuning.HTTP_TIMEOUT_S, sock_connect=tuning.HTTP_CONNECT_S
                 ),
                 headers={"Accept-Encoding": "identity"},
                 auto_decompress=False,  # a size limit on compressed bytes would limit nothing
@@ -273,13 +273,13 @@ class SignedClient:
         audience: str,
         body: Message | dict[str, Any],
         *,
-        timeout_s: float = limits.HTTP_TIMEOUT_S,
+        timeout_s: float = tuning.HTTP_TIMEOUT_S,
     ) -> dict[str, Any]:
         """Sign and POST one message; return the reply."""
         return await self.post_token(url, self.sign(typ, audience, body), timeout_s=timeout_s)
 
     async def post_token(
-        self, url: str, token: str, *, timeout_s: float = limits.HTTP_TIMEOUT_S
+        self, url: str, token: str, *, timeout_s: float = tuning.HTTP_TIMEOUT_S
     ) -> dict[str, Any]:
         """POST an already signed token: one signature serves every receiver of one audience."""
         return await self.post_json(url, {"jws": token}, timeout_s=timeout_s)
@@ -289,7 +289,7 @@ class SignedClient:
         url: str,
         body: Message | dict[str, Any],
         *,
-        timeout_s: float = limits.HTTP_TIMEOUT_S,
+        timeout_s: float = tuning.HTTP_TIMEOUT_S,
     ) -> dict[str, Any]:
         """POST a JSON object (self-authenticating messages need no signature); return the reply."""
         if isinstance(body, Message):
@@ -305,7 +305,7 @@ class SignedClient:
         self,
         url: str,
         *,
-        timeout_s: float = limits.HTTP_TIMEOUT_S,
+        timeout_s: float = tuning.HTTP_TIMEOUT_S,
         max_bytes: int = limits.HTTP_BODY_BYTES,
     ) -> dict[str, Any]:
         """GET a JSON object."""
@@ -316,7 +316,7 @@ class SignedClient:
         self,
         url: str,
         *,
-        timeout_s: float = limits.HTTP_TIMEOUT_S,
+        timeout_s: float = tuning.HTTP_TIMEOUT_S,
         max_bytes: int = limits.HTTP_BODY_BYTES,
     ) -> bytes:
         """GET a body of at most ``max_bytes``; its digest is the caller's to check."""
@@ -325,7 +325,7 @@ class SignedClient:
     async def _request(
         self, method: str, url: str, *, data: bytes | None, timeout_s: float, max_bytes: int
     ) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=limits.HTTP_CONNECT_S)
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=tuning.HTTP_CONNECT_S)
         headers = {} if data is None else {"Content-Type": "application/json"}
         try:
             async with self.session.request(
@@ -375,4 +375,4 @@ def _get_error(body: bytes) -> str:
     except (ValueError, RecursionError):
         value = None
     text = value.get("error") if isinstance(value, dict) else None
-    return text[: limits.MAX_ERROR_CHARS] if isinstance(text, str) else "no reason given"
+    return text[: tuning.MAX_ERROR_CHARS] if isinstance(text, str) else "no reason given"

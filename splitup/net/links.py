@@ -23,7 +23,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.crypto.jws import ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
@@ -49,7 +49,7 @@ class Link:
         # of an opened link, the one that the next try connects to first: plans that are under way
         # at once may know a node that moved by different endpoints; of an accepted one our own, if
         # it is a relay's
-        self.endpoints = deque([endpoint], maxlen=limits.LINK_ENDPOINTS)
+        self.endpoints = deque([endpoint], maxlen=tuning.LINK_ENDPOINTS)
         self.execution_id = execution_id  # "" when the link serves every execution
         self.error: SplitUpError | None = None
         self.connected = asyncio.Event()
@@ -75,11 +75,11 @@ class Link:
         """Queue one sealed frame; never blocks.
 
         Raises Unavailable when the link is closed for good, or when the peer reads so slowly that
-        ``limits.LINK_QUEUE_BYTES`` wait already.
+        ``tuning.LINK_QUEUE_BYTES`` wait already.
         """
         if self.closed:
             raise self.error or Unavailable(f"the connection to {self.peer} is closed")
-        if self._queued_bytes + len(frame) > limits.LINK_QUEUE_BYTES:
+        if self._queued_bytes + len(frame) > tuning.LINK_QUEUE_BYTES:
             raise Unavailable(
                 f"{self.peer} reads too slowly: {self._queued_bytes} bytes wait to be sent to it"
             )
@@ -266,11 +266,11 @@ class LinkPool:
             if endpoint not in known[0].endpoints:
                 known[0].endpoints.appendleft(endpoint)
             return known[0]
-        if len(self._links) >= limits.MAX_LINKS:
+        if len(self._links) >= tuning.MAX_LINKS:
             raise Unavailable(
                 f"{len(self._links)} connections are open already; the limit is reached"
             )
-        link = Link(address, execution_id, endpoint=endpoint, resend_bytes=limits.LINK_RESEND_BYTES)
+        link = Link(address, execution_id, endpoint=endpoint, resend_bytes=tuning.LINK_RESEND_BYTES)
         task = asyncio.create_task(self._run(link))
         self._links[address, execution_id] = (link, task)
         return link
@@ -306,20 +306,20 @@ class LinkPool:
             self._session = None
 
     async def _run(self, link: Link) -> None:
-        pause_s = limits.LINK_RETRY_MIN_S
+        pause_s = tuning.LINK_RETRY_MIN_S
         last_success_s = time.monotonic()
         error: SplitUpError | None = None
         try:
-            while time.monotonic() - last_success_s < limits.LINK_GIVE_UP_S:
+            while time.monotonic() - last_success_s < tuning.LINK_GIVE_UP_S:
                 try:
                     socket = await self._connect(link)
                 except Unavailable as failure:
                     error = failure
                     link.endpoints.rotate(-1)
                     await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                    pause_s = min(2 * pause_s, limits.LINK_RETRY_MAX_S)
+                    pause_s = min(2 * pause_s, tuning.LINK_RETRY_MAX_S)
                     continue
-                pause_s = limits.LINK_RETRY_MIN_S
+                pause_s = tuning.LINK_RETRY_MIN_S
                 link.rewind()
                 if self._on_up is not None:
                     self._on_up(link)
@@ -365,11 +365,11 @@ class LinkPool:
             ttl_s=limits.JWS_TTL_S,
         )
         try:
-            async with asyncio.timeout(limits.HTTP_CONNECT_S * 2):
+            async with asyncio.timeout(tuning.HTTP_CONNECT_S * 2):
                 return await self._session.ws_connect(
                     endpoint + DATA_PATH,
                     headers={"Authorization": f"Bearer {token}"},
-                    heartbeat=limits.LINK_PING_S,
+                    heartbeat=tuning.LINK_PING_S,
                     max_msg_size=limits.MAX_FRAME_BYTES + 1,
                 )
         except aiohttp.WSServerHandshakeError as error:
@@ -410,7 +410,7 @@ class LinkAcceptor:
         """Serve one connection; BadSignature, PeerFault or Unavailable refuse it."""
         link = self.authenticate(request.headers.get("Authorization", ""))
         socket = web.WebSocketResponse(
-            heartbeat=limits.LINK_PING_S, max_msg_size=limits.MAX_FRAME_BYTES + 1, compress=False
+            heartbeat=tuning.LINK_PING_S, max_msg_size=limits.MAX_FRAME_BYTES + 1, compress=False
         )
         await socket.prepare(request)
         await self.serve(link, socket)
@@ -456,10 +456,10 @@ class LinkAcceptor:
         execution_id = claims.body.get("execution_id")
         if not isinstance(execution_id, str) or len(claims.body) != 1:
             raise PeerFault("a data connection's token names exactly one execution_id, or ''")
-        if len(self._sockets) >= limits.MAX_LINKS:
-            raise Unavailable(f"{limits.MAX_LINKS} data connections are open; try again later")
+        if len(self._sockets) >= tuning.MAX_LINKS:
+            raise Unavailable(f"{tuning.MAX_LINKS} data connections are open; try again later")
         same = sum(1 for link in self._sockets if link.peer == claims.issuer)
-        if same >= limits.MAX_LINKS_PER_PEER:
+        if same >= tuning.MAX_LINKS_PER_PEER:
             raise Unavailable(f"{same} data connections of {claims.issuer} are open already")
         self._replays.add(claims, now_s)
         return Link(claims.issuer, execution_id)

@@ -17,7 +17,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, PeerFault, StorageUnavailable
 from splitup.messages.storage import Grant
 
@@ -149,7 +149,7 @@ async def get_object(
         if digest is None or digest.hexdigest() == expected_digest:
             return data
         fetches += 1
-        if fetches == limits.OBJECT_FETCHES:
+        if fetches == tuning.OBJECT_FETCHES:
             raise PeerFault(
                 f"object {grant.key} has another digest than {expected_digest}, "
                 f"{fetches} times over"
@@ -171,7 +171,7 @@ class Pauses:
                 f"the store did not move {grant.key} in time ({reason}); try again later"
             ) from None
         await asyncio.sleep(pause_s)
-        self._pause_s = min(2 * self._pause_s, limits.OBJECT_RETRY_S)
+        self._pause_s = min(2 * self._pause_s, tuning.OBJECT_RETRY_S)
 
 
 async def _send(

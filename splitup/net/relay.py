@@ -35,7 +35,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.crypto.jws import verify_jws
 from splitup.net.http import read_body
@@ -117,8 +117,8 @@ class _Node:
         self.socket = socket
         self.streams = 0
         self.waiting: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
-        self.requests = Allowance(limits.RELAY_REQUESTS_PER_S, limits.RELAY_REQUESTS)
-        self.traffic = Allowance(limits.RELAY_BYTES_PER_S, limits.RELAY_BYTES_PER_S)
+        self.requests = Allowance(tuning.RELAY_REQUESTS_PER_S, tuning.RELAY_REQUESTS)
+        self.traffic = Allowance(tuning.RELAY_BYTES_PER_S, tuning.RELAY_BYTES_PER_S)
         self._ids = itertools.count()
 
     async def ask(self, kind: Kind, number: int, payload: bytes) -> tuple[int, bytes]:
@@ -127,7 +127,7 @@ class _Node:
         reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self.waiting[place] = reply
         try:
-            async with asyncio.timeout(limits.HTTP_TIMEOUT_S):
+            async with asyncio.timeout(tuning.HTTP_TIMEOUT_S):
                 await self.socket.send_bytes(encode_control(kind, place, number, payload))
                 return await reply
         except (TimeoutError, ConnectionError):
@@ -191,19 +191,19 @@ class Relay:
     # ---- nodes -----------------------------------------------------------------------------
 
     async def _register(self, request: web.Request) -> web.WebSocketResponse:
-        if len(self._nodes) >= limits.MAX_RELAYED:
-            raise Unavailable(f"{limits.MAX_RELAYED} nodes are relayed here; try another relay")
-        if self._proving >= limits.RELAY_PROVING:
+        if len(self._nodes) >= tuning.MAX_RELAYED:
+            raise Unavailable(f"{tuning.MAX_RELAYED} nodes are relayed here; try another relay")
+        if self._proving >= tuning.RELAY_PROVING:
             raise Unavailable("too many nodes register at once; try again")
         socket = web.WebSocketResponse(
-            heartbeat=limits.LINK_PING_S,
+            heartbeat=tuning.LINK_PING_S,
             max_msg_size=CONTROL_HEADER_BYTES + limits.RELAY_REPLY_BYTES,
             compress=False,
         )
         self._proving += 1
         try:
             await socket.prepare(request)
-            async with asyncio.timeout(limits.HTTP_TIMEOUT_S):
+            async with asyncio.timeout(tuning.HTTP_TIMEOUT_S):
                 address = await self._check_node(socket)
         except (SplitUpError, TimeoutError) as error:
             _log.info("a node was not registered: %s", error)
@@ -275,7 +275,7 @@ class Relay:
 
     @contextlib.contextmanager
     def _hold(self, length_bytes: int) -> Iterator[None]:
-        if self._held_bytes + length_bytes > limits.RELAY_HELD_BYTES:
+        if self._held_bytes + length_bytes > tuning.RELAY_HELD_BYTES:
             raise Unavailable("too many requests wait at this relay; try again")
         self._held_bytes += length_bytes
         try:
@@ -291,7 +291,7 @@ class Relay:
         header = request.headers.get("Authorization", "")
         if not header.isascii() or len(header) > limits.LINK_TOKEN_CHARS:
             raise BadSignature("a data connection needs an Authorization header")
-        if self._streams >= limits.RELAY_STREAMS or node.streams >= limits.RELAY_NODE_STREAMS:
+        if self._streams >= tuning.RELAY_STREAMS or node.streams >= tuning.RELAY_NODE_STREAMS:
             raise Unavailable(f"too many connections to node {node.address} through this relay")
         self._streams += 1
         node.streams += 1
@@ -347,7 +347,7 @@ class Relay:
 
 def _make_socket() -> web.WebSocketResponse:
     return web.WebSocketResponse(
-        heartbeat=limits.LINK_PING_S, max_msg_size=limits.MAX_FRAME_BYTES + 1, compress=False
+        heartbeat=tuning.LINK_PING_S, max_msg_size=limits.MAX_FRAME_BYTES + 1, compress=False
     )
 
 
@@ -364,13 +364,13 @@ async def _join(
     One message per direction is in memory; who sends faster than the other side reads waits.
     """
     loop = asyncio.get_running_loop()
-    clock = asyncio.timeout(limits.RELAY_IDLE_S)
+    clock = asyncio.timeout(tuning.RELAY_IDLE_S)
 
     async def pass_on(source: web.WebSocketResponse, target: web.WebSocketResponse) -> None:
         async for message in source:
             if message.type is not aiohttp.WSMsgType.BINARY:
                 return
-            clock.reschedule(loop.time() + limits.RELAY_IDLE_S)
+            clock.reschedule(loop.time() + tuning.RELAY_IDLE_S)
             if wait_s := traffic.spend(len(message.data), loop.time()):
                 await asyncio.sleep(wait_s)
             await target.send_bytes(message.data)

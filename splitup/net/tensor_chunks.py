@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.crypto.keys import Identity
 from splitup.messages.frames import Piece
 from splitup.net.links import Link
@@ -51,7 +51,7 @@ async def send_direct(
         for link in links:
             link.send_bulk(sealed)  # behind the pieces
         with contextlib.suppress(TimeoutError):  # of a slow reader the store need not wait
-            async with asyncio.timeout(limits.DIRECT_HEAD_START_S):
+            async with asyncio.timeout(tuning.DIRECT_HEAD_START_S):
                 for link in links:
                     await link.drain_bulk()
     return digest
@@ -77,7 +77,7 @@ class _Incoming:
 
 
 class TensorChunks:
-    """What is arriving here in pieces, ``limits.TENSOR_CHUNKS_BYTES`` at most.
+    """What is arriving here in pieces, ``tuning.TENSOR_CHUNKS_BYTES`` at most.
 
     Who may send what is the caller's to check, piece by piece.
     """
@@ -116,7 +116,7 @@ class TensorChunks:
         incoming = tensors.get(key)
         if incoming is not None:
             return incoming if len(incoming.data) == piece.length else None
-        if piece.offset or self._bytes + piece.length > limits.TENSOR_CHUNKS_BYTES:
+        if piece.offset or self._bytes + piece.length > tuning.TENSOR_CHUNKS_BYTES:
             return None
         incoming = tensors[key] = _Incoming(bytearray(piece.length))
         self._bytes += piece.length

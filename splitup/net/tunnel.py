@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity
@@ -33,7 +33,7 @@ from splitup.net.relay import (
     encode_control,
 )
 
-_MAX_WORK = limits.RELAY_REQUESTS + limits.RELAY_NODE_STREAMS
+_MAX_WORK = tuning.RELAY_REQUESTS + tuning.RELAY_NODE_STREAMS
 _Socket = aiohttp.ClientWebSocketResponse[bool]
 
 _log = logging.getLogger("splitup.relay")
@@ -82,7 +82,7 @@ class Tunnel:
 
     async def _register(self, relay: str) -> _Socket:
         try:
-            async with asyncio.timeout(limits.HTTP_TIMEOUT_S):
+            async with asyncio.timeout(tuning.HTTP_TIMEOUT_S):
                 socket = await self._dial(
                     relay + RELAY_PATH, CONTROL_HEADER_BYTES + limits.HTTP_BODY_BYTES
                 )
@@ -125,7 +125,7 @@ class Tunnel:
             # a relay is our configuration's or the committee's choice: it may be on our network
             self._session = open_peer_session(allow_loopback=True)
         return await self._session.ws_connect(
-            url, heartbeat=limits.LINK_PING_S, max_msg_size=max_message_bytes
+            url, heartbeat=tuning.LINK_PING_S, max_msg_size=max_message_bytes
         )
 
     # ---- what comes through ----------------------------------------------------------------
@@ -165,7 +165,7 @@ class Tunnel:
             self._local_url + path,
             data=body if method == "POST" else None,
             headers={"Content-Type": "application/json"} if method == "POST" else {},
-            timeout=aiohttp.ClientTimeout(total=limits.HTTP_TIMEOUT_S),
+            timeout=aiohttp.ClientTimeout(total=tuning.HTTP_TIMEOUT_S),
             allow_redirects=False,
         ) as response:
             return response.status, (await response.read())[: limits.RELAY_REPLY_BYTES]
@@ -177,7 +177,7 @@ class Tunnel:
         try:
             link = self._acceptor.authenticate(header)
             link.endpoints.appendleft(self.make_endpoint(relay))
-            async with asyncio.timeout(limits.HTTP_TIMEOUT_S):
+            async with asyncio.timeout(tuning.HTTP_TIMEOUT_S):
                 stream = await self._dial(
                     f"{relay}{STREAM_PATH}/{ticket}", limits.MAX_FRAME_BYTES + 1
                 )
@@ -202,7 +202,7 @@ def _get_status(error: SplitUpError) -> int:
 
 
 def _make_error(text: str) -> bytes:
-    return json.dumps({"error": text[: limits.MAX_ERROR_CHARS]}).encode()
+    return json.dumps({"error": text[: tuning.MAX_ERROR_CHARS]}).encode()
 
 
 async def _reply(socket: _Socket, place: int, status: int, body: bytes) -> None:

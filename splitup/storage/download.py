@@ -21,7 +21,7 @@ from typing import Final, Self
 import aiohttp
 from yarl import URL
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, SplitUpError, StorageUnavailable, Unavailable
 from splitup.messages.storage import Grant
 from splitup.net.object_transfer import (
@@ -49,7 +49,7 @@ async def download_object(
     """Fetch the object of exactly ``length_bytes`` and SHA-256 ``digest`` (hex) to ``path``.
 
     ``renew`` gives another grant when this one has expired. Tries go on until ``deadline_s`` from
-    now, while bytes arrive at least every ``limits.DOWNLOAD_PATIENCE_S``. Raises StorageUnavailable
+    now, while bytes arrive at least every ``tuning.DOWNLOAD_PATIENCE_S``. Raises StorageUnavailable
     (NotStored for a missing object), PeerFault (another length or digest, three times over),
     Unavailable (the disk is full, or another process fetches the same), and what ``renew`` raises.
     """
@@ -69,14 +69,14 @@ async def download_object(
             except PeerFault as fault:
                 part.truncate()
                 faults += 1
-                if faults == limits.OBJECT_FETCHES:
+                if faults == tuning.OBJECT_FETCHES:
                     raise
                 reason = str(fault)
             except NotStored:
                 raise
             except StorageUnavailable as error:  # the URL has expired
                 refusals += 1
-                if refusals > limits.OBJECT_FETCHES:
+                if refusals > tuning.OBJECT_FETCHES:
                     raise
                 reason = str(error)
                 grant = await renew()
@@ -86,7 +86,7 @@ async def download_object(
 
 
 def _make_pauses(end: float) -> Pauses:
-    return Pauses(min(end, time.monotonic() + limits.DOWNLOAD_PATIENCE_S))
+    return Pauses(min(end, time.monotonic() + tuning.DOWNLOAD_PATIENCE_S))
 
 
 def _check_digest(part: _Part, grant: Grant, digest: str) -> None:
@@ -98,8 +98,8 @@ async def _fetch_rest(session: aiohttp.ClientSession, grant: Grant, part: _Part,
     """Append what is missing, as far as it comes; return why it went no further."""
     timeout = aiohttp.ClientTimeout(
         total=max(0.001, end - time.monotonic()),
-        sock_connect=limits.HTTP_CONNECT_S,
-        sock_read=limits.TRANSFER_STALL_S,
+        sock_connect=tuning.HTTP_CONNECT_S,
+        sock_read=tuning.TRANSFER_STALL_S,
     )
     headers = {"Accept-Encoding": "identity", "Range": f"bytes={part.length}-"} | grant.headers
     try:
@@ -241,7 +241,7 @@ class _Part:
 
     def _check_space(self) -> None:
         free = shutil.disk_usage(self._path.parent).free
-        needed = self.length_bytes - self.length + limits.DISK_RESERVE_BYTES
+        needed = self.length_bytes - self.length + tuning.DISK_RESERVE_BYTES
         if free < needed:
             raise Unavailable(
                 f"the disk of {self._path.parent} has {free} bytes left and {self._path.name} "

@@ -17,7 +17,7 @@ import aiohttp
 from eth_utils.crypto import keccak
 from pydantic import Field
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import (
     InvalidInput,
     PeerFault,
@@ -255,7 +255,7 @@ class GatewayClient:
         is fine: its key is its digest. Raises StorageUnavailable, PeerFault when the store refuses.
         """
         timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=limits.HTTP_CONNECT_S, sock_read=limits.UPLOAD_STALL_S
+            total=None, sock_connect=tuning.HTTP_CONNECT_S, sock_read=tuning.UPLOAD_STALL_S
         )
         headers = {
             "Content-Type": "application/octet-stream",

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.codec import decode_canonical, encode_canonical
 from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
 
@@ -242,9 +242,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 def _encode(value: Mapping[str, Any]) -> bytes:
     data = encode_canonical(dict(value))
-    if len(data) > limits.MAX_JOURNAL_VALUE_BYTES:
+    if len(data) > tuning.MAX_JOURNAL_VALUE_BYTES:
         raise InvalidInput(
-            f"a journal record has {len(data)} bytes; the limit is {limits.MAX_JOURNAL_VALUE_BYTES}"
+            f"a journal record has {len(data)} bytes; the limit is {tuning.MAX_JOURNAL_VALUE_BYTES}"
         )
     return data
 
@@ -253,7 +253,7 @@ def _decode(row: tuple[str, str, bytes, bytes], path: Path) -> dict[str, Any]:
     kind, key, data, digest = row
     if _compute_check(kind, key, data) != digest:
         raise _damaged(path, f"record {kind}/{key} has changed")
-    value: dict[str, Any] = decode_canonical(data, max_bytes=limits.MAX_JOURNAL_VALUE_BYTES)
+    value: dict[str, Any] = decode_canonical(data, max_bytes=tuning.MAX_JOURNAL_VALUE_BYTES)
     return value
 
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import aiohttp
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Refused, SplitUpError, Unavailable
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import Manifest
@@ -174,7 +174,7 @@ class GrantedLogs:
         known = self._known.get(("GET", key)) or await self._find_upfront("GET", name)
         if known is not None and known.expires_at_s > time.time() + _EXPIRES_SOON_S:
             return known
-        ahead = 1 if name.apart else limits.LOG_READ_AHEAD
+        ahead = 1 if name.apart else tuning.LOG_READ_AHEAD
         reads = [
             LogRead(
                 task=name.task,
@@ -274,7 +274,7 @@ class LogWriter:
     A full segment waits for the next ``flush``, off the path of the step that filled it and with
     those of other ports, for which it is the last, too; not if another is full by then. ``error``
     says why nothing more is stored. ``unstored_bytes`` bounds what a slow store costs: beyond
-    ``limits.LOG_MEMORY_BYTES`` the writer gives up.
+    ``tuning.LOG_MEMORY_BYTES`` the writer gives up.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class LogWriter:
         node: str,
         store: LogStore,
         *,
-        pause_s: float = limits.SEGMENT_PAUSE_S,
+        pause_s: float = tuning.SEGMENT_PAUSE_S,
     ) -> None:
         """``pause_s`` is between pieces of a segment, while none waits for it."""
         self._execution_id = execution_id
@@ -309,7 +309,7 @@ class LogWriter:
             log.append(following, now)
         if log.is_behind:
             self._start()
-        if log.unstored_bytes > limits.LOG_MEMORY_BYTES:
+        if log.unstored_bytes > tuning.LOG_MEMORY_BYTES:
             self.error = Unavailable(
                 f"the store is too slow: {log.unstored_bytes} bytes of one log wait for it"
             )
@@ -405,7 +405,7 @@ async def iter_log(
             if not wait():
                 return
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, limits.LOG_POLL_S)
+            pause_s = min(2 * pause_s, tuning.LOG_POLL_S)
             continue
         pause_s = _FIRST_PAUSE_S
         yield reader.read(data)
@@ -438,7 +438,7 @@ async def iter_tensors(
     """
     author = request.client if source[0] == CLIENT else executors[source[0]]
     reader = LogReader(request.execution_id, *source, author, spec.accepts)
-    late_s = 0.0 if is_drawn and source[0] != CLIENT else limits.LOG_LATE_S
+    late_s = 0.0 if is_drawn and source[0] != CLIENT else tuning.LOG_LATE_S
     ends_s = time.monotonic() + late_s
     if not steps:
         return
@@ -470,4 +470,4 @@ class _Pauses:
             raise error
         _log.info("the log waits: %s", error)
         await asyncio.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, limits.LINK_RETRY_MAX_S)
+        self._pause_s = min(2 * self._pause_s, tuning.LINK_RETRY_MAX_S)

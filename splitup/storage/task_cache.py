@@ -14,7 +14,7 @@ from typing import Final
 
 import aiohttp
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, StorageUnavailable
 from splitup.core.throughput import Rate
 from splitup.graph.manifest import (
@@ -62,7 +62,7 @@ class Cache:
                 data = await self._gateway.fetch_manifest(model_id)
                 await asyncio.to_thread(write_file, path, data)
             known = load_manifest(data)
-            while len(self._manifests) >= limits.MAX_CACHED_MANIFESTS:
+            while len(self._manifests) >= tuning.MAX_CACHED_MANIFESTS:
                 self._manifests.pop(next(iter(self._manifests)))
             self._manifests[model_id] = known
         return known
@@ -122,9 +122,9 @@ class Cache:
                     path,
                     length_bytes=size,
                     digest=digest,
-                    deadline_s=limits.DOWNLOAD_TIMEOUT_S,
+                    deadline_s=tuning.DOWNLOAD_TIMEOUT_S,
                 )
-                if size >= limits.MEASURED_BYTES:
+                if size >= tuning.MEASURED_BYTES:
                     self._downloads.add(size, time.monotonic_ns() - started_ns)
 
 

@@ -10,7 +10,7 @@ import pytest
 from splitup.backend.devices import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.backend.schedule import compile_graph
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 from splitup.cpu.matmul_match import is_supported
 from splitup.graph.ir import Graph, encode_float
@@ -142,7 +142,7 @@ def test_a_batch_that_does_not_fit_or_has_a_bad_step_changes_no_state() -> None:
         with pytest.raises(InvalidInput, match=problem):
             program.run_together(steps)
         assert [program.compute_state_digest(state) for state in states] == before
-    assert not program.fits([{"T": 1}] * (limits.BATCH_RUNS + 1))
+    assert not program.fits([{"T": 1}] * (tuning.BATCH_RUNS + 1))
 
 
 def test_a_task_whose_ports_have_no_rows_runs_alone() -> None:

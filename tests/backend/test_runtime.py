@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from splitup.backend.runtime import State, TaskProgram
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput, InvalidModel
 from tests.graph.graphs import Builder, make_counter, make_running_sum
 
@@ -150,7 +150,7 @@ def test_an_output_may_be_the_new_state_or_an_input() -> None:
 def test_what_is_prepared_for_a_step_is_right_for_the_next(
     kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PREPARED_STEPS", kept)
+    monkeypatch.setattr(tuning, "PREPARED_STEPS", kept)
     graph, rng = make_running_sum(), np.random.default_rng(5)
     program, other = (TaskProgram.from_graph(graph, lambda name: memoryview(b"")) for _ in "ab")
     states = [program.new_state() for _ in range(2)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitup.chain.clock import ChainClock
-from splitup.core import limits
+from splitup.core import tuning
 
 START = 1_700_000_000
 
@@ -50,10 +50,10 @@ def test_f24_clock_that_is_five_minutes_off_is_corrected_and_named(skew_s: int) 
     machine = Machine(skew_s)
     machine.mine()
     machine.mine()
-    assert abs(machine.error_s) <= limits.BLOCK_DELAY_S + 1
+    assert abs(machine.error_s) <= tuning.BLOCK_DELAY_S + 1
     side = "ahead of" if skew_s > 0 else "behind"
     assert f"s {side} the chain's" in machine.clock.describe_skew()
-    assert abs(abs(machine.clock.skew_s) - 300) <= limits.BLOCK_DELAY_S + 1
+    assert abs(abs(machine.clock.skew_s) - 300) <= tuning.BLOCK_DELAY_S + 1
 
 
 @pytest.mark.parametrize("step_s", [-300, 300])
@@ -81,7 +81,7 @@ def test_chain_that_is_set_to_another_time_is_followed() -> None:
         machine.mine()
         machine.chain_ahead_s = ahead_s
         machine.mine()
-        assert abs(machine.error_s) <= limits.BLOCK_DELAY_S + 1
+        assert abs(machine.error_s) <= tuning.BLOCK_DELAY_S + 1
 
 
 @given(st.floats(-(10**6), 10**6), st.lists(st.floats(0.1, 60), min_size=2, max_size=30))
@@ -91,4 +91,4 @@ def test_f24_error_is_never_more_than_the_looks_are_apart(
     machine = Machine(skew_s)
     for wait_s in waits:
         machine.mine(wait_s)
-    assert abs(machine.error_s) <= max(waits) + limits.BLOCK_DELAY_S + 1
+    assert abs(machine.error_s) <= max(waits) + tuning.BLOCK_DELAY_S + 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from splitup.chain.client import Chain
 from splitup.chain.event_stream import BlockId, ChainEvent, Trail
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable
 from tests.builders import HANG_S, find_free_port
 from tests.chain.conftest import MODEL, PRICE_MICRO_USDC, Network
@@ -53,9 +53,9 @@ def test_trail_is_bounded_and_always_reaches_back_far_enough(has_event: list[boo
         block = BlockId(number, f"a{number}")
         trail.advance(block, (make_event(block),) if present else ())
     checkpoints = trail.checkpoints
-    assert len(checkpoints) <= limits.REORG_BLOCKS + 2
+    assert len(checkpoints) <= tuning.REORG_BLOCKS + 2
     assert checkpoints[0].number == len(has_event)
-    assert checkpoints[-1].number <= max(0, len(has_event) - limits.REORG_BLOCKS)
+    assert checkpoints[-1].number <= max(0, len(has_event) - tuning.REORG_BLOCKS)
 
 
 # ---- on a chain --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import fetch_committee
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable
 from tests.builders import HANG_S
 from tests.chain.conftest import MODEL, Network
@@ -20,7 +20,7 @@ from tests.chain.lagging import LaggingRpc
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "RPC_BACKOFF_S", 0.001)
+    monkeypatch.setattr(tuning, "RPC_BACKOFF_S", 0.001)
 
 
 @pytest_asyncio.fixture

@@ -28,7 +28,7 @@ from splitup_node.settlement.reports import Reporter
 from splitup_node.settlement.verifier import RESULT_TYP, Verifier
 from splitup_node.worker.supervisor import WORKER_ARGV
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import Refused, SplitUpError
 from splitup.messages.verification import (
     VerificationCommitment,
@@ -98,7 +98,7 @@ async def overhear(self: Verifier, result: VerificationResult, until_s: float) -
             for held in signed.attestation.held:
                 if held.validator != result.validator:
                     return held.root
-        await asyncio.sleep(limits.REPORT_RETRY_S)
+        await asyncio.sleep(tuning.REPORT_RETRY_S)
     return None
 
 

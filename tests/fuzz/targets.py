@@ -27,7 +27,7 @@ from splitup_deploy.frontends.onnx.model_file import load_onnx
 from splitup_deploy.frontends.pytorch.state_files import read_state_file
 from splitup_deploy.frontends.source_model import Sizes
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import parse_safetensors
@@ -126,7 +126,7 @@ def _read_state(path: Path) -> None:
 
 
 def _read_config(path: Path) -> None:
-    parse_config(read_json(path, limits.MAX_CONFIG_BYTES), None)
+    parse_config(read_json(path, tuning.MAX_CONFIG_BYTES), None)
 
 
 _GGUF_PARTS: Final = (

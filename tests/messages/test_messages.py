@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.messages.frames import (
     FRAME_HEADER_BYTES,
@@ -181,7 +181,7 @@ def test_piece_round_trips_and_is_no_frame() -> None:
         replace(PIECE, payload=b""),
         replace(PIECE, payload=bytes(limits.TENSOR_CHUNK_BYTES + 1)),
         replace(PIECE, length=limits.INLINE_TENSOR_BYTES),
-        replace(PIECE, length=limits.DIRECT_BYTES + 1),
+        replace(PIECE, length=tuning.DIRECT_BYTES + 1),
         replace(PIECE, offset=PIECE.length - 99),
         replace(PIECE, offset=2**64 - 1),
     ],

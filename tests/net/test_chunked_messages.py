@@ -8,7 +8,7 @@ import zlib
 import pytest
 from aiohttp import web
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.net.chunked_messages import (
     ChunkedMessage,
@@ -57,7 +57,7 @@ async def test_a_chunked_message_arrives_in_parts(monkeypatch: pytest.MonkeyPatc
 
 def test_only_the_latest_are_kept() -> None:
     chunked_messages = ChunkedMessages()
-    first, *_ = [chunked_messages.offer(bytes([n])) for n in range(limits.MAX_CHUNKED_MESSAGES + 1)]
+    first, *_ = [chunked_messages.offer(bytes([n])) for n in range(tuning.MAX_CHUNKED_MESSAGES + 1)]
     assert chunked_messages.find_part(first.packed_digest, 0) is None
     with pytest.raises(PeerFault):
         chunked_messages.offer(bytes(limits.MAX_CHUNKED_MESSAGE_BYTES + 1))

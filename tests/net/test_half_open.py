@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from splitup.chain.rpc import Rpc
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.crypto.keys import generate_identity
 from splitup.messages.storage import Grant
 from splitup.net.http import make_app, serve_app
@@ -56,9 +56,9 @@ async def node() -> AsyncIterator[tuple[Node, Proxy]]:
 async def test_f11_both_ends_of_a_half_open_link_find_out_and_the_slot_is_freed(
     node: tuple[Node, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "LINK_PING_S", 0.4)
-    monkeypatch.setattr(limits, "MAX_LINKS_PER_PEER", 1)  # the slot that was taken is needed
-    monkeypatch.setattr(limits, "LINK_RETRY_MAX_S", 0.2)
+    monkeypatch.setattr(tuning, "LINK_PING_S", 0.4)
+    monkeypatch.setattr(tuning, "MAX_LINKS_PER_PEER", 1)  # the slot that was taken is needed
+    monkeypatch.setattr(tuning, "LINK_RETRY_MAX_S", 0.2)
     peer, proxy = node
     downs: asyncio.Queue[Link] = asyncio.Queue()
     pool = LinkPool(
@@ -90,7 +90,7 @@ async def test_f11_both_ends_of_a_half_open_link_find_out_and_the_slot_is_freed(
 async def test_f11_download_that_stalls_goes_on_over_another_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "TRANSFER_STALL_S", 0.3)
+    monkeypatch.setattr(tuning, "TRANSFER_STALL_S", 0.3)
     data = bytes(range(256)) * 256
     half = len(data) // 2
     starts: list[int] = []
@@ -143,7 +143,7 @@ async def test_f11_download_that_stalls_goes_on_over_another_connection(
 async def test_f11_call_to_the_chain_that_hangs_is_made_over_another_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "RPC_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(tuning, "RPC_TIMEOUT_S", 0.3)
 
     async def handle(request: web.Request) -> web.Response:
         call = await request.json()

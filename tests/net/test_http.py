@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import (
     BadSignature,
     ConfigurationError,
@@ -171,7 +171,7 @@ LARGE = "POST /parse HTTP/1.1\nHost: x\nContent-Length: 100000\n\n{"
 async def test_a25_a_body_that_dribbles_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
-    monkeypatch.setattr(limits, "HTTP_READ_S", 0.05)
+    monkeypatch.setattr(tuning, "HTTP_READ_S", 0.05)
     reader, writer = await send_head(server, LARGE)
     async with asyncio.timeout(HANG_S):
         assert b" 408 " in await reader.readline()
@@ -179,7 +179,7 @@ async def test_a25_a_body_that_dribbles_is_cut_off(
 
 
 async def test_a25_a_head_that_dribbles_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HTTP_IDLE_S", 0.05)
+    monkeypatch.setattr(tuning, "HTTP_IDLE_S", 0.05)
     running = await serve_app(make_app(), "127.0.0.1", 0)
     reader, writer = await send_head(running, "POST /parse HTTP/1.1\nHost:")
     async with asyncio.timeout(HANG_S):
@@ -191,7 +191,7 @@ async def test_a25_a_head_that_dribbles_is_cut_off(monkeypatch: pytest.MonkeyPat
 async def test_a25_a_flood_of_large_bodies_waits_and_small_ones_pass(
     monkeypatch: pytest.MonkeyPatch, client: SignedClient
 ) -> None:
-    monkeypatch.setattr(limits, "HTTP_LARGE_BODIES", 1)
+    monkeypatch.setattr(tuning, "HTTP_LARGE_BODIES", 1)
     app = make_app()
     app.add_routes([web.post("/parse", parse)])
     running = await serve_app(app, "127.0.0.1", 0)

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
@@ -140,7 +140,7 @@ async def test_f09_bulk_goes_behind_frames_and_is_not_sent_again(
 
 async def test_slow_reader_is_given_up_at_the_bound(peer: Peer, pool: LinkPool) -> None:
     link = pool.open("0x" + "11" * 20, "http://127.0.0.1:1")  # nobody ever reads
-    chunk = bytes(limits.LINK_QUEUE_BYTES // 4)
+    chunk = bytes(tuning.LINK_QUEUE_BYTES // 4)
     for _ in range(4):
         link.send(chunk)
     with pytest.raises(Unavailable, match="reads too slowly"):

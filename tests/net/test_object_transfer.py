@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput, PeerFault, SplitUpError, StorageUnavailable
 from splitup.messages.storage import Grant
 from splitup.net.object_transfer import compute_sha256, count_bytes, get_object, put_object
@@ -151,7 +151,7 @@ async def test_f21_a_wrong_object_is_a_peers_fault_after_three_fetches(
     script.answers = [b"wrong"]
     with pytest.raises(PeerFault, match="another digest"):
         await get(script, session)
-    assert len(script.requests) == limits.OBJECT_FETCHES
+    assert len(script.requests) == tuning.OBJECT_FETCHES
 
 
 @pytest.mark.parametrize("answer", [b"x" * 101, endless])

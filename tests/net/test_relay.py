@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Refused, Throttled, Unavailable
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
@@ -346,7 +346,7 @@ async def test_f11_a_node_that_fell_silent_loses_its_place(
     relay: RelayServer, http: SignedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half open: the connection stands, and nobody answers pings on it."""
-    monkeypatch.setattr(limits, "LINK_PING_S", 0.05)
+    monkeypatch.setattr(tuning, "LINK_PING_S", 0.05)
     identity = generate_identity()
     relay.keys[identity.address] = identity.signing_key_hex
     async with (
@@ -377,9 +377,9 @@ def prove(identity: Identity, relay_url: str, nonce: str) -> str:
 async def test_a25_requests_streams_and_nodes_are_bounded(
     relay: RelayServer, node: HiddenNode, http: SignedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "RELAY_REQUESTS_PER_S", 1e-6)
-    monkeypatch.setattr(limits, "RELAY_REQUESTS", 3)
-    monkeypatch.setattr(limits, "MAX_RELAYED", 1)
+    monkeypatch.setattr(tuning, "RELAY_REQUESTS_PER_S", 1e-6)
+    monkeypatch.setattr(tuning, "RELAY_REQUESTS", 3)
+    monkeypatch.setattr(tuning, "MAX_RELAYED", 1)
     endpoint = await node.join(relay)
     for _ in range(3):
         await http.get_json(f"{endpoint}/v1/ping")
@@ -393,7 +393,7 @@ async def test_a25_requests_streams_and_nodes_are_bounded(
 async def test_a25_streams_to_one_node_are_bounded(
     relay: RelayServer, node: HiddenNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "RELAY_NODE_STREAMS", 2)
+    monkeypatch.setattr(tuning, "RELAY_NODE_STREAMS", 2)
     endpoint = await node.join(relay)
     async with aiohttp.ClientSession() as session, contextlib.AsyncExitStack() as stack:
         for _ in range(2):
@@ -419,7 +419,7 @@ def open_data(
 async def test_a25_bodies_that_wait_for_a_node_are_bounded(
     relay: RelayServer, node: HiddenNode, http: SignedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "RELAY_HELD_BYTES", 1_000)
+    monkeypatch.setattr(tuning, "RELAY_HELD_BYTES", 1_000)
     endpoint = await node.join(relay)
     with pytest.raises(Unavailable, match="too many requests wait"):
         await http.post_json(f"{endpoint}/v1/plan", {"plan": "x" * 1_000})
@@ -432,7 +432,7 @@ async def test_a25_who_sends_faster_than_the_node_reads_waits(
     """Neither relay nor node takes more than buffers' worth of a flood."""
     identity = generate_identity()
     relay.keys[identity.address] = identity.signing_key_hex
-    monkeypatch.setattr(limits, "RELAY_BYTES_PER_S", 10**9)
+    monkeypatch.setattr(tuning, "RELAY_BYTES_PER_S", 10**9)
     async with aiohttp.ClientSession() as session, contextlib.AsyncExitStack() as stack:
         control = await stack.enter_async_context(session.ws_connect(relay.url + RELAY_PATH))
         await control.send_str(prove(identity, relay.url, await control.receive_str()))
@@ -470,7 +470,7 @@ async def test_a25_who_sends_faster_than_the_node_reads_waits(
 async def test_silent_streams_end(
     relay: RelayServer, node: HiddenNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "RELAY_IDLE_S", 0.05)
+    monkeypatch.setattr(tuning, "RELAY_IDLE_S", 0.05)
     async with (
         aiohttp.ClientSession() as session,
         open_data(session, node, await node.join(relay)) as socket,

@@ -19,7 +19,7 @@ from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
 from splitup_node.status_file import read_status
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import ConfigurationError, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import compute_commitment
@@ -76,7 +76,7 @@ async def nodes(market: NodeMarket) -> AsyncIterator[list[RunningNode]]:
 @pytest.fixture(autouse=True)
 def commit_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The committee of these tests only listens: nodes need not wait for its transaction."""
-    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 0)
+    monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 0)
 
 
 async def execute(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import bls, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
@@ -570,7 +570,7 @@ class Simulation:
             if arrived and self.random.random() >= network.loss:
                 answered.append(entry.node)
         unreached = tuple(n.node for n in command.nodes if n.node not in answered)
-        after_s = limits.RTT_TIMEOUT_S if unreached else 2 * network.delay_ms[1] / 1000
+        after_s = tuning.RTT_TIMEOUT_S if unreached else 2 * network.delay_ms[1] / 1000
         self.after(after_s, partial(self.feed, account, ev.PlanPushed(execution_id, unreached)))
 
     def _run_plan(self, node: Node, certificate: PlanCertificate) -> None:
@@ -644,7 +644,7 @@ class Simulation:
 
         if not node.withholds_commitment:
             self._commitment(node, completion, takeovers)
-        self.after(limits.COMMIT_PATIENCE_BLOCKS, commit_alone)  # one block a second
+        self.after(tuning.COMMIT_PATIENCE_BLOCKS, commit_alone)  # one block a second
         if not node.withholds_completion:
             reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
             self.after(0.05, partial(self._when_due, node, execution_id, None, reveal))

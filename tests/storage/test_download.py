@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import PeerFault, StorageUnavailable, Unavailable
 from splitup.messages.storage import Grant
 from splitup.net.object_transfer import NotStored
@@ -136,7 +136,7 @@ async def test_f22_urls_that_are_always_refused_end_it(store: Store, tmp_path: P
     store.script = ["403"] * 10
     with pytest.raises(StorageUnavailable, match="expired or altered"):
         await fetch(store, tmp_path / "blob")
-    assert len(store.ranges) == limits.OBJECT_FETCHES + 1
+    assert len(store.ranges) == tuning.OBJECT_FETCHES + 1
 
 
 async def test_what_an_earlier_process_fetched_is_not_fetched_again(
@@ -163,7 +163,7 @@ async def test_f21_corrupted_object_is_fetched_anew_at_most_three_times(
     store.script, store.ranges = ["corrupt"] * 3, []
     with pytest.raises(PeerFault, match="another digest"):
         await fetch(store, tmp_path / "blob")
-    assert len(store.ranges) == limits.OBJECT_FETCHES and not (tmp_path / "blob").exists()
+    assert len(store.ranges) == tuning.OBJECT_FETCHES and not (tmp_path / "blob").exists()
 
 
 @pytest.mark.parametrize("length", [len(DATA) - 1, len(DATA) + 1])
@@ -183,7 +183,7 @@ async def test_missing_object_is_said_at_once(store: Store, tmp_path: Path) -> N
 async def test_f20_store_that_never_answers_is_given_up(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "DOWNLOAD_PATIENCE_S", 0.2)
+    monkeypatch.setattr(tuning, "DOWNLOAD_PATIENCE_S", 0.2)
     store.script = ["503"] * 1000
     with pytest.raises(StorageUnavailable, match="in time"):
         await fetch(store, tmp_path / "blob")
@@ -193,7 +193,7 @@ async def test_f23_disk_without_room_is_named_before_anything_is_fetched(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    room = limits.DISK_RESERVE_BYTES + len(DATA)
+    room = tuning.DISK_RESERVE_BYTES + len(DATA)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(room, 0, room - 1))
     with pytest.raises(Unavailable, match="free some space"):
         await fetch(store, tmp_path / "blob")

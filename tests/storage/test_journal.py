@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
 from splitup.storage.journal import Journal
 from tests.builders import HANG_S
@@ -109,7 +109,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
             with pytest.raises(InvalidInput):
                 journal.put("k", "1", value)
         with pytest.raises(InvalidInput, match="limit"):
-            journal.put("k", "1", {"x": "y" * limits.MAX_JOURNAL_VALUE_BYTES})
+            journal.put("k", "1", {"x": "y" * tuning.MAX_JOURNAL_VALUE_BYTES})
         assert journal.items("k") == []
     with pytest.raises(InvalidInput, match="closed"):
         journal.get("k", "1")

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Refused, StorageUnavailable
 from splitup.messages.storage import Grant, Grants
 from splitup.net.object_transfer import NotStored
@@ -164,7 +164,7 @@ async def test_f20_store_that_refuses_ends_the_log_with_its_reason(
 async def test_slow_store_costs_bounded_memory(
     store: FlakyStore, logs: GrantedLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "LOG_MEMORY_BYTES", 10)
+    monkeypatch.setattr(tuning, "LOG_MEMORY_BYTES", 10)
     writer = LogWriter(EXECUTION, NODE, logs)
     for entry in make_entries(5):
         writer.append(2, 0, entry)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import PeerFault, Refused, SplitUpError, Unavailable
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.messages.verification import (
@@ -53,7 +53,7 @@ class CommitteeClient:
         typ: str,
         message: Said,
         done: set[str],
-        grace_s: float = limits.REPORT_RETRY_S,
+        grace_s: float = tuning.REPORT_RETRY_S,
     ) -> bool:
         """Sign and send to the members that are not in ``done`` yet and add those that took it.
 
@@ -65,7 +65,7 @@ class CommitteeClient:
         missing = [m for m in committee.members if m.account not in done]
         answers = await _hear(
             (
-                self._http.post_token(f"{m.endpoint}{path}", token, timeout_s=limits.MEMBER_REPLY_S)
+                self._http.post_token(f"{m.endpoint}{path}", token, timeout_s=tuning.MEMBER_REPLY_S)
                 for m in missing
             ),
             committee.quorum - len(done),
@@ -93,14 +93,14 @@ class CommitteeClient:
         """Tell until a quorum has it, and for a while the others; return whether a quorum has."""
         done: set[str] = set()
         late_tries = 0
-        pause_s = limits.REPORT_RETRY_S
+        pause_s = tuning.REPORT_RETRY_S
         while self._now_s() < give_up_s:
             if await self.tell(path, typ, message, done, pause_s):
                 late_tries += 1
-            if late_tries > limits.RPC_TRIES or await self.has_all(message.execution_id, done):
+            if late_tries > tuning.RPC_TRIES or await self.has_all(message.execution_id, done):
                 return True
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
+            pause_s = min(2 * pause_s, tuning.RPC_BACKOFF_MAX_S)
         return late_tries > 0
 
     async def wait_until_due(
@@ -116,7 +116,7 @@ class CommitteeClient:
         """
         attestations = Attestations((await self._fetch_committee(execution_id)).quorum)
         told: set[str] = set()
-        pause_s = limits.REPORT_RETRY_S
+        pause_s = tuning.REPORT_RETRY_S
         while self._now_s() < give_up_s:
             if said is not None and not await self.has_all(execution_id, told):
                 await self.say(said, told)
@@ -128,7 +128,7 @@ class CommitteeClient:
             if attestations.is_due() and fixed:
                 return True
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, limits.ATTESTATION_POLL_MAX_S)
+            pause_s = min(2 * pause_s, tuning.ATTESTATION_POLL_MAX_S)
         return False
 
     async def _ask(
@@ -155,7 +155,7 @@ class CommitteeClient:
         self, execution_id: str, member: CommitteeMember, committee: CommitteeView
     ) -> SignedAttestation:
         value = await self._http.get_json(
-            f"{member.endpoint}/v1/attestation/{execution_id}", timeout_s=limits.MEMBER_REPLY_S
+            f"{member.endpoint}/v1/attestation/{execution_id}", timeout_s=tuning.MEMBER_REPLY_S
         )
         signed = SignedAttestation.from_value(value)
         if signed.attestation.execution_id != execution_id:

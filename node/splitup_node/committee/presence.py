@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.messages.base import ZERO_BYTES32
@@ -59,7 +59,7 @@ class Presence:
         self._unloadable: dict[str, float] = {}  # task_id -> when to try again
         self._trader = Trader(identity.address)
         self._withdrawn = ""  # the task that is about to be unloaded
-        self.trades: deque[dict[str, str | int]] = deque(maxlen=limits.SHOWN_TRADES)
+        self.trades: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_TRADES)
 
     async def beat(self) -> None:
         """Send a heartbeat per period, and one at once when a task was loaded."""
@@ -128,7 +128,7 @@ class Presence:
                 choice = await self._trade(excluded)
             if choice is not None and await self._load(choice):
                 self._news.set()
-                await asyncio.sleep(limits.DEMAND_AGE_S)
+                await asyncio.sleep(tuning.DEMAND_AGE_S)
                 self._news.set()
 
     async def _load(self, choice: DemandEntry) -> bool:
@@ -143,7 +143,7 @@ class Presence:
         # a worker's death may be the task's doing
         if isinstance(error, InvalidModel | TaskFailed | WorkerLost):
             _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
-            self._unloadable[choice.task_id] = time.monotonic() + limits.LOAD_RETRY_S
+            self._unloadable[choice.task_id] = time.monotonic() + tuning.LOAD_RETRY_S
         else:  # the store, the gateway, the memory: soon again
             _log.warning("task %s waits: %s", choice.task_id[:12], error)
 
@@ -176,7 +176,7 @@ class Presence:
         self._withdrawn = given.task_id
         self._news.set()
         try:
-            await asyncio.sleep(limits.TRADE_NOTICE_S)
+            await asyncio.sleep(tuning.TRADE_NOTICE_S)
             self._demand_changed.clear()
             await self._demand_changed.wait()  # by a list that knows of it
             if not self._trader.confirms(trade, self._demand):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from splitup.chain.client import Chain
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import PeerFault, SplitUpError, Unavailable
 from splitup.messages.snapshots import ReachRequest
 from splitup.net.http import SignedClient
@@ -66,16 +66,16 @@ class Reach:
 
     async def run(self) -> None:
         """Keep the node reached, for ever."""
-        pause_s = limits.LINK_RETRY_MIN_S
+        pause_s = tuning.LINK_RETRY_MIN_S
         while True:
             if not self.problem:
-                await asyncio.sleep(limits.REACH_PERIOD_S)
+                await asyncio.sleep(tuning.REACH_PERIOD_S)
             else:
                 for relay in self._list_relays():
                     if await self._keep(relay):
-                        pause_s = limits.LINK_RETRY_MIN_S
+                        pause_s = tuning.LINK_RETRY_MIN_S
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                pause_s = min(2 * pause_s, limits.RPC_BACKOFF_MAX_S)
+                pause_s = min(2 * pause_s, tuning.RPC_BACKOFF_MAX_S)
             await self.settle()
 
     async def list_endpoint(self) -> None:
@@ -96,7 +96,7 @@ class Reach:
             except SplitUpError as error:
                 _log.warning("the endpoint cannot be listed: %s", error)
                 self._changed.set()
-                await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
+                await asyncio.sleep(tuning.RPC_BACKOFF_MAX_S)
 
     async def close(self) -> None:
         """Leave the relay."""
@@ -122,7 +122,7 @@ class Reach:
         answers = await asyncio.gather(
             *(
                 self._http.post_token(
-                    f"{member.endpoint}/v1/reach", token, timeout_s=limits.REACH_TIMEOUT_S
+                    f"{member.endpoint}/v1/reach", token, timeout_s=tuning.REACH_TIMEOUT_S
                 )
                 for member in committee.members
             ),
@@ -135,7 +135,7 @@ class Reach:
             elif isinstance(answer, BaseException):
                 raise answer
             elif isinstance(problem := answer.get("problem"), str):
-                problems.append(problem[: limits.MAX_ERROR_CHARS])
+                problems.append(problem[: tuning.MAX_ERROR_CHARS])
         reached = problems.count("")
         if not problems or reached >= min(
             len(committee.members) - committee.quorum + 1, len(problems)
@@ -162,7 +162,7 @@ class Reach:
     async def _keep(self, relay: str) -> bool:
         """Stay at a relay for as long as it serves; return whether it ever did.
 
-        One that was lost gets ``limits.RELAY_PATIENCE_S`` to come back: moving costs a
+        One that was lost gets ``tuning.RELAY_PATIENCE_S`` to come back: moving costs a
         transaction, and plans that name the old endpoint.
         """
         served = False
@@ -177,10 +177,10 @@ class Reach:
             try:
                 await self._tunnel.serve(relay, on_up)
                 _log.warning("relay %s ended the connection", relay)
-                give_up_s = time.monotonic() + limits.RELAY_PATIENCE_S
+                give_up_s = time.monotonic() + tuning.RELAY_PATIENCE_S
             except (Unavailable, PeerFault) as error:
                 _log.warning("%s", error)
             self.relay = ""
             if time.monotonic() >= give_up_s:
                 return served
-            await asyncio.sleep(limits.LINK_RETRY_MIN_S * random.uniform(1.0, 2.0))
+            await asyncio.sleep(tuning.LINK_RETRY_MIN_S * random.uniform(1.0, 2.0))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import SplitUpError
 from splitup.protocol.execution.log_segments import LogEntry, LogReader
 from splitup.protocol.execution.routes import get_sources
@@ -101,7 +101,7 @@ class Replay:
         ran = self._ran[execution.id, part.task]
         while (
             self._is_current(execution, part)
-            and entries[0].step > self._get_step(execution, part) + limits.REPLAY_AHEAD_STEPS
+            and entries[0].step > self._get_step(execution, part) + tuning.REPLAY_AHEAD_STEPS
         ):
             ran.clear()
             await ran.wait()

@@ -6,7 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.crypto.keys import Identity
 from splitup.messages.frames import Frame, FrameKind
@@ -47,7 +47,7 @@ class ClientLinks:
         frame = make_message_frame(FrameKind.ERROR, execution_id, mine[0], 0, failure)
         sealed = seal_frame(self._identity, frame)
         self._refused[execution_id] = (plan.request.client_key, sealed)
-        while len(self._refused) > limits.MAX_FINISHED:
+        while len(self._refused) > tuning.MAX_FINISHED:
             self._refused.popitem(last=False)
         for link in self._links.get(plan.request.client_key, ()):
             if link.execution_id in ("", execution_id):

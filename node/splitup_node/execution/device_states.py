@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup_node.execution.executions import Execution
 
 
@@ -23,7 +23,7 @@ def choose_idle(
 ) -> Execution | None:
     """Return the execution to drop for ``needed_bytes`` of ``newcomer``; None when nothing has to.
 
-    Or when nothing may: what ran within ``limits.SESSION_SPARE_S`` stays.
+    Or when nothing may: what ran within ``tuning.SESSION_SPARE_S`` stays.
     """
     holding = [e for e in executions if compute_state_bytes(e)]
     if sum(map(compute_state_bytes, holding)) + needed_bytes <= limit_bytes:
@@ -31,7 +31,7 @@ def choose_idle(
     others = [
         e
         for e in holding
-        if e is not newcomer and e.used_at_s + limits.SESSION_SPARE_S < newcomer.used_at_s
+        if e is not newcomer and e.used_at_s + tuning.SESSION_SPARE_S < newcomer.used_at_s
     ]
     return min(others, key=lambda e: e.used_at_s, default=None)
 
@@ -44,5 +44,5 @@ def find_stale(executions: Iterable[Execution], now_s: float) -> list[Execution]
         if execution.parts
         and not execution.is_over
         and not execution.ended_at_s
-        and now_s > execution.used_at_s + limits.SESSION_IDLE_S
+        and now_s > execution.used_at_s + tuning.SESSION_IDLE_S
     ]

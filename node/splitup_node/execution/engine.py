@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.core.tensors import holds_zeros
 from splitup.crypto.keys import Identity
@@ -96,7 +96,7 @@ class Engine:
         allow_loopback: bool,
         get_state_limit: Callable[[], int],  # bytes that states may take on the device
         now_s: Callable[[], float] = time.time,  # the chain's time, which deadlines are in
-        direct_bytes: int = limits.DIRECT_BYTES,  # of large tensors sent ahead of the store
+        direct_bytes: int = tuning.DIRECT_BYTES,  # of large tensors sent ahead of the store
     ) -> None:
         self._identity = identity
         self._supervisor = supervisor
@@ -223,14 +223,14 @@ class Engine:
             if execution.is_over and now_s > execution.ended_at_s + limits.EXECUTION_GRACE_S:
                 self._forget(execution)
         for execution in find_stale(self._executions.values(), now_s):
-            reason = f"its session was idle for {limits.SESSION_IDLE_S:g} s and its state dropped"
+            reason = f"its session was idle for {tuning.SESSION_IDLE_S:g} s and its state dropped"
             self._fail_slowest(execution, reason)
 
     def flush(self) -> None:
         """Begin to store log entries that are old enough."""
         for execution in self._executions.values():
             if execution.parts and not execution.is_over:
-                execution.writer.flush(age_s=limits.SEGMENT_AGE_S)
+                execution.writer.flush(age_s=tuning.SEGMENT_AGE_S)
 
     def on_worker_lost(self, reason: str) -> None:
         """Fail the executions whose state was in the worker that is gone."""
@@ -257,20 +257,20 @@ class Engine:
     async def leave(self) -> None:
         """Take no new work, let what runs end, and send away whose client takes longer."""
         self._leaving = True
-        ends_s = time.monotonic() + limits.LEAVE_S
+        ends_s = time.monotonic() + tuning.LEAVE_S
         while running := [e for e in self._executions.values() if e.parts and not e.is_over]:
             if time.monotonic() > ends_s:
                 for execution in running:
                     self._fail_slowest(execution, "the node is leaving")
                 await asyncio.sleep(0)  # what was said goes out before the connections close
                 return
-            await asyncio.sleep(limits.LEAVE_POLL_S)
+            await asyncio.sleep(tuning.LEAVE_POLL_S)
 
     async def close(self) -> None:
         """Stop taking runs, let what is running or being stored end, and close every connection."""
         self.runs.pause()
         try:
-            async with asyncio.timeout(limits.WORKER_STOP_S):
+            async with asyncio.timeout(tuning.WORKER_STOP_S):
                 await self.runs.wait_idle()
                 await asyncio.sleep(0)  # what the last run led to
                 await asyncio.gather(*self._finishing)
@@ -580,14 +580,14 @@ class Engine:
     def _forget_standby(self) -> None:
         """Make room for another plan that names this node as a fallback only."""
         standby = [e for e in self._executions.values() if not e.parts and not e.is_over]
-        if len(standby) >= limits.MAX_STANDBY:
+        if len(standby) >= tuning.MAX_STANDBY:
             self._forget(standby[0])
 
     def _forget(self, execution: Execution) -> None:
         del self._executions[execution.id]
         self._pieces.drop(execution.id)
         self._over[execution.id] = None
-        while len(self._over) > limits.MAX_FINISHED:
+        while len(self._over) > tuning.MAX_FINISHED:
             self._over.popitem(last=False)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import Manifest
@@ -183,7 +183,7 @@ class Execution:
         """Remember a frame for a client that is not connected, or connects again."""
         self.outbox.append(sealed)
         self.outbox_bytes += len(sealed)
-        while self.outbox_bytes > limits.OUTBOX_BYTES and len(self.outbox) > 1:
+        while self.outbox_bytes > tuning.OUTBOX_BYTES and len(self.outbox) > 1:
             self.outbox_bytes -= len(self.outbox.popleft())
 
     def forget_outputs(self) -> None:

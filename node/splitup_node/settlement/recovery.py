@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import SplitUpError
 from splitup.messages.completions import SignedEnd, SignedTakeover
 from splitup.messages.plans import PlanCertificate
@@ -91,10 +91,10 @@ class Recovery:
             try:
                 return await self._try(lost)
             except SplitUpError as error:
-                if self.now_s() + limits.LOAD_RETRY_S / 10 > deadline_s:
+                if self.now_s() + tuning.LOAD_RETRY_S / 10 > deadline_s:
                     raise
                 _log.warning("an execution of the last run waits: %s", error)
-            await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
+            await asyncio.sleep(tuning.RPC_BACKOFF_MAX_S)
 
     async def _try(self, lost: Unreported) -> Execution:
         request = lost.certificate.plan.request

@@ -18,7 +18,7 @@ from typing import Any
 
 from splitup.chain.client import Block, Chain
 from splitup.chain.market import distribute
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import ChainRejected, SplitUpError, Unavailable
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.storage.journal import Journal
@@ -108,7 +108,7 @@ class Reporter:
         try:
             while True:
                 batch = [await self._waiting.get()]
-                await asyncio.sleep(limits.COMMIT_WINDOW_S)
+                await asyncio.sleep(tuning.COMMIT_WINDOW_S)
                 while not self._waiting.empty() and len(batch) < limits.MAX_COMMITS:
                     batch.append(self._waiting.get_nowait())
                 await self._commit(batch)
@@ -121,7 +121,7 @@ class Reporter:
         """Have closed executions credited when they lock too much of the stake."""
         account = self._chain.address
         entry = await self._chain.call("nodes", "nodeOf", account)
-        if entry["locked"] <= limits.DISTRIBUTE_LOCKED_SHARE * entry["stake"]:
+        if entry["locked"] <= tuning.DISTRIBUTE_LOCKED_SHARE * entry["stake"]:
             return
         done = await distribute(self._chain, account, from_block=self._released_to)
         self._released_to = done.next_block
@@ -179,8 +179,8 @@ class Reporter:
         since = self._planned_at.setdefault(report.completion.execution_id, block_number)
         deadline_s = report.give_up_s - limits.GRANT_GRACE_S
         return (
-            block_number - since >= limits.COMMIT_PATIENCE_BLOCKS
-            or self._chain.clock.now_s() > deadline_s - limits.COMMIT_MARGIN_S
+            block_number - since >= tuning.COMMIT_PATIENCE_BLOCKS
+            or self._chain.clock.now_s() > deadline_s - tuning.COMMIT_MARGIN_S
         )
 
     async def _send(self, reports: Sequence[Report]) -> None:
@@ -242,7 +242,7 @@ class Reporter:
                 continue
             _log.debug("commitment of %s waits: %s", report.completion.execution_id, reason)
             loop = asyncio.get_running_loop()
-            loop.call_later(limits.REPORT_RETRY_S, self._waiting.put_nowait, report)
+            loop.call_later(tuning.REPORT_RETRY_S, self._waiting.put_nowait, report)
 
     async def _mark(self, report: Report, kind: str, value: dict[str, Any]) -> None:
         try:

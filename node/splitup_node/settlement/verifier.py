@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from splitup.chain.committee_reader import Committees
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
@@ -60,11 +60,11 @@ class Verifier:
     def __init__(self, tools: Tools, sampling_bps: int) -> None:
         self._tools = tools
         self._sampling_bps = sampling_bps
-        self._orders: asyncio.Queue[VerificationOrder] = asyncio.Queue(limits.MAX_ORDERS)
+        self._orders: asyncio.Queue[VerificationOrder] = asyncio.Queue(tuning.MAX_ORDERS)
         self._known: dict[tuple[str, int], None] = {}
         self._reporting: set[asyncio.Task[None]] = set()
         self.done = 0
-        self.latest: deque[dict[str, str | int]] = deque(maxlen=limits.SHOWN_VERIFICATIONS)
+        self.latest: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_VERIFICATIONS)
 
     async def accept(self, order: VerificationOrder) -> None:
         """Queue an order; one that is known already changes nothing.
@@ -87,7 +87,7 @@ class Verifier:
         except asyncio.QueueFull:
             raise Unavailable("this node has too many verifications waiting; ask another") from None
         self._known[key] = None
-        while len(self._known) > limits.MAX_FINISHED:
+        while len(self._known) > tuning.MAX_FINISHED:
             self._known.pop(next(iter(self._known)))
 
     async def run(self) -> None:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.messages.base import Bytes32Field, Count, DigestField, Message
 
@@ -104,11 +104,11 @@ class Trader:
 
     def is_due(self, now_s: float) -> bool:
         """Say once in a period, at this node's moment in it, that it is time to choose."""
-        epoch, past_s = divmod(now_s, limits.TRADE_PERIOD_S)
+        epoch, past_s = divmod(now_s, tuning.TRADE_PERIOD_S)
         if self._epoch < 0:  # nodes that start together do not look together
             self._epoch = int(epoch)
         share = self._draw(f"moment/{int(epoch)}")
-        if self._epoch == epoch or past_s < share * limits.TRADE_PERIOD_S:
+        if self._epoch == epoch or past_s < share * tuning.TRADE_PERIOD_S:
             return False
         self._epoch = int(epoch)
         return True
@@ -161,7 +161,7 @@ class Trader:
         """Remember a trade that was made, or that the given task turned out to be needed for."""
         self._held = {task: until for task, until in self._held.items() if until > now_s}
         for entry in (trade.given, trade.wanted) if made else (trade.given,):
-            self._held[entry.task_id] = now_s + limits.TRADE_HOLD_S
+            self._held[entry.task_id] = now_s + tuning.TRADE_HOLD_S
 
     def _draw(self, what: str) -> float:
         """Return a number in [0, 1) that looks random and is this node's own."""

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
 from splitup_node.worker.ipc import (
     HEADER,
@@ -182,7 +182,7 @@ class Worker:
                 program.take_back(known[1])
 
     def _reserve(self, program: Any) -> None:
-        if len(self._states) >= limits.MAX_SESSIONS:
+        if len(self._states) >= tuning.MAX_SESSIONS:
             raise Unavailable(f"the node holds {len(self._states)} states already")
         state_bytes, programs = program.state_bytes, self._programs.values()
         fixed = sum(one.vram_bytes - one.state_bytes for one in programs)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup_node.worker.ipc import (
@@ -94,7 +94,7 @@ class Supervisor:
         name: str = "worker",
         cache_directory: Path | None = None,
         worker_argv: Sequence[str] = WORKER_ARGV,
-        run_timeout_s: float = limits.RUN_TIMEOUT_S,
+        run_timeout_s: float = tuning.RUN_TIMEOUT_S,
     ) -> None:
         self._directory = directory
         self.memory_bytes = memory_bytes
@@ -135,7 +135,7 @@ class Supervisor:
             self._lost.set()
             raise WorkerLost(f"no worker can be started ({error.strerror or error})") from None
         report: dict[str, str] = parse_json(
-            bytes(await self._ask(Kind.DESCRIBE, [], limits.LOAD_TIMEOUT_S))
+            bytes(await self._ask(Kind.DESCRIBE, [], tuning.LOAD_TIMEOUT_S))
         )
         self.report = report
         return report
@@ -157,7 +157,7 @@ class Supervisor:
     async def load(self, task: Path, weights: Path | None) -> dict[str, Any]:
         """Load a task; returns program, task_id, vram_bytes, state_bytes and width."""
         body = json.dumps({"task": str(task), "weights": "" if weights is None else str(weights)})
-        answer = await self._ask(Kind.LOAD, [body.encode()], limits.LOAD_TIMEOUT_S)
+        answer = await self._ask(Kind.LOAD, [body.encode()], tuning.LOAD_TIMEOUT_S)
         loaded: dict[str, Any] = parse_json(bytes(answer))
         self._widths[loaded["program"]] = loaded["width"]
         return loaded
@@ -236,7 +236,7 @@ class Supervisor:
     async def _connect(self, ours: socket.socket, theirs: socket.socket) -> None:
         for end in (ours, theirs):
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                end.setsockopt(socket.SOL_SOCKET, option, limits.WORKER_SOCKET_BYTES)
+                end.setsockopt(socket.SOL_SOCKET, option, tuning.WORKER_SOCKET_BYTES)
         ours.setblocking(False)
         self._lost.clear()
         with theirs, (self._directory / f"{self._name}.log").open("ab") as output:
@@ -363,7 +363,7 @@ class Supervisor:
         if process is None:
             return
         try:
-            async with asyncio.timeout(limits.WORKER_STOP_S):
+            async with asyncio.timeout(tuning.WORKER_STOP_S):
                 await process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):

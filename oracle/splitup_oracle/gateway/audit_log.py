@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import Unavailable
 
 
@@ -18,8 +18,8 @@ class AuditLog:
         self,
         path: Path,
         *,
-        max_bytes: int = limits.AUDIT_FILE_BYTES,
-        files: int = limits.AUDIT_FILES,
+        max_bytes: int = tuning.AUDIT_FILE_BYTES,
+        files: int = tuning.AUDIT_FILES,
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError
 from splitup.crypto.jws import Claims, ReplayCache
 from splitup.graph.manifest import Manifest
@@ -88,7 +88,7 @@ class Policy:
     open_models: bool = False
     open_uploads: bool = False
     upload_deposit_micro_usdc: int = 1
-    upload_bytes_per_day: int = limits.UPLOAD_BYTES_PER_DAY
+    upload_bytes_per_day: int = tuning.UPLOAD_BYTES_PER_DAY
 
 
 class Gateway:
@@ -166,7 +166,7 @@ class Gateway:
             try:
                 answer = await grant(claims)
             except SplitUpError as error:
-                self._audit.append(line | {"refused": str(error)[: limits.MAX_ERROR_CHARS]})
+                self._audit.append(line | {"refused": str(error)[: tuning.MAX_ERROR_CHARS]})
                 raise
             self._audit.append(line | {"subject": answer.subject, **answer.count()})
             return web.Response(body=answer.body.canonical_bytes(), content_type="application/json")
@@ -244,7 +244,7 @@ class Gateway:
     async def _grant_log(self, claims: Claims) -> _Answer:
         request = LogRequest.from_value(claims.body)
         plan = request.certificate.plan
-        expiry_s = min(limits.LOG_URL_S, self._compute_expiry_s(plan.request.deadline))
+        expiry_s = min(tuning.LOG_URL_S, self._compute_expiry_s(plan.request.deadline))
         manifest = await self._check_part(request.certificate, claims.issuer)
         executor_map = self._update_executor_map(plan, request.takeovers)
         rights = compute_log_rights(plan, manifest, claims.issuer, request, executor_map)
@@ -278,7 +278,7 @@ class Gateway:
         if any(changed):
             self._rosters[execution_id] = executor_map
             self._rosters.move_to_end(execution_id)
-            while len(self._rosters) > limits.MAX_CACHED_CERTIFICATES:
+            while len(self._rosters) > tuning.MAX_CACHED_CERTIFICATES:
                 self._rosters.popitem(last=False)
         return executor_map
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import Refused
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Plan
@@ -39,7 +39,7 @@ class UploadQuota:
         if use is None or use.day != day:
             use = self._uses[key] = _Use(day)
         self._uses.move_to_end(key)
-        while len(self._uses) > limits.UPLOAD_KEYS:
+        while len(self._uses) > tuning.UPLOAD_KEYS:
             self._uses.popitem(last=False)
         wanted = sum(right.length_bytes or 0 for right in rights)
         if use.granted_bytes + wanted > self._bytes_per_day:
@@ -75,7 +75,7 @@ class LogQuota:
             if sum(used.values()) > limit:
                 used[name] = before
                 raise Refused(f"the log below {prefix} has its {limit} bytes already", status=403)
-        while len(self._used) > limits.LOG_PREFIXES:
+        while len(self._used) > tuning.LOG_PREFIXES:
             self._used.popitem(last=False)
 
 

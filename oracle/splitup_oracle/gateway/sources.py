@@ -15,7 +15,7 @@ from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
 from splitup.client.market.receipts import Status, fetch_status
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, PeerFault, Refused, StorageUnavailable
 from splitup.graph.manifest import Manifest, get_manifest_key, load_manifest
 from splitup.messages.plans import PlanCertificate
@@ -34,7 +34,7 @@ _V = TypeVar("_V")
 
 
 class Lately(Generic[_V]):
-    """What a source said of single things, asked again after ``limits.COMMITTEE_CACHE_S``.
+    """What a source said of single things, asked again after ``tuning.COMMITTEE_CACHE_S``.
 
     While the chain is gone its last word counts, and where there is none ``unknown``: losing the
     chain for a minute stops payments, not computing. Bounded; the longest unused go first.
@@ -48,7 +48,7 @@ class Lately(Generic[_V]):
     async def fetch(self, name: str) -> _V:
         """Return what is known of ``name``."""
         at_s, value = self._known.get(name, (-math.inf, self._unknown))
-        if time.monotonic() - at_s > limits.COMMITTEE_CACHE_S:
+        if time.monotonic() - at_s > tuning.COMMITTEE_CACHE_S:
             asked_s = time.monotonic()
             try:
                 value = await self._look(name)
@@ -56,7 +56,7 @@ class Lately(Generic[_V]):
                 return value
             self._known[name] = (asked_s, value)
         self._known.move_to_end(name)
-        while len(self._known) > limits.MAX_CACHED_STANDINGS:
+        while len(self._known) > tuning.MAX_CACHED_STANDINGS:
             self._known.popitem(last=False)
         return value
 
@@ -88,13 +88,13 @@ class ChainView:
         if committee is None:
             committee = await self._committees.check_certificate(certificate)
             self._verified[digest] = committee
-            while len(self._verified) > limits.MAX_CACHED_CERTIFICATES:
+            while len(self._verified) > tuning.MAX_CACHED_CERTIFICATES:
                 self._verified.popitem(last=False)
         return committee
 
     async def is_node_key(self, key: str) -> bool:
         """Return whether an active node signs with ``key``."""
-        for max_age_s in (limits.COMMITTEE_CACHE_S, limits.COMMITTEE_REFRESH_S):
+        for max_age_s in (tuning.COMMITTEE_CACHE_S, tuning.COMMITTEE_REFRESH_S):
             if key in await self._fetch_node_keys(max_age_s):
                 return True
         return False
@@ -168,7 +168,7 @@ class ObjectView:
         if manifest is None:
             manifest = await self._load_manifest(model_id)
             self._manifests[model_id] = manifest
-            while len(self._manifests) > limits.MAX_CACHED_MANIFESTS:
+            while len(self._manifests) > tuning.MAX_CACHED_MANIFESTS:
                 self._manifests.popitem(last=False)
         else:
             self._manifests.move_to_end(model_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import SplitUpError
 from splitup_oracle.member import sandbox
 
@@ -26,7 +26,7 @@ class RecomputeCapabilities:
         Of more names than a network has classes, the last ones count as unable.
         """
         if determinism not in self._known:
-            if len(self._known) >= limits.MAX_CLASSES:
+            if len(self._known) >= tuning.MAX_CLASSES:
                 return False
             self._known[determinism] = None
             task = asyncio.get_running_loop().create_task(self._try(determinism))

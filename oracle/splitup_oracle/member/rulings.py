@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.core.tensors import StepsDigest, TensorSpec
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
@@ -134,7 +134,7 @@ class Rulings:
     async def _find_class(self, determinism: str) -> str:
         """Return in which class this machine computes when asked for another, or for its own."""
         if determinism not in self._classes:
-            if len(self._classes) >= limits.MAX_CLASSES:
+            if len(self._classes) >= tuning.MAX_CLASSES:
                 self._classes.clear()
             self._classes[determinism] = await sandbox.find_class(determinism)
         return self._classes[determinism]

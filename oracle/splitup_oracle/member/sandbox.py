@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import Unavailable
 from splitup.graph.compare import Tolerance
@@ -74,7 +74,7 @@ async def replay(job: Replay) -> dict[str, Any]:
         "claimed": [str(path) for path in job.claimed],
         "tolerances": [tolerance.model_dump() for tolerance in job.tolerances],
         "logits": job.logits,
-        "memory_bytes": 2 * job.memory_bytes + limits.REPLAY_OVERHEAD_BYTES if on_cpu else 0,
+        "memory_bytes": 2 * job.memory_bytes + tuning.REPLAY_OVERHEAD_BYTES if on_cpu else 0,
         "cpu_s": int(2 * time_s),
     }
     path = job.directory / "job.json"

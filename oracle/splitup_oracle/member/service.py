@@ -13,7 +13,7 @@ from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.chain.event_stream import ChainEvent
 from splitup.chain.market import fetch_economics
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, InvalidInput
 from splitup.crypto.keystore import load_identity
 from splitup.net.http import SignedClient, serve_app
@@ -194,7 +194,7 @@ class Feeder:
         change = (event.block_number, event.log_index, event.args["configuration"])
         if change not in self._changes:
             self._changes.append(change)
-            del self._changes[: -limits.MAX_CHANGES]
+            del self._changes[: -tuning.MAX_CHANGES]
 
     async def _follow_head(self) -> None:
         seen = ""
@@ -203,7 +203,7 @@ class Feeder:
                 head = await self._chain.fetch_head()
             except ChainUnavailable as error:
                 log.warning("%s", error)
-                await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
+                await asyncio.sleep(tuning.RPC_BACKOFF_MAX_S)
                 continue
             if head.hash != seen:  # also of a reorganisation to the same height
                 seen = head.hash
@@ -283,7 +283,7 @@ class Feeder:
                 if self._member.machine.is_unprobed(node) or now >= due.get(node, 0.0)
             ]
             due = {node: due.get(node, 0.0) for node, _ in heard}
-            due.update({node: now + limits.RTT_PERIOD_S for node, _ in targets})
+            due.update({node: now + tuning.RTT_PERIOD_S for node, _ in targets})
             await asyncio.gather(*(probe(node, endpoint) for node, endpoint in targets))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._member.heard.wait(), 1.0)
@@ -298,7 +298,7 @@ class Feeder:
                 await self._read_board()
             except ChainUnavailable as error:
                 log.warning("the members' board waits for the chain: %s", error)
-                await asyncio.sleep(limits.RPC_BACKOFF_MAX_S)
+                await asyncio.sleep(tuning.RPC_BACKOFF_MAX_S)
             await asyncio.sleep(_HEAD_S)
 
     async def _read_board(self) -> None:

@@ -22,7 +22,7 @@ from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import fetch_node_key
 from splitup.chain.market import exposures_to_abi, terms_to_abi
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical, parse_json
 from splitup.core.errors import (
     BadSignature,
@@ -308,9 +308,9 @@ class Member:
         return {**status, "peers_down": down}
 
     def get_demand(self) -> bytes:
-        """Return the reply to a heartbeat, as JSON; at most ``limits.DEMAND_AGE_S`` old."""
+        """Return the reply to a heartbeat, as JSON; at most ``tuning.DEMAND_AGE_S`` old."""
         now = time.monotonic()
-        if now - self._demand[0] > limits.DEMAND_AGE_S:
+        if now - self._demand[0] > tuning.DEMAND_AGE_S:
             reply = {"block": self.machine.get_head(), "tasks": self.machine.compute_demand(now)}
             self._demand = (now, encode_canonical(reply))
         return self._demand[1]
@@ -469,7 +469,7 @@ class Member:
             data = await asyncio.to_thread(encode_canonical, body)
             known = (message, await asyncio.to_thread(self.chunked_messages.offer, data))
             self._packed[id(message)] = known
-            while len(self._packed) > limits.MAX_CHUNKED_MESSAGES:
+            while len(self._packed) > tuning.MAX_CHUNKED_MESSAGES:
                 self._packed.popitem(last=False)
         chunked_message = known[1].model_dump(mode="json")
         body = {
@@ -492,7 +492,7 @@ class Member:
             data = await fetch_chunked_message(self.http, peer.endpoint, chunked_message)
             message, configuration = await asyncio.to_thread(_parse_chunked_message, data)
             self._fetched[peer.account, chunked_message.packed_digest] = None
-            while len(self._fetched) > limits.MAX_COMMITTEE * limits.MAX_CHUNKED_MESSAGES:
+            while len(self._fetched) > limits.MAX_COMMITTEE * tuning.MAX_CHUNKED_MESSAGES:
                 self._fetched.popitem(last=False)
             self.feed_peer(GossipReceived(peer.account, message, configuration))
         except (PeerFault, Unavailable) as error:
@@ -535,7 +535,7 @@ class Member:
         nodes, certificate = command.nodes, command.certificate
         data = certificate.model_dump(mode="json")
         sent = await asyncio.gather(
-            *(self._post(f"{node.endpoint}/v1/plan", data, limits.RTT_TIMEOUT_S) for node in nodes)
+            *(self._post(f"{node.endpoint}/v1/plan", data, tuning.RTT_TIMEOUT_S) for node in nodes)
         )
         unreached = tuple(node.node for node, ok in zip(nodes, sent, strict=True) if not ok)
         self.feed(PlanPushed(certificate.plan.request.execution_id, unreached))
@@ -546,7 +546,7 @@ class Member:
         log.info(
             "node %s is to verify task %d of %s", command.node, command.order.task, execution_id
         )
-        await self._post(f"{command.endpoint}/v1/verify", data, limits.HTTP_TIMEOUT_S)
+        await self._post(f"{command.endpoint}/v1/verify", data, tuning.HTTP_TIMEOUT_S)
 
     async def _recompute(self, command: RecomputeTask) -> None:
         request = command.order.certificate.plan.request
@@ -578,7 +578,7 @@ class Member:
 
     async def _ping(self, url: str) -> dict[str, Any]:
         return await self._node_http.get_json(
-            url, timeout_s=limits.RTT_TIMEOUT_S, max_bytes=limits.KIB
+            url, timeout_s=tuning.RTT_TIMEOUT_S, max_bytes=limits.KIB
         )
 
     async def try_reach(self, request: ReachRequest, key: str) -> str:
@@ -586,7 +586,7 @@ class Member:
 
         Raises BadSignature unless the node itself asks, Unavailable.
         """
-        if self._reaching >= limits.REACH_CHECKS:
+        if self._reaching >= tuning.REACH_CHECKS:
             raise Unavailable("too many nodes ask whether they are reached; ask again")
         self._reaching += 1
         try:
@@ -595,7 +595,7 @@ class Member:
             try:
                 answer = await self._ping(f"{request.endpoint}/v1/ping")
             except (Unavailable, PeerFault) as error:
-                return str(error)[: limits.MAX_ERROR_CHARS]
+                return str(error)[: tuning.MAX_ERROR_CHARS]
         finally:
             self._reaching -= 1
         if answer.get("node") != request.node:  # a router hands its port to one of several

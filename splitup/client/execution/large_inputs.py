@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.crypto.keys import Identity
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import Request
@@ -72,7 +72,7 @@ class LargeInputs:
     async def _wait_ready(self, readers: Collection[Link]) -> None:
         """Give readers that are not up yet the time that a detour would take."""
         try:
-            async with asyncio.timeout(limits.DIRECT_CONNECT_S):
+            async with asyncio.timeout(tuning.DIRECT_CONNECT_S):
                 for link in readers:
                     await self._find_announced(link.peer).wait()
                     await link.connected.wait()

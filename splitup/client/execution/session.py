@@ -26,7 +26,7 @@ from splitup.client.execution.output_collector import (
     get_input_consumers,
 )
 from splitup.client.outcome import Array
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.core.tensors import StepsDigest, bytes_to_array, check_inputs
 from splitup.crypto.keys import Identity
@@ -94,7 +94,7 @@ class Session:
         *,
         deadline: float,
         allow_loopback: bool,
-        direct_bytes: int = limits.DIRECT_BYTES,  # of large inputs sent ahead of the store
+        direct_bytes: int = tuning.DIRECT_BYTES,  # of large inputs sent ahead of the store
     ) -> None:
         self.certificate = certificate
         self.plan = certificate.plan
@@ -248,7 +248,7 @@ class Session:
         """End the execution wherever it is: what was submitted is run and paid, not waited for."""
         if not self._ended and self.failure is None:
             with contextlib.suppress(TimeoutError):  # END must not overtake inputs
-                async with asyncio.timeout(limits.CONNECT_S):
+                async with asyncio.timeout(tuning.CONNECT_S):
                     await self._outbox.join()
             self.end()
 
@@ -306,14 +306,14 @@ class Session:
 
     async def _flush(self) -> None:
         while True:
-            await asyncio.sleep(limits.FLUSH_PERIOD_S)
-            self._writer.flush(age_s=limits.SEGMENT_AGE_S)
+            await asyncio.sleep(tuning.FLUSH_PERIOD_S)
+            self._writer.flush(age_s=tuning.SEGMENT_AGE_S)
 
     def _send_now(self, step: int, tensors: list[bytes]) -> bool:
         """Send a step that has none before it; False when it has to wait for store or network."""
         if not self._is_open or any(len(data) > limits.INLINE_TENSOR_BYTES for data in tensors):
             return False
-        free = limits.LINK_QUEUE_BYTES - sum(FRAME_HEADER_BYTES + len(data) for data in tensors)
+        free = tuning.LINK_QUEUE_BYTES - sum(FRAME_HEADER_BYTES + len(data) for data in tensors)
         readers = [self._links[node] for nodes in self._consumers.values() for node in nodes]
         if any(link.queued_bytes > free for link in readers):
             return False
@@ -401,8 +401,8 @@ class Session:
                 for node in nodes:
                     link = self._links[node]
                     with contextlib.suppress(SplitUpError):
-                        if link.queued_bytes + len(sealed) > limits.LINK_QUEUE_BYTES:
-                            await link.drain(limits.LINK_QUEUE_BYTES - len(sealed))
+                        if link.queued_bytes + len(sealed) > tuning.LINK_QUEUE_BYTES:
+                            await link.drain(tuning.LINK_QUEUE_BYTES - len(sealed))
                         link.send(sealed)
 
     def _log_inputs(self, entries: Mapping[int, LogEntry]) -> None:

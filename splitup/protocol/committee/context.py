@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature
 from splitup.crypto.dkg import GroupKey
 from splitup.crypto.keys import Identity
@@ -141,7 +141,7 @@ class ContentStore:
         commands: list[Command] = [Persist(SNAPSHOT, root, snapshot.model_dump(mode="json"))]
         entries = sum(len(kept.entries) for kept in self._snapshots.values())
         while len(self._snapshots) > 1 and (
-            len(self._snapshots) > limits.MAX_SNAPSHOTS or entries > limits.SNAPSHOT_ENTRIES_KEPT
+            len(self._snapshots) > tuning.MAX_SNAPSHOTS or entries > tuning.SNAPSHOT_ENTRIES_KEPT
         ):
             oldest, dropped = self._snapshots.popitem(last=False)
             entries -= len(dropped.entries)
@@ -150,7 +150,7 @@ class ContentStore:
 
     def add_manifest(self, manifest: Manifest) -> None:
         self._manifests[manifest.model_id] = manifest
-        while len(self._manifests) > limits.MAX_MANIFESTS:
+        while len(self._manifests) > tuning.MAX_MANIFESTS:
             self._manifests.popitem(last=False)
 
     def manifests(self) -> list[Manifest]:
@@ -176,9 +176,9 @@ class ContentStore:
         return []
 
     def _may_ask(self, name: str, now: float) -> bool:
-        if now - self._asked.get(name, -limits.GOSSIP_RETRY_S) < limits.GOSSIP_RETRY_S:
+        if now - self._asked.get(name, -tuning.GOSSIP_RETRY_S) < tuning.GOSSIP_RETRY_S:
             return False
-        if len(self._asked) > limits.MAX_OPEN_EXECUTIONS:
+        if len(self._asked) > tuning.MAX_OPEN_EXECUTIONS:
             self._asked.clear()
         self._asked[name] = now
         return True

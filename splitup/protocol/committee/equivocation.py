@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.quorum import plan_struct_hash, snapshot_struct_hash
 from splitup.protocol.committee.context import MemberContext
@@ -90,7 +90,7 @@ class EquivocationDetector:
         """Remember a vote whose signature holds; two different ones of a slot are evidence."""
         key = (get_slot(vote), vote.member)
         first = self._votes.setdefault(key, vote)
-        while len(self._votes) > limits.MAX_TRACKED_VOTES:
+        while len(self._votes) > tuning.MAX_TRACKED_VOTES:
             self._votes.popitem(last=False)
         if first.root == vote.root:
             return []
@@ -116,7 +116,7 @@ class EquivocationDetector:
             return []
         self._known[key] = evidence
         commands: list[Command] = []
-        while len(self._known) > limits.MAX_EVIDENCE:
+        while len(self._known) > tuning.MAX_EVIDENCE:
             (slot, member), _ = self._known.popitem(last=False)
             commands.append(Forget(EVIDENCE, f"{slot}/{member}"))
         slot, member = key

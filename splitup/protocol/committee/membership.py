@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import PeerFault, SplitUpError, Unavailable
 from splitup.crypto import quorum
 from splitup.crypto.keys import Identity, derive_key
@@ -282,7 +282,7 @@ class Membership:
         target = max(self._generations, default=0)
         generation = self._generations.get(target)
         if generation is not None and not generation.is_done and now >= self._post_at:
-            self._post_at = now + limits.BOARD_RETRY_S  # again, until the chain holds it
+            self._post_at = now + tuning.BOARD_RETRY_S  # again, until the chain holds it
             commands += generation.process_start()
         for number in [
             n for n, m in self._machines.items() if n < self.current and not m.count_open()

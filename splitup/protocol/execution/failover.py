@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import Plan
@@ -62,7 +62,7 @@ class Failover:
         self._candidates = list(plan.places or (0,) * len(plan.tasks))
         self._inputs = tuple(get_sources(manifest, task) for task in range(len(plan.tasks)))
         # connections that do not stand, and when that becomes somebody's fault
-        self._down = {node: now + limits.CONNECT_S for node in plan.executors()}
+        self._down = {node: now + tuning.CONNECT_S for node in plan.executors()}
         self._gone: dict[str, str] = {}  # replaced nodes, and why
         self._submitted = 0
         self._done: set[int] = set()  # above ``first_missing``
@@ -84,8 +84,8 @@ class Failover:
     def stall_s(self) -> float:
         """Return how long no step may come back before somebody is asked."""
         if not self._usual_s:
-            return limits.STALL_FIRST_S
-        return max(limits.STALL_S, limits.STALL_STEPS * self._usual_s)
+            return tuning.STALL_FIRST_S
+        return max(tuning.STALL_S, tuning.STALL_STEPS * self._usual_s)
 
     def find_silent(self) -> tuple[int, str] | None:
         """Return the first task whose node is not connected, and the node."""
@@ -118,7 +118,7 @@ class Failover:
 
     def process_down(self, node: str, now: float) -> None:
         """Note that a connection broke; it has a moment to come back."""
-        self._down.setdefault(node, now + limits.RECONNECT_S)
+        self._down.setdefault(node, now + tuning.RECONNECT_S)
 
     def process_up(self, node: str) -> None:
         """Note that a connection stands."""
@@ -142,7 +142,7 @@ class Failover:
         times = [at for node, at in self._down.items() if node in self.executors]
         if self._submitted > self.first_missing:
             if self._probed_at is not None:
-                times.append(self._probed_at + limits.PROBE_S)
+                times.append(self._probed_at + tuning.PROBE_S)
             else:
                 times.append(self._moved_at + self.stall_s)
         return min(times, default=None)
@@ -157,7 +157,7 @@ class Failover:
         if self._submitted <= self.first_missing or commands:
             return commands
         if self._probed_at is not None:
-            if now >= self._probed_at + limits.PROBE_S:
+            if now >= self._probed_at + tuning.PROBE_S:
                 commands += self._judge(now)
         elif now >= self._moved_at + self.stall_s:
             commands += self._probe(now)
@@ -184,7 +184,7 @@ class Failover:
         stuck = self._find_stuck(tasks, now)
         if stuck is not None:
             return self._replace(self.executors[stuck], "the task does not move", now)
-        self._moved_at = max(self._moved_at, now - self.stall_s + limits.PROBE_S)
+        self._moved_at = max(self._moved_at, now - self.stall_s + tuning.PROBE_S)
         return []
 
     def _find_stuck(self, tasks: dict[int, TaskProgress], now: float) -> int | None:
@@ -196,16 +196,16 @@ class Failover:
         for task, node in enumerate(self.executors):
             own = tasks.get(task)
             if own is None:  # it answers, and does not know that the task is its own
-                if now >= moved_at + limits.HANG_LOST_S:
+                if now >= moved_at + tuning.HANG_LOST_S:
                     return task
                 continue
             waits_s = now - self._still[task][1]
-            if own.ready and waits_s >= max(limits.HANG_RUN_S, limits.STALL_STEPS * self._usual_s):
+            if own.ready and waits_s >= max(tuning.HANG_RUN_S, tuning.STALL_STEPS * self._usual_s):
                 return task
             fed = all(
                 self._get_steps(tasks, source) > own.steps for source, _ in self._inputs[task]
             )
-            lost = not own.ready and fed and now >= moved_at + limits.HANG_LOST_S
+            lost = not own.ready and fed and now >= moved_at + tuning.HANG_LOST_S
             if lost and node not in self._gone:
                 return task
         return None
@@ -242,7 +242,7 @@ class Failover:
     def process_opened(self, nodes: Iterable[str], now: float) -> None:
         """Note that connections to new nodes are being opened."""
         for node in nodes:
-            self._down[node] = now + limits.CONNECT_S
+            self._down[node] = now + tuning.CONNECT_S
 
     def _move(self, now: float) -> None:
         self._moved_at = now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import PeerFault
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import InputSource, Manifest
@@ -81,7 +81,7 @@ def compute_routes(
         task = manifest.tasks[index]
         inputs = get_sources(manifest, index)
         specs.update(zip(inputs, (port.spec for port in task.inputs), strict=True))
-        head_start = limits.QUEUE_HEAD_START * path[index] // longest
+        head_start = tuning.QUEUE_HEAD_START * path[index] // longest
         gate = None if task.gate is None else inputs[task.gate]
         tasks.append(LocalTask(index, inputs, len(task.outputs), head_start, gate))
         for port in range(len(task.outputs)):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.core.tensors import is_zero
 from splitup.messages.frames import Frame, Seal
@@ -35,7 +35,7 @@ class LocalTask:
     index: int
     inputs: tuple[PortId, ...]  # the source of every input, in order
     outputs: int
-    head_start: int  # 0 … limits.QUEUE_HEAD_START, by the length of the path that waits for it
+    head_start: int  # 0 … tuning.QUEUE_HEAD_START, by the length of the path that waits for it
     gate: PortId | None = None  # where this is zero, a step needs nothing else, and no run
 
 
@@ -92,7 +92,7 @@ class _Execution:
 class TaskQueue:
     """The runs of all executions assigned to one node."""
 
-    def __init__(self, *, max_bytes: int = limits.QUEUE_BYTES) -> None:
+    def __init__(self, *, max_bytes: int = tuning.QUEUE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._buffered_bytes = 0
         self._executions: dict[str, _Execution] = {}
@@ -118,11 +118,11 @@ class TaskQueue:
     def assign(self, execution_id: str, tasks: Sequence[LocalTask], max_steps: int) -> None:
         """Accept tasks of an execution, now or later; one that is here already changes nothing.
 
-        Raises Unavailable when ``limits.QUEUE_EXECUTIONS`` are assigned already.
+        Raises Unavailable when ``tuning.QUEUE_EXECUTIONS`` are assigned already.
         """
         execution = self._executions.get(execution_id)
         if execution is None:
-            if len(self._executions) >= limits.QUEUE_EXECUTIONS:
+            if len(self._executions) >= tuning.QUEUE_EXECUTIONS:
                 raise Unavailable(f"the node works on {len(self._executions)} executions already")
             execution = self._executions[execution_id] = _Execution(max_steps)
         for task in tasks:
@@ -359,7 +359,7 @@ class _Early:
 class EarlyFrames:
     """Frames that came before their plan. Bounded: the oldest execution goes first."""
 
-    def __init__(self, max_executions: int = limits.MAX_EARLY_EXECUTIONS) -> None:
+    def __init__(self, max_executions: int = tuning.MAX_EARLY_EXECUTIONS) -> None:
         self._max_executions = max_executions
         self._executions: OrderedDict[str, _Early] = OrderedDict()
 
@@ -371,8 +371,8 @@ class EarlyFrames:
                 self._executions.popitem(last=False)
             early = self._executions[frame.execution_id] = _Early()
         size = len(frame.payload) + len(seal.signed)
-        too_many = len(early.frames) >= limits.MAX_EARLY_FRAMES
-        if too_many or early.size + size > limits.MAX_EARLY_BYTES:
+        too_many = len(early.frames) >= tuning.MAX_EARLY_FRAMES
+        if too_many or early.size + size > tuning.MAX_EARLY_BYTES:
             raise Unavailable(f"too many frames of {frame.execution_id} came before its plan")
         alone = replace(frame, payload=bytes(frame.payload))  # not all that it came with
         early.frames.append((sender, alone, seal))

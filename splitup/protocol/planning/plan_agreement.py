@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto.quorum import pack_signatures
@@ -133,7 +133,7 @@ class PlanAgreement:
         execution_id = request.execution_id
         if execution_id in self._rounds:
             return []
-        if len(self._rounds) >= limits.MAX_OPEN_EXECUTIONS:
+        if len(self._rounds) >= tuning.MAX_OPEN_EXECUTIONS:
             return [Log(f"too many open executions; {execution_id} is left to be refunded")]
         known = _Round(request, ThresholdSignatureCollector(plan_alpha(request)), client_signature)
         self._rounds[execution_id] = known
@@ -174,8 +174,8 @@ class PlanAgreement:
             missing = frozenset(unreached)
             known.unreached = missing if known.unreached is None else known.unreached & missing
             unreached = sorted(known.unreached)
-            if unreached and known.pushes < limits.PLAN_PUSHES:
-                known.push_at = now + limits.GOSSIP_RETRY_S * 2 ** (known.pushes - 1)
+            if unreached and known.pushes < tuning.PLAN_PUSHES:
+                known.push_at = now + tuning.GOSSIP_RETRY_S * 2 ** (known.pushes - 1)
         if unreached:
             names = ", ".join(unreached)
             commands.append(Log(f"plan of {execution_id} could not be delivered to {names}"))
@@ -206,7 +206,7 @@ class PlanAgreement:
             known.accepted = False
             if known.certificate is not None:
                 place = self._context.get_place(known.certificate.plan.seed, now)
-                known.submit_at = now + place * limits.PLAN_SUBMIT_STAGE_S
+                known.submit_at = now + place * tuning.PLAN_SUBMIT_STAGE_S
         return []
 
     def process_contents(self, now: float) -> list[Command]:
@@ -224,7 +224,7 @@ class PlanAgreement:
             if known.certificate is None:
                 if known.refusal or now < known.resend_at:
                     continue
-                known.resend_at = now + limits.GOSSIP_RETRY_S
+                known.resend_at = now + tuning.GOSSIP_RETRY_S
                 commands += self._say(known)
                 if known.collector.seed:
                     commands += self._content_store.ask(
@@ -234,7 +234,7 @@ class PlanAgreement:
             if now >= known.push_at:
                 commands += _push(known, known.certificate)
             if now >= known.submit_at and not known.accepted:
-                known.submit_at = now + limits.PLAN_SUBMIT_STAGE_S * len(self._context.accounts())
+                known.submit_at = now + tuning.PLAN_SUBMIT_STAGE_S * len(self._context.accounts())
                 commands.append(_make_submission(known, known.certificate))
         return commands
 
@@ -274,12 +274,12 @@ class PlanAgreement:
                 return [Gossip(sender, PlanCertified(certificate=finished))]
             waiting = self._early.setdefault(sender, OrderedDict())
             waiting[message.execution_id, type(message)] = message
-            while len(waiting) > limits.MAX_EARLY_MESSAGES:
+            while len(waiting) > tuning.MAX_EARLY_MESSAGES:
                 waiting.popitem(last=False)
             return []
         if known.certificate:
             # a vote right after the certificate only crossed it; a later one shows a member behind
-            late = now - known.certified_at > limits.GOSSIP_RETRY_S / 2
+            late = now - known.certified_at > tuning.GOSSIP_RETRY_S / 2
             if late and isinstance(message, PlanPartial):
                 return [Gossip(sender, PlanCertified(certificate=known.certificate))]
             if isinstance(message, PlanVote) and message.root != known.certificate.plan.root():
@@ -317,7 +317,7 @@ class PlanAgreement:
             known.refusal = f"execution {execution_id} was moved by a chain reorganisation"
             return [Log(known.refusal), AnnouncePlan(execution_id)]
         known.partial = known.collector.sign(self._context)
-        known.resend_at = now + limits.GOSSIP_RETRY_S
+        known.resend_at = now + tuning.GOSSIP_RETRY_S
         return [*commands, *self._say(known), *self._advance(known, now)]
 
     def _advance(self, known: _Round, now: float) -> list[Command]:
@@ -406,13 +406,13 @@ class PlanAgreement:
     def _finish(self, known: _Round, certificate: PlanCertificate, now: float) -> list[Command]:
         known.certificate, known.certified_at = certificate, now
         place = self._context.get_place(certificate.plan.seed, now)
-        known.push_at = now + place * limits.PLAN_PUSH_STAGE_S
-        known.submit_at = now + place * limits.PLAN_SUBMIT_STAGE_S
+        known.push_at = now + place * tuning.PLAN_PUSH_STAGE_S
+        known.submit_at = now + place * tuning.PLAN_SUBMIT_STAGE_S
         commands: list[Command] = [AnnouncePlan(certificate.plan.request.execution_id)]
         if place == 0:
             commands += _push(known, certificate)
             if not known.accepted:
-                known.submit_at += limits.PLAN_SUBMIT_STAGE_S * len(self._context.accounts())
+                known.submit_at += tuning.PLAN_SUBMIT_STAGE_S * len(self._context.accounts())
                 commands.append(_make_submission(known, certificate))
         return commands
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import (
@@ -116,7 +116,7 @@ class SignedRequests:
                 f"{request.client} has another signed request, {live.request.execution_id}, that "
                 "is not on chain yet; try again"
             )
-        if live is None and len(self._live) >= limits.MAX_OPEN_EXECUTIONS:
+        if live is None and len(self._live) >= tuning.MAX_OPEN_EXECUTIONS:
             raise Unavailable("too many signed requests wait here; ask the chain instead")
         return self.restore(live or signed)
 

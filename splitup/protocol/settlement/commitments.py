@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.messages.completions import ExecutorCommitment
@@ -104,7 +104,7 @@ class CommitmentAgreement:
                     signature=self._context.sign(struct_hash),
                 )
                 state.votes[self._context.account] = own
-            state.vote_at = now + limits.GOSSIP_RETRY_S
+            state.vote_at = now + tuning.GOSSIP_RETRY_S
             commands.append(Gossip(None, own))
         return commands + self._submit(state, agreement, own, now)
 
@@ -128,10 +128,10 @@ class CommitmentAgreement:
             return []
         if state.commit_at == math.inf:
             place = self._context.get_place(state.certificate.plan.seed, now)
-            state.commit_at = now + place * limits.COMMITMENTS_STAGE_S
+            state.commit_at = now + place * tuning.COMMITMENTS_STAGE_S
         if now < state.commit_at:
             return []
-        state.commit_at = now + limits.COMMITMENTS_STAGE_S * len(self._context.accounts())
+        state.commit_at = now + tuning.COMMITMENTS_STAGE_S * len(self._context.accounts())
         return [
             SubmitCommitments(
                 execution_id=state.request.execution_id,
@@ -147,7 +147,7 @@ class CommitmentAgreement:
         """Find what the agreed root is over: what we hold, or what others tell us."""
         if state.bind(ours) or now < state.vote_at:
             return []
-        state.vote_at = now + limits.GOSSIP_RETRY_S
+        state.vote_at = now + tuning.GOSSIP_RETRY_S
         execution_id = state.request.execution_id
         return [
             Log(f"the members agreed on commitments of {execution_id} that we do not hold"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.codec import compute_digest
 from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import check_draw, draw_alpha
@@ -73,7 +73,7 @@ class DrawAgreement:
             for index, partial in state.early.items():
                 collector.add(index, partial)
         if state.partial and now >= state.resend_at:
-            state.resend_at = now + limits.GOSSIP_RETRY_S
+            state.resend_at = now + tuning.GOSSIP_RETRY_S
             message = DrawPartial(
                 execution_id=execution_id, partial=state.partial, takeovers=state.list_effective()
             )
@@ -95,5 +95,5 @@ class DrawAgreement:
 
     def _set(self, state: SettlementState, draw: Draw, now: float) -> None:
         state.draw = draw
-        state.resend_at = now + limits.GOSSIP_RETRY_S / 2
+        state.resend_at = now + tuning.GOSSIP_RETRY_S / 2
         state.place = self._context.get_place(draw.seed, now)

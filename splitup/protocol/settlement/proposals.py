@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
@@ -46,7 +46,7 @@ class Proposals:
         if not executors <= state.completions.keys() | state.list_withheld():
             return []
         if state.propose_at == math.inf:
-            state.propose_at = now + state.place * limits.SETTLEMENT_STAGE_S
+            state.propose_at = now + state.place * tuning.SETTLEMENT_STAGE_S
         if now < state.propose_at and not state.proposals:
             return []
         settlement = self._compute(state, state.certificate, state.manifest, state.draw)
@@ -62,7 +62,7 @@ class Proposals:
         }
         if now < state.propose_at:
             return commands
-        state.propose_at = now + limits.SETTLEMENT_STAGE_S * len(self._context.accounts())
+        state.propose_at = now + tuning.SETTLEMENT_STAGE_S * len(self._context.accounts())
         return commands + self._propose(state, state.draw, settlement, settlement_hash)
 
     def _propose(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import Message
@@ -142,7 +142,7 @@ class SettlementAgreement:
         state = self._states.pop(execution_id, None)
         if state is not None and state.certificate is not None:
             self._reverted[execution_id] = state
-            while len(self._reverted) > limits.MAX_REVERTED:
+            while len(self._reverted) > tuning.MAX_REVERTED:
                 self._reverted.popitem(last=False)
 
     def process_reverted_commitment(self, event: CompletionCommitted) -> None:
@@ -172,11 +172,11 @@ class SettlementAgreement:
         if state is None:
             return []
         self._ended[execution_id] = None
-        while len(self._ended) > limits.MAX_OPEN_EXECUTIONS:
+        while len(self._ended) > tuning.MAX_OPEN_EXECUTIONS:
             self._ended.popitem(last=False)
         if state.draw is not None:
             self._evidence[execution_id] = make_evidence(state.draw, state.list_verdicts())
-            while len(self._evidence) > limits.MAX_KEPT_EVIDENCE:
+            while len(self._evidence) > tuning.MAX_KEPT_EVIDENCE:
                 self._evidence.pop(next(iter(self._evidence)))
         commands: list[Command] = []
         for kind in ("request", "plan", "draw", "settlement"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.verification import VerificationResult
 from splitup.protocol.settlement.attestations import Attestations
@@ -103,10 +103,10 @@ class TaskCheck:
             for validator, asked_at in self.asked_at.items()
             if validator not in self.answers
             and validator not in self.given_up
-            and now >= self.order_at.get(validator, asked_at + place * limits.VERIFICATION_STAGE_S)
+            and now >= self.order_at.get(validator, asked_at + place * tuning.VERIFICATION_STAGE_S)
             and attestations.find_fixed(self.task, validator) is None
         ]
-        self.order_at.update(dict.fromkeys(due, now + limits.VERIFICATION_REPEAT_S))
+        self.order_at.update(dict.fromkeys(due, now + tuning.VERIFICATION_REPEAT_S))
         return due
 
     # ---- where it stands --------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.graph.manifest import Manifest
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.plans import PlanCertificate
@@ -140,7 +140,7 @@ class VerificationRounds:
             state.attestations.add(signed)
         elif now < state.attest_at:
             return []
-        state.attest_at = now + limits.GOSSIP_RETRY_S
+        state.attest_at = now + tuning.GOSSIP_RETRY_S
         return [Gossip(None, Attested(attestation=signed))]
 
     def _make_attestation(
@@ -237,7 +237,7 @@ class VerificationRounds:
         if check.disputed_at is None:
             check.disputed_at = now
         check.is_recomputing = True
-        check.recompute_at = now + limits.RULING_RETRY_S
+        check.recompute_at = now + tuning.RULING_RETRY_S
         order = orders.make(check)
         entry = order.snapshot.find(order.executors[check.task])
         determinism = entry.determinism.removeprefix(UNRULED) if entry else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Plan
@@ -133,7 +133,7 @@ class NodeLiveness:
         if execution_id in self._counted or len(plan.tasks) != len(manifest.tasks):
             return
         self._counted[execution_id] = None
-        while len(self._counted) > limits.MAX_OPEN_EXECUTIONS:
+        while len(self._counted) > tuning.MAX_OPEN_EXECUTIONS:
             self._reserved.pop(self._counted.popitem(last=False)[0], None)
         self._reserved[execution_id] = dict(plan.exposures())
         for executor, task in zip(plan.executors(), manifest.tasks, strict=True):

@@ -8,7 +8,7 @@ a block that a reorganisation removed like any other head that was followed by a
 
 from __future__ import annotations
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.messages.base import ZERO_BYTES32
 
 
@@ -27,7 +27,7 @@ class RecentBlocks:
             self._replaced[self.head] = now
         self._replaced.pop(block_hash, None)  # a chain that was left may come back
         self.head = block_hash
-        while len(self._replaced) > limits.MAX_HEADS:
+        while len(self._replaced) > tuning.MAX_HEADS:
             del self._replaced[next(iter(self._replaced))]
 
     def is_recent(self, block_hash: str, now: float) -> bool:

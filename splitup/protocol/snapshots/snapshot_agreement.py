@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median_low
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.quorum import pack_signatures
 from splitup.messages.base import Message
@@ -196,7 +196,7 @@ class SnapshotAgreement:
         if self._accepted and sequence <= self._sequence:
             return []
         self._accepted.append((configuration, sequence, root))
-        del self._accepted[: -limits.MAX_SNAPSHOTS]
+        del self._accepted[: -tuning.MAX_SNAPSHOTS]
         self._accepted_at = now
         self.nodes.process_snapshot()
         self._pacemaker.note_progress()
@@ -236,10 +236,10 @@ class SnapshotAgreement:
         if self._certified is not None:
             if now >= self._certified.submit_at:
                 stages = len(self._context.accounts())
-                self._certified.submit_at = now + stages * limits.SNAPSHOT_SUBMIT_STAGE_S
+                self._certified.submit_at = now + stages * tuning.SNAPSHOT_SUBMIT_STAGE_S
                 commands.append(self._certified.command)
         elif now >= self._resend_at and self._own is not None:
-            self._resend_at = now + limits.GOSSIP_RETRY_S
+            self._resend_at = now + tuning.GOSSIP_RETRY_S
             commands.append(Gossip(None, self._own))
             if self._collection and self._collection.proposal:
                 commands.append(Gossip(None, self._collection.proposal))
@@ -445,7 +445,7 @@ class SnapshotAgreement:
             root=snapshot.root(),
             observations=tuple(shares),
         )
-        self._resend_at = now + limits.GOSSIP_RETRY_S
+        self._resend_at = now + tuning.GOSSIP_RETRY_S
         return [*commands, Gossip(None, mine.proposal)]
 
     def _vote(self, snapshot: Snapshot, now: float) -> list[Command]:
@@ -467,7 +467,7 @@ class SnapshotAgreement:
         signature = self._context.sign(compute_vote_hash(unsigned))
         vote = self._own = unsigned.model_copy(update={"signature": signature})
         self._votes[self._context.account] = vote
-        self._resend_at = now + limits.GOSSIP_RETRY_S
+        self._resend_at = now + tuning.GOSSIP_RETRY_S
         return [*commands, Gossip(None, vote), *self._certify(vote, now)]
 
     def _certify(self, vote: SnapshotVote, now: float) -> list[Command]:
@@ -482,11 +482,11 @@ class SnapshotAgreement:
         command = SubmitSnapshot(vote.sequence, vote.epoch, vote.root, pack_signatures(agreeing))
         accounts = self._context.accounts()
         behind = (accounts.index(self._context.account) - vote.epoch) % len(accounts)
-        delay_s = behind * limits.SNAPSHOT_SUBMIT_STAGE_S
+        delay_s = behind * tuning.SNAPSHOT_SUBMIT_STAGE_S
         self._certified = _Certified(command, now + delay_s)
         if behind:
             return []
-        self._certified.submit_at += len(accounts) * limits.SNAPSHOT_SUBMIT_STAGE_S
+        self._certified.submit_at += len(accounts) * tuning.SNAPSHOT_SUBMIT_STAGE_S
         return [command]
 
     # ---- pieces -----------------------------------------------------------------------------
@@ -513,7 +513,7 @@ class SnapshotAgreement:
         commands: list[Command] = []
         for slot in self._signing_guard.slots():
             parts = slot.split("/")
-            if parts[0] == "snapshot" and int(parts[2]) <= sequence - limits.REORG_BLOCKS:
+            if parts[0] == "snapshot" and int(parts[2]) <= sequence - tuning.REORG_BLOCKS:
                 commands += self._signing_guard.forget(slot)
         return commands
 

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from splitup.client.execution.session import Session
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.messages.completions import End, SignedEnd
 from splitup.messages.frames import Frame, FrameKind, decode_frames
@@ -134,7 +134,7 @@ async def test_who_ends_before_all_is_sent_vouches_for_nothing(
     async with open_session(FakeNode.double) as (session, node):
         await session.step(x(1))
         with monkeypatch.context() as patch:
-            patch.setattr(limits, "LINK_QUEUE_BYTES", 0)  # it has to wait for its reader
+            patch.setattr(tuning, "LINK_QUEUE_BYTES", 0)  # it has to wait for its reader
             session.submit(x(2))
         session.end()  # nothing of the second step has left
         end = await node.ended_with

@@ -394,7 +394,7 @@ def test_legacy_files_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_an_endless_program_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("splitup.core.limits.MAX_PICKLE_OPCODES", 1000)
+    monkeypatch.setattr("splitup.core.tuning.MAX_PICKLE_OPCODES", 1000)
     path = tmp_path / "weights.pkl"
     path.write_bytes(b"\x80\x02" + b"N0" * 1000 + b"}.")
     with pytest.raises(InvalidModel, match="more than 1000 operations"):

@@ -14,7 +14,7 @@ import pytest_asyncio
 from splitup_node.committee.reachability import Reach
 
 from splitup.chain.client import Chain
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.crypto.keys import generate_identity
 from splitup.crypto.quorum import Domain
 from splitup.net.http import SignedClient
@@ -144,7 +144,7 @@ async def test_members_say_whether_a_node_is_reached(
 async def test_f11_a_node_moves_from_a_relay_that_died_to_another(
     members: list[RelayServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "RELAY_PATIENCE_S", 0.05)
+    monkeypatch.setattr(tuning, "RELAY_PATIENCE_S", 0.05)
     for member in members:
         member.problem = "no route"
     place = Place(members)

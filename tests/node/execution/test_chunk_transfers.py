@@ -16,7 +16,7 @@ from splitup_node.execution.chunk_transfers import check_piece
 from splitup_node.execution.executions import Execution, make_execution
 
 from splitup.client.execution.session import Session
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.keys import generate_identity
 from splitup.messages.base import CLIENT
@@ -169,7 +169,7 @@ async def open_session(
     large: Large,
     monkeypatch: pytest.MonkeyPatch,
     steps: int,
-    direct_bytes: int = limits.DIRECT_BYTES,
+    direct_bytes: int = tuning.DIRECT_BYTES,
 ) -> AsyncIterator[Session]:
     """Open a client's session over both nodes, on their store."""
     for node in large.nodes:
@@ -328,7 +328,7 @@ async def test_a15_pieces_that_nobody_may_send_are_faults() -> None:
 
 
 async def test_a25_pieces_beyond_the_bound_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "TENSOR_CHUNKS_BYTES", len(DATA))
+    monkeypatch.setattr(tuning, "TENSOR_CHUNKS_BYTES", len(DATA))
     (execution, _), pieces = make_reader(), TensorChunks()
     for step in range(2):
         for piece in cut(execution, step):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.messages.plans import PlanCertificate
 from splitup.net.signed_frames import make_tensor_frame, seal_frame
@@ -276,7 +276,7 @@ async def test_least_recently_used_session_makes_room(scene: Scene, nodes: list[
     )
     node.state_limit_bytes = 8 * SIZE * (TASKS - 1)  # the newcomer's states alone
     try:
-        held.used_at_s -= limits.SESSION_SPARE_S + 1
+        held.used_at_s -= tuning.SESSION_SPARE_S + 1
         node.engine.start(certificate, MANIFEST)
         await other.connect(certificate)
         other.send(certificate, 0, scene.xs[0], {node.identity.address})
@@ -292,7 +292,7 @@ async def test_least_recently_used_session_makes_room(scene: Scene, nodes: list[
 async def test_node_that_leaves_lets_its_executions_end_or_sends_them_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "LEAVE_S", 0.3)
+    monkeypatch.setattr(tuning, "LEAVE_S", 0.3)
     async with open_nodes(tmp_path, 1) as (node,):
         client = TestClient()
         key, x = client.identity.signing_key_hex, np.ones(SIZE, np.float32)
@@ -322,10 +322,10 @@ async def test_node_that_leaves_lets_its_executions_end_or_sends_them_on(
 async def test_session_left_alone_is_dropped_with_a_reason(scene: Scene) -> None:
     scene.submit(0)
     await scene.receive(0)
-    scene.nodes[0].engine.sweep(time.time() + limits.SESSION_IDLE_S / 10)
+    scene.nodes[0].engine.sweep(time.time() + tuning.SESSION_IDLE_S / 10)
     assert scene.client.failures.empty()
     execution = scene.nodes[0].engine.executions[scene.execution_id]
-    execution.used_at_s -= limits.SESSION_IDLE_S
+    execution.used_at_s -= tuning.SESSION_IDLE_S
     scene.nodes[0].engine.sweep(time.time() + 1)
     async with asyncio.timeout(HANG_S):
         failure = await scene.client.failures.get()

@@ -15,7 +15,7 @@ from splitup_node.settlement.reports import Reporter, Status
 
 from splitup.chain.client import Block, Receipt
 from splitup.chain.clock import ChainClock
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import ChainRejected, ChainUnavailable, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
@@ -148,9 +148,9 @@ async def fetch_committee(execution_id: str) -> CommitteeView:
 
 @pytest.fixture(autouse=True)
 def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "REPORT_RETRY_S", 0.01)
-    monkeypatch.setattr(limits, "RPC_BACKOFF_MAX_S", 0.02)
-    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 0)
+    monkeypatch.setattr(tuning, "REPORT_RETRY_S", 0.01)
+    monkeypatch.setattr(tuning, "RPC_BACKOFF_MAX_S", 0.02)
+    monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 0)
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ async def hear(http: FakeHttp, count: int) -> set[tuple[str, int]]:
 async def test_completions_of_one_window_share_a_transaction(
     reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "COMMIT_WINDOW_S", 0.5)
+    monkeypatch.setattr(tuning, "COMMIT_WINDOW_S", 0.5)
     await submit(reporter, 1, 2, 3)
     heard = await hear(http, 12)
     assert heard == {(f"http://m{m}", n) for m in range(1, 5) for n in (1, 2, 3)}
@@ -220,7 +220,7 @@ async def test_completions_of_one_window_share_a_transaction(
 async def test_what_the_members_commit_costs_the_node_nothing(
     reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 10**9)
+    monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 10**9)
     await submit(reporter, 1)
     async with asyncio.timeout(HANG_S):
         commitments = [await http.commitments.get() for _ in range(4)]
@@ -238,12 +238,12 @@ async def test_what_the_members_commit_costs_the_node_nothing(
 async def test_a_node_that_is_left_out_commits_after_some_blocks_or_before_the_deadline(
     reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 20)
+    monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 20)
     await submit(reporter, 1)
     await hear(http, 4)
     assert len(chain.batches) == 1 and chain.block >= 20
-    monkeypatch.setattr(limits, "COMMIT_PATIENCE_BLOCKS", 10**9)
-    await submit(reporter, 2, left_s=int(limits.COMMIT_MARGIN_S) - 5)
+    monkeypatch.setattr(tuning, "COMMIT_PATIENCE_BLOCKS", 10**9)
+    await submit(reporter, 2, left_s=int(tuning.COMMIT_MARGIN_S) - 5)
     assert {n for _, n in await hear(http, 4)} == {2}
 
 
@@ -395,7 +395,7 @@ async def test_takeovers_are_shown_to_all_members_before_the_commitment_and_unti
     reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member that was restarted has forgotten them, and says that it knows of no draw."""
-    monkeypatch.setattr(limits, "ATTESTATION_POLL_MAX_S", 0.02)
+    monkeypatch.setattr(tuning, "ATTESTATION_POLL_MAX_S", 0.02)
     http.due.clear()
     http.undrawn = {"http://m2"}
     number = make_completion(1).execution_id

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.tasks.audit import AuditFailed
+from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
 from splitup_node.worker.worker_pool import Workers
 

@@ -19,7 +19,7 @@ from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import Supervisor, TaskFailed, WorkerLost
 from splitup_node.worker.worker_pool import Workers
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.crypto.keys import generate_identity
@@ -181,8 +181,8 @@ async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is offered no longer first; whoever was planned on it until then keeps it."""
-    monkeypatch.setattr(limits, "TRADE_NOTICE_S", 0.01)
-    monkeypatch.setattr(limits, "DEMAND_AGE_S", 0.01)
+    monkeypatch.setattr(tuning, "TRADE_NOTICE_S", 0.01)
+    monkeypatch.setattr(tuning, "DEMAND_AGE_S", 0.01)
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5, 6)])
     loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
     for index in range(3):

@@ -21,7 +21,7 @@ from splitup_node.tasks.placement import (
     parse_demand,
 )
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.keys import generate_identity
 from tests.builders import HANG_S
@@ -111,7 +111,7 @@ async def test_a_choice_waits_for_a_list_that_knows_of_the_last_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between two loads a node tells that it has loaded, and asks once more."""
-    monkeypatch.setattr(limits, "DEMAND_AGE_S", 0.01)
+    monkeypatch.setattr(tuning, "DEMAND_AGE_S", 0.01)
     monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", HANG_S)
     happened: list[str] = []
     done = asyncio.Event()
@@ -200,7 +200,7 @@ class World:
     def run(self, periods: int) -> int:
         """Let time go by; return how many trades were made."""
         before = len(self.trades)
-        for _ in range(int(periods * limits.TRADE_PERIOD_S)):
+        for _ in range(int(periods * tuning.TRADE_PERIOD_S)):
             self.now_s += 1
             self.lists = [*self.lists[-1:], self.make_demand()]
             for place in self.places:
@@ -233,7 +233,7 @@ class World:
             )
             if trade is not None:
                 place.trade, place.leaving = trade, trade.given.task
-                place.acts_s = self.now_s + limits.TRADE_NOTICE_S
+                place.acts_s = self.now_s + tuning.TRADE_NOTICE_S
 
 
 IDS = [make_entry(task).task_id for task in range(100)]
@@ -312,7 +312,7 @@ def test_a_trade_needs_room_a_gain_of_two_and_an_idle_task() -> None:
         rooms = {entry.task_id: room for entry in demand if entry.task not in (1, 9)}
         found = [
             trader.choose(demand, {mine.task_id}, rooms, {excluded}, now_s)
-            for now_s in range(int(100 * limits.TRADE_PERIOD_S))
+            for now_s in range(int(100 * tuning.TRADE_PERIOD_S))
             if trader.is_due(now_s)
         ]
         assert 90 < len(found) <= 100  # once in a period
@@ -331,7 +331,7 @@ def test_a_trade_needs_room_a_gain_of_two_and_an_idle_task() -> None:
     trader = Trader("0xa")
     drawn = [
         trader.choose([mine, few, worst], rooms, rooms, (), now_s)
-        for now_s in range(int(50 * limits.TRADE_PERIOD_S))
+        for now_s in range(int(50 * tuning.TRADE_PERIOD_S))
         if trader.is_due(now_s)
     ]
     assert {trade.wanted for trade in drawn if trade is not None} == {worst}
@@ -347,7 +347,7 @@ def test_a_trade_is_called_off_when_the_task_turns_out_to_be_needed() -> None:
     assert trader.confirms(scarce, [make_entry(0, holders=1), make_entry(1)])
     trader.note(trade, 100.0, made=True)
     rooms = {trade.given.task_id: 10}
-    due = [t for t in range(100, 100 + int(limits.TRADE_HOLD_S)) if trader.is_due(t)]
+    due = [t for t in range(100, 100 + int(tuning.TRADE_HOLD_S)) if trader.is_due(t)]
     assert len(due) >= 9
     for now_s in due:
         assert trader.choose([trade.given, trade.wanted], rooms, rooms, (), now_s) is None

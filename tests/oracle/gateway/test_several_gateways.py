@@ -19,7 +19,7 @@ from splitup_oracle.gateway.sources import ChainView, Lately
 
 from splitup.chain.client import Chain
 from splitup.chain.rpc import Rpc
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import (
     BadSignature,
     ChainUnavailable,
@@ -290,7 +290,7 @@ async def test_a_leaving_node_stands_until_it_has_left(network: Network) -> None
 
 
 async def test_f12_without_the_chain_its_last_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "COMMITTEE_CACHE_S", -1.0)  # ask every time
+    monkeypatch.setattr(tuning, "COMMITTEE_CACHE_S", -1.0)  # ask every time
     word: list[str | None] = ["settled"]
 
     async def look(name: str) -> str | None:
@@ -309,7 +309,7 @@ async def test_urls_of_what_is_moved_at_once_are_short_lived(network: Network) -
     async with network.open(network.nodes[1]) as gateway:
         grants = await gateway.log_grants(certificate, [write(1)], [read(certificate, 0)])
     for grant in grants.grants:
-        assert f"X-Amz-Expires={limits.LOG_URL_S}&" in grant.url + "&"
+        assert f"X-Amz-Expires={tuning.LOG_URL_S}&" in grant.url + "&"
 
 
 # ---- uploads -----------------------------------------------------------------------------------

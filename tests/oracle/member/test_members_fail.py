@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from splitup.chain.committee_reader import Committees, fetch_committee
 from splitup.chain.rpc import Rpc
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import Refused, Unavailable
 from tests.builders import HANG_S
 from tests.oracle.committee_network import Network, run_network
@@ -170,7 +170,7 @@ async def test_a_member_is_replaced_while_executions_go_on(network: Network) -> 
 
 async def test_f15_members_stop_at_a_deeper_reorganisation(network: Network) -> None:
     async with Rpc(network.rpc_url) as rpc:
-        await rpc.request("anvil_mine", hex(limits.REORG_BLOCKS + 40))
+        await rpc.request("anvil_mine", hex(tuning.REORG_BLOCKS + 40))
         head = (await network.client.fetch_head()).number
 
         async def have_seen() -> bool:
@@ -178,7 +178,7 @@ async def test_f15_members_stop_at_a_deeper_reorganisation(network: Network) -> 
             return all(status.get("block", 0) >= head for status in statuses)
 
         await network.wait_until(have_seen, HANG_S)
-        await rpc.request("anvil_reorg", limits.REORG_BLOCKS + 48, [])
+        await rpc.request("anvil_reorg", tuning.REORG_BLOCKS + 48, [])
         await rpc.request("anvil_mine", "0x2")
     for place in list(network.processes):
         process = network.processes.pop(place)

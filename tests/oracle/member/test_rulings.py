@@ -12,7 +12,7 @@ import pytest_asyncio
 from splitup_oracle.member import sandbox
 from splitup_oracle.member.rulings import Rulings
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.crypto.keys import Identity
 from splitup.graph.compare import Tolerance
 from splitup.graph.ir import Graph
@@ -175,7 +175,7 @@ async def test_across_classes_a_member_compares_what_the_executor_stored(court: 
 async def test_the_clients_inputs_are_nobodys_fault(
     court: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "LOG_LATE_S", 0.0)
+    monkeypatch.setattr(tuning, "LOG_LATE_S", 0.0)
     order = court.order(MANIFEST)
     draws = (court.network.committee.draw(order.certificate.plan, n) for n in range(1000))
     draw = next(d for d in draws if 0 in get_sampled_tasks(d, 3, 800))

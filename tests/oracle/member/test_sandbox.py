@@ -14,7 +14,7 @@ from splitup_oracle.member import sandbox
 from splitup_oracle.member.recompute_process import write_tensor
 
 from splitup.backend.devices import select_device
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import Unavailable
 from splitup.graph.compare import Tolerance
 from splitup.graph.ir import Graph, encode_float
@@ -138,7 +138,7 @@ async def test_memory_is_bounded_and_no_secret_gets_in(
         return await start(*arguments, **options)
 
     monkeypatch.setattr(sandbox.asyncio, "create_subprocess_exec", record)
-    monkeypatch.setattr(limits, "REPLAY_OVERHEAD_BYTES", 64 * limits.MIB)
+    monkeypatch.setattr(tuning, "REPLAY_OVERHEAD_BYTES", 64 * limits.MIB)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with pytest.raises(Unavailable):
         await sandbox.replay(job)

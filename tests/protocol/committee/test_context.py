@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.crypto import bls
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN
 from splitup.protocol.committee.context import (
@@ -47,7 +47,7 @@ def test_the_content_store_keeps_the_latest_snapshots() -> None:
     commands = content_store.add_snapshot(first)
     assert [type(command) for command in commands] == [Persist]
     assert content_store.add_snapshot(first) == []
-    for sequence in range(2, limits.MAX_SNAPSHOTS + 2):
+    for sequence in range(2, tuning.MAX_SNAPSHOTS + 2):
         commands = content_store.add_snapshot(first.model_copy(update={"sequence": sequence}))
     assert commands[-1] == Forget("snapshot", first.root())
     assert content_store.find_snapshot(first.root()) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 from splitup.crypto import bls
@@ -386,16 +386,16 @@ def test_early_messages_are_bounded() -> None:
     simulation = start()
     account, other = (identity.address for identity in simulation.identities[:2])
     member = simulation.members[account]
-    for number in range(limits.MAX_EARLY_MESSAGES + 100):
+    for number in range(tuning.MAX_EARLY_MESSAGES + 100):
         message = PlanPartial(execution_id=f"0x{number:064x}", partial="0x" + "00" * 48)
         member.handle(ev.GossipReceived(other, message), simulation.now)
     kept = member._plans._early[other]
-    assert len(kept) == limits.MAX_EARLY_MESSAGES
+    assert len(kept) == tuning.MAX_EARLY_MESSAGES
     assert next(iter(kept))[0] == f"0x{100:064x}"
 
 
 def test_open_executions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_OPEN_EXECUTIONS", 2)
+    monkeypatch.setattr(tuning, "MAX_OPEN_EXECUTIONS", 2)
     simulation = start()
     ids = [simulation.request(n) for n in range(1, 4)]
     simulation.run(2)

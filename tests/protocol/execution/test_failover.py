@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.messages.plans import Plan
 from splitup.messages.progress import Progress, TaskProgress
 from splitup.protocol.execution.failover import Command, Failover, GiveUp, Probe, Replace
@@ -71,7 +71,7 @@ def test_f26_lost_connection_has_a_moment_to_come_back_then_all_its_tasks_move()
     assert failover.next_time() is None
     failover.process_down(NODES[0], now)
     due, commands = wait(failover)
-    assert due == now + limits.RECONNECT_S
+    assert due == now + tuning.RECONNECT_S
     assert [(c.task, c.candidate, c.first_step) for c in commands if isinstance(c, Replace)] == [
         (0, 1, 5),
         (2, 1, 5),
@@ -83,7 +83,7 @@ def test_node_that_never_connects_is_replaced() -> None:
     failover = make_failover(connected=False)
     failover.process_up(NODES[0])
     due, commands = wait(failover)
-    assert due == limits.CONNECT_S
+    assert due == tuning.CONNECT_S
     assert [c.task for c in commands if isinstance(c, Replace)] == [1]
 
 
@@ -105,7 +105,7 @@ def test_f04_silent_node_is_found_by_asking() -> None:
     now = run_steps(failover, 10)
     failover.process_submitted(10, now)
     due, commands = wait(failover)
-    assert due == now + limits.STALL_S
+    assert due == now + tuning.STALL_S
     assert commands == [Probe((NODES[0], NODES[1]))]
     assert failover.process_progress(answer(0, (0, 11, False), (2, 10, False)), due) == []
     due, commands = wait(failover)
@@ -131,7 +131,7 @@ def test_f25_earliest_task_that_has_its_inputs_and_does_not_move_is_blamed() -> 
     failover = make_failover()
     failover.process_submitted(10, run_steps(failover, 10))
     stuck = [answer(0, (0, 11, False), (2, 10, False)), answer(1, (1, 10, True))]
-    command = answer_until_blamed(failover, stuck, limits.HANG_RUN_S + 2 * limits.STALL_S)
+    command = answer_until_blamed(failover, stuck, tuning.HANG_RUN_S + 2 * tuning.STALL_S)
     assert (command.task, command.reason) == (1, "the task does not move")
 
 
@@ -139,7 +139,7 @@ def test_task_that_lost_its_inputs_on_the_way_is_blamed() -> None:
     failover = make_failover()
     failover.process_submitted(10, run_steps(failover, 10))
     lost = [answer(0, (0, 11, False), (2, 10, False)), answer(1, (1, 10, False))]
-    command = answer_until_blamed(failover, lost, limits.HANG_LOST_S + 3 * limits.STALL_S)
+    command = answer_until_blamed(failover, lost, tuning.HANG_LOST_S + 3 * tuning.STALL_S)
     assert command.task == 1
 
 
@@ -161,6 +161,6 @@ def test_slow_tasks_that_move_are_left_alone() -> None:
 
 def test_patience_follows_the_usual_step() -> None:
     failover = make_failover()
-    assert failover.stall_s == limits.STALL_FIRST_S
+    assert failover.stall_s == tuning.STALL_FIRST_S
     run_steps(failover, 30, every_s=2.0)
     assert 15 < failover.stall_s < 17

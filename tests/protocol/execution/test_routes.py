@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import PeerFault
 from splitup.graph.manifest import Manifest, Task, TaskSource
 from splitup.messages.base import CLIENT
@@ -52,7 +52,7 @@ def test_longest_path_gets_the_whole_head_start() -> None:
     assert compute_path_flops(manifest) == (4, 3, 2, 1)
     routes = compute_routes(make_plan(1, 1, 1, 1), manifest, address(1))
     assert [task.head_start for task in routes.tasks] == [
-        limits.QUEUE_HEAD_START * part // 4 for part in (4, 3, 2, 1)
+        tuning.QUEUE_HEAD_START * part // 4 for part in (4, 3, 2, 1)
     ]
 
 

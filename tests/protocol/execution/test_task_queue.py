@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import Seal
@@ -31,7 +31,7 @@ def local_tasks(draw: st.DrawFn) -> list[LocalTask]:
     for index in mine:
         sources = st.lists(st.integers(-1, index - 1), min_size=1, max_size=3, unique=True)
         inputs = tuple((CLIENT if s < 0 else s, 0) for s in draw(sources))
-        tasks.append(LocalTask(index, inputs, 1, draw(st.integers(0, limits.QUEUE_HEAD_START))))
+        tasks.append(LocalTask(index, inputs, 1, draw(st.integers(0, tuning.QUEUE_HEAD_START))))
     return tasks
 
 
@@ -213,7 +213,7 @@ def test_critical_path_goes_first_and_overtakes_every_session_once() -> None:
     sessions = [f"0x{number:064x}" for number in range(4)]
     for session in sessions:
         queue.assign(session, short, 4)
-    queue.assign(SECOND, [LocalTask(0, ((CLIENT, 0),), 1, limits.QUEUE_HEAD_START)], 4)
+    queue.assign(SECOND, [LocalTask(0, ((CLIENT, 0),), 1, tuning.QUEUE_HEAD_START)], 4)
     for session in (*sessions, SECOND):
         queue.offer(session, (CLIENT, 0), 0, make_tensor((CLIENT, 0), 0))
     order = []
@@ -232,7 +232,7 @@ def test_32_sessions_share_a_node_and_none_falls_behind() -> None:
     sessions = [f"0x{number:064x}" for number in range(32)]
     queue = TaskQueue()
     for number, session in enumerate(sessions):
-        head_starts = (0, limits.QUEUE_HEAD_START * (number % 2))
+        head_starts = (0, tuning.QUEUE_HEAD_START * (number % 2))
         tasks = [
             LocalTask(index, ((CLIENT, 0) if index == 0 else (0, 0),), 1, head_start)
             for index, head_start in enumerate(head_starts)
@@ -299,7 +299,7 @@ def test_buffers_and_executions_are_bounded() -> None:
     queue.offer(FIRST, (CLIENT, 0), 0, Tensor(b"a" * 32, b"x" * 20))
     with pytest.raises(Unavailable, match="20 bytes of tensors wait"):
         queue.offer(FIRST, (CLIENT, 0), 1, Tensor(b"b" * 32, b"y"))
-    for number in range(limits.QUEUE_EXECUTIONS - 1):
+    for number in range(tuning.QUEUE_EXECUTIONS - 1):
         queue.assign(f"0x{number:064x}", [], 1)
     with pytest.raises(Unavailable, match="executions already"):
         queue.assign(SECOND, [], 1)
@@ -323,12 +323,12 @@ def test_early_frames_come_back_in_order_and_are_bounded() -> None:
     add(SECOND, "c", b"4")
     add("0x" + "03" * 32, "d", b"5")
     assert take(FIRST) == []  # the oldest had to go
-    for number in range(limits.MAX_EARLY_FRAMES - 1):
+    for number in range(tuning.MAX_EARLY_FRAMES - 1):
         add(SECOND, "c", bytes([number % 256]))
     with pytest.raises(Unavailable, match="came before its plan"):
         add(SECOND, "c", b"one too many")
     with pytest.raises(Unavailable, match="came before its plan"):
-        add(FIRST, "c", bytes(limits.MAX_EARLY_BYTES + 1))
+        add(FIRST, "c", bytes(tuning.MAX_EARLY_BYTES + 1))
 
 
 GATED = LocalTask(2, ((0, 0), (0, 1), (1, 0)), 1, 0, gate=(0, 1))

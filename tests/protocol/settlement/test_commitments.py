@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.messages.base import Message
@@ -83,7 +83,7 @@ def test_nobody_draws_before_the_root_is_on_chain() -> None:
             held(command)
 
     simulation._execute = hold  # type: ignore[method-assign]  # the chain takes no commitments
-    simulation.run(limits.COMMIT_PATIENCE_BLOCKS - 2)
+    simulation.run(tuning.COMMIT_PATIENCE_BLOCKS - 2)
     assert waiting and not simulation.chain.agreed
     for member in simulation.members.values():
         assert member._settlements._states[execution_id].collector is None

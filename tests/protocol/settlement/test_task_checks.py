@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.messages.completions import EMPTY_DIGEST, TaskCommitment
 from splitup.messages.verification import (
     Attestation,
@@ -205,7 +205,7 @@ def test_strangers_and_second_answers_do_not_count() -> None:
 
 def test_orders_are_staged_and_sent_again_to_who_is_silent() -> None:
     check, attestations = start()
-    staged, again = limits.VERIFICATION_STAGE_S, limits.VERIFICATION_REPEAT_S
+    staged, again = tuning.VERIFICATION_STAGE_S, tuning.VERIFICATION_REPEAT_S
     assert check.find_orders(attestations, 0.0, 1) == []
     assert check.find_orders(attestations, staged, 1) == [VALIDATORS[0]]
     assert check.find_orders(attestations, staged, 1) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
@@ -98,11 +98,11 @@ def test_a_member_that_has_seen_no_block_believes_nobody() -> None:
 
 def test_a24_replaced_heads_are_bounded() -> None:
     heads = RecentBlocks()
-    for number in range(1, 3 * limits.MAX_HEADS):
+    for number in range(1, 3 * tuning.MAX_HEADS):
         heads.process_head(block(number), 0.0)
-    known = [n for n in range(3 * limits.MAX_HEADS) if heads.is_recent(block(n), 0.0)]
-    assert len(known) == limits.MAX_HEADS + 1
-    assert known[-1] == 3 * limits.MAX_HEADS - 1, "the oldest are forgotten first"
+    known = [n for n in range(3 * tuning.MAX_HEADS) if heads.is_recent(block(n), 0.0)]
+    assert len(known) == tuning.MAX_HEADS + 1
+    assert known[-1] == 3 * tuning.MAX_HEADS - 1, "the oldest are forgotten first"
 
 
 def test_f13_a_member_whose_chain_lags_keeps_its_nodes() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 
 _EXACT: Final = DecimalContext(prec=60)
@@ -65,14 +65,14 @@ def make_rope(theta: float, dims: int) -> Rope:
 
     Raises InvalidModel outside the bounds within which exact arithmetic ends in good time.
     """
-    if not limits.MIN_ROPE_THETA <= theta <= limits.MAX_ROPE_THETA:
+    if not tuning.MIN_ROPE_THETA <= theta <= tuning.MAX_ROPE_THETA:
         raise InvalidModel(
-            f"rope theta {theta:g} is out of range; models use {limits.MIN_ROPE_THETA:g} "
-            f"to {limits.MAX_ROPE_THETA:g}"
+            f"rope theta {theta:g} is out of range; models use {tuning.MIN_ROPE_THETA:g} "
+            f"to {tuning.MAX_ROPE_THETA:g}"
         )
-    if not 0 < dims <= limits.MAX_ROPE_DIMS:
+    if not 0 < dims <= tuning.MAX_ROPE_DIMS:
         raise InvalidModel(
-            f"{dims} rotary dimensions are out of range; a head turns 2 to {limits.MAX_ROPE_DIMS}"
+            f"{dims} rotary dimensions are out of range; a head turns 2 to {tuning.MAX_ROPE_DIMS}"
         )
     return Rope(
         tuple(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.rotary import Rope
 from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Local
@@ -164,7 +164,7 @@ def read_shape(
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise fields.refuse(activation, ", ".join(_ACTIVATIONS))
     config = DecoderConfig(
-        layers=fields.get_integer("num_hidden_layers", most=limits.MAX_LAYERS),
+        layers=fields.get_integer("num_hidden_layers", most=tuning.MAX_LAYERS),
         hidden=hidden,
         intermediate=fields.get_integer(inner),
         heads=heads,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.expert_layers import Experts, Router, Shared
 from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Recurrent
@@ -57,7 +57,7 @@ def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
     config = read_shape(fields, context, split=False, inner="moe_intermediate_size")
     shared = fields.get_integer("shared_expert_intermediate_size")
     experts = Experts(
-        count=fields.get_integer("num_experts", most=limits.MAX_EXPERTS),
+        count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=config.intermediate,
         prefix="mlp",

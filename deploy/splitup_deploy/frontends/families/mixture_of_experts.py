@@ -12,7 +12,7 @@ from dataclasses import fields as list_fields
 from dataclasses import replace
 from typing import Final
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
 from splitup_deploy.frontends.decoder.rotary import compute_yarn_scale
@@ -45,7 +45,7 @@ def read_mixtral(fields: Fields, context: int | None) -> MoeConfig:
     if fields.get("sliding_window") is not None:
         config = add_window(fields, config, range(config.layers))
     experts = Experts(
-        count=fields.get_integer("num_local_experts", most=limits.MAX_EXPERTS),
+        count=fields.get_integer("num_local_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=config.intermediate,
         prefix="block_sparse_moe",
@@ -65,7 +65,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
     if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
         raise fields.refuse("mlp_only_layers", "a list of layers")
     experts = Experts(
-        count=fields.get_integer("num_experts", most=limits.MAX_EXPERTS),
+        count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=fields.get_integer("moe_intermediate_size"),
         prefix="mlp",
@@ -86,7 +86,7 @@ def read_olmoe(fields: Fields, context: int | None) -> MoeConfig:
     config = add_rope(fields, read_shape(fields, context, grouped=False, epsilon=1e-5))
     config = replace(config, qkv_bias=bias, output_bias=bias, wide_qk_norm=True)
     experts = Experts(
-        count=fields.get_integer("num_experts", most=limits.MAX_EXPERTS),
+        count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=config.intermediate,
         prefix="mlp",
@@ -187,7 +187,7 @@ def read_experts(fields: Fields, layers: int, router: Router) -> Experts:
         raise fields.refuse("first_k_dense_replace", f"0 to {layers - 1} layers")
     fields.expect("moe_layer_freq", 1)
     return Experts(
-        count=fields.get_integer("n_routed_experts", most=limits.MAX_EXPERTS),
+        count=fields.get_integer("n_routed_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=inner,
         prefix="mlp",

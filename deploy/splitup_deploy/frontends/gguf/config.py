@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder import expert_layers
 from splitup_deploy.frontends.decoder.step_function import DecoderConfig
@@ -223,7 +223,7 @@ def _count_further(file: GgufFile, family: str) -> int:
     blocks, count = (
         file.metadata.get(f"{family}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
     )
-    if type(count) is not int or not 0 <= count <= limits.MAX_LAYERS:
+    if type(count) is not int or not 0 <= count <= tuning.MAX_LAYERS:
         raise InvalidModel(f"'{file.path}' has {count!r:.40} blocks that predict further")
     if count and not (type(blocks) is int and count < blocks):
         raise InvalidModel(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.step_function import DecoderConfig
 from splitup_deploy.frontends.gguf.header import GgufFile
@@ -28,7 +28,7 @@ _SIGMOID: Final = 2  # llama.cpp's number
 
 def find_attention(file: GgufFile) -> str:
     """Return what names of the first block with attention begin with; "blk.0." if all have it."""
-    blocks = range(limits.MAX_LAYERS)
+    blocks = range(tuning.MAX_LAYERS)
     return next((f"blk.{n}." for n in blocks if f"blk.{n}.ssm_a" not in file.tensors), "blk.0.")
 
 

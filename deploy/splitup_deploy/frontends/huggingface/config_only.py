@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from splitup.core import limits
+from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.families.architectures import trace_language_model
@@ -33,7 +33,7 @@ def load_shapes(source: str, sizes: Sizes) -> SourceModel:
     """Trace a model from its config.json; the weights are known by their shapes only."""
     path = Path(source)
     file = path / "config.json" if path.is_dir() else path
-    table = read_json(file, limits.MAX_CONFIG_BYTES)
+    table = read_json(file, tuning.MAX_CONFIG_BYTES)
     config = parse_config(table, sizes.context)
     weights = ShapeWeights(table)
     traced = trace_language_model(config, weights, sizes.chunk)

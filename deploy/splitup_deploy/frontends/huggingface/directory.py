@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.step_function import DecoderConfig
 from splitup_deploy.frontends.families.architectures import (
@@ -27,7 +27,7 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a Hugging Face directory; raises InvalidModel naming file and problem."""
     sizes = sizes or Sizes()
     directory = Path(source)
-    table = read_json(directory / "config.json", limits.MAX_CONFIG_BYTES)
+    table = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
     config = parse_config(table, sizes.context)
     tokenizer = directory / "tokenizer.json"
     read_json(tokenizer, limits.MAX_TOKENIZER_BYTES)
@@ -55,7 +55,7 @@ def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
 def _list_further_blocks(table: dict[str, Any], config: DecoderConfig) -> tuple[str, ...]:
     """Return what names of weights start with of blocks that only predict tokens further ahead."""
     count = table.get("num_nextn_predict_layers")
-    last = config.layers + min(count, limits.MAX_LAYERS) if type(count) is int else 0
+    last = config.layers + min(count, tuning.MAX_LAYERS) if type(count) is int else 0
     return tuple(f"model.layers.{layer}." for layer in range(config.layers, last))
 
 
@@ -63,7 +63,7 @@ def _read_eos_ids(directory: Path, table: dict[str, Any]) -> tuple[int, ...]:
     value = table.get("eos_token_id")
     generation = directory / "generation_config.json"
     if generation.is_file():
-        value = read_json(generation, limits.MAX_CONFIG_BYTES).get("eos_token_id", value)
+        value = read_json(generation, tuning.MAX_CONFIG_BYTES).get("eos_token_id", value)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if len(ids) > limits.MAX_PORTS or not all(
         type(item) is int and 0 <= item < limits.MAX_DIMENSION for item in ids

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 
 HIGHEST_PROTOCOL: Final = 5
@@ -82,7 +82,7 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        for _ in range(limits.MAX_PICKLE_OPCODES):
+        for _ in range(tuning.MAX_PICKLE_OPCODES):
             opcode = self.take(1)
             if opcode == b".":
                 value = self.pop()
@@ -93,7 +93,7 @@ class _Machine:
             if handler is None:
                 raise self.fail(f"uses the pickle opcode {opcode!r}, which no weights need")
             handler(self)
-        raise self.fail(f"holds a pickle of more than {limits.MAX_PICKLE_OPCODES} operations")
+        raise self.fail(f"holds a pickle of more than {tuning.MAX_PICKLE_OPCODES} operations")
 
     def fail(self, problem: str) -> InvalidModel:
         return refuse(self.name, problem)
@@ -143,7 +143,7 @@ class _Machine:
 
     def push_text(self, form: str) -> None:
         count = self.number(form)
-        if count > limits.MAX_PICKLE_STRING_BYTES:
+        if count > tuning.MAX_PICKLE_STRING_BYTES:
             raise self.fail(f"holds a string of {count} bytes")
         try:
             self.stack.append(self.take(count).decode())

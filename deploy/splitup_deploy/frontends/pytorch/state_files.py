@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup_deploy.frontends.pytorch.pickle_reader import (
@@ -376,7 +376,7 @@ class _Bounded:
 
     def read(self, count: int = -1) -> bytes:
         """Return ``count`` bytes, by default all to the end; raises InvalidModel for too many."""
-        bound = limits.MAX_ZIP_DIRECTORY_BYTES
+        bound = tuning.MAX_ZIP_DIRECTORY_BYTES
         if count > bound:
             raise self._reader.fail(f"claims a zip directory of {count} bytes")
         return self._file.read(bound if count < 0 else count)
