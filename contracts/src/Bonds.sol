@@ -7,6 +7,7 @@ import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
 import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {
     IBonds,
     OpenedEntry,
@@ -80,7 +81,7 @@ contract Bonds is IBonds, Ownable2Step {
     function requestRelease() external {
         require(bondOf[msg.sender] > 0, BondMissing(msg.sender));
         _requireNoMember(msg.sender);
-        uint64 time = uint64(block.timestamp) + releasePeriod;
+        uint64 time = SafeCast.toUint64(block.timestamp) + releasePeriod;
         releasableAt[msg.sender] = time;
         emit ReleaseRequested(msg.sender, time);
     }

@@ -224,7 +224,7 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
         require(count >= MIN_MEMBERS && count <= MAX_MEMBERS && count % 3 == 1, MemberCountInvalid(count));
 
         added = ++_lastConfiguration;
-        _seats[added].count = uint16(count);
+        _seats[added].count = uint16(count); // forge-lint: disable-line(unsafe-typecast) at most MAX_MEMBERS
         address previous;
         for (uint256 i; i < count; ++i) {
             Member calldata member = members_[i];

@@ -133,7 +133,7 @@ contract Market is IMarket, Ownable2Step {
         require(amount > 0, AmountMissing());
         _requireThawed(msg.sender);
         _debit(msg.sender, amount);
-        _books.balances -= uint96(amount); // a balance, so it fits
+        _books.balances -= SafeCast.toUint96(amount);
         emit Withdrawn(msg.sender, amount);
         usdc.safeTransfer(msg.sender, amount);
     }
@@ -280,13 +280,15 @@ contract Market is IMarket, Ownable2Step {
     function distribute(Due[] calldata dues) external {
         uint256 count = dues.length;
         require(count <= MAX_DUES, TooMany(count, MAX_DUES));
-        uint256 paid;
+        uint256 total;
         for (uint256 i; i < count; ++i) {
-            paid += _distribute(dues[i]);
+            total += _distribute(dues[i]);
         }
-        Books storage books = _books;
-        books.balances += uint96(paid);
-        books.locked -= uint96(paid);
+        uint96 paid = SafeCast.toUint96(total);
+        Books memory books = _books;
+        books.balances += paid;
+        books.locked -= paid;
+        _books = books;
     }
 
     /// @inheritdoc IMarket
@@ -300,22 +302,25 @@ contract Market is IMarket, Ownable2Step {
         execution.status = Status.Refunded;
         uint96 amount = execution.maxPrice;
         _credit(execution.client, amount);
-        Books storage books = _books;
+        Books memory books = _books;
         books.balances += amount;
         books.locked -= amount;
+        _books = books;
         emit Refunded(executionId, execution.client, amount);
     }
 
     /// @inheritdoc IMarket
     function collectFees() external {
         Member[] memory members = committee.members();
-        uint56 part = uint56(_books.fees / members.length); // at most 31 members; none before the first are set
-        uint56 amount = part * uint56(members.length);
+        Books memory books = _books;
+        uint56 share = SafeCast.toUint56(books.fees / members.length);
+        uint56 amount = SafeCast.toUint56(share * members.length);
         for (uint256 i; i < members.length; ++i) {
-            _credit(members[i].account, part);
+            _credit(members[i].account, share);
         }
-        _books.fees -= amount;
-        _books.balances += amount;
+        books.fees -= amount;
+        books.balances += amount;
+        _books = books;
         emit FeesCollected(amount, members.length);
     }
 
@@ -452,21 +457,23 @@ contract Market is IMarket, Ownable2Step {
         usdc.safeTransferFrom(msg.sender, address(this), amount);
         uint256 received = usdc.balanceOf(address(this)) - before;
         require(received == amount, TransferShort(received, amount));
-        _credit(msg.sender, amount);
-        _books.balances += SafeCast.toUint96(amount); // every other cast is of a part of this sum
+        uint96 added = SafeCast.toUint96(amount);
+        _credit(msg.sender, added);
+        _books.balances += added;
         emit Deposited(msg.sender, amount);
     }
 
     /// @dev The caller keeps the books.
-    function _credit(address account, uint256 amount) internal {
-        if (amount > 0) _accounts[account].balance += uint128(amount);
+    function _credit(address account, uint96 amount) internal {
+        if (amount > 0) _accounts[account].balance += amount;
     }
 
     /// @dev The caller keeps the books.
     function _debit(address account, uint256 amount) internal {
         uint256 balance = _accounts[account].balance;
         require(balance >= amount, BalanceTooSmall(account, balance, amount));
-        _accounts[account].balance = uint128(balance - amount);
+        // The difference is at most the balance, which is a uint128.
+        _accounts[account].balance = uint128(balance - amount); // forge-lint: disable-line(unsafe-typecast)
     }
 
     function _requireThawed(address account) internal view {
@@ -498,13 +505,13 @@ contract Market is IMarket, Ownable2Step {
         require(!execution.released || start < end, AlreadyDistributed(executionId));
 
         bool releasing = !execution.released;
-        uint256 stop = end - start > MAX_CREDITS ? start + MAX_CREDITS : end;
+        uint16 stop = SafeCast.toUint16(end - start > MAX_CREDITS ? start + MAX_CREDITS : end);
         execution.released = true;
-        execution.distributed = uint16(stop); // at most MAX_PAYOUTS
+        execution.distributed = stop;
         for (uint256 i = start; i < stop; ++i) {
-            uint256 amount = amountOf(due.payouts[i]);
-            _credit(accountOf(due.payouts[i]), amount);
-            paid += amount;
+            bytes32 payout = due.payouts[i];
+            _credit(accountOf(payout), amountOf(payout));
+            paid += amountOf(payout);
         }
         emit Distributed(executionId, stop - start, end - stop);
         if (!releasing) return paid;
@@ -525,11 +532,12 @@ contract Market is IMarket, Ownable2Step {
             slashed = _slash(executionId, s.slashes);
             _reward(executionId, s.rewards, slashed);
         }
-        _credit(execution.client, left);
-        Books storage books = _books;
-        books.balances += uint96(left + slashed);
-        books.locked -= uint96(left + fee);
+        _credit(execution.client, SafeCast.toUint96(left));
+        Books memory books = _books;
+        books.balances += SafeCast.toUint96(left + slashed);
+        books.locked -= SafeCast.toUint96(left + fee);
         books.fees += SafeCast.toUint56(fee);
+        _books = books;
         emit Settled(executionId, s.steps, paid, fee, left, slashed, s.evidenceRoot, s.payouts);
     }
 
@@ -554,11 +562,11 @@ contract Market is IMarket, Ownable2Step {
         for (uint256 i; i < rewards.length; ++i) {
             uint256 amount = rewards[i].amount;
             if (wanted > available) amount = amount * available / wanted;
-            _credit(rewards[i].to, amount);
+            _credit(rewards[i].to, SafeCast.toUint96(amount));
             given += amount;
             emit Rewarded(executionId, rewards[i].to, amount);
         }
-        _credit(treasury, slashed - given);
+        _credit(treasury, SafeCast.toUint96(slashed - given));
     }
 
     // ------------------------------------------------------------------ internal: executions
@@ -670,7 +678,8 @@ contract Market is IMarket, Ownable2Step {
 
         Execution storage execution = _executions[executionId];
         execution.status = Status.Planned;
-        execution.executorCount = uint16(executors); // at most MAX_EXECUTORS
+        // At most MAX_EXECUTORS, by the first check.
+        execution.executorCount = uint16(executors); // forge-lint: disable-line(unsafe-typecast)
         execution.record = _planRecord(requestHash, terms.planRoot, seed);
         emit PlanAccepted(executionId, terms.planRoot, seed, executors);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {IModelRegistry, Model, Task} from "./interfaces/IModelRegistry.sol";
 
 /// @title The model registry
@@ -37,7 +38,7 @@ contract ModelRegistry is IModelRegistry {
         bytes32 dagRoot = keccak256(abi.encode(tasks, edges));
         _models[modelId] = Model({
             developer: msg.sender,
-            taskCount: uint16(tasks.length),
+            taskCount: SafeCast.toUint16(tasks.length),
             pricePerStep: price,
             dagRoot: dagRoot,
             name: name

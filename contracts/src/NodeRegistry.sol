@@ -6,6 +6,7 @@ import {Ownable2Step} from "@openzeppelin/contracts/access/Ownable2Step.sol";
 import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC20Permit.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {accountOf, amountOf} from "./Words.sol";
 import {IMarket} from "./interfaces/IMarket.sol";
 import {INodeRegistry, NodeView} from "./interfaces/INodeRegistry.sol";
@@ -123,7 +124,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     function requestUnstake() external {
         Node storage node = _known(msg.sender);
         require(node.unbondingAt == 0, NodeLeaving(msg.sender, node.unbondingAt));
-        uint64 unbondingAt = uint64(block.timestamp) + unbondingPeriod;
+        uint64 unbondingAt = SafeCast.toUint64(block.timestamp) + unbondingPeriod;
         node.unbondingAt = unbondingAt;
         emit UnstakeRequested(msg.sender, unbondingAt);
     }
@@ -171,7 +172,8 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
             (uint256 stake, uint256 locked) = (node.stake, node.locked);
             uint256 free = stake > locked ? stake - locked : 0; // a slash may have left less than is locked
             require(amount <= free, ExposureTooHigh(account, free, amount));
-            node.locked = uint96(locked + amount); // at most the stake, which is a uint96
+            // locked + amount is at most the stake, which is a uint96.
+            node.locked = uint96(locked + amount); // forge-lint: disable-line(unsafe-typecast)
         }
     }
 
@@ -186,12 +188,14 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     function slash(address account, uint256 amount) external onlyMarket returns (uint256 taken) {
         Node storage node = _nodes[account];
         uint96 stake = node.stake;
-        taken = amount < stake ? amount : stake;
-        if (taken == 0) return 0;
-        stake -= uint96(taken); // taken <= stake, which is a uint96
+        // The cast is of an amount below the stake, which is a uint96.
+        uint96 loss = amount < stake ? uint96(amount) : stake; // forge-lint: disable-line(unsafe-typecast)
+        if (loss == 0) return 0;
+        stake -= loss;
         node.stake = stake;
-        emit NodeSlashed(account, uint96(taken), stake);
-        usdc.safeTransfer(msg.sender, taken);
+        emit NodeSlashed(account, loss, stake);
+        usdc.safeTransfer(msg.sender, loss);
+        return loss;
     }
 
     // ------------------------------------------------------------------------ owner's verbs
@@ -270,7 +274,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         node.signingKey = signingKey;
         node.stake = stake;
         node.vramGb = vramGb;
-        node.position = uint32(_accounts.length);
+        node.position = SafeCast.toUint32(_accounts.length);
         node.operator = msg.sender;
         node.endpoint = endpoint;
         emit NodeRegistered(msg.sender, signingKey, vramGb, stake, endpoint);

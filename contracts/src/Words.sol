@@ -11,12 +11,12 @@ function toWord(address account, uint96 amount) pure returns (bytes32) {
 
 /// @notice Returns the account of a word.
 function accountOf(bytes32 word) pure returns (address) {
-    return address(bytes20(word));
+    return address(bytes20(word)); // forge-lint: disable-line(unsafe-typecast) the upper 160 bits are wanted
 }
 
 /// @notice Returns the amount of a word, in micro-USDC.
 function amountOf(bytes32 word) pure returns (uint96) {
-    return uint96(uint256(word));
+    return uint96(uint256(word)); // the lower 96 bits are wanted
 }
 
 /// @notice Returns keccak256 of the words one after another: EIP-712's encoding of bytes32[].

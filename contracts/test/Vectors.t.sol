@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {Base} from "./Base.sol";
 import {Bls} from "../src/libraries/Bls.sol";
 import {PlanTask, Roots, SnapshotEntry, SnapshotHeader} from "../src/libraries/Roots.sol";
@@ -54,6 +55,18 @@ contract VectorsTest is Base {
             require(!Bls.isSignature(previous, signed, signature), "another key's signature is accepted");
             previous = key;
         }
+    }
+
+    function clockOf(uint64 task) external pure returns (uint256) {
+        return Selection.clock(0, task, Selection.EXECUTOR, address(1), 1);
+    }
+
+    /// @dev The hash has room for 32 bits of the task's index: a larger one reverts and is not truncated.
+    function test_a_task_index_beyond_32_bits_reverts() public {
+        uint64 tooLarge = 1 << 32;
+        require(this.clockOf(tooLarge - 1) > 0);
+        vm.expectRevert(abi.encodeWithSelector(SafeCast.SafeCastOverflowedUintDowncast.selector, 32, tooLarge));
+        this.clockOf(tooLarge);
     }
 
     function test_logarithms_at_the_ends() public pure {

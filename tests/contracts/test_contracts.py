@@ -61,5 +61,13 @@ def test_forge_tests_pass() -> None:
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
 
 
+def test_every_narrowing_cast_is_checked_or_explained() -> None:
+    forge = CONTRACTS / "node_modules" / ".bin" / "forge"
+    if not forge.exists():
+        pytest.skip("forge is not published for this platform")
+    result = run(forge, "lint", "src")
+    assert result.returncode == 0, result.stderr[-4000:]
+
+
 def test_lock_file_names_no_registry() -> None:
     assert '"resolved"' not in (CONTRACTS / "package-lock.json").read_text()

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
+import {SignedMath} from "@openzeppelin/contracts/utils/math/SignedMath.sol";
 import {PlanTask, SnapshotEntry, SnapshotHeader} from "./Roots.sol";
 
 /// @title Who runs a task, in integers
@@ -29,7 +31,7 @@ library Selection {
         pure
         returns (uint256)
     {
-        bytes32 key = sha256(abi.encodePacked("splitup/select/v2", seed, role, uint32(task)));
+        bytes32 key = sha256(abi.encodePacked("splitup/select/v2", seed, role, SafeCast.toUint32(task)));
         return (neglog2Q32(uint64(bytes8(sha256(abi.encodePacked(key, node))))) << 64) / weight_;
     }
 
@@ -101,7 +103,7 @@ library Selection {
 
     /// @notice The factor of a node's credit: 4 for the highest, 1 for none, a quarter for the lowest.
     function fairnessMilli(int64 creditMilli) internal pure returns (uint256) {
-        uint256 size = uint256(creditMilli < 0 ? -int256(creditMilli) : int256(creditMilli));
+        uint256 size = SignedMath.abs(creditMilli);
         uint256 stretch = (MAX_FAIRNESS - 1) * size;
         return creditMilli < 0
             ? 1000 * MAX_CREDIT_MILLI / (MAX_CREDIT_MILLI + stretch)
