@@ -7,16 +7,16 @@ import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC20Permit.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
-import {accountOf, amountOf} from "./Words.sol";
 import {IMarket} from "./interfaces/IMarket.sol";
 import {INodeRegistry, NodeView} from "./interfaces/INodeRegistry.sol";
+import {accountOf, amountOf} from "./libraries/AccountAmount.sol";
 
 /// @title The node registry
 /// @notice See {INodeRegistry}.
-/// @dev The token is USDC; one that keeps a fee is refused. A signing key is not proven to belong to
-/// its node here (the chain cannot check Ed25519 cheaply); messages under it are checked off chain.
-/// Whoever registers somebody else's key first has staked for a node that cannot sign anything, and
-/// its victim registers with a fresh key.
+/// @dev The token is USDC; a token that charges a fee on transfers is refused. The contract does not check that a
+/// node owns its signing key, because Ed25519 is expensive to verify on chain; messages are verified off chain. An
+/// attacker that registers the key of another node first has staked for a node that cannot sign anything, and the
+/// other node registers with a new key.
 contract NodeRegistry is INodeRegistry, Ownable2Step {
     using SafeERC20 for IERC20;
 
@@ -25,22 +25,23 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     uint96 internal constant BASE_STAKE = 1000e6;
     uint96 internal constant STAKE_PER_GB = 100e6;
     uint256 internal constant MAX_ENDPOINT_BYTES = 256;
-    uint256 internal constant MAX_PAGE = 256; // keeps a call within every provider's gas allowance
-    uint64 internal constant MAX_UNBONDING_PERIOD = 90 days; // an owner cannot lock stakes for ever
+    uint256 internal constant MAX_PAGE = 256; // keeps the call below the gas limits of RPC providers
+    uint64 internal constant MAX_UNBONDING_PERIOD = 90 days; // bounds how long the owner can lock stakes
 
     // ------------------------------------------------------------------------------ storage
 
     struct Node {
         bytes32 signingKey;
-        uint96 stake; // the first three share a slot: locking writes one
+        uint96 stake; // shares a storage slot with the next two fields, so that locking writes one slot
         uint96 locked;
         uint64 unbondingAt;
         uint32 vramGb;
-        uint32 position; // in _accounts, counted from 1; 0 means unknown
+        uint32 position; // in _accounts, counted from 1; 0 if the node is not registered
         address operator;
         string endpoint;
     }
 
+    /// @notice The token: USDC.
     IERC20 public immutable usdc;
     /// @inheritdoc INodeRegistry
     address public market;
@@ -63,7 +64,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         _;
     }
 
-    // -------------------------------------------------------------------------- nodes' verbs
+    // ------------------------------------------------------------------------- node functions
 
     /// @inheritdoc INodeRegistry
     function register(bytes32 signingKey, uint32 vramGb, string calldata endpoint) external {
@@ -80,8 +81,8 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         bytes32 r,
         bytes32 s
     ) external {
-        // A permit that somebody has submitted already fails here and has left its allowance; a bad
-        // one leaves none, and the transfer says so.
+        // If somebody has already submitted the permit, this call fails but the allowance exists. If the permit is
+        // invalid, there is no allowance and the transfer below reverts.
         try IERC20Permit(address(usdc)).permit(
             msg.sender, address(this), minStake(vramGb), permitDeadline, v, r, s
         ) {} catch {}
@@ -90,7 +91,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     /// @inheritdoc INodeRegistry
     function setEndpoint(string calldata endpoint) external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         _checkEndpoint(endpoint);
         node.endpoint = endpoint;
         emit EndpointChanged(msg.sender, endpoint);
@@ -98,7 +99,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     /// @inheritdoc INodeRegistry
     function setOperator(address operator) external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         require(operator == msg.sender || isAllowed[operator][msg.sender], OperatorUnwilling(operator, msg.sender));
         node.operator = operator;
         emit OperatorChanged(msg.sender, operator);
@@ -112,7 +113,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     /// @inheritdoc INodeRegistry
     function topUp(uint96 amount) external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         require(amount > 0, AmountMissing());
         uint96 stake = node.stake + amount;
         node.stake = stake;
@@ -122,7 +123,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     /// @inheritdoc INodeRegistry
     function requestUnstake() external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         require(node.unbondingAt == 0, NodeLeaving(msg.sender, node.unbondingAt));
         uint64 unbondingAt = SafeCast.toUint64(block.timestamp) + unbondingPeriod;
         node.unbondingAt = unbondingAt;
@@ -131,7 +132,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     /// @inheritdoc INodeRegistry
     function cancelUnstake() external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         require(node.unbondingAt != 0, NodeStaying(msg.sender));
         node.unbondingAt = 0;
         emit UnstakeCancelled(msg.sender);
@@ -139,7 +140,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
 
     /// @inheritdoc INodeRegistry
     function withdrawStake() external {
-        Node storage node = _known(msg.sender);
+        Node storage node = _registered(msg.sender);
         uint64 unbondingAt = node.unbondingAt;
         require(unbondingAt != 0, NodeStaying(msg.sender));
         require(block.timestamp >= unbondingAt, StillUnbonding(msg.sender, unbondingAt));
@@ -157,7 +158,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         usdc.safeTransfer(msg.sender, amount);
     }
 
-    // ------------------------------------------------------------------------ market's verbs
+    // ---------------------------------------------------------------------- market functions
 
     /// @inheritdoc INodeRegistry
     function lock(bytes32[] calldata exposures) external onlyMarket {
@@ -170,9 +171,9 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
             if (amount == 0) continue;
             Node storage node = _nodes[account];
             (uint256 stake, uint256 locked) = (node.stake, node.locked);
-            uint256 free = stake > locked ? stake - locked : 0; // a slash may have left less than is locked
+            uint256 free = stake > locked ? stake - locked : 0; // a slash can leave less than is locked
             require(amount <= free, ExposureTooHigh(account, free, amount));
-            // locked + amount is at most the stake, which is a uint96.
+            // The sum is at most the stake, which is a uint96.
             node.locked = uint96(locked + amount); // forge-lint: disable-line(unsafe-typecast)
         }
     }
@@ -188,7 +189,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     function slash(address account, uint256 amount) external onlyMarket returns (uint256 taken) {
         Node storage node = _nodes[account];
         uint96 stake = node.stake;
-        // The cast is of an amount below the stake, which is a uint96.
+        // The cast amount is below the stake, which is a uint96.
         uint96 loss = amount < stake ? uint96(amount) : stake; // forge-lint: disable-line(unsafe-typecast)
         if (loss == 0) return 0;
         stake -= loss;
@@ -198,7 +199,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         return loss;
     }
 
-    // ------------------------------------------------------------------------ owner's verbs
+    // ----------------------------------------------------------------------- owner functions
 
     /// @inheritdoc INodeRegistry
     function setMarket(address market_) external onlyOwner {
@@ -281,8 +282,8 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         _take(stake);
     }
 
-    /// @dev Called last. Comparing the balance catches a token that keeps a fee, and one that calls back
-    /// into a second taking.
+    /// @dev Called last. Comparing the balances detects a token that charges a fee, and one that calls back into a
+    /// second call of this function.
     function _take(uint256 amount) internal {
         uint256 before = usdc.balanceOf(address(this));
         usdc.safeTransferFrom(msg.sender, address(this), amount);
@@ -299,7 +300,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
         emit UnbondingPeriodSet(period);
     }
 
-    function _known(address account) internal view returns (Node storage node) {
+    function _registered(address account) internal view returns (Node storage node) {
         node = _nodes[account];
         require(node.position != 0, UnknownNode(account));
     }
