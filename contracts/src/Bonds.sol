@@ -55,6 +55,10 @@ contract Bonds is IBonds, Ownable2Step {
     /// @dev Each offence is punished once per account, so a bond posted afterwards is safe from the same report.
     mapping(address account => mapping(bytes32 offence => bool)) internal _isPunished;
 
+    /// @param owner_ Owner of the contract, and its first treasury.
+    /// @param usdc_ The token.
+    /// @param committee_ The committee whose members' signatures can be reported.
+    /// @param releasePeriod_ Time from `requestRelease` to `release`, in seconds, at most 90 days.
     constructor(address owner_, IERC20 usdc_, ICommittee committee_, uint64 releasePeriod_) Ownable(owner_) {
         require(address(usdc_) != address(0) && address(committee_) != address(0), AddressMissing());
         require(releasePeriod_ <= MAX_PERIOD, PeriodTooLong(releasePeriod_, MAX_PERIOD));

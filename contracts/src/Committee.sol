@@ -52,6 +52,7 @@ contract Committee is ICommittee, Ownable2Step, EIP712 {
     mapping(uint64 configuration => mapping(address member => bool)) internal _hasVoted;
     mapping(uint64 configuration => mapping(bytes32 groupKeyHash => uint256)) internal _votes;
 
+    /// @param owner_ Owner of the contract.
     constructor(address owner_) Ownable(owner_) EIP712("SplitUp", "1") {}
 
     // ----------------------------------------------------------------------- owner functions

@@ -95,6 +95,12 @@ contract Market is IMarket, Ownable2Step {
     /// @inheritdoc IMarket
     mapping(bytes32 executionId => mapping(address node => bytes32)) public commitmentOf;
 
+    /// @param owner_ Owner of the contract, and its first treasury.
+    /// @param usdc_ The token.
+    /// @param committee_ The committee.
+    /// @param nodes_ The node registry, whose owner must make this contract its market.
+    /// @param models_ The model registry.
+    /// @param parameters_ The first parameters.
     constructor(
         address owner_,
         IERC20 usdc_,

@@ -53,6 +53,9 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     /// @inheritdoc INodeRegistry
     mapping(address operator => mapping(address account => bool)) public isAllowed;
 
+    /// @param owner_ Owner of the contract.
+    /// @param usdc_ The token.
+    /// @param unbondingPeriod_ Time from `requestUnstake` to `withdrawStake`, in seconds, at most 90 days.
     constructor(address owner_, IERC20 usdc_, uint64 unbondingPeriod_) Ownable(owner_) {
         require(address(usdc_) != address(0), AddressMissing());
         usdc = usdc_;

@@ -33,7 +33,8 @@ interface Vm {
 }
 
 /// @dev A deployed network: four committee members, three nodes of 12 GB, one client with a deposit of 1000 USDC.
-/// A test whose name has a15 to a24 checks an attack of that number in docs/security.md.
+/// In test names, a15 to a24 are the numbers of attacks in docs/security.md; a19 is a committee member that signs
+/// contradictory votes or wrong plans.
 abstract contract Base {
     Vm internal constant vm = Vm(address(uint160(uint256(keccak256("hevm cheat code")))));
     uint96 internal constant NODE_STAKE = 2200e6;
@@ -342,7 +343,7 @@ abstract contract Base {
         require(actual == expected, NotEqual(actual, expected));
     }
 
-    /// @dev No money is created or lost. Exact equality holds because no test sends tokens directly to the market.
+    /// @dev No money is created or lost. For tests that send no tokens directly to the market, so the sums are exact.
     function assertConserved() internal view {
         assertEq(
             usdc.balanceOf(address(market)), market.totalBalances() + market.totalLocked() + market.totalFees()

@@ -1,4 +1,4 @@
-"""The contracts' own tests, and the freshness of what the package ships of them."""
+"""Run the forge tests, and check that the shipped artifacts and vectors are up to date."""
 
 from __future__ import annotations
 
