@@ -88,6 +88,7 @@ contract Market is IMarket, Ownable2Step {
 
     /// @inheritdoc IMarket
     address public treasury;
+    uint64 internal _lastEnd; // the latest time until which an execution opened so far can be settled
     Totals internal _totals;
     Parameters internal _parameters;
     mapping(address account => Account) internal _accounts;
@@ -272,6 +273,8 @@ contract Market is IMarket, Ownable2Step {
     function settle(bytes32 executionId, Settlement calldata s, bytes calldata signatures) external {
         Execution storage execution = _executions[executionId];
         _requireStatus(executionId, execution.status, Status.Planned);
+        uint64 end = _endOf(execution);
+        require(block.timestamp < end, DeadlinePassed(executionId, end));
         require(s.payouts.length <= MAX_PAYOUTS, TooMany(s.payouts.length, MAX_PAYOUTS));
         require(s.rewards.length <= MAX_SLASHES, TooMany(s.rewards.length, MAX_SLASHES));
         require(s.slashes.length <= MAX_SLASHES, TooMany(s.slashes.length, MAX_SLASHES));
@@ -418,7 +421,7 @@ contract Market is IMarket, Ownable2Step {
         Execution storage execution = _executions[executionId];
         bool complete = execution.status == Status.Planned
             && (execution.certified || execution.committed >= execution.executorCount);
-        return execution.deadline + (complete ? _parameters.settlementGraceS : 0);
+        return complete ? _endOf(execution) : execution.deadline;
     }
 
     /// @inheritdoc IMarket
@@ -428,7 +431,9 @@ contract Market is IMarket, Ownable2Step {
 
     /// @inheritdoc IMarket
     function longestExecutionS() external view returns (uint64) {
-        return _longestExecutionS(_parameters);
+        uint64 open = _lastEnd > block.timestamp ? _lastEnd - SafeCast.toUint64(block.timestamp) : 0;
+        uint64 next = uint64(_parameters.maxDeadlineS) + _parameters.settlementGraceS;
+        return open > next ? open : next;
     }
 
     /// @inheritdoc IMarket
@@ -534,7 +539,7 @@ contract Market is IMarket, Ownable2Step {
         uint256 left = execution.maxPrice;
         require(paid <= left, Overpaid(executionId, paid, left));
         left -= paid;
-        uint256 fee = paid * _parameters.feeBps / BPS;
+        uint256 fee = paid * execution.feeBps / BPS;
         if (fee > left) fee = left;
         left -= fee;
         uint256 slashed;
@@ -581,6 +586,11 @@ contract Market is IMarket, Ownable2Step {
 
     // ------------------------------------------------------------------ internal: executions
 
+    /// @dev Until when the execution can be settled, in Unix seconds.
+    function _endOf(Execution storage execution) internal view returns (uint64) {
+        return execution.deadline + execution.settlementGraceS;
+    }
+
     function _requireStatus(bytes32 executionId, Status status, Status required) internal pure {
         require(status == required, StatusInvalid(executionId, status));
     }
@@ -617,7 +627,11 @@ contract Market is IMarket, Ownable2Step {
         execution.steps = request.steps;
         execution.deadline = request.deadline;
         execution.maxPrice = request.maxPrice;
-        execution.configuration = committee.configuration();
+        execution.configuration = SafeCast.toUint32(committee.configuration());
+        execution.settlementGraceS = _parameters.settlementGraceS;
+        execution.feeBps = _parameters.feeBps;
+        uint64 end = _endOf(execution);
+        if (end > _lastEnd) _lastEnd = end;
         emit RequestNodeSelections(
             executionId,
             request.modelId,
@@ -706,10 +720,6 @@ contract Market is IMarket, Ownable2Step {
     }
 
     // ------------------------------------------------------------------ internal: parameters
-
-    function _longestExecutionS(Parameters memory p) internal pure returns (uint64) {
-        return uint64(p.maxDeadlineS) + p.settlementGraceS;
-    }
 
     function _setParameters(Parameters memory p) internal {
         rules.check(p, nodes.unbondingPeriod());

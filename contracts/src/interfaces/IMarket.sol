@@ -89,6 +89,8 @@ struct PlanSubmission {
 /// @param maxPrice Amount that the request locked, in micro-USDC.
 /// @param configuration Number of the committee configuration that was in force at the request. All quorums of
 /// the execution are quorums of that configuration.
+/// @param settlementGraceS Settlement grace when the execution was opened, in seconds.
+/// @param feeBps Committee's fee when the execution was opened, in basis points.
 /// @param executorCount Number of executors in the plan; 0 before there is a plan.
 /// @param committed Number of nodes that called `commitCompletions` for this execution.
 /// @param status State of the execution.
@@ -106,9 +108,11 @@ struct Execution {
     uint32 steps;
     uint64 deadline;
     uint96 maxPrice;
-    uint64 configuration;
+    uint32 configuration;
+    uint32 settlementGraceS;
+    uint16 feeBps;
     uint16 executorCount;
-    uint32 committed;
+    uint16 committed;
     Status status;
     bool certified;
     bool released;
@@ -418,7 +422,8 @@ interface IMarket {
     /// @param completions At most 64 commitments.
     function commitCompletions(Completion[] calldata completions) external;
 
-    /// @notice Decides payouts and slashes of a planned execution, once. The part of the price that payouts and fee
+    /// @notice Decides payouts and slashes of a planned execution, once, and before the execution's deadline plus its
+    /// settlement grace: after that, only a refund is left. The part of the price that payouts and fee
     /// leave over is credited to the client, and slashed stake to the rewards and the treasury, in this call. If
     /// less was slashed than the rewards need, or than the treasury's share leaves for them, all rewards are scaled
     /// down by the same factor. The treasury gets the rest of the slashed stake.
@@ -446,7 +451,8 @@ interface IMarket {
 
     /// @notice Sets the parameters. Reverts unless a wrong result is expected to lose money, and unless the nodes'
     /// unbonding period is longer than every execution.
-    /// @param parameters_ The new parameters. Settlements and refunds of open executions use them, too.
+    /// @param parameters_ The new parameters. An execution keeps the fee, the deadline and the grace that it was opened
+    /// with.
     function setParameters(Parameters calldata parameters_) external;
 
     /// @notice Sets the account that receives the slashed stake that rewards leave over.
@@ -520,8 +526,8 @@ interface IMarket {
     /// @notice Returns the parameters in force.
     function parameters() external view returns (Parameters memory);
 
-    /// @notice Returns the longest time from a request to the end of its grace, in seconds. The nodes' unbonding
-    /// period is longer.
+    /// @notice Returns for how long an execution can still be settled, in seconds: one that is requested now, or one
+    /// that is open already and was requested under other parameters. The nodes' unbonding period is longer.
     function longestExecutionS() external view returns (uint64);
 
     /// @notice Returns the account that receives the slashed stake that rewards leave over.
