@@ -21,10 +21,10 @@ from typing import Literal
 from tinygrad.dtype import AddrSpace, InvalidType
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.backend.bridge import Lowered
-from splitup.graph.ir import Dims, Graph
+from splitup.backend.lowering import Lowered
+from splitup.graph.ir import Dims
 from splitup.graph.memory import get_stride
-from splitup.graph.rules import Value
+from splitup.graph.rules import CheckedGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,20 @@ class Rows:
 Kind = Rows | Literal["common", "state", "own"]
 
 
-class _Unfit(Exception):
+class _NoMatch(Exception):
     """The kernel is not of the form that is understood."""
 
 
-def find_kinds(graph: Graph, values: Sequence[Value], lowered: Lowered) -> dict[UOp, Kind]:
+def find_kinds(graph: CheckedGraph, lowered: Lowered) -> dict[UOp, Kind]:
     """Return the kind of every buffer whose form the graph gives: all but temporaries."""
     kinds: dict[UOp, Kind] = {}
     for buffer, spec in zip(lowered.inputs, graph.inputs, strict=True):
         kinds[buffer] = _get_kind(graph.get_dims(spec)) or "own"
     kinds |= dict.fromkeys(lowered.weights, "common")
     in_memory = [
-        value for node, value in zip(graph.nodes, values, strict=True) if node.op == "CONTIGUOUS"
+        value
+        for node, value in zip(graph.nodes, graph.values, strict=True)
+        if node.op == "CONTIGUOUS"
     ]
     for buffer, value in zip(lowered.values, in_memory, strict=True):
         if (rows := _get_kind(value.dims)) is not None:
@@ -76,12 +78,12 @@ def classify_kernel(sink: UOp, buffers: Sequence[UOp], kinds: dict[UOp, Kind]) -
     try:
         target, loops = _get_store(sink)
         if missing - {buffers[target.src[0].arg.slot]}:
-            raise _Unfit
+            raise _NoMatch
         if missing:
             others = [kinds[b] for p in params if (b := buffers[p.arg.slot]) not in missing]
             kinds[missing.pop()] = _infer_kind(target, loops, others)
         return _is_shared(sink, {p: kinds[buffers[p.arg.slot]] for p in params}, loops)
-    except _Unfit:
+    except _NoMatch:
         kinds |= dict.fromkeys(missing, "own")
         return False
 
@@ -93,12 +95,12 @@ def _is_buffer(uop: UOp) -> bool:
 def _get_store(sink: UOp) -> tuple[UOp, tuple[UOp, ...]]:
     """Return where a kernel writes, and its loops."""
     if sink.op is not Ops.SINK or len(sink.src) != 1 or sink.src[0].op is not Ops.END:
-        raise _Unfit
+        raise _NoMatch
     store, *loops = sink.src[0].src
     if store.op is not Ops.STORE or store.src[0].op is not Ops.INDEX:
-        raise _Unfit
+        raise _NoMatch
     if not _is_buffer(store.src[0].src[0]) or any(loop.op is not Ops.RANGE for loop in loops):
-        raise _Unfit
+        raise _NoMatch
     return store.src[0], tuple(loops)
 
 
@@ -150,12 +152,12 @@ def _is_symbol(uop: UOp) -> bool:
 
 def _get_symbol(loop: UOp) -> str:
     if not _is_symbol(loop.src[0]):
-        raise _Unfit
+        raise _NoMatch
     return str(loop.src[0].expr)
 
 
 def _get_factor(index: UOp, row: UOp) -> int:
-    """Return how far an index moves from one row to the next; raises _Unfit unless evenly."""
+    """Return how far an index moves from one row to the next; raises _NoMatch unless evenly."""
     if index is row:
         return 1
     if index.op is Ops.ADD:
@@ -167,7 +169,7 @@ def _get_factor(index: UOp, row: UOp) -> int:
         if other.op is Ops.CONST and isinstance(other.arg, InvalidType):  # a guarded load
             return _get_factor(chosen, row)
     if not _is_free(index, row):
-        raise _Unfit
+        raise _NoMatch
     return 0
 
 

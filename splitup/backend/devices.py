@@ -28,8 +28,8 @@ from tinygrad.device import Device
 from tinygrad.helpers import DEV, NUM_CPU_THREADS, PARALLEL
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 
+from splitup.backend.native_code import CPU_CLASS_PART, find_native_code
 from splitup.core.errors import ConfigurationError, Unavailable
-from splitup.cpu.matmul_match import PRODUCTS_VERSION, is_supported
 
 GPU_DEVICES: Final = ("METAL", "AMD", "NV", "CUDA")  # in the order tinygrad itself tries them
 _X86: Final = frozenset({"x86_64", "amd64"})
@@ -158,7 +158,7 @@ def _select_cpu_renderer() -> tuple[str, str]:
 def get_common_class() -> str:
     """Name the class that x86-64 machines with AVX2 have without a GPU or a compiler."""
     version = importlib.metadata.version("tinygrad")
-    return f"tinygrad {version}/CPU:X86/x86_64/products {PRODUCTS_VERSION}"
+    return f"tinygrad {version}/CPU:X86/x86_64/{CPU_CLASS_PART}"
 
 
 def _get_class(device: str, renderer: str, clang: str) -> str:
@@ -173,8 +173,8 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
         parts.append(_get_cpu_features())
     if renderer == "LLVM":
         parts.append(_get_llvm_version())
-    if device == "CPU" and is_supported():
-        parts.append(f"products {PRODUCTS_VERSION}")
+    if (native := find_native_code(device)) is not None:
+        parts.append(native.CLASS_PART)
     if clang:
         banner = subprocess.run([clang, "--version"], capture_output=True, text=True, check=False)
         parts.append((banner.stdout.splitlines() or ["unknown clang"])[0])

@@ -18,11 +18,10 @@ from tinygrad.helpers import Target
 from tinygrad.runtime.ops_cpu import CPUProgram
 from tinygrad.uop.ops import sym_infer
 
-from splitup.backend.schedule import Executable, Place
-from splitup.cpu.cache_writes import BoundWrite, CacheWrite, Copies
+from splitup.backend.native_code import NativeCode, NativeKernel, StateCopies
+from splitup.backend.schedule import Executable, Launch, Place
+from splitup.cpu import kernel_sequence
 from splitup.cpu.kernel_sequence import LaunchFunction, Native
-from splitup.cpu.matmul_match import BoundMatmul, Matmul
-from splitup.cpu.threads import KernelThreads
 
 Argument: TypeAlias = "Buffer | tuple[int, int]"  # the pair stands for (old or new, state)
 # other code generators let the compiler believe that a buffer begins at a multiple of 16 bytes
@@ -33,7 +32,7 @@ class States(NamedTuple):
     """The state tensors of an execution, each twice, as a step with this parity sees them."""
 
     pair: tuple[list[Buffer], list[Buffer]]
-    copies: Copies
+    copies: StateCopies | None
     parity: int  # which of the pair are the old ones
 
     def get(self, argument: tuple[int, int]) -> Buffer:
@@ -127,55 +126,34 @@ class ExecutableCall:
         return Bound(launch, None, [])
 
 
-class MatmulCall:
-    """One matrix product, computed by code of our own, and its buffers."""
+class NativeCall:
+    """One native kernel and its buffers; ``updated`` is the state that it updates, if any."""
 
-    __slots__ = ("_arguments", "_device", "_places", "_pool", "_product", "_rows")
-
-    def __init__(
-        self,
-        device: str,
-        product: Matmul,
-        arguments: Sequence[Argument],
-        places: Sequence[Place],
-        pool: KernelThreads,
-        rows: Mapping[str, ctypes.c_uint64],
-    ) -> None:
-        self._device, self._product, self._arguments = device, product, arguments
-        self._places, self._pool, self._rows = places, pool, rows
-
-    @property
-    def is_movable(self) -> bool:
-        return True
-
-    def bind(self, states: States) -> Bound:
-        raw = _resolve(self._device, self._arguments, states)
-        addresses = [buffer.va_addr for buffer in raw]
-        bound = BoundMatmul(self._product, addresses, self._pool, self._rows)
-        native = None if bound.native is None else Native(*bound.native)
-        return Bound(bound, native, _list_cells(bound.addresses, self._places))
-
-
-class WriteCall:
-    """The update of a KV cache by code of our own, and its buffers."""
-
-    __slots__ = ("_arguments", "_device", "_places", "_rows", "_write")
+    __slots__ = (
+        "_arguments",
+        "_device",
+        "_kernel",
+        "_native",
+        "_places",
+        "_rows",
+        "_threads",
+        "updated",
+    )
 
     def __init__(
         self,
+        native: NativeCode,
+        kernel: NativeKernel,
         device: str,
-        write: CacheWrite,
         arguments: Sequence[Argument],
-        places: Sequence[Place],
+        launch: Launch,
         rows: Mapping[str, ctypes.c_uint64],
+        threads: int,
     ) -> None:
-        self._device, self._write, self._arguments = device, write, arguments
-        self._places, self._rows = places, rows
-
-    @property
-    def state(self) -> int:
-        """Return which state it updates."""
-        return self._places[0].index
+        self._native, self._kernel, self._device = native, kernel, device
+        self._arguments, self._places, self._rows = arguments, launch.places, rows
+        self._threads = threads
+        self.updated = launch.places[0].index if launch.kind == "state update" else None
 
     @property
     def is_movable(self) -> bool:
@@ -183,9 +161,10 @@ class WriteCall:
 
     def bind(self, states: States) -> Bound:
         addresses = [raw.va_addr for raw in _resolve(self._device, self._arguments, states)]
-        known = states.copies, self.state, states.parity
-        bound = BoundWrite(self._write, addresses, known, self._rows)
-        return Bound(bound, Native(*bound.native), _list_cells(bound.addresses, self._places))
+        state = (states.copies, self.updated or 0, states.parity)
+        bound = self._native.bind_kernel(self._kernel, addresses, self._rows, self._threads, state)
+        native = None if bound.native is None else Native(*bound.native)
+        return Bound(bound, native, _list_cells(bound.addresses, self._places))
 
 
 class RowViews:
@@ -214,6 +193,25 @@ class RowViews:
                 value.value = start + first.get(place.rows, 0) * place.row_bytes
             else:
                 value.value = find_own(slot, place) if slot else start
+
+
+def join_launches(bound: Sequence[Bound]) -> list[LaunchFunction]:
+    """Return functions that launch the kernels in order; what is machine code goes together."""
+    return kernel_sequence.join_launches(
+        [one.launch for one in bound], [one.native for one in bound]
+    )
+
+
+def encode_record(bound: Bound) -> bytes | None:
+    """Return what ``launch_records`` runs the kernel by; None unless it is machine code."""
+    if bound.native is None or not kernel_sequence.is_supported():
+        return None
+    return kernel_sequence.encode_record(bound.native)
+
+
+def launch_records(records: Sequence[bytes]) -> None:
+    """Run kernels one after the other, at least one."""
+    kernel_sequence.launch_records(records)
 
 
 def load_executable(device: str, executable: Executable) -> Any:

@@ -10,11 +10,9 @@ rows that differ (``splitup.cpu.cache_writes``), so nobody else may write into a
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
 import hashlib
 import itertools
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -31,23 +29,23 @@ from splitup.backend.launching import (
     Bound,
     Call,
     ExecutableCall,
-    MatmulCall,
+    NativeCall,
     RowViews,
     States,
-    WriteCall,
+    encode_record,
+    join_launches,
+    launch_records,
     load_executable,
 )
+from splitup.backend.native_code import find_native_code
 from splitup.backend.schedule import Place, Role, Schedule, compile_graph
+from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
 from splitup.core.codec import compute_digest
-from splitup.core.errors import InvalidInput, InvalidModel
-from splitup.core.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
-from splitup.cpu.cache_writes import Copies
-from splitup.cpu.kernel_sequence import encode_record, is_supported, join_launches, launch_records
-from splitup.cpu.threads import get_kernel_threads
+from splitup.core.errors import InvalidInput
+from splitup.core.tensors import TensorSpec
 from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
-from splitup.graph.ir import Graph
-from splitup.graph.rules import check_graph, load_graph
+from splitup.graph.rules import CheckedGraph, load_graph
 
 _FOREIGN_STATE: Final = "the state belongs to another program; use this one's new_state()"
 
@@ -77,18 +75,18 @@ class State:
         self._program = program
         self._buffers = buffers
         self._parity = 0
-        self._copies = Copies(len(buffers[0]))
+        native = program._native
+        self._copies = None if native is None else native.make_copies(len(buffers[0]))
         bound = [program._bind(States(buffers, self._copies, parity)) for parity in (0, 1)]
-        self._launches = tuple(
-            join_launches([one.launch for one in row], [one.native for one in row]) for row in bound
-        )
+        self._launches = tuple(join_launches(row) for row in bound)
         self._apart = tuple([one.launch for one in row] for row in bound)  # in a batch
         self._records = tuple(program._encode_apart(row) for row in bound)
         self._views = tuple(RowViews([cell for one in row for cell in one.cells]) for row in bound)
 
     def _clear(self) -> None:
-        """Make it zeros again, all of it a cache that is written row by row."""
+        """Make all of it zeros again; each state is a cache that native code writes by rows."""
         for index, spec in enumerate(self._program.states):
+            assert self._copies is not None
             for copy, rows in enumerate(self._copies.pop_ends(index)):
                 view = self._buffers[copy][index].as_memoryview(force_zero_copy=True).cast("B")
                 used = rows * (spec.nbytes // spec.shape[0])
@@ -115,50 +113,51 @@ class TaskProgram:
         """
         graph = load_graph(graph_bytes)
         self._report = select_device(device_index)
-        self._pool = get_kernel_threads(threads)
+        self._threads = threads
         self.task_id = compute_digest(graph_bytes)
-        self._takes_products = True
         self._start(graph, open_weights(weights), cache)
 
     @classmethod
     def from_graph(
         cls,
-        graph: Graph,
+        graph: CheckedGraph,
         get_bytes: Callable[[str], memoryview],
         *,
         device_index: int = 0,
         threads: int = 1,
         cache: KernelCache | None = None,
-        takes_products: bool = True,
+        uses_native_code: bool = True,
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
 
-        Without ``takes_products`` all kernels are tinygrad's, and none are kept: to compare with.
+        Without ``uses_native_code`` all kernels are tinygrad's, and none are kept: to compare with.
         """
-        check_graph(graph)
         program = cls.__new__(cls)
         program._report = select_device(device_index)
-        program._pool = get_kernel_threads(threads)
+        program._threads = threads
         program.task_id = compute_digest(graph.to_bytes())
-        program._takes_products = takes_products
-        program._start(graph, get_bytes, cache if takes_products else None)
+        program._start(graph, get_bytes, cache if uses_native_code else None, uses_native_code)
         return program
 
     def _start(
-        self, graph: Graph, get_bytes: Callable[[str], memoryview], cache: KernelCache | None
+        self,
+        graph: CheckedGraph,
+        get_bytes: Callable[[str], memoryview],
+        cache: KernelCache | None,
+        uses_native_code: bool = True,
     ) -> None:
-        values = check_graph(graph)
         self.inputs: tuple[TensorSpec, ...] = graph.inputs
         self.outputs: tuple[TensorSpec, ...] = tuple(
-            values[output.node].make_spec(output.name) for output in graph.outputs
+            graph.values[output.node].make_spec(output.name) for output in graph.outputs
         )
         # what the kernels get for their variables; a step writes the numbers of its rows here
         self._rows = {symbol.name: ctypes.c_uint64(1) for symbol in graph.symbols}
         self._total = {symbol.name: ctypes.c_uint64(1) for symbol in graph.symbols}  # of a batch
         self.states: tuple[TensorSpec, ...] = graph.states
         self.state_bytes = compute_state_bytes(graph)
-        self.vram_bytes = compute_vram_bytes(graph, values)
+        self.vram_bytes = compute_vram_bytes(graph)
         self.device = self._report.device
+        self._native = find_native_code(self.device) if uses_native_code else None
         schedule = self._find_schedule(graph, cache)
         self._buffers: dict[Role, list[Buffer]] = {
             "input": self._allocate(schedule.inputs),
@@ -166,23 +165,20 @@ class TaskProgram:
             "value": self._allocate(schedule.values),
         }
         self._state_sizes = schedule.states
-        self._load_weights(graph, get_bytes)
+        load_weights(graph.weights, get_bytes, self._buffers["weight"])
         self._calls = self._prepare(schedule)
-        nothing = States(([], []), Copies(0), 0)
+        nothing = States(([], []), None, 0)
         self._shared = [
             call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # stays in place
             for call, launch in zip(self._calls, schedule.launches, strict=True)
         ]
-        self._shared_records = [
-            None if one is None or one.native is None else encode_record(one.native)
-            for one in self._shared
-        ]
+        self._shared_records = [None if one is None else encode_record(one) for one in self._shared]
         self._own: dict[tuple[int, Place], Buffer] = {}
         self._spare: list[State] = []
-        written = {call.state for call in self._calls if isinstance(call, WriteCall)}
-        self._takes_back = len(written) == len(schedule.states)
+        updated = {call.updated for call in self._calls if isinstance(call, NativeCall)} - {None}
+        self._takes_back = len(updated) == len(schedule.states)
         self._most_rows = {symbol.name: symbol.maximum for symbol in graph.symbols}
-        self._join = find_join(graph, values)
+        self._join = find_join(graph)
         self._step: PreparedStep | None = None  # the one that ran last, whose rows are set
         self._ports = Ports(
             list(zip(graph.inputs, self._buffers["input"], strict=True)),
@@ -331,10 +327,8 @@ class TaskProgram:
 
     def _encode_apart(self, bound: Sequence[Bound]) -> list[bytes]:
         """Return the records of a state's kernels; none unless a batch is all machine code."""
-        natives = [one.native for one in bound if one.native is not None]
-        if self.width == 1 or len(natives) < len(bound) or not is_supported():
-            return []
-        return [encode_record(native) for native in natives]
+        records = [record for one in bound if (record := encode_record(one)) is not None]
+        return records if self.width > 1 and len(records) == len(bound) else []
 
     def compute_state_digest(self, state: State) -> str:
         """Return the SHA-256 of all state tensors as they are now, concatenated in order."""
@@ -343,28 +337,13 @@ class TaskProgram:
             digest.update(make_reader(buffer)())
         return digest.hexdigest()
 
-    def _load_weights(self, graph: Graph, get_bytes: Callable[[str], memoryview]) -> None:
-        for weight, buffer in zip(graph.weights, self._buffers["weight"], strict=True):
-            data = get_bytes(weight.name)
-            if len(data) != weight.spec.nbytes:
-                raise InvalidModel(
-                    f"weight '{weight.name}' has {len(data)} bytes; the task wants {weight.spec}"
-                )
-            if hashlib.sha256(data).hexdigest() != weight.digest:
-                raise InvalidModel(
-                    f"weight '{weight.name}' has another digest than the task names; "
-                    "fetch the weights again"
-                )
-            if weight.dtype == "bool" and max(bytes(data)) > 1:
-                raise InvalidModel(f"weight '{weight.name}' is bool and holds more than 0 and 1")
-            make_writer(buffer)(data)
-
-    def _find_schedule(self, graph: Graph, cache: KernelCache | None) -> Schedule:
+    def _find_schedule(self, graph: CheckedGraph, cache: KernelCache | None) -> Schedule:
         key = (self.task_id, self._report.determinism_class, self.device.partition(":")[0])
         schedule = None if cache is None else cache.load(*key)
         self.is_from_cache = schedule is not None
         if schedule is None:
-            schedule = compile_graph(graph, self.device, takes_products=self._takes_products)
+            uses_native_code = self._native is not None
+            schedule = compile_graph(graph, self.device, uses_native_code=uses_native_code)
             if cache is not None:
                 cache.store(*key, schedule)
         return schedule
@@ -379,14 +358,12 @@ class TaskProgram:
         for launch in schedule.launches:
             arguments = [self._get_argument(place) for place in launch.places]
             rows = self._total if launch.is_shared else self._rows
-            if launch.kind == "product":
-                product = schedule.products[launch.index]
-                call: Call = MatmulCall(
-                    self.device, product, arguments, launch.places, self._pool, rows
+            if launch.kind != "executable":
+                assert self._native is not None
+                kernel = schedule.natives[launch.index]
+                call: Call = NativeCall(
+                    self._native, kernel, self.device, arguments, launch, rows, self._threads
                 )
-            elif launch.kind == "write":
-                write = schedule.writes[launch.index]
-                call = WriteCall(self.device, write, arguments, launch.places, rows)
             else:
                 executable = schedule.executables[launch.index]
                 runtime = runtimes[launch.index]
@@ -451,21 +428,3 @@ def _stack_rows(rows: Sequence[Rows]) -> tuple[list[Mapping[str, int]], Rows]:
         for symbol, count in one.items():
             total[symbol] = total.get(symbol, 0) + count
     return firsts, total
-
-
-def open_weights(weights: bytes | Path | None) -> Callable[[str], memoryview]:
-    """Return a function that gives a weight's bytes by name, from a validated safetensors file."""
-    if weights is None:
-        return functools.partial(_get_tensor, {}, memoryview(b""))
-    if isinstance(weights, Path):
-        table = validate_safetensors(weights)
-        with weights.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return functools.partial(_get_tensor, table, memoryview(mapped))
-    return functools.partial(_get_tensor, parse_safetensors(weights), memoryview(weights))
-
-
-def _get_tensor(table: dict[str, SafeTensor], view: memoryview, name: str) -> memoryview:
-    if (tensor := table.get(name)) is None:
-        raise InvalidModel(f"the weights hold no tensor '{name}' that the task names")
-    return view[tensor.start : tensor.end]

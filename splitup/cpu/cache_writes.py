@@ -43,9 +43,9 @@ from splitup.cpu.assembler import (
     MachineCode,
     Mem,
 )
-from splitup.graph.ir import Graph, Node
+from splitup.graph.ir import Node
 from splitup.graph.memory import get_stride
-from splitup.graph.rules import Value
+from splitup.graph.rules import CheckedGraph
 
 VECTOR_BYTES: Final = 32
 UNROLLED: Final = 8  # vectors at most in one turn of a loop
@@ -78,38 +78,37 @@ class CacheWrite:
     most: int  # the largest shift
 
 
-class Sources(NamedTuple):
-    """What a state's update is made of, as nodes of the graph and as numbers of inputs."""
+class StateWrite(NamedTuple):
+    """Native code that computes a state's update, and what it reads besides the old state."""
 
-    write: CacheWrite
-    fresh: int  # node, an input or a value in memory
-    layout: int  # input
+    kernel: CacheWrite
+    fresh: int  # the node of the new rows, an input or a value in memory
+    layout: int  # the number of the input
 
 
 # ---- finding -------------------------------------------------------------------------------------
 
 
-class _Unfit(Exception):
+class _NoMatch(Exception):
     """The graph is not of the form that is understood."""
 
 
-def find_cache_writes(graph: Graph, values: Sequence[Value]) -> dict[int, Sources]:
-    """Return the updates of a checked graph that only select rows, by state."""
+def find_cache_writes(graph: CheckedGraph) -> dict[int, StateWrite]:
+    """Return the updates that only select rows, by state."""
     found = {}
     for update in graph.updates:
         try:
-            found[update.state] = _Reader(graph, values).read(update.state, update.node)
-        except _Unfit:
+            found[update.state] = _Reader(graph).read(update.state, update.node)
+        except _NoMatch:
             continue
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    graph: Graph
-    values: Sequence[Value]
+    graph: CheckedGraph
 
-    def read(self, state: int, root: int) -> Sources:
+    def read(self, state: int, root: int) -> StateWrite:
         spec = self.graph.states[state]
         choice = self.node(self.node(root, "CONTIGUOUS").srcs[0], "WHERE")
         is_kept, kept, new = choice.srcs
@@ -118,7 +117,9 @@ class _Reader:
         place, start = self.node(is_kept, "CMPLT").srcs
         context, row = spec.shape[0], math.prod(spec.shape[1:]) * ITEM_BYTES[spec.dtype]
         self.expect(self.node(place, "IOTA").arg == context and row % VECTOR_BYTES == 0)
-        self.expect(self.values[choice.srcs[0]].dims == (context, *(1,) * (len(spec.shape) - 1)))
+        self.expect(
+            self.graph.values[choice.srcs[0]].dims == (context, *(1,) * (len(spec.shape) - 1))
+        )
         read, largest = self.read_bounded(start)
         layout, start_at, count = self.read_columns(read)
         self.expect(largest == context and count == 1)
@@ -135,7 +136,7 @@ class _Reader:
         fresh, index = self.node(new, "LOOKUP").srcs
         self.expect(self.read_negative(self.read_sum(index, place)) == start)
         self.expect(self.node(fresh).op in ("INPUT", "CONTIGUOUS"))
-        rows, *rest = self.values[fresh].dims
+        rows, *rest = self.graph.values[fresh].dims
         length = math.prod(spec.shape[1:])
         self.expect(tuple(rest) == spec.shape[1:])
         stride = get_stride(length) if isinstance(rows, str) else length
@@ -144,14 +145,14 @@ class _Reader:
             row_bytes=row,
             fresh_bytes=stride * ITEM_BYTES[spec.dtype],
             symbol=rows if isinstance(rows, str) else "",
-            rows=self.values[fresh].shape[0],
+            rows=self.graph.values[fresh].shape[0],
             start=start_at * INT_BYTES,
             shifts=shifts_at * INT_BYTES,
             chunk=chunk,
             most=most,
         )
         self.expect(max(write.fresh_bytes, row) * context < 2**31)
-        return Sources(write, fresh, layout)
+        return StateWrite(write, fresh, layout)
 
     def node(self, index: int, op: str = "") -> Node:
         node = self.graph.nodes[index]
@@ -161,7 +162,7 @@ class _Reader:
     @staticmethod
     def expect(is_so: bool) -> None:
         if not is_so:
-            raise _Unfit
+            raise _NoMatch
 
     def read_const(self, index: int) -> int:
         """Return the value of an int32 that the graph computes from constants."""

@@ -35,9 +35,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
+from splitup.graph.dtypes import FLOATS
 
 Array = np.ndarray[Any, Any]
-FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
 PPB: Final = 10**9
 MANTISSA_BITS: Final = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 _EXPONENT_BITS: Final = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}

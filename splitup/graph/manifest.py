@@ -19,7 +19,8 @@ from splitup.core import limits
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest, decode_canonical, encode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
-from splitup.graph.compare import FLOATS, Tolerance, find_tolerance
+from splitup.graph.compare import Tolerance, find_tolerance
+from splitup.graph.dtypes import FLOATS
 
 VERSION: Final = 1
 

@@ -27,16 +27,16 @@ from splitup.core import limits
 from splitup.core.codec import compute_digest, decode_canonical, encode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
+from splitup.graph.arrays import encode_array, round_array
 from splitup.graph.compare import (
-    FLOATS,
     Comparison,
     Relation,
     Tolerance,
     compare_tensors,
     find_tolerance,
 )
+from splitup.graph.dtypes import FLOATS
 from splitup.graph.manifest import Port
-from splitup.graph.reference import encode_array, round_array
 
 FORMAT: Final = "splitup.vectors"
 VERSION: Final = 1

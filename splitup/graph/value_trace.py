@@ -20,16 +20,10 @@ from typing import Final
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import TensorSpec
+from splitup.graph.arrays import Array, decode_array, encode_array
 from splitup.graph.ir import Graph, Node, Output, bind_rows
-from splitup.graph.reference import (
-    Array,
-    compute_nodes,
-    decode_array,
-    encode_array,
-    list_operands,
-    list_region,
-)
-from splitup.graph.rules import Value, check_graph
+from splitup.graph.reference import compute_nodes, list_operands, list_region
+from splitup.graph.rules import CheckedGraph, check_graph
 
 _LEAF: Final = b"\0"
 _NODE: Final = b"\1"
@@ -119,15 +113,15 @@ Rows = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class ValueLayout:
-    """The leaves of a task's value trace; ``graph`` has been checked.
+    """The leaves of a task's value trace.
 
     A step has one leaf per input, in order, then one per value written to memory, in order.
     ``rows`` says per step what the graph's symbols, in their order, were bound to.
     """
 
-    graph: Graph
+    graph: CheckedGraph
     rows: Rows
-    _bound: dict[tuple[int, ...], tuple[Graph, tuple[Value, ...]]] = field(default_factory=dict)
+    _bound: dict[tuple[int, ...], CheckedGraph] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise InvalidInput for rows that the graph does not take."""
@@ -138,18 +132,13 @@ class ValueLayout:
             ):
                 raise InvalidInput(f"the task takes no step of {counts} rows")
 
-    @cached_property
-    def values(self) -> tuple[Value, ...]:
-        """Return dtype and dimensions of every node."""
-        return check_graph(self.graph)
-
-    def bind(self, step: int) -> tuple[Graph, tuple[Value, ...]]:
-        """Return the graph of one step, which has no symbols, and its values."""
+    def bind(self, step: int) -> CheckedGraph:
+        """Return the graph of one step, which has no symbols."""
         counts = self.rows[step]
         if counts not in self._bound:
             names = [symbol.name for symbol in self.graph.symbols]
             graph = bind_rows(self.graph, dict(zip(names, counts, strict=True)))
-            self._bound[counts] = graph, check_graph(graph)
+            self._bound[counts] = check_graph(graph)
         return self._bound[counts]
 
     @cached_property
@@ -194,14 +183,13 @@ class ValueLayout:
 
     def get_spec(self, step: int, index: int) -> TensorSpec:
         """Return what a node gives in a step, as a tensor of its own name."""
-        _, values = self.bind(step)
-        return values[index].make_spec(f"node {index}")
+        return self.bind(step).values[index].make_spec(f"node {index}")
 
 
 # ---- a kernel on its own -----------------------------------------------------------------------
 
 
-def expose_values(graph: Graph) -> list[Graph]:
+def expose_values(graph: CheckedGraph) -> list[CheckedGraph]:
     """Return graphs that together give every value in memory as an output, named by its node.
 
     Values and kernels are those of ``graph``: each was a buffer of its own before.
@@ -217,7 +205,7 @@ def expose_values(graph: Graph) -> list[Graph]:
     ]
 
 
-def cut_region(graph: Graph, root: int, values: Sequence[Value]) -> Graph:
+def cut_region(graph: CheckedGraph, root: int) -> CheckedGraph:
     """Return a task that computes one value in memory from those that it reads.
 
     Its inputs are ``list_operands`` of the region, and then, for every symbol that the region has
@@ -225,7 +213,7 @@ def cut_region(graph: Graph, root: int, values: Sequence[Value]) -> Graph:
     class that runs it gives the bytes that the whole task gives. Raises InvalidModel when an
     operand has a symbol that is not in front.
     """
-    region = list_region(graph, root)
+    values, region = graph.values, list_region(graph, root)
     operands = list_operands(graph, region)
     nodes = [Node("INPUT", values[i].dtype, (), place) for place, i in enumerate(operands)]
     moved = {index: place for place, index in enumerate(operands)}
@@ -243,7 +231,7 @@ def cut_region(graph: Graph, root: int, values: Sequence[Value]) -> Graph:
         if symbol.name not in bound
     ]
     outputs = (Output(str(root), moved[root]),)
-    return Graph(tuple(specs), (), (), tuple(nodes), outputs, (), symbols)
+    return CheckedGraph(tuple(specs), (), (), tuple(nodes), outputs, (), symbols)
 
 
 def list_region_inputs(
@@ -263,7 +251,7 @@ def trace_operations(
 
     Raises InvalidInput when the region is too large for the reference.
     """
-    graph, _ = layout.bind(step)
+    graph = layout.bind(step)
     region = list_region(graph, root)
     values = decode_operands(layout, step, operands)
     compute_nodes(graph, region, values)
