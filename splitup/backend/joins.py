@@ -1,10 +1,11 @@
-"""Tasks that only put their inputs side by side, as the join of a divided head does.
+"""Tasks that only concatenate their inputs, as the join of a divided head does.
 
-Such a task makes bytes for the network of bytes from the network, so it needs no device: to copy a
-megabyte of logits in, through a kernel and out again takes four times as long as joining the bytes.
-What is found is what the compiler writes (``splitup_deploy.cutting.divide``): a tree of WHERE, each
-of which chooses by the place along one axis, over inputs padded along it. It selects and does not
-compute, so the bytes are those that kernels give.
+Inputs and outputs of such a task are bytes in host memory, so it needs no device: to copy a
+megabyte of logits to a device, through a kernel and back takes four times as long as joining the
+bytes. A join is recognised by the graph that the compiler writes
+(``splitup_deploy.cutting.divide``): a tree of WHERE nodes, each of which chooses by the index along
+one axis, over inputs padded along it. It selects and does not compute, so the bytes are those that
+kernels give.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from splitup.graph.rules import CheckedGraph
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """An output that takes so many bytes of each of these inputs, again and again to their ends."""
+    """An output whose rows are the concatenated rows of these inputs."""
 
-    pieces: tuple[tuple[int, int], ...]  # input, bytes
+    pieces: tuple[tuple[int, int], ...]  # input, bytes of one of its rows
 
     def run(self, inputs: Sequence[bytes | memoryview]) -> bytes:
         """Return the output for checked inputs of any number of rows."""
@@ -34,7 +35,7 @@ class Join:
 
 
 class _NoMatch(Exception):
-    """The graph is not of the form that is understood."""
+    """The graph is not a join."""
 
 
 def find_join(graph: CheckedGraph) -> Join | None:
@@ -48,7 +49,7 @@ def find_join(graph: CheckedGraph) -> Join | None:
     try:
         axis, _ = _read_choice(graph, root)
         pending = [(root, 0, graph.values[root].shape[axis])]
-        while pending:  # places that do not fit end it, so each node is seen once
+        while pending:  # every choice narrows the range of the axis, so each node is seen once
             index, first, end = pending.pop()
             if graph.nodes[index].op == "PAD":
                 pieces.append(_read_leaf(graph, root, axis, index, first, end))
@@ -64,7 +65,7 @@ def find_join(graph: CheckedGraph) -> Join | None:
 
 
 def _read_choice(graph: CheckedGraph, index: int) -> tuple[int, int]:
-    """Return the axis along which a WHERE chooses, and how long its first side is."""
+    """Return the axis along which a WHERE chooses, and the length of its first part."""
     nodes = graph.nodes
     if nodes[index].op != "WHERE" or nodes[nodes[index].srcs[0]].op != "CMPLT":
         raise _NoMatch
@@ -81,7 +82,7 @@ def _read_choice(graph: CheckedGraph, index: int) -> tuple[int, int]:
 def _read_leaf(
     graph: CheckedGraph, root: int, axis: int, index: int, first: int, end: int
 ) -> tuple[int, int]:
-    """Return the input that a leaf pads, if it is just as long as asked for, and its bytes."""
+    """Return the input that a PAD pads from ``first`` to ``end``, and the bytes of its rows."""
     dims, (inner,) = graph.values[root].dims, graph.nodes[index].srcs
     source = graph.nodes[inner]
     pads = [(0, dim) for dim in dims]

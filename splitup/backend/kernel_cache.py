@@ -1,8 +1,8 @@
-"""Compiled tasks on the node's own disk, so that a restart loads machine code and compiles nothing.
+"""Compiled tasks on the node's disk: after a restart nothing has to be compiled again.
 
-A file is named by everything that its content depends on: task, determinism class, device, and this
-package's own code. It is only ever written by this node, into a directory that only its user can
-read; the digest in it finds damage, not attackers. The least recently used files go first.
+A file's name is a digest of everything that its content depends on: task, determinism class, device
+and this package's code. Only this node writes it, into a directory that only its user can read; the
+digest in it detects damage, not attacks. The least recently used files are deleted first.
 
     file     32 bytes SHA-256 of the rest | u32 header bytes | header, JSON | machine code
 
@@ -62,7 +62,7 @@ class KernelCache:
         return schedule
 
     def store(self, task_id: str, determinism_class: str, device: str, schedule: Schedule) -> None:
-        """Keep a schedule. A disk that cannot take it costs the next start's time, nothing else."""
+        """Write a schedule; a disk that fails is logged, and the next start compiles again."""
         data = encode_schedule(schedule, find_native_code(device))
         if data is None or len(data) > self._max_bytes:
             return
@@ -110,7 +110,7 @@ def _get_code_digest() -> str:
 
 
 def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes | None:
-    """Return the bytes of a file; None when launch sizes are expressions: these are not kept."""
+    """Return the bytes of a file; None when launch sizes are expressions, which are not kept."""
     for item in schedule.executables:
         sizes = (*item.global_size, *(item.local_size or ()))
         if not all(isinstance(size, int) for size in sizes):

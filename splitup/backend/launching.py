@@ -1,8 +1,8 @@
 """Compiled kernels bound to memory, as functions without arguments.
 
-A kernel that several executions run apart in one batch works on views of their rows. Its addresses
-are then **cells**, which ``RowViews`` moves; on a device whose kernels take no plain addresses it
-cannot be moved, and executions run one after the other.
+In a batch, a kernel that is not shared runs once per execution, on views of that execution's rows.
+The words that hold its addresses are then **cells**, which ``RowViews`` changes. Kernels of devices
+that take no plain addresses cannot be moved like this; their executions run one after the other.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from splitup.cpu import kernel_sequence
 from splitup.cpu.kernel_sequence import LaunchFunction, Native
 
 Argument: TypeAlias = "Buffer | tuple[int, int]"  # the pair stands for (old or new, state)
-# other code generators let the compiler believe that a buffer begins at a multiple of 16 bytes
+# other code generators assume that a buffer begins at a multiple of 16 bytes
 _MOVABLE_TARGET: Final = "X86"
 
 
 class States(NamedTuple):
-    """The state tensors of an execution, each twice, as a step with this parity sees them."""
+    """Both copies of an execution's state tensors; ``parity`` says which are the old ones."""
 
     pair: tuple[list[Buffer], list[Buffer]]
     copies: StateCopies | None
-    parity: int  # which of the pair are the old ones
+    parity: int
 
     def get(self, argument: tuple[int, int]) -> Buffer:
         """Return the old (0) or new (1) copy of a state."""
@@ -42,7 +42,7 @@ class States(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """An address that a kernel reads when it is launched, of a place that can be moved."""
+    """The word that holds the address of a place, which a kernel reads when it is launched."""
 
     value: ctypes.c_uint64
     start: int
@@ -50,7 +50,7 @@ class Cell(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A launch on certain memory: a function, the same as machine code if it is, its cells."""
+    """A kernel on certain memory: a function, its machine code if it has any, its cells."""
 
     launch: LaunchFunction
     native: Native | None
@@ -62,7 +62,7 @@ class Call(Protocol):
 
     @property
     def is_movable(self) -> bool:
-        """Say whether its addresses can be changed after it was bound."""
+        """Return whether its addresses can be changed after it was bound."""
         ...
 
     def bind(self, states: States) -> Bound:
@@ -71,7 +71,7 @@ class Call(Protocol):
 
 
 class ExecutableCall:
-    """One kernel of tinygrad's. ``rows`` holds what its variables are when it is launched."""
+    """One kernel of tinygrad's. ``rows`` holds the values of its variables at launch."""
 
     __slots__ = ("_arguments", "_device", "_executable", "_places", "_rows", "_runtime")
 
@@ -100,7 +100,7 @@ class ExecutableCall:
         executable = self._executable
         bound = [self._rows[name] for name in executable.variables]
         if self._is_plain:
-            # tinygrad's own call builds these arguments anew each time: 5 µs instead of 1
+            # tinygrad's own call builds these arguments for every launch: 5 µs instead of 1
             addresses = [ctypes.c_uint64(buffer.va_addr) for buffer in raw]
             cells = _list_cells([[address] for address in addresses], self._places)
             native = Native(self._runtime.addr, (*addresses, *bound))
@@ -168,7 +168,7 @@ class NativeCall:
 
 
 class RowViews:
-    """The kernels that one execution runs apart, bound to its states; they can be moved."""
+    """The cells of the kernels that one execution runs on its own rows."""
 
     __slots__ = ("_cells", "_where", "is_moved")
 
@@ -180,9 +180,9 @@ class RowViews:
     def move(
         self, slot: int, first: Mapping[str, int], find_own: Callable[[int, Place], int]
     ) -> None:
-        """Let them work from these rows on; slot 0 and {} is where an execution runs alone.
+        """Let the kernels work from these rows on; an execution that runs alone has slot 0 and {}.
 
-        ``find_own`` gives the address of a place that every slot but the first has of its own.
+        ``find_own`` gives the address of a buffer that every slot but the first has of its own.
         """
         if (slot, first) == self._where:
             return

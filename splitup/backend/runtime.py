@@ -1,10 +1,10 @@
-"""Run one task: load its weights once, compile once, then step after step with little Python.
+"""Run one task: load its weights and compile once, then run steps with little Python.
 
-A ``TaskProgram`` owns resident buffers for weights, inputs, outputs and intermediate values. A
-``State`` holds each state tensor twice, the old and the new value; a step reads one and writes the
-other, and they change places only when the step has succeeded. So a failed step leaves the state
-as it was, and any number of executions can share one program. Of a KV cache a step may write only
-rows that differ (``splitup.cpu.cache_writes``), so nobody else may write into a state's tensors.
+A ``TaskProgram`` owns the buffers of weights, inputs, outputs and intermediate values. A ``State``
+holds each state tensor twice, the old and the new value: a step reads one and writes the other, and
+they are swapped only when the step has succeeded. So a failed step leaves the state as it was, and
+any number of executions can share one program. A step may write only those rows of a KV cache that
+differ (``splitup.cpu.cache_writes``), so no other code may write into a state's tensors.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def describe_device(index: int = 0) -> DeviceReport:
 
 
 def free_memory(index: int = 0) -> None:
-    """Give back to the device what dropped programs and states held."""
-    gc.collect()  # programs and the kernels bound for them refer to each other
+    """Return the memory of deleted programs and states to the device."""
+    gc.collect()  # programs and their bound kernels refer to each other
     allocator = Device[select_device(index).device].allocator
-    if isinstance(allocator, LRUAllocator):  # it keeps freed buffers for others of their sizes
+    if isinstance(allocator, LRUAllocator):  # it keeps freed buffers for later allocations
         allocator.free_cache()
 
 
@@ -79,7 +79,7 @@ class State:
         self._copies = None if native is None else native.make_copies(len(buffers[0]))
         bound = [program._bind(States(buffers, self._copies, parity)) for parity in (0, 1)]
         self._launches = tuple(join_launches(row) for row in bound)
-        self._apart = tuple([one.launch for one in row] for row in bound)  # in a batch
+        self._apart = tuple([one.launch for one in row] for row in bound)  # one by one, in a batch
         self._records = tuple(program._encode_apart(row) for row in bound)
         self._views = tuple(RowViews([cell for one in row for cell in one.cells]) for row in bound)
 
@@ -150,7 +150,7 @@ class TaskProgram:
         self.outputs: tuple[TensorSpec, ...] = tuple(
             graph.values[output.node].make_spec(output.name) for output in graph.outputs
         )
-        # what the kernels get for their variables; a step writes the numbers of its rows here
+        # the values of the kernels' variables; a step writes the numbers of its rows here
         self._rows = {symbol.name: ctypes.c_uint64(1) for symbol in graph.symbols}
         self._total = {symbol.name: ctypes.c_uint64(1) for symbol in graph.symbols}  # of a batch
         self.states: tuple[TensorSpec, ...] = graph.states
@@ -169,7 +169,7 @@ class TaskProgram:
         self._calls = self._prepare(schedule)
         nothing = States(([], []), None, 0)
         self._shared = [
-            call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # stays in place
+            call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # never moved
             for call, launch in zip(self._calls, schedule.launches, strict=True)
         ]
         self._shared_records = [None if one is None else encode_record(one) for one in self._shared]
@@ -179,7 +179,7 @@ class TaskProgram:
         self._takes_back = len(updated) == len(schedule.states)
         self._most_rows = {symbol.name: symbol.maximum for symbol in graph.symbols}
         self._join = find_join(graph)
-        self._step: PreparedStep | None = None  # the one that ran last, whose rows are set
+        self._step: PreparedStep | None = None  # of the last step, whose rows are set
         self._ports = Ports(
             list(zip(graph.inputs, self._buffers["input"], strict=True)),
             [
@@ -198,18 +198,18 @@ class TaskProgram:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of states that were taken back."""
+        """Bytes of states that are kept for later executions."""
         return len(self._spare) * self.state_bytes
 
     def free_spare(self) -> None:
-        """Give up the states that were taken back."""
+        """Drop the states that are kept for later executions."""
         self._spare.clear()
 
     def take_back(self, state: State) -> None:
-        """Keep a state that nobody uses any more for the next execution.
+        """Keep a state that is no longer used for the next execution.
 
-        Only where few rows have to be made zeros for that: on a state, pages of memory and
-        binding all kernels to it take as long as several steps.
+        A new state costs as much as several steps: allocating its memory and binding all kernels to
+        it. A state is kept only where few rows have to be zeroed for that.
         """
         is_ours = state._program is self and state not in self._spare
         if is_ours and self._takes_back and len(self._spare) < tuning.SPARE_STATES:
@@ -240,7 +240,7 @@ class TaskProgram:
         step, parity = self._step, state._parity
         if step is None or step.lengths != tuple(map(len, inputs)):
             step = self._ports.prepare(inputs)
-            if self._join is not None:  # so there never is a step before
+            if self._join is not None:  # such a program never sets self._step
                 self.check(state, inputs)
                 return [self._join.run(inputs)]
             _set_words(self._rows, step.rows)
@@ -258,7 +258,7 @@ class TaskProgram:
         return outputs
 
     def check(self, state: State, inputs: Sequence[bytes | memoryview]) -> Rows:
-        """Return how many rows a step has by symbol; raises InvalidInput as ``run`` does."""
+        """Return the rows of a step by symbol; raises InvalidInput as ``run`` does."""
         if state._program is not self:
             raise InvalidInput(_FOREIGN_STATE)
         step = self._ports.prepare(inputs)
@@ -267,7 +267,7 @@ class TaskProgram:
         return step.rows
 
     def fits(self, steps: Sequence[Rows]) -> bool:
-        """Say whether steps of so many rows, each of another state, can run together."""
+        """Return whether steps with these rows, each of another state, can run in one batch."""
         return len(steps) <= self.width and all(
             sum(rows.get(symbol, 0) for rows in steps) <= most
             for symbol, most in self._most_rows.items()
@@ -276,10 +276,11 @@ class TaskProgram:
     def run_together(
         self, steps: Sequence[tuple[State, Sequence[bytes | memoryview]]]
     ) -> list[list[bytes]]:
-        """Compute one step of each of several states; weights are read once for all of them.
+        """Compute one step of each of several states in one batch, which reads weights once.
 
-        Every step gives the bytes that it gives alone. Raises InvalidInput, with all states as
-        they were, when one of them would alone, when they do not fit, or a state is there twice.
+        Every step gives the bytes that it gives alone. Raises InvalidInput, and leaves all states
+        as they were, when ``run`` would for one of the steps, when they do not fit one batch, or
+        when two steps have the same state.
         """
         rows = [self.check(*step) for step in steps]
         if not self.fits(rows) or len({id(state) for state, _ in steps}) < len(steps):
@@ -304,12 +305,12 @@ class TaskProgram:
         return results
 
     def _launch_together(self, states: Sequence[State], rows: Sequence[Rows]) -> None:
-        """Run each kernel for all before the next: what is done with may be overwritten."""
+        """Run each kernel for all states before the next one, which may overwrite its operands."""
         is_even = all(one == rows[0] for one in rows)  # the usual case: one row each
         _set_words(self._rows, rows[0])
         apart = [state._records[state._parity] for state in states]
         if is_even and all(apart):
-            # dozens of kernels a layer: from Python each of them would cost a microsecond
+            # a layer has dozens of kernels, and a launch from Python takes a microsecond
             records: list[bytes] = []
             for position, record in enumerate(self._shared_records):
                 records += [one[position] for one in apart] if record is None else [record]
@@ -326,7 +327,7 @@ class TaskProgram:
                 one[position]()
 
     def _encode_apart(self, bound: Sequence[Bound]) -> list[bytes]:
-        """Return the records of a state's kernels; none unless a batch is all machine code."""
+        """Return the records of a state's kernels; none unless all of a batch is machine code."""
         records = [record for one in bound if (record := encode_record(one)) is not None]
         return records if self.width > 1 and len(records) == len(bound) else []
 
@@ -374,7 +375,7 @@ class TaskProgram:
         return calls
 
     def _compute_width(self, schedule: Schedule) -> int:
-        """Return how many steps may run together: 1 when nothing is shared or not all can move."""
+        """Return how many steps a batch may have: 1 if no kernel is shared, or one not movable."""
         pairs = list(zip(self._calls, schedule.launches, strict=True))
         ports = [*self.inputs, *self.outputs]
         if (
@@ -391,7 +392,7 @@ class TaskProgram:
         return min(tuning.BATCH_RUNS, 1 + tuning.BATCH_OWN_BYTES // own_bytes)
 
     def _find_own(self, slot: int, place: Place) -> int:
-        """Return the address of what a slot of a batch has of its own."""
+        """Return the address of a buffer that a slot of a batch has of its own."""
         if (slot, place) not in self._own:
             (self._own[slot, place],) = self._allocate([place.nbytes])
         address: int = self._own[slot, place].get_buf(self.device).va_addr
@@ -420,7 +421,7 @@ def _set_words(words: Mapping[str, ctypes.c_uint64], rows: Rows) -> None:
 
 
 def _stack_rows(rows: Sequence[Rows]) -> tuple[list[Mapping[str, int]], Rows]:
-    """Return where each step's rows begin when they stand behind each other, and all their rows."""
+    """Return the first row of each step when all are concatenated, and the sum of their rows."""
     firsts: list[Mapping[str, int]] = []
     total: Rows = {}
     for one in rows:

@@ -1,8 +1,8 @@
-"""A task compiled: which kernels run in which order on which memory, as plain data.
+"""A compiled task: which kernels run in which order on which memory, as plain data.
 
 ``compile_graph`` makes a ``Schedule`` with tinygrad, in seconds; ``splitup.backend.runtime`` loads
-one in milliseconds. A schedule holds machine code, so it is a node's own: it is kept on its disk
-(``splitup.backend.kernel_cache``) and never sent to anybody.
+one in milliseconds. A schedule holds machine code, so a node never sends or receives one: it is
+kept on the node's disk only (``splitup.backend.kernel_cache``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """A kernel's machine code, and what tinygrad's runtime for the device wants to know."""
+    """A kernel's machine code, and what tinygrad's runtime for the device needs to load it."""
 
     code: bytes
     name: str
@@ -254,7 +254,7 @@ class _Writer:
         )
 
     def _place(self, uop: UOp, kernel: _Kernel | None = None) -> Place:
-        """Return where an operand is: a buffer, or a view into the arena of the memory planner."""
+        """Return the place of an operand: a buffer, or a view of the arena."""
         base, offset = uop, 0
         if uop.op is not Ops.BUFFER:
             view = uop.buffer
@@ -292,5 +292,5 @@ def _read_executable(program: UOp) -> Executable:
 
 
 def _get_sizes(shape: tuple[Any, ...] | None) -> tuple[int, ...]:
-    """Return a parameter's shape; a runtime looks at whether there is one, not at its numbers."""
+    """Return a parameter's shape; runtimes use only whether there is one, not its sizes."""
     return tuple(size if isinstance(size, int) else 0 for size in shape or ())

@@ -1,4 +1,4 @@
-"""A matmul bound to memory: its machine code, the blocks of arguments, its share of threads."""
+"""A matmul bound to memory: its machine code, and one block of arguments per thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _load_code(shape: MatmulShape) -> MachineCode:
 
 
 class BoundMatmul:
-    """A matmul on certain buffers; call it."""
+    """A matmul on certain buffers. A call computes it."""
 
     __slots__ = ("_blocks", "_code", "_keep", "_pool", "addresses")
 
@@ -65,7 +65,7 @@ class BoundMatmul:
             )
             blocks.append((ctypes.c_int64 * len(ARGUMENTS))(*values))
         self._blocks = [ctypes.c_uint64(ctypes.addressof(block)) for block in blocks]
-        # of out, a, b and numbers in every block: what stands there may be changed between calls
+        # the words of out, a, b and numbers in every block, which may be changed between calls
         self.addresses = [
             [ctypes.c_uint64.from_buffer(block, 8 * place) for block in blocks]
             for place in range(len(addresses))
@@ -81,7 +81,7 @@ class BoundMatmul:
 
     @property
     def native(self) -> tuple[int, list[ctypes.c_uint64]] | None:
-        """Return the function's address and its argument, None where threads share the work."""
+        """Return the function's address and its argument, None where several threads compute it."""
         return (self._code.address, self._blocks) if len(self._blocks) == 1 else None
 
 

@@ -99,9 +99,9 @@ def _emit_n_loops(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> N
 def _emit_rows(
     asm: Assembler, shape: MatmulShape, lookup: LookupShape, names: Iterator[str]
 ) -> None:
-    """Emit the loop over rows with numbers of their own; rbx is where a row's are.
+    """Emit the loop over rows that have arrays of row numbers; rbx is the address of a row's.
 
-    Within, rbp is how many of the numbers are gone through.
+    Within, rbp is how many of the numbers count.
     """
     start, end = next(names), next(names)
     for register in (RSI, RBP):
@@ -135,11 +135,12 @@ def _emit_rows(
 
 
 def _skips_tail(shape: MatmulShape) -> bool:
-    """Say whether the code looks for equal numbers at the end of a row's and goes through few.
+    """Return whether the code skips most of a run of equal row numbers at the end of an array.
 
-    Attention names one row wherever it sees nothing, so behind the sequence. There every product
-    is the same: one is stored for all; and 0 times one row changes a sum once at most, so
-    where the factors are +0.0 a few times do for all. Either way no bit changes.
+    Attention names one row of the cache wherever it is masked, so for all places behind the
+    sequence. In the style "dot" the results there are equal: one is computed and stored for all. In
+    the style "outer" the factors there are +0.0, and adding 0 times one row changes a sum once at
+    most, so a few additions give what all would. Either way no bit changes.
     """
     assert shape.lookup is not None
     unit = shape.out_n if shape.style == "dot" else shape.a_k
@@ -147,7 +148,7 @@ def _skips_tail(shape: MatmulShape) -> bool:
 
 
 def _emit_length(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> None:
-    """Emit rbp = how many numbers to go through: eight or more of those that are equal."""
+    """Emit rbp = how many row numbers to go through: at least eight of the run of equal ones."""
     scan, done = next(names), next(names)
     if shape.style == "dot":
         asm.load(RDX, get_argument("n"))
@@ -180,7 +181,7 @@ def _emit_length(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> No
 def _emit_tail_loop(
     asm: Assembler, names: Iterator[str], stride: int, emit: Callable[[], None]
 ) -> None:
-    """Emit ``emit`` for each vector at rax of those behind rbp, for all t from r13 on; rdx ends."""
+    """Emit ``emit`` for each vector at rax from rbp to rdx, for all t from r13 on."""
     t_start, start, next_t, end = (next(names) for _ in range(4))
     asm.load(R12, get_argument("address of t"))
     asm.load(RCX, R12)
@@ -210,7 +211,7 @@ def _emit_tail_loop(
 
 
 def _emit_zero_check(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> None:
-    """Emit rbp = the whole length unless all factors behind it are +0.0."""
+    """Emit rbp = the whole length unless all factors from rbp on are +0.0."""
     other, done = next(names), next(names)
 
     def check() -> None:
@@ -227,14 +228,14 @@ def _emit_zero_check(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -
 
 
 def _emit_fill(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> None:
-    """Emit the storing of the last sum in all places behind rbp."""
+    """Emit storing the last sum in all places from rbp on."""
     asm.load(RDX, get_argument("n"))
     asm.load(R13, R8)
     _emit_tail_loop(asm, names, shape.out_t, lambda: asm.store_vector(0, Mem(RAX)))
 
 
 def _emit_n_loop(asm: Assembler, shape: MatmulShape, tile: int, names: Iterator[str]) -> None:
-    """Emit the loop over tiles of n; r8 and r10 are out and b, r11 counts what is left of n."""
+    """Emit the loop over tiles of n; r8 and r10 are out and b, r11 is the rest of n."""
     width = tile * shape.n_unit
     n_bytes = FLOAT_BYTES if shape.style == "outer" else shape.out_n
     b_bytes = ITEM_BYTES[shape.kind] if shape.style == "outer" else shape.b_n
@@ -247,9 +248,8 @@ def _emit_n_loop(asm: Assembler, shape: MatmulShape, tile: int, names: Iterator[
     asm.load(R13, R9)
     asm.load(R14, R8)
     if shape.style == "dot" and shape.lookup is None:
-        fetched = next(
-            names
-        )  # by the first tile of rows of a, while it waits for its own rows of b
+        # the first tile of rows of a prefetches the next rows of b
+        fetched = next(names)
         for t_tile in T_TILES:
             t_end = next(names)
             asm.compare_const(R12, t_tile)

@@ -67,15 +67,15 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """A kernel that is a matrix matmul. Slots are the kernel's arguments."""
+    """A kernel that computes a matmul. Slots are the kernel's arguments."""
 
     shape: MatmulShape
     slots: tuple[int, ...]  # out, a, b, and the numbers of rows that are looked up
     n: int
     t: int  # or its bound
-    symbol: str  # the variable that t is, or rows where b is looked up; "" if that is fixed
+    symbol: str  # the variable of t, or of rows where b is looked up; "" if that is fixed
     table: tuple[tuple[int, int, int], ...]  # bytes to add to out, a, b
-    rows: int = 1  # with numbers of their own, or its bound
+    rows: int = 1  # that have arrays of row numbers, or its bound
 
     @property
     def work(self) -> int:
@@ -222,9 +222,9 @@ def _arrange_lookup(
     subs: list[SubLoop],
     summed: list[SubLoop],
 ) -> Matmul:
-    """Give each loop its role: n or k looks up, rows have numbers of their own, t is of a only.
+    """Give each loop its role: n or k looks up, rows have row numbers of their own, t is a's only.
 
-    Small ones count too: in tinygrad's kernel every single multiplication looks its row up.
+    Small matmuls match too: tinygrad's kernel looks up the row for every single multiplication.
     """
     out_slot, out = target
     if a.kind != "float32":

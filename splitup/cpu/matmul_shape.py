@@ -40,7 +40,7 @@ class LookupShape:
 
 @dataclass(frozen=True, slots=True)
 class MatmulShape:
-    """What the code depends on. Strides are in bytes; how many n, t and entries is an argument."""
+    """What the machine code depends on. Strides are in bytes; n, t and entries are arguments."""
 
     style: Literal["dot", "outer"]
     kind: Kind  # of b
@@ -51,7 +51,7 @@ class MatmulShape:
     a_k: int  # "outer" only
     b_n: int  # "dot" only
     b_k: int  # "outer" only
-    lookup: LookupShape | None = None  # b_n and b_k are then 0
+    lookup: LookupShape | None = None  # with one, b_n and b_k are 0
 
     @property
     def n_unit(self) -> int:

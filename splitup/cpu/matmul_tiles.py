@@ -37,9 +37,9 @@ from splitup.cpu.matmul_shape import (
 )
 
 LINE_BYTES: Final = 64  # of a cache
-AHEAD: Final = 8  # rows of b; the processor itself does not follow so many short streams in time
-_X, _SCALE, _W = 12, 14, 15  # vector registers; sums are in those below
-_BLOCK_X = 8  # where blocks keep rows of a
+AHEAD: Final = 8  # rows of b to prefetch: hardware does not follow so many short streams in time
+_X, _SCALE, _W = 12, 14, 15  # vector registers; sums are in those with lower numbers
+_BLOCK_X = 8  # rows of a, for blocks
 _FIFTEENS = 12
 _POINTERS = (RAX, RCX, RDX, RSI)  # rows of b that are looked up
 
@@ -68,7 +68,7 @@ def emit_tile(
 
 
 def _get_group(shape: MatmulShape, ts: int) -> int:
-    """Return how many rows of b are summed at once: what the 16 registers hold beside the rest."""
+    """Return how many rows of b are summed at once: as many sums as the 16 registers hold."""
     if shape.lookup is not None and shape.style == "dot":
         return len(_POINTERS)
     if ts == 1:
@@ -77,7 +77,7 @@ def _get_group(shape: MatmulShape, ts: int) -> int:
 
 
 def _emit_row_address(asm: Assembler, lookup: LookupShape, register: int, number: Mem) -> None:
-    """Emit the address of the row of b with a number, brought into bounds."""
+    """Emit the address of the row of b with a number, which is masked or clamped."""
     asm.load_int32(register, number)
     if lookup.bound == "mask":
         asm.and_const(register, lookup.largest)
@@ -93,7 +93,7 @@ def _emit_row_address(asm: Assembler, lookup: LookupShape, register: int, number
 def _emit_lookup_dot(
     asm: Assembler, shape: MatmulShape, lookup: LookupShape, rows: range, ts: int
 ) -> None:
-    """Emit len(rows) * ts sums over all k, without a loop: rows are those of heads, and short."""
+    """Emit len(rows) * ts sums over all k, unrolled: such rows are those of heads, and short."""
     for register in range(len(rows) * ts):
         asm.zero(register)
     for pointer, row in zip(_POINTERS, rows, strict=False):
@@ -115,7 +115,7 @@ def _emit_lookup_dot(
 def _emit_dot(
     asm: Assembler, shape: MatmulShape, rows: range, ts: int, name: str, *, fetches: bool
 ) -> None:
-    """Emit len(rows) * ts sums over k, and their storing; ``fetches`` the rows of b to come."""
+    """Emit len(rows) * ts sums over k and their storing; ``fetches`` prefetches the next rows."""
     sums = len(rows) * ts
     for register in range(sums):
         asm.zero(register)
@@ -174,7 +174,7 @@ def _emit_widening(asm: Assembler, kind: Kind, register: int, source: Mem) -> No
 
 
 def _emit_block(asm: Assembler, shape: MatmulShape, rows: range, ts: int) -> None:
-    """Emit 32 k, of which each row of b has one scale."""
+    """Emit a block of 32 k, which has one scale per row of b."""
     vectors = range(BLOCK // LANES)
     if ts == 1:
         for vector in vectors:
@@ -219,12 +219,12 @@ def _emit_block_widening(
 
 
 def _get_minus_eights(ts: int) -> int:
-    """Return the register with what Q4_0 adds: one that neither scales nor rows of a use."""
+    """Return the register of the -8 that Q4_0 adds; neither scales nor rows of a use it."""
     return 13 if ts == 1 else 11
 
 
 def _emit_sums(asm: Assembler, shape: MatmulShape, rows: range, ts: int) -> None:
-    """Emit the adding of lanes and the storing."""
+    """Emit adding the lanes of every sum, and storing it."""
     for t in range(ts):
         if len(rows) % 4 == 0 and shape.out_n == FLOAT_BYTES:
             for place in range(0, len(rows), 4):
