@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
@@ -51,6 +51,14 @@ class CheckedGraph(Graph):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", _check(self))
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the other graph, checked or not, has the same fields."""
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(Graph))
+
+    __hash__ = Graph.__hash__
 
 
 def check_graph(graph: Graph) -> CheckedGraph:
