@@ -1,9 +1,9 @@
-"""What a task computed, as a Merkle tree: first over its values in memory, then over one kernel.
+"""Merkle trees over what a task computed, for disputes: over its values, and over one kernel.
 
-A *value trace* has a leaf for every input and every value that was written to memory, step by step;
-tasks and kernels end at such values (docs/adr/0001-cut-at-materialised-values.md), so two nodes of
-one determinism class have equal leaves. An *operation trace* has a leaf for every operation between
-the values that one kernel reads and the one that it writes, computed by the reference.
+A *value trace* has a leaf for every input and every value that was written to memory, step by step.
+Tasks and kernels end at such values (docs/adr/0001-cut-at-materialised-values.md), so two nodes of
+one determinism class have equal leaves. An *operation trace* has a leaf for every operation of one
+kernel, from the values that it reads to the one that it writes, computed by the reference.
 
 A leaf is the SHA-256 of the value's bytes. Trees are those of RFC 9162 section 2.1 (Certificate
 Transparency): 0x00 before a leaf, 0x01 before two children, the left one a full power of two.
@@ -116,7 +116,7 @@ class ValueLayout:
     """The leaves of a task's value trace.
 
     A step has one leaf per input, in order, then one per value written to memory, in order.
-    ``rows`` says per step what the graph's symbols, in their order, were bound to.
+    ``rows`` holds per step the numbers that the graph's symbols, in their order, were bound to.
     """
 
     graph: CheckedGraph
@@ -163,7 +163,7 @@ class ValueLayout:
         return step, None if slot < inputs else self.stored[slot - inputs]
 
     def find_operand(self, step: int, index: int) -> int | str:
-        """Return the leaf that holds what node ``index`` gives in a step, or its known digest.
+        """Return the leaf of node ``index`` in a step, or its digest where that is known.
 
         Weights are known from the graph, and the state before the first step is zero.
         """
@@ -182,7 +182,7 @@ class ValueLayout:
         return self.find_operand(step - 1, self.graph.updates[node.arg].node)
 
     def get_spec(self, step: int, index: int) -> TensorSpec:
-        """Return what a node gives in a step, as a tensor of its own name."""
+        """Return dtype and shape of a node in a step, with a name made of its number."""
         return self.bind(step).values[index].make_spec(f"node {index}")
 
 
@@ -192,7 +192,7 @@ class ValueLayout:
 def expose_values(graph: CheckedGraph) -> list[CheckedGraph]:
     """Return graphs that together give every value in memory as an output, named by its node.
 
-    Values and kernels are those of ``graph``: each was a buffer of its own before.
+    Values and kernels are those of ``graph``, where each such value has a buffer of its own too.
     """
     stored = [index for index, node in enumerate(graph.nodes) if node.op == "CONTIGUOUS"]
     parts = range(0, len(stored), limits.MAX_PORTS)
@@ -206,12 +206,12 @@ def expose_values(graph: CheckedGraph) -> list[CheckedGraph]:
 
 
 def cut_region(graph: CheckedGraph, root: int) -> CheckedGraph:
-    """Return a task that computes one value in memory from those that it reads.
+    """Return a task that computes one value in memory from the values in memory that it reads.
 
-    Its inputs are ``list_operands`` of the region, and then, for every symbol that the region has
-    and no operand binds, bools of so many rows that nothing reads. A node of the same determinism
-    class that runs it gives the bytes that the whole task gives. Raises InvalidModel when an
-    operand has a symbol that is not in front.
+    Its inputs are ``list_operands`` of the region, and then one input of bools for every symbol
+    that no operand binds; nothing reads it, it only binds the symbol. A node of the same
+    determinism class that runs this task gives the bytes that the whole task gives. Raises
+    InvalidModel when an operand has a symbol that is not its leading dimension.
     """
     values, region = graph.values, list_region(graph, root)
     operands = list_operands(graph, region)
