@@ -56,7 +56,7 @@ def multiply(kind: Kind, a: np.ndarray, b: np.ndarray, n: int, *, threads: int =
 
 
 def call(
-    product: Matmul,
+    matmul: Matmul,
     out: np.ndarray,
     a: np.ndarray,
     b: np.ndarray,
@@ -65,7 +65,7 @@ def call(
     rows: Any = None,
 ) -> np.ndarray:
     addresses = [array.ctypes.data for array in (out, a, b)]
-    BoundMatmul(product, addresses, KernelThreads(threads), rows or {})()
+    BoundMatmul(matmul, addresses, KernelThreads(threads), rows or {})()
     return out
 
 
@@ -116,12 +116,12 @@ def test_outer_products_and_tables_of_offsets() -> None:
     out = np.zeros((heads, t, n), np.float32)
     shape = MatmulShape("outer", "float32", k, 4, 4 * n, 4 * heads * k, 4, 0, 4 * heads * n)
     table = tuple((4 * head * t * n, 4 * head * k, 4 * head * n) for head in range(heads))
-    product = Matmul(shape, (0, 1, 2), n, t, "", table)
+    matmul = Matmul(shape, (0, 1, 2), n, t, "", table)
     expected = np.zeros_like(out)
     for step in range(k):  # k ascends; the product is exact in double
         exact = a[:, :, step].T[:, :, None].astype(np.float64) * b[step][:, None, :]
         expected = (exact + expected).astype(np.float32)
-    np.testing.assert_array_equal(call(product, out, a, b), expected)
+    np.testing.assert_array_equal(call(matmul, out, a, b), expected)
 
 
 def test_rows_may_be_known_only_at_launch() -> None:
@@ -151,9 +151,9 @@ def look_up(
     strides = (b.strides[0], 4, 4 * t * n, 4 * t * k, numbers.strides[0])
     lookup = LookupShape(bound, len(b) - 1, *strides)
     shape = MatmulShape(style, "float32", k, 4, 4 * n, 4 * k, 4, 0, 0, lookup)  # type: ignore[arg-type]
-    product = Matmul(shape, (0, 1, 2, 3), n, t, "", ((0, 0, 0),), rows)
+    matmul = Matmul(shape, (0, 1, 2, 3), n, t, "", ((0, 0, 0),), rows)
     addresses = [array.ctypes.data for array in (out, a, b, numbers)]
-    BoundMatmul(product, addresses, KernelThreads(threads), {})()
+    BoundMatmul(matmul, addresses, KernelThreads(threads), {})()
     return out
 
 
@@ -367,10 +367,10 @@ def test_products_of_rows_that_are_looked_up_are_found_and_are_those_of_tinygrad
     context: int,
 ) -> None:
     graph = make_attention(context)
-    products = [launch.kind for launch in compile_graph(check_graph(graph), "CPU").launches].count(
+    matmuls = [launch.kind for launch in compile_graph(check_graph(graph), "CPU").launches].count(
         "native"
     )
-    assert products == 2
+    assert matmuls == 2
     random = np.random.default_rng(context)
     programs = [
         TaskProgram.from_graph(
