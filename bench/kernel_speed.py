@@ -1,9 +1,9 @@
 """How fast one process computes: ``python -m bench.kernel_speed [ROUNDS]``.
 
 A random Llama of 124 M parameters is written as GGUF files in float32, float16 and Q8_0 and
-stepped through uncut, with tinygrad's kernels alone ("before") and with the products of
-``splitup.cpu.matmul_match``. Beside it stand the floor, which is the bytes of the weights over the
-read bandwidth measured in the same round, and, when $LLAMA_PYTHON names a Python that has
+stepped through uncut, with tinygrad's kernels alone ("before") and with the native kernels of
+``splitup.cpu``. Beside it stand the floor, which is the bytes of the weights over the read
+bandwidth measured in the same round, and, when $LLAMA_PYTHON names a Python that has
 llama-cpp-python, llama.cpp on the same files. Rounds alternate and medians are of ratios
 within a round, since machines are shared; for the same reason one thread is measured by its CPU
 time. Talk goes to stderr, a JSON object to stdout.
@@ -34,6 +34,7 @@ from splitup_deploy.frontends.gguf.model_file import GgufWeights
 from splitup.backend.devices import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.decode.step import make_arrays, make_causal_step
+from splitup.graph.rules import check_graph
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCAB = 768, 2_048, 12, 12, 4, 32_000
 CONTEXT, ROWS, TOKENS = 256, 64, 24
@@ -130,7 +131,7 @@ def _encode(values: np.ndarray, kind: str) -> bytes:
     return np.concatenate([scales.view(np.uint8), numbers.view(np.uint8)], 1).tobytes()
 
 
-def load(path: Path, rows: int, threads: int, *, products: bool) -> Run:
+def load(path: Path, rows: int, threads: int, *, uses_native_code: bool) -> Run:
     """Compile the uncut model and return a function that times TOKENS steps, or one of rows."""
     file = read_gguf(path)
     config = read_config(file, "llama", CONTEXT)
@@ -140,7 +141,7 @@ def load(path: Path, rows: int, threads: int, *, products: bool) -> Run:
         return memoryview(b"".join(traced.weights[name].read()))
 
     program = TaskProgram.from_graph(
-        traced.graph, get_bytes, threads=threads, takes_products=products
+        check_graph(traced.graph), get_bytes, threads=threads, uses_native_code=uses_native_code
     )
     chunk = next(spec.shape[0] for spec in program.inputs if spec.name == "tokens")
     steps = []
@@ -202,9 +203,9 @@ def measure(directory: Path, form: str, threads: int, rounds: int) -> dict[str, 
         python = os.environ.get("LLAMA_PYTHON")
         peer = stack.enter_context(start_peer(python, path, threads)) if python else None
         runs = {
-            "before": load(path, 1, 1, products=False),
-            "decode": load(path, 1, threads, products=True),
-            "prefill": load(path, ROWS, threads, products=True),
+            "before": load(path, 1, 1, uses_native_code=False),
+            "decode": load(path, 1, threads, uses_native_code=True),
+            "prefill": load(path, ROWS, threads, uses_native_code=True),
         }
         rows: list[dict[str, float]] = []
         for number in range(rounds):

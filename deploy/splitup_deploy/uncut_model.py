@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from splitup.backend.runtime import TaskProgram
+from splitup.graph.rules import check_graph
 from splitup_deploy.cutting.build import prepare
 from splitup_deploy.frontends.source_model import Sizes
 
@@ -18,4 +19,4 @@ def load_reference(model: str, sizes: Sizes | None = None) -> TaskProgram:
     def get_bytes(name: str) -> memoryview:
         return memoryview(b"".join(traced.weights[name].read()))
 
-    return TaskProgram.from_graph(traced.graph, get_bytes)
+    return TaskProgram.from_graph(check_graph(traced.graph), get_bytes)

@@ -1,7 +1,7 @@
-"""A compiled task's kernels in the graph's order, and its values in one arena.
+"""The order of a compiled task's kernels, and the offsets of its values in one arena.
 
-tinygrad has an order and a planner of its own. This one gives the memory that the compiler
-predicted, by the same rules (``splitup.graph.memory``).
+They replace tinygrad's own order and memory planner, so that the task takes the memory that the
+compiler predicted by the same rules (``splitup.graph.memory``).
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.backend.bridge import Lowered
-from splitup.graph.memory import Tenant, place_tenants, round_up
+from splitup.backend.lowering import Lowered
+from splitup.graph.memory import LiveRange, place_buffers, round_up
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A schedule with every value in its place."""
+    """The kernel calls in order, on views of the arena."""
 
     calls: tuple[UOp, ...]
-    buffers: tuple[dict[UOp, UOp], ...]  # of every call: its arguments, and what stood for them
+    buffers: tuple[dict[UOp, UOp], ...]  # of every call: its arguments, and the buffers of each
     outputs: tuple[UOp, ...]
 
 
 def plan_memory(linear: UOp, lowered: Lowered) -> Plan:
-    """Give every value its place. Inputs, weights and states stay buffers of their own."""
+    """Give every value its offset. Inputs, weights and states stay buffers of their own."""
     writers: dict[UOp, int] = {}
     held = {*lowered.inputs, *lowered.weights, *lowered.states}
     operands = [tuple(_list_buffers(call.src[1:])) for call in linear.src]
     for index, buffers in enumerate(operands):
-        for buffer in buffers:  # the first that mentions a value is the one that writes it
+        for buffer in buffers:  # the first call that mentions a value is the one that writes it
             if buffer not in held:
                 writers.setdefault(buffer, index)
     times = _order_calls(lowered.values, operands, writers)
@@ -45,11 +45,11 @@ def plan_memory(linear: UOp, lowered: Lowered) -> Plan:
                 spans[buffer] = (spans.get(buffer, (time, time))[0], time)
     end = len(lowered.values)
     outputs = set(lowered.outputs)
-    tenants = [
-        Tenant(first, end if buffer in outputs else last, round_up(int(buffer.nbytes())))
+    ranges = [
+        LiveRange(first, end if buffer in outputs else last, round_up(int(buffer.nbytes())))
         for buffer, (first, last) in spans.items()
     ]
-    offsets, size = place_tenants(tenants)
+    offsets, size = place_buffers(ranges)
     moved: dict[UOp, UOp] = {}
     if spans:
         arena = UOp.new_buffer(next(iter(spans)).device, size, dtypes.int8)
@@ -70,7 +70,7 @@ def _list_buffers(sources: Iterable[UOp]) -> Iterable[UOp]:
 def _order_calls(
     values: Sequence[UOp], operands: Sequence[Sequence[UOp]], writers: dict[UOp, int]
 ) -> dict[int, tuple[int, int]]:
-    """Return every call's time and place in the order: what a value needs comes just before it."""
+    """Return every call's time and position: the calls that a value needs come just before it."""
     times: dict[int, tuple[int, int]] = {}
     for time, value in enumerate(values):
         pending = [writers[value]] if value in writers else []

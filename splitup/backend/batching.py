@@ -1,14 +1,14 @@
 """Which kernels of a task can compute the rows of several executions at once.
 
-A kernel is **shared** when row i of what it writes depends on row i of what it reads, on weights
-and on nothing else: run once over the rows of several executions, one behind the other, it computes
-for each what it would compute alone. All other kernels run once per execution, on views that begin
-at its first row. So no bit can depend on who else is in a batch.
+A kernel is **shared** when row i of its output depends only on row i of its inputs and on weights.
+Run once over the concatenated rows of several executions, it gives each execution the bits that it
+would give alone. All other kernels run once per execution, on views that begin at its first row. So
+no bit of a result depends on the other executions of a batch.
 
-Both are found in tinygrad's kernels and never declared. A kernel is shared when one loop over all
-rows is the only thing in it that knows of rows, and moves every address by exactly one row:
-``index = row * stride + rest``, with neither the row nor the number of rows in the rest, in a
-condition or in a value. What is not understood is not shared.
+Shared kernels are found by analysing tinygrad's kernels: exactly one loop runs over the rows, and
+it moves every address by exactly one row: ``index = row * stride + rest``. Neither the row nor the
+number of rows occurs in the rest, in a condition or in a value. A kernel that this analysis does
+not understand is not shared.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Literal
 from tinygrad.dtype import AddrSpace, InvalidType
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.backend.bridge import Lowered
-from splitup.graph.ir import Dims, Graph
+from splitup.backend.lowering import Lowered
+from splitup.graph.ir import Dims
 from splitup.graph.memory import get_stride
-from splitup.graph.rules import Value
+from splitup.graph.rules import CheckedGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +35,24 @@ class Rows:
     stride: int
 
 
-# Besides rows: the same for all executions; an execution's state; anything else that is its own.
+# A buffer without rows is the same for all executions, an execution's state, or its own.
 Kind = Rows | Literal["common", "state", "own"]
 
 
-class _Unfit(Exception):
-    """The kernel is not of the form that is understood."""
+class _NoMatch(Exception):
+    """The kernel has a form that the analysis does not understand."""
 
 
-def find_kinds(graph: Graph, values: Sequence[Value], lowered: Lowered) -> dict[UOp, Kind]:
-    """Return the kind of every buffer whose form the graph gives: all but temporaries."""
+def find_kinds(graph: CheckedGraph, lowered: Lowered) -> dict[UOp, Kind]:
+    """Return the kind of every buffer that the graph has: all but temporaries."""
     kinds: dict[UOp, Kind] = {}
     for buffer, spec in zip(lowered.inputs, graph.inputs, strict=True):
         kinds[buffer] = _get_kind(graph.get_dims(spec)) or "own"
     kinds |= dict.fromkeys(lowered.weights, "common")
     in_memory = [
-        value for node, value in zip(graph.nodes, values, strict=True) if node.op == "CONTIGUOUS"
+        value
+        for node, value in zip(graph.nodes, graph.values, strict=True)
+        if node.op == "CONTIGUOUS"
     ]
     for buffer, value in zip(lowered.values, in_memory, strict=True):
         if (rows := _get_kind(value.dims)) is not None:
@@ -67,21 +69,21 @@ def _get_kind(dims: Dims) -> Rows | None:
 
 
 def classify_kernel(sink: UOp, buffers: Sequence[UOp], kinds: dict[UOp, Kind]) -> bool:
-    """Return whether a kernel is shared, and add the kind of a buffer that it is first to write.
+    """Return whether a kernel is shared; add to ``kinds`` a temporary that it writes first.
 
-    ``buffers`` are its arguments by slot. Kernels come in the order in which they run.
+    ``buffers`` are its arguments by slot. Call it for kernels in the order in which they run.
     """
     params = [uop for uop in sink.toposort() if _is_buffer(uop)]
     missing = {buffers[param.arg.slot] for param in params} - set(kinds)
     try:
         target, loops = _get_store(sink)
         if missing - {buffers[target.src[0].arg.slot]}:
-            raise _Unfit
+            raise _NoMatch
         if missing:
             others = [kinds[b] for p in params if (b := buffers[p.arg.slot]) not in missing]
             kinds[missing.pop()] = _infer_kind(target, loops, others)
         return _is_shared(sink, {p: kinds[buffers[p.arg.slot]] for p in params}, loops)
-    except _Unfit:
+    except _NoMatch:
         kinds |= dict.fromkeys(missing, "own")
         return False
 
@@ -93,17 +95,17 @@ def _is_buffer(uop: UOp) -> bool:
 def _get_store(sink: UOp) -> tuple[UOp, tuple[UOp, ...]]:
     """Return where a kernel writes, and its loops."""
     if sink.op is not Ops.SINK or len(sink.src) != 1 or sink.src[0].op is not Ops.END:
-        raise _Unfit
+        raise _NoMatch
     store, *loops = sink.src[0].src
     if store.op is not Ops.STORE or store.src[0].op is not Ops.INDEX:
-        raise _Unfit
+        raise _NoMatch
     if not _is_buffer(store.src[0].src[0]) or any(loop.op is not Ops.RANGE for loop in loops):
-        raise _Unfit
+        raise _NoMatch
     return store.src[0], tuple(loops)
 
 
 def _infer_kind(target: UOp, loops: Sequence[UOp], others: Iterable[Kind]) -> Kind:
-    """Return the kind of a temporary: what it is must show where it is written."""
+    """Return the kind of a temporary from the index at which the kernel writes it."""
     row_loops = [loop for loop in loops if loop.src[0].op is not Ops.CONST]
     if not row_loops:
         return "common" if all(kind == "common" for kind in others) else "own"
@@ -150,12 +152,12 @@ def _is_symbol(uop: UOp) -> bool:
 
 def _get_symbol(loop: UOp) -> str:
     if not _is_symbol(loop.src[0]):
-        raise _Unfit
+        raise _NoMatch
     return str(loop.src[0].expr)
 
 
 def _get_factor(index: UOp, row: UOp) -> int:
-    """Return how far an index moves from one row to the next; raises _Unfit unless evenly."""
+    """Return the distance of an index from one row to the next; _NoMatch if it varies."""
     if index is row:
         return 1
     if index.op is Ops.ADD:
@@ -167,12 +169,12 @@ def _get_factor(index: UOp, row: UOp) -> int:
         if other.op is Ops.CONST and isinstance(other.arg, InvalidType):  # a guarded load
             return _get_factor(chosen, row)
     if not _is_free(index, row):
-        raise _Unfit
+        raise _NoMatch
     return 0
 
 
 def _is_free(uop: UOp, row: UOp) -> bool:
-    """Say whether an expression knows of rows only by what it loads."""
+    """Return whether an expression depends on the row through loaded values only."""
     pending, seen = [uop], {uop}
     while pending:
         one = pending.pop()

@@ -1,4 +1,4 @@
-"""Bytes into and out of a device's buffers, rows where a symbol counts them."""
+"""Copies inputs into a device's buffers and outputs out of them, by rows where these vary."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from splitup.graph.ir import count_rows
 from splitup.graph.memory import get_stride
 
 Rows = dict[str, int]  # how many rows a step binds each symbol to
-First = tuple[tuple[str, int], ...]  # of each symbol; () where a step runs alone
+First = tuple[tuple[str, int], ...]  # first row by symbol; () where a step runs alone
 Inputs = Sequence[bytes | memoryview]
 Writer = Callable[[bytes | memoryview], None]
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """How the inputs of a step get in and its outputs out, for inputs of certain lengths.
+    """How to copy the inputs and outputs of a step, for inputs of certain lengths.
 
-    With cold caches every Python object that a step touches costs 0.1 µs, so there are few.
+    With cold caches every Python object that a step touches costs 0.1 µs, so it holds few.
     """
 
     lengths: tuple[int, ...]
     rows: Rows
     bools: tuple[tuple[str, int], ...]  # name and position of inputs
-    views: tuple[tuple[memoryview, int], ...]  # where inputs go as they are, by position
-    writers: tuple[tuple[Writer, int], ...]  # of the others
-    readers: tuple[Callable[[], bytes], ...]
+    views: tuple[tuple[memoryview, int], ...]  # targets of contiguous inputs, by position
+    writers: tuple[tuple[Writer, int], ...]  # for the other inputs, by position
+    readers: tuple[Callable[[], bytes], ...]  # one per output
     states: tuple[tuple[int, int], ...]  # outputs that are new states: position, state
 
     def write(self, inputs: Inputs) -> None:
-        """Fill the buffers of the inputs, which are of these lengths.
+        """Copy the inputs, which have these lengths, into their buffers.
 
-        Raises InvalidInput, before anything is written, for a bool that is none.
+        Raises InvalidInput, before anything is written, for a bool that is neither 0 nor 1.
         """
         for name, index in self.bools:
             check_bools(name, inputs[index])
@@ -76,7 +76,7 @@ class Ports:
         return any(isinstance(place, int) for _, place in self._outputs)
 
     def prepare(self, inputs: Inputs, first: First = ()) -> PreparedStep:
-        """Return how to get inputs of such lengths in, at the ``first`` rows of each symbol.
+        """Return how to copy inputs of such lengths, to rows from ``first`` of each symbol on.
 
         Raises InvalidInput when their number or a length is wrong, or when those of one symbol
         disagree on their rows.
@@ -117,13 +117,13 @@ class Ports:
 
 
 def check_bools(name: str, data: bytes | memoryview) -> None:
-    """Raise InvalidInput when bytes of bools are others than 0 and 1."""
+    """Raise InvalidInput when a byte of bools is neither 0 nor 1."""
     if bytes(data).translate(None, b"\0\1"):
         raise InvalidInput(f"input '{name}' is bool and holds a byte other than 0, 1")
 
 
 def make_writer(buffer: Buffer) -> Callable[[bytes | memoryview], None]:
-    """Return a function that fills the buffer; on the CPU, where kernels run in step, by a view."""
+    """Return a function that fills the buffer; on the CPU, by a view of its memory."""
     if buffer.device == "CPU":
         view = buffer.as_memoryview(force_zero_copy=True).cast("B")
         return functools.partial(view.__setitem__, slice(None))
@@ -143,7 +143,7 @@ def make_reader(buffer: Buffer) -> Callable[[], bytes]:
 
 
 def _view_port(buffer: Buffer, spec: TensorSpec, first: int, count: int) -> memoryview | None:
-    """Return ``count`` rows of a port, from a row on, where they are one piece of our memory."""
+    """Return a view of ``count`` rows of a port, None unless they are contiguous host memory."""
     if buffer.device != "CPU":
         return None
     view: memoryview = buffer.as_memoryview(force_zero_copy=True).cast("B")
@@ -156,9 +156,9 @@ def _view_port(buffer: Buffer, spec: TensorSpec, first: int, count: int) -> memo
 
 
 def _make_port_writer(buffer: Buffer, spec: TensorSpec, first: int, count: int) -> Writer:
-    """Return a function that fills rows of an input's buffer that are not one piece of memory.
+    """Return a function that fills rows of an input's buffer that are not contiguous.
 
-    Only the CPU's can begin behind the first row.
+    Only on the CPU may they begin after the first row.
     """
     if buffer.device == "CPU":
         rows = _view_rows(buffer, spec, first, count)
@@ -196,14 +196,14 @@ def _make_port_reader(
 def _view_rows(
     buffer: Buffer, spec: TensorSpec, first: int, count: int
 ) -> np.ndarray[Any, np.dtype[np.void]]:
-    """Return rows as items, which numpy copies as they are."""
+    """Return an array with one item of opaque bytes per row."""
     view = buffer.as_memoryview(force_zero_copy=True).cast("B")
     stride, item = _get_row_stride(spec), np.dtype((np.void, spec.row_bytes))
     return np.ndarray((count,), item, view, first * stride, (stride,))
 
 
 def _get_row_stride(spec: TensorSpec) -> int:
-    """Return how many bytes apart a port's rows are in memory."""
+    """Return the distance of a port's rows in memory, in bytes."""
     length = math.prod(spec.shape[1:])
     return get_stride(length) * ITEM_BYTES[spec.dtype] if spec.rows else spec.nbytes
 

@@ -1,4 +1,4 @@
-"""Which device and code generator tinygrad uses here, why, and without a compiler if need be.
+"""Choose the device and code generator that tinygrad uses on this machine.
 
 tinygrad 0.14's CPU device always compiles four small host programs with clang, even when the
 kernels themselves need no compiler (``DEV=CPU:X86``). ``install_host_programs`` gives it the four
@@ -28,8 +28,8 @@ from tinygrad.device import Device
 from tinygrad.helpers import DEV, NUM_CPU_THREADS, PARALLEL
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 
+from splitup.backend.native_code import CPU_CLASS_PART, find_native_code
 from splitup.core.errors import ConfigurationError, Unavailable
-from splitup.cpu.matmul_match import PRODUCTS_VERSION, is_supported
 
 GPU_DEVICES: Final = ("METAL", "AMD", "NV", "CUDA")  # in the order tinygrad itself tries them
 _X86: Final = frozenset({"x86_64", "amd64"})
@@ -37,7 +37,7 @@ _X86: Final = frozenset({"x86_64", "amd64"})
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What runs the kernels here. Equal ``determinism_class`` means equal output bytes."""
+    """What runs the kernels on this machine. Equal ``determinism_class``, equal output bytes."""
 
     device: str
     renderer: str
@@ -56,7 +56,7 @@ def find_clang() -> str:
 
 
 def install_host_programs() -> None:
-    """Let tinygrad's clang wrapper answer from the shipped objects when there is no clang.
+    """Make tinygrad's clang wrapper return the shipped objects when there is no clang.
 
     Without clang, every source but those of the four host programs raises Unavailable.
     """
@@ -98,8 +98,8 @@ def select_device(index: int = 0) -> DeviceReport:
     works and ConfigurationError when ``DEV`` names something that does not.
     """
     install_host_programs()
-    # One process computes one task at a time and several share a machine: no threads, no pools.
-    # The number of threads also shapes the kernels, so fixing it keeps them equal everywhere.
+    # One process computes one task at a time, and several processes share a machine: no threads.
+    # tinygrad's kernels depend on the number of threads, so it is the same on every machine.
     NUM_CPU_THREADS.value = 1
     PARALLEL.value = 0
     asked = os.environ.get("DEV", "")
@@ -133,7 +133,7 @@ def select_device(index: int = 0) -> DeviceReport:
 
 
 def _opens(device: str) -> bool:
-    with suppress(Exception):  # a driver that is absent fails in its own way
+    with suppress(Exception):  # every missing driver raises another error
         return Device[device] is not None
     return False
 
@@ -156,25 +156,25 @@ def _select_cpu_renderer() -> tuple[str, str]:
 
 
 def get_common_class() -> str:
-    """Name the class that x86-64 machines with AVX2 have without a GPU or a compiler."""
+    """Return the class of x86-64 machines with AVX2, without a GPU or a compiler."""
     version = importlib.metadata.version("tinygrad")
-    return f"tinygrad {version}/CPU:X86/x86_64/products {PRODUCTS_VERSION}"
+    return f"tinygrad {version}/CPU:X86/x86_64/{CPU_CLASS_PART}"
 
 
 def _get_class(device: str, renderer: str, clang: str) -> str:
-    """Name everything that may change output bytes."""
+    """Return a name made of everything that output bytes may depend on."""
     version = importlib.metadata.version("tinygrad")
     parts = [f"tinygrad {version}", f"{device}:{renderer}"]
     if device != "CPU":
         parts.append(str(getattr(Device[device], "arch", "")))
     elif renderer == "X86":
-        parts.append("x86_64")  # the assembler asks for no feature of the CPU (ADR 2)
+        parts.append("x86_64")  # the assembler needs no optional feature of the CPU (ADR 2)
     else:
         parts.append(_get_cpu_features())
     if renderer == "LLVM":
         parts.append(_get_llvm_version())
-    if device == "CPU" and is_supported():
-        parts.append(f"products {PRODUCTS_VERSION}")
+    if (native := find_native_code(device)) is not None:
+        parts.append(native.CLASS_PART)
     if clang:
         banner = subprocess.run([clang, "--version"], capture_output=True, text=True, check=False)
         parts.append((banner.stdout.splitlines() or ["unknown clang"])[0])
@@ -182,7 +182,7 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
 
 
 def _get_cpu_features() -> str:
-    """Name the CPU's instruction sets by a digest: compilers generate kernels for exactly these."""
+    """Return a digest of the CPU's instruction sets, which compilers generate kernels for."""
     text = ""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -194,7 +194,7 @@ def _get_cpu_features() -> str:
 
 def _get_llvm_version() -> str:
     """Return the version of the library that generates the kernels."""
-    from tinygrad.runtime.autogen import llvm  # only there is the library looked for
+    from tinygrad.runtime.autogen import llvm  # the import loads the library
 
     numbers = [ctypes.c_uint32() for _ in range(3)]
     llvm.LLVMGetVersion(*numbers)

@@ -1,8 +1,8 @@
-"""Compiled tasks on the node's own disk, so that a restart loads machine code and compiles nothing.
+"""Compiled tasks on the node's disk: after a restart nothing has to be compiled again.
 
-A file is named by everything that its content depends on: task, determinism class, device, and this
-package's own code. It is only ever written by this node, into a directory that only its user can
-read; the digest in it finds damage, not attackers. The least recently used files go first.
+A file's name is a digest of everything that its content depends on: task, determinism class, device
+and this package's code. Only this node writes it, into a directory that only its user can read; the
+digest in it detects damage, not attacks. The least recently used files are deleted first.
 
     file     32 bytes SHA-256 of the rest | u32 header bytes | header, JSON | machine code
 
@@ -21,16 +21,14 @@ import struct
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Final
 
+from splitup.backend.native_code import NativeCode, find_native_code
 from splitup.backend.schedule import Executable, Launch, Place, Schedule
 from splitup.core import tuning
 from splitup.core.codec import encode_canonical, parse_json
-from splitup.cpu.cache_writes import CacheWrite
-from splitup.cpu.matmul_codegen import LookupShape, MatmulShape
-from splitup.cpu.matmul_match import Matmul
 
 _SUFFIX: Final = ".kernels"
 _HEAD: Final = struct.Struct("<32sI")
@@ -53,7 +51,7 @@ class KernelCache:
         except OSError:
             return None
         try:
-            schedule = decode_schedule(data)
+            schedule = decode_schedule(data, find_native_code(device))
         except ValueError as error:
             _log.warning("%s is damaged (%s) and will be compiled again", path, error)
             with suppress(OSError):
@@ -64,8 +62,8 @@ class KernelCache:
         return schedule
 
     def store(self, task_id: str, determinism_class: str, device: str, schedule: Schedule) -> None:
-        """Keep a schedule. A disk that cannot take it costs the next start's time, nothing else."""
-        data = encode_schedule(schedule)
+        """Write a schedule; a disk that fails is logged, and the next start compiles again."""
+        data = encode_schedule(schedule, find_native_code(device))
         if data is None or len(data) > self._max_bytes:
             return
         path = self._get_path(task_id, determinism_class, device)
@@ -99,11 +97,11 @@ class KernelCache:
 
 @functools.cache
 def _get_code_digest() -> str:
-    """Name this package's graph code: a change of it may change what is compiled."""
+    """Return a digest of the code that decides what is compiled."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
     for folder in ("graph", "backend", "cpu"):
-        for path in sorted((package / folder).glob("*.py")):
+        for path in sorted((package / folder).rglob("*.py")):
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
@@ -111,8 +109,8 @@ def _get_code_digest() -> str:
 # ---- bytes ---------------------------------------------------------------------------------------
 
 
-def encode_schedule(schedule: Schedule) -> bytes | None:
-    """Return the bytes of a file; None when launch sizes are expressions: these are not kept."""
+def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes | None:
+    """Return the bytes of a file; None when launch sizes are expressions, which are not kept."""
     for item in schedule.executables:
         sizes = (*item.global_size, *(item.local_size or ()))
         if not all(isinstance(size, int) for size in sizes):
@@ -124,8 +122,7 @@ def encode_schedule(schedule: Schedule) -> bytes | None:
         schedule.values,
         [_list_place(place) for place in schedule.outputs],
         [_list_executable(item) for item in schedule.executables],
-        [_list_product(product) for product in schedule.products],
-        [list(astuple(write)) for write in schedule.writes],
+        [] if native is None else [native.encode_kernel(kernel) for kernel in schedule.natives],
         [
             [launch.kind, launch.index, launch.is_shared, *map(_list_place, launch.places)]
             for launch in schedule.launches
@@ -137,7 +134,7 @@ def encode_schedule(schedule: Schedule) -> bytes | None:
     return hashlib.sha256(rest).digest() + rest
 
 
-def decode_schedule(data: bytes) -> Schedule:
+def decode_schedule(data: bytes, native: NativeCode | None) -> Schedule:
     """Return the schedule of a file; raises ValueError when it is damaged."""
     if len(data) < _HEAD.size:
         raise ValueError("it is cut off")
@@ -146,7 +143,7 @@ def decode_schedule(data: bytes) -> Schedule:
         raise ValueError("its digest is wrong")
     end = _HEAD.size + length
     header = parse_json(data[_HEAD.size : end])
-    inputs, weights, states, values, outputs, executables, products, writes, launches = header
+    inputs, weights, states, values, outputs, executables, natives, launches = header
     read = []
     for code_bytes, *numbers in executables:
         read.append(_read_executable(data[end : end + code_bytes], numbers))
@@ -158,8 +155,7 @@ def decode_schedule(data: bytes) -> Schedule:
         values=tuple(values),
         outputs=tuple(Place(*place) for place in outputs),
         executables=tuple(read),
-        products=tuple(_read_product(fields) for fields in products),
-        writes=tuple(CacheWrite(*fields) for fields in writes),
+        natives=() if native is None else tuple(map(native.decode_kernel, natives)),
         launches=tuple(
             Launch(kind, index, tuple(Place(*place) for place in places), is_shared)
             for kind, index, is_shared, *places in launches
@@ -194,18 +190,3 @@ def _read_executable(code: bytes, values: Sequence[Any]) -> Executable:
         global_size=tuple(global_size),
         local_size=None if local_size is None else tuple(local_size),
     )
-
-
-def _list_product(product: Matmul) -> list[Any]:
-    shape = product.shape
-    sizes = [shape.length, shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k]
-    lookup = None if shape.lookup is None else astuple(shape.lookup)
-    head = [shape.style, shape.kind, *sizes]
-    sizes = [product.n, product.t, product.rows]
-    return [head, lookup, product.slots, sizes, product.symbol, product.table]
-
-
-def _read_product(values: Sequence[Any]) -> Matmul:
-    head, lookup, slots, (n, t, rows), symbol, table = values
-    shape = replace(MatmulShape(*head), lookup=None if lookup is None else LookupShape(*lookup))
-    return Matmul(shape, tuple(slots), n, t, symbol, tuple(tuple(row) for row in table), rows)

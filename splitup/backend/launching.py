@@ -1,8 +1,8 @@
 """Compiled kernels bound to memory, as functions without arguments.
 
-A kernel that several executions run apart in one batch works on views of their rows. Its addresses
-are then **cells**, which ``RowViews`` moves; on a device whose kernels take no plain addresses it
-cannot be moved, and executions run one after the other.
+In a batch, a kernel that is not shared runs once per execution, on views of that execution's rows.
+The words that hold its addresses are then **cells**, which ``RowViews`` changes. Kernels of devices
+that take no plain addresses cannot be moved like this; their executions run one after the other.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ from tinygrad.helpers import Target
 from tinygrad.runtime.ops_cpu import CPUProgram
 from tinygrad.uop.ops import sym_infer
 
-from splitup.backend.schedule import Executable, Place
-from splitup.cpu.cache_writes import BoundWrite, CacheWrite, Copies
+from splitup.backend.native_code import NativeCode, NativeKernel, StateCopies
+from splitup.backend.schedule import Executable, Launch, Place
+from splitup.cpu import kernel_sequence
 from splitup.cpu.kernel_sequence import LaunchFunction, Native
-from splitup.cpu.matmul_match import BoundMatmul, Matmul
-from splitup.cpu.threads import KernelThreads
 
 Argument: TypeAlias = "Buffer | tuple[int, int]"  # the pair stands for (old or new, state)
-# other code generators let the compiler believe that a buffer begins at a multiple of 16 bytes
+# other code generators assume that a buffer begins at a multiple of 16 bytes
 _MOVABLE_TARGET: Final = "X86"
 
 
 class States(NamedTuple):
-    """The state tensors of an execution, each twice, as a step with this parity sees them."""
+    """Both copies of an execution's state tensors; ``parity`` says which are the old ones."""
 
     pair: tuple[list[Buffer], list[Buffer]]
-    copies: Copies
-    parity: int  # which of the pair are the old ones
+    copies: StateCopies | None
+    parity: int
 
     def get(self, argument: tuple[int, int]) -> Buffer:
         """Return the old (0) or new (1) copy of a state."""
@@ -43,7 +42,7 @@ class States(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """An address that a kernel reads when it is launched, of a place that can be moved."""
+    """The word that holds the address of a place, which a kernel reads when it is launched."""
 
     value: ctypes.c_uint64
     start: int
@@ -51,7 +50,7 @@ class Cell(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A launch on certain memory: a function, the same as machine code if it is, its cells."""
+    """A kernel on certain memory: a function, its machine code if it has any, its cells."""
 
     launch: LaunchFunction
     native: Native | None
@@ -63,7 +62,7 @@ class Call(Protocol):
 
     @property
     def is_movable(self) -> bool:
-        """Say whether its addresses can be changed after it was bound."""
+        """Return whether its addresses can be changed after it was bound."""
         ...
 
     def bind(self, states: States) -> Bound:
@@ -72,7 +71,7 @@ class Call(Protocol):
 
 
 class ExecutableCall:
-    """One kernel of tinygrad's. ``rows`` holds what its variables are when it is launched."""
+    """One kernel of tinygrad's. ``rows`` holds the values of its variables at launch."""
 
     __slots__ = ("_arguments", "_device", "_executable", "_places", "_rows", "_runtime")
 
@@ -101,7 +100,7 @@ class ExecutableCall:
         executable = self._executable
         bound = [self._rows[name] for name in executable.variables]
         if self._is_plain:
-            # tinygrad's own call builds these arguments anew each time: 5 µs instead of 1
+            # tinygrad's own call builds these arguments for every launch: 5 µs instead of 1
             addresses = [ctypes.c_uint64(buffer.va_addr) for buffer in raw]
             cells = _list_cells([[address] for address in addresses], self._places)
             native = Native(self._runtime.addr, (*addresses, *bound))
@@ -127,55 +126,34 @@ class ExecutableCall:
         return Bound(launch, None, [])
 
 
-class MatmulCall:
-    """One matrix product, computed by code of our own, and its buffers."""
+class NativeCall:
+    """One native kernel and its buffers; ``updated`` is the state that it updates, if any."""
 
-    __slots__ = ("_arguments", "_device", "_places", "_pool", "_product", "_rows")
-
-    def __init__(
-        self,
-        device: str,
-        product: Matmul,
-        arguments: Sequence[Argument],
-        places: Sequence[Place],
-        pool: KernelThreads,
-        rows: Mapping[str, ctypes.c_uint64],
-    ) -> None:
-        self._device, self._product, self._arguments = device, product, arguments
-        self._places, self._pool, self._rows = places, pool, rows
-
-    @property
-    def is_movable(self) -> bool:
-        return True
-
-    def bind(self, states: States) -> Bound:
-        raw = _resolve(self._device, self._arguments, states)
-        addresses = [buffer.va_addr for buffer in raw]
-        bound = BoundMatmul(self._product, addresses, self._pool, self._rows)
-        native = None if bound.native is None else Native(*bound.native)
-        return Bound(bound, native, _list_cells(bound.addresses, self._places))
-
-
-class WriteCall:
-    """The update of a KV cache by code of our own, and its buffers."""
-
-    __slots__ = ("_arguments", "_device", "_places", "_rows", "_write")
+    __slots__ = (
+        "_arguments",
+        "_device",
+        "_kernel",
+        "_native",
+        "_places",
+        "_rows",
+        "_threads",
+        "updated",
+    )
 
     def __init__(
         self,
+        native: NativeCode,
+        kernel: NativeKernel,
         device: str,
-        write: CacheWrite,
         arguments: Sequence[Argument],
-        places: Sequence[Place],
+        launch: Launch,
         rows: Mapping[str, ctypes.c_uint64],
+        threads: int,
     ) -> None:
-        self._device, self._write, self._arguments = device, write, arguments
-        self._places, self._rows = places, rows
-
-    @property
-    def state(self) -> int:
-        """Return which state it updates."""
-        return self._places[0].index
+        self._native, self._kernel, self._device = native, kernel, device
+        self._arguments, self._places, self._rows = arguments, launch.places, rows
+        self._threads = threads
+        self.updated = launch.places[0].index if launch.kind == "state update" else None
 
     @property
     def is_movable(self) -> bool:
@@ -183,13 +161,14 @@ class WriteCall:
 
     def bind(self, states: States) -> Bound:
         addresses = [raw.va_addr for raw in _resolve(self._device, self._arguments, states)]
-        known = states.copies, self.state, states.parity
-        bound = BoundWrite(self._write, addresses, known, self._rows)
-        return Bound(bound, Native(*bound.native), _list_cells(bound.addresses, self._places))
+        state = (states.copies, self.updated or 0, states.parity)
+        bound = self._native.bind_kernel(self._kernel, addresses, self._rows, self._threads, state)
+        native = None if bound.native is None else Native(*bound.native)
+        return Bound(bound, native, _list_cells(bound.addresses, self._places))
 
 
 class RowViews:
-    """The kernels that one execution runs apart, bound to its states; they can be moved."""
+    """The cells of the kernels that one execution runs on its own rows."""
 
     __slots__ = ("_cells", "_where", "is_moved")
 
@@ -201,9 +180,9 @@ class RowViews:
     def move(
         self, slot: int, first: Mapping[str, int], find_own: Callable[[int, Place], int]
     ) -> None:
-        """Let them work from these rows on; slot 0 and {} is where an execution runs alone.
+        """Let the kernels work from these rows on; an execution that runs alone has slot 0 and {}.
 
-        ``find_own`` gives the address of a place that every slot but the first has of its own.
+        ``find_own`` gives the address of a buffer that every slot but the first has of its own.
         """
         if (slot, first) == self._where:
             return
@@ -214,6 +193,25 @@ class RowViews:
                 value.value = start + first.get(place.rows, 0) * place.row_bytes
             else:
                 value.value = find_own(slot, place) if slot else start
+
+
+def join_launches(bound: Sequence[Bound]) -> list[LaunchFunction]:
+    """Return functions that launch the kernels in order; what is machine code goes together."""
+    return kernel_sequence.join_launches(
+        [one.launch for one in bound], [one.native for one in bound]
+    )
+
+
+def encode_record(bound: Bound) -> bytes | None:
+    """Return what ``launch_records`` runs the kernel by; None unless it is machine code."""
+    if bound.native is None or not kernel_sequence.is_supported():
+        return None
+    return kernel_sequence.encode_record(bound.native)
+
+
+def launch_records(records: Sequence[bytes]) -> None:
+    """Run kernels one after the other, at least one."""
+    kernel_sequence.launch_records(records)
 
 
 def load_executable(device: str, executable: Executable) -> Any:

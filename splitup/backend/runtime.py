@@ -1,20 +1,18 @@
-"""Run one task: load its weights once, compile once, then step after step with little Python.
+"""Run one task: load its weights and compile once, then run steps with little Python.
 
-A ``TaskProgram`` owns resident buffers for weights, inputs, outputs and intermediate values. A
-``State`` holds each state tensor twice, the old and the new value; a step reads one and writes the
-other, and they change places only when the step has succeeded. So a failed step leaves the state
-as it was, and any number of executions can share one program. Of a KV cache a step may write only
-rows that differ (``splitup.cpu.cache_writes``), so nobody else may write into a state's tensors.
+A ``TaskProgram`` owns the buffers of weights, inputs, outputs and intermediate values. A ``State``
+holds each state tensor twice, the old and the new value: a step reads one and writes the other, and
+they are swapped only when the step has succeeded. So a failed step leaves the state as it was, and
+any number of executions can share one program. A step may write only those rows of a KV cache that
+differ (``splitup.cpu.cache_writes``), so no other code may write into a state's tensors.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
 import hashlib
 import itertools
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -31,23 +29,23 @@ from splitup.backend.launching import (
     Bound,
     Call,
     ExecutableCall,
-    MatmulCall,
+    NativeCall,
     RowViews,
     States,
-    WriteCall,
+    encode_record,
+    join_launches,
+    launch_records,
     load_executable,
 )
+from splitup.backend.native_code import find_native_code
 from splitup.backend.schedule import Place, Role, Schedule, compile_graph
+from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
 from splitup.core.codec import compute_digest
-from splitup.core.errors import InvalidInput, InvalidModel
-from splitup.core.tensors import SafeTensor, TensorSpec, parse_safetensors, validate_safetensors
-from splitup.cpu.cache_writes import Copies
-from splitup.cpu.kernel_sequence import encode_record, is_supported, join_launches, launch_records
-from splitup.cpu.threads import get_kernel_threads
+from splitup.core.errors import InvalidInput
+from splitup.core.tensors import TensorSpec
 from splitup.graph.cost import compute_state_bytes, compute_vram_bytes
-from splitup.graph.ir import Graph
-from splitup.graph.rules import check_graph, load_graph
+from splitup.graph.rules import CheckedGraph, load_graph
 
 _FOREIGN_STATE: Final = "the state belongs to another program; use this one's new_state()"
 
@@ -58,10 +56,10 @@ def describe_device(index: int = 0) -> DeviceReport:
 
 
 def free_memory(index: int = 0) -> None:
-    """Give back to the device what dropped programs and states held."""
-    gc.collect()  # programs and the kernels bound for them refer to each other
+    """Return the memory of deleted programs and states to the device."""
+    gc.collect()  # programs and their bound kernels refer to each other
     allocator = Device[select_device(index).device].allocator
-    if isinstance(allocator, LRUAllocator):  # it keeps freed buffers for others of their sizes
+    if isinstance(allocator, LRUAllocator):  # it keeps freed buffers for later allocations
         allocator.free_cache()
 
 
@@ -77,18 +75,18 @@ class State:
         self._program = program
         self._buffers = buffers
         self._parity = 0
-        self._copies = Copies(len(buffers[0]))
+        native = program._native
+        self._copies = None if native is None else native.make_copies(len(buffers[0]))
         bound = [program._bind(States(buffers, self._copies, parity)) for parity in (0, 1)]
-        self._launches = tuple(
-            join_launches([one.launch for one in row], [one.native for one in row]) for row in bound
-        )
-        self._apart = tuple([one.launch for one in row] for row in bound)  # in a batch
+        self._launches = tuple(join_launches(row) for row in bound)
+        self._apart = tuple([one.launch for one in row] for row in bound)  # one by one, in a batch
         self._records = tuple(program._encode_apart(row) for row in bound)
         self._views = tuple(RowViews([cell for one in row for cell in one.cells]) for row in bound)
 
     def _clear(self) -> None:
-        """Make it zeros again, all of it a cache that is written row by row."""
+        """Make all of it zeros again; each state is a cache that native code writes by rows."""
         for index, spec in enumerate(self._program.states):
+            assert self._copies is not None
             for copy, rows in enumerate(self._copies.pop_ends(index)):
                 view = self._buffers[copy][index].as_memoryview(force_zero_copy=True).cast("B")
                 used = rows * (spec.nbytes // spec.shape[0])
@@ -115,50 +113,51 @@ class TaskProgram:
         """
         graph = load_graph(graph_bytes)
         self._report = select_device(device_index)
-        self._pool = get_kernel_threads(threads)
+        self._threads = threads
         self.task_id = compute_digest(graph_bytes)
-        self._takes_products = True
         self._start(graph, open_weights(weights), cache)
 
     @classmethod
     def from_graph(
         cls,
-        graph: Graph,
+        graph: CheckedGraph,
         get_bytes: Callable[[str], memoryview],
         *,
         device_index: int = 0,
         threads: int = 1,
         cache: KernelCache | None = None,
-        takes_products: bool = True,
+        uses_native_code: bool = True,
     ) -> TaskProgram:
         """Make a program of a graph in memory; ``get_bytes`` gives each weight's bytes by name.
 
-        Without ``takes_products`` all kernels are tinygrad's, and none are kept: to compare with.
+        Without ``uses_native_code`` all kernels are tinygrad's, and none are kept: to compare with.
         """
-        check_graph(graph)
         program = cls.__new__(cls)
         program._report = select_device(device_index)
-        program._pool = get_kernel_threads(threads)
+        program._threads = threads
         program.task_id = compute_digest(graph.to_bytes())
-        program._takes_products = takes_products
-        program._start(graph, get_bytes, cache if takes_products else None)
+        program._start(graph, get_bytes, cache if uses_native_code else None, uses_native_code)
         return program
 
     def _start(
-        self, graph: Graph, get_bytes: Callable[[str], memoryview], cache: KernelCache | None
+        self,
+        graph: CheckedGraph,
+        get_bytes: Callable[[str], memoryview],
+        cache: KernelCache | None,
+        uses_native_code: bool = True,
     ) -> None:
-        values = check_graph(graph)
         self.inputs: tuple[TensorSpec, ...] = graph.inputs
         self.outputs: tuple[TensorSpec, ...] = tuple(
-            values[output.node].make_spec(output.name) for output in graph.outputs
+            graph.values[output.node].make_spec(output.name) for output in graph.outputs
         )
-        # what the kernels get for their variables; a step writes the numbers of its rows here
+        # the values of the kernels' variables; a step writes the numbers of its rows here
         self._rows = {symbol.name: ctypes.c_uint64(1) for symbol in graph.symbols}
         self._total = {symbol.name: ctypes.c_uint64(1) for symbol in graph.symbols}  # of a batch
         self.states: tuple[TensorSpec, ...] = graph.states
         self.state_bytes = compute_state_bytes(graph)
-        self.vram_bytes = compute_vram_bytes(graph, values)
+        self.vram_bytes = compute_vram_bytes(graph)
         self.device = self._report.device
+        self._native = find_native_code(self.device) if uses_native_code else None
         schedule = self._find_schedule(graph, cache)
         self._buffers: dict[Role, list[Buffer]] = {
             "input": self._allocate(schedule.inputs),
@@ -166,24 +165,21 @@ class TaskProgram:
             "value": self._allocate(schedule.values),
         }
         self._state_sizes = schedule.states
-        self._load_weights(graph, get_bytes)
+        load_weights(graph.weights, get_bytes, self._buffers["weight"])
         self._calls = self._prepare(schedule)
-        nothing = States(([], []), Copies(0), 0)
+        nothing = States(([], []), None, 0)
         self._shared = [
-            call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # stays in place
+            call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # never moved
             for call, launch in zip(self._calls, schedule.launches, strict=True)
         ]
-        self._shared_records = [
-            None if one is None or one.native is None else encode_record(one.native)
-            for one in self._shared
-        ]
+        self._shared_records = [None if one is None else encode_record(one) for one in self._shared]
         self._own: dict[tuple[int, Place], Buffer] = {}
         self._spare: list[State] = []
-        written = {call.state for call in self._calls if isinstance(call, WriteCall)}
-        self._takes_back = len(written) == len(schedule.states)
+        updated = {call.updated for call in self._calls if isinstance(call, NativeCall)} - {None}
+        self._takes_back = len(updated) == len(schedule.states)
         self._most_rows = {symbol.name: symbol.maximum for symbol in graph.symbols}
-        self._join = find_join(graph, values)
-        self._step: PreparedStep | None = None  # the one that ran last, whose rows are set
+        self._join = find_join(graph)
+        self._step: PreparedStep | None = None  # of the last step, whose rows are set
         self._ports = Ports(
             list(zip(graph.inputs, self._buffers["input"], strict=True)),
             [
@@ -202,18 +198,18 @@ class TaskProgram:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of states that were taken back."""
+        """Bytes of states that are kept for later executions."""
         return len(self._spare) * self.state_bytes
 
     def free_spare(self) -> None:
-        """Give up the states that were taken back."""
+        """Drop the states that are kept for later executions."""
         self._spare.clear()
 
     def take_back(self, state: State) -> None:
-        """Keep a state that nobody uses any more for the next execution.
+        """Keep a state that is no longer used for the next execution.
 
-        Only where few rows have to be made zeros for that: on a state, pages of memory and
-        binding all kernels to it take as long as several steps.
+        A new state costs as much as several steps: allocating its memory and binding all kernels to
+        it. A state is kept only where few rows have to be zeroed for that.
         """
         is_ours = state._program is self and state not in self._spare
         if is_ours and self._takes_back and len(self._spare) < tuning.SPARE_STATES:
@@ -244,7 +240,7 @@ class TaskProgram:
         step, parity = self._step, state._parity
         if step is None or step.lengths != tuple(map(len, inputs)):
             step = self._ports.prepare(inputs)
-            if self._join is not None:  # so there never is a step before
+            if self._join is not None:  # such a program never sets self._step
                 self.check(state, inputs)
                 return [self._join.run(inputs)]
             _set_words(self._rows, step.rows)
@@ -262,7 +258,7 @@ class TaskProgram:
         return outputs
 
     def check(self, state: State, inputs: Sequence[bytes | memoryview]) -> Rows:
-        """Return how many rows a step has by symbol; raises InvalidInput as ``run`` does."""
+        """Return the rows of a step by symbol; raises InvalidInput as ``run`` does."""
         if state._program is not self:
             raise InvalidInput(_FOREIGN_STATE)
         step = self._ports.prepare(inputs)
@@ -271,7 +267,7 @@ class TaskProgram:
         return step.rows
 
     def fits(self, steps: Sequence[Rows]) -> bool:
-        """Say whether steps of so many rows, each of another state, can run together."""
+        """Return whether steps with these rows, each of another state, can run in one batch."""
         return len(steps) <= self.width and all(
             sum(rows.get(symbol, 0) for rows in steps) <= most
             for symbol, most in self._most_rows.items()
@@ -280,10 +276,11 @@ class TaskProgram:
     def run_together(
         self, steps: Sequence[tuple[State, Sequence[bytes | memoryview]]]
     ) -> list[list[bytes]]:
-        """Compute one step of each of several states; weights are read once for all of them.
+        """Compute one step of each of several states in one batch, which reads weights once.
 
-        Every step gives the bytes that it gives alone. Raises InvalidInput, with all states as
-        they were, when one of them would alone, when they do not fit, or a state is there twice.
+        Every step gives the bytes that it gives alone. Raises InvalidInput, and leaves all states
+        as they were, when ``run`` would for one of the steps, when they do not fit one batch, or
+        when two steps have the same state.
         """
         rows = [self.check(*step) for step in steps]
         if not self.fits(rows) or len({id(state) for state, _ in steps}) < len(steps):
@@ -308,12 +305,12 @@ class TaskProgram:
         return results
 
     def _launch_together(self, states: Sequence[State], rows: Sequence[Rows]) -> None:
-        """Run each kernel for all before the next: what is done with may be overwritten."""
+        """Run each kernel for all states before the next one, which may overwrite its operands."""
         is_even = all(one == rows[0] for one in rows)  # the usual case: one row each
         _set_words(self._rows, rows[0])
         apart = [state._records[state._parity] for state in states]
         if is_even and all(apart):
-            # dozens of kernels a layer: from Python each of them would cost a microsecond
+            # a layer has dozens of kernels, and a launch from Python takes a microsecond
             records: list[bytes] = []
             for position, record in enumerate(self._shared_records):
                 records += [one[position] for one in apart] if record is None else [record]
@@ -330,11 +327,9 @@ class TaskProgram:
                 one[position]()
 
     def _encode_apart(self, bound: Sequence[Bound]) -> list[bytes]:
-        """Return the records of a state's kernels; none unless a batch is all machine code."""
-        natives = [one.native for one in bound if one.native is not None]
-        if self.width == 1 or len(natives) < len(bound) or not is_supported():
-            return []
-        return [encode_record(native) for native in natives]
+        """Return the records of a state's kernels; none unless all of a batch is machine code."""
+        records = [record for one in bound if (record := encode_record(one)) is not None]
+        return records if self.width > 1 and len(records) == len(bound) else []
 
     def compute_state_digest(self, state: State) -> str:
         """Return the SHA-256 of all state tensors as they are now, concatenated in order."""
@@ -343,28 +338,13 @@ class TaskProgram:
             digest.update(make_reader(buffer)())
         return digest.hexdigest()
 
-    def _load_weights(self, graph: Graph, get_bytes: Callable[[str], memoryview]) -> None:
-        for weight, buffer in zip(graph.weights, self._buffers["weight"], strict=True):
-            data = get_bytes(weight.name)
-            if len(data) != weight.spec.nbytes:
-                raise InvalidModel(
-                    f"weight '{weight.name}' has {len(data)} bytes; the task wants {weight.spec}"
-                )
-            if hashlib.sha256(data).hexdigest() != weight.digest:
-                raise InvalidModel(
-                    f"weight '{weight.name}' has another digest than the task names; "
-                    "fetch the weights again"
-                )
-            if weight.dtype == "bool" and max(bytes(data)) > 1:
-                raise InvalidModel(f"weight '{weight.name}' is bool and holds more than 0 and 1")
-            make_writer(buffer)(data)
-
-    def _find_schedule(self, graph: Graph, cache: KernelCache | None) -> Schedule:
+    def _find_schedule(self, graph: CheckedGraph, cache: KernelCache | None) -> Schedule:
         key = (self.task_id, self._report.determinism_class, self.device.partition(":")[0])
         schedule = None if cache is None else cache.load(*key)
         self.is_from_cache = schedule is not None
         if schedule is None:
-            schedule = compile_graph(graph, self.device, takes_products=self._takes_products)
+            uses_native_code = self._native is not None
+            schedule = compile_graph(graph, self.device, uses_native_code=uses_native_code)
             if cache is not None:
                 cache.store(*key, schedule)
         return schedule
@@ -379,14 +359,12 @@ class TaskProgram:
         for launch in schedule.launches:
             arguments = [self._get_argument(place) for place in launch.places]
             rows = self._total if launch.is_shared else self._rows
-            if launch.kind == "product":
-                product = schedule.products[launch.index]
-                call: Call = MatmulCall(
-                    self.device, product, arguments, launch.places, self._pool, rows
+            if launch.kind != "executable":
+                assert self._native is not None
+                kernel = schedule.natives[launch.index]
+                call: Call = NativeCall(
+                    self._native, kernel, self.device, arguments, launch, rows, self._threads
                 )
-            elif launch.kind == "write":
-                write = schedule.writes[launch.index]
-                call = WriteCall(self.device, write, arguments, launch.places, rows)
             else:
                 executable = schedule.executables[launch.index]
                 runtime = runtimes[launch.index]
@@ -397,7 +375,7 @@ class TaskProgram:
         return calls
 
     def _compute_width(self, schedule: Schedule) -> int:
-        """Return how many steps may run together: 1 when nothing is shared or not all can move."""
+        """Return how many steps a batch may have: 1 if no kernel is shared, or one not movable."""
         pairs = list(zip(self._calls, schedule.launches, strict=True))
         ports = [*self.inputs, *self.outputs]
         if (
@@ -414,7 +392,7 @@ class TaskProgram:
         return min(tuning.BATCH_RUNS, 1 + tuning.BATCH_OWN_BYTES // own_bytes)
 
     def _find_own(self, slot: int, place: Place) -> int:
-        """Return the address of what a slot of a batch has of its own."""
+        """Return the address of a buffer that a slot of a batch has of its own."""
         if (slot, place) not in self._own:
             (self._own[slot, place],) = self._allocate([place.nbytes])
         address: int = self._own[slot, place].get_buf(self.device).va_addr
@@ -443,7 +421,7 @@ def _set_words(words: Mapping[str, ctypes.c_uint64], rows: Rows) -> None:
 
 
 def _stack_rows(rows: Sequence[Rows]) -> tuple[list[Mapping[str, int]], Rows]:
-    """Return where each step's rows begin when they stand behind each other, and all their rows."""
+    """Return the first row of each step when all are concatenated, and the sum of their rows."""
     firsts: list[Mapping[str, int]] = []
     total: Rows = {}
     for one in rows:
@@ -451,21 +429,3 @@ def _stack_rows(rows: Sequence[Rows]) -> tuple[list[Mapping[str, int]], Rows]:
         for symbol, count in one.items():
             total[symbol] = total.get(symbol, 0) + count
     return firsts, total
-
-
-def open_weights(weights: bytes | Path | None) -> Callable[[str], memoryview]:
-    """Return a function that gives a weight's bytes by name, from a validated safetensors file."""
-    if weights is None:
-        return functools.partial(_get_tensor, {}, memoryview(b""))
-    if isinstance(weights, Path):
-        table = validate_safetensors(weights)
-        with weights.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return functools.partial(_get_tensor, table, memoryview(mapped))
-    return functools.partial(_get_tensor, parse_safetensors(weights), memoryview(weights))
-
-
-def _get_tensor(table: dict[str, SafeTensor], view: memoryview, name: str) -> memoryview:
-    if (tensor := table.get(name)) is None:
-        raise InvalidModel(f"the weights hold no tensor '{name}' that the task names")
-    return view[tensor.start : tensor.end]

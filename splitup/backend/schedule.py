@@ -1,8 +1,8 @@
-"""A task compiled: which kernels run in which order on which memory, as plain data.
+"""A compiled task: which kernels run in which order on which memory, as plain data.
 
 ``compile_graph`` makes a ``Schedule`` with tinygrad, in seconds; ``splitup.backend.runtime`` loads
-one in milliseconds. A schedule holds machine code, so it is a node's own: it is kept on its disk
-(``splitup.backend.kernel_cache``) and never sent to anybody.
+one in milliseconds. A schedule holds machine code, so a node never sends or receives one: it is
+kept on the node's disk only (``splitup.backend.kernel_cache``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from tinygrad.uop.ops import Ops, UOp
 
 from splitup.backend.arena_layout import Plan, plan_memory
 from splitup.backend.batching import Kind, Rows, classify_kernel, find_kinds
-from splitup.backend.bridge import Lowered, write_graph
+from splitup.backend.lowering import Lowered, lower_graph
+from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
 from splitup.core.errors import InvalidModel
-from splitup.cpu.cache_writes import CacheWrite, find_cache_writes
-from splitup.cpu.matmul_match import Matmul, find_product, is_supported, split_product
-from splitup.graph.ir import Graph
-from splitup.graph.rules import Value, check_graph
+from splitup.graph.rules import CheckedGraph
 
 Role = Literal["input", "weight", "old", "new", "value"]
 
@@ -33,8 +31,8 @@ Role = Literal["input", "weight", "old", "new", "value"]
 class Place:
     """Bytes of one buffer: input, weight, a state's old or new tensor, or another value.
 
-    Where several executions share it each has rows of ``row_bytes`` as a symbol, ``rows``, says;
-    or, when it ``is_own``, one such place of its own.
+    In a batch of several executions each has some of its rows, which the symbol ``rows`` counts and
+    which are ``row_bytes`` apart; or, when it ``is_own``, a buffer of its own in place of this one.
     """
 
     role: Role
@@ -48,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """A kernel's machine code, and what tinygrad's runtime for the device wants to know."""
+    """A kernel's machine code, and what tinygrad's runtime for the device needs to load it."""
 
     code: bytes
     name: str
@@ -61,12 +59,12 @@ class Executable:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel run: an executable or code of our own, by its position, on these places.
+    """One kernel run: an executable or a native kernel, by its position, on these places.
 
-    One that ``is_shared`` computes the rows of several executions at once.
+    A launch that ``is_shared`` computes the rows of several executions at once.
     """
 
-    kind: Literal["executable", "product", "write"]
+    kind: Literal["executable", "native", "state update"]  # the last one is native, too
     index: int
     places: tuple[Place, ...]
     is_shared: bool = False
@@ -82,48 +80,55 @@ class Schedule:
     values: tuple[int, ...]
     outputs: tuple[Place, ...]
     executables: tuple[Executable, ...]
-    products: tuple[Matmul, ...]
-    writes: tuple[CacheWrite, ...]
+    natives: tuple[NativeKernel, ...]
     launches: tuple[Launch, ...]
 
 
-def compile_graph(graph: Graph, device: str, *, takes_products: bool = True) -> Schedule:
-    """Schedule and compile a checked graph; raises InvalidModel for what tinygrad cannot."""
-    lowered = write_graph(graph, device)
-    takes_over = takes_products and device.startswith("CPU") and is_supported()
+def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = True) -> Schedule:
+    """Schedule and compile a graph; raises InvalidModel for what tinygrad cannot."""
+    lowered = lower_graph(graph, device)
+    native = find_native_code(device) if uses_native_code else None
     with Context(BEAM=0, TRACK_MATCH_STATS=0, NO_MEMORY_PLANNER=1):
         call, _ = transform_to_call(UOp.sink(*lowered.roots))
         linear, variables = create_linear_with_vars(call)
-        plan, values = plan_memory(linear, lowered), check_graph(graph)
-        writes = _find_writes(graph, values, lowered) if takes_over else {}
-        kinds = find_kinds(graph, values, lowered)
-        kernels = list(_iter_kernels(plan, kinds, lowered, takes_over, writes))
-        rest = tuple(kernel.call for kernel in kernels if kernel.own is None)
+        plan = plan_memory(linear, lowered)
+        updates = {} if native is None else _find_updates(graph, lowered, native)
+        kinds = find_kinds(graph, lowered)
+        kernels = list(_iter_kernels(plan, kinds, lowered, native, updates))
+        rest = tuple(kernel.call for kernel in kernels if kernel.native is None)
         compiled = iter(compile_linear(linear.replace(src=rest), beam=0).src)
     if variables:
         raise InvalidModel("the graph bound variables while it was scheduled")
     writer = _Writer(lowered)
     for kernel in kernels:
-        writer.add(kernel, next(compiled) if kernel.own is None else kernel.call)
+        writer.add(kernel, next(compiled) if kernel.native is None else kernel.call)
     return writer.finish(plan.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """One call of the schedule, of what kind each argument is, and what our own code takes."""
+    """One call of the schedule, the native kernel that computes it, and its arguments' kinds."""
 
     call: UOp
-    own: Matmul | CacheWrite | None
+    native: NativeKernel | None
     operands: tuple[UOp, ...]
     kinds: dict[UOp, Kind]
     is_shared: bool
+    is_update: bool = False
 
 
-# by the buffer of a state's new value: what writes it, and from which buffers in order
-_Writes = dict[UOp, tuple[CacheWrite, tuple[UOp, ...]]]
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """The native kernel of a state's update, and the buffers it takes, in order."""
+
+    kernel: NativeKernel
+    buffers: tuple[UOp, ...]
 
 
-def _find_writes(graph: Graph, values: Sequence[Value], lowered: Lowered) -> _Writes:
+_Updates = dict[UOp, _Update]  # by the buffer of the state's new value
+
+
+def _find_updates(graph: CheckedGraph, lowered: Lowered, native: NativeCode) -> _Updates:
     in_memory = [index for index, node in enumerate(graph.nodes) if node.op == "CONTIGUOUS"]
     stored = dict(zip(in_memory, lowered.values, strict=True))
     stored |= {
@@ -131,50 +136,55 @@ def _find_writes(graph: Graph, values: Sequence[Value], lowered: Lowered) -> _Wr
         for index, node in enumerate(graph.nodes)
         if node.op == "INPUT" and isinstance(node.arg, int)
     }
-    writes: _Writes = {}
-    for state, found in find_cache_writes(graph, values).items():
+    updates: _Updates = {}
+    for state, found in native.match_updates(graph).items():
         new, old = lowered.updates[state], lowered.states[state]
         buffers = new, old, stored[found.fresh], lowered.inputs[found.layout]
-        writes[new] = found.write, buffers
-    return writes
+        updates[new] = _Update(found.kernel, buffers)
+    return updates
 
 
 def _iter_kernels(
-    plan: Plan, kinds: dict[UOp, Kind], lowered: Lowered, takes_over: bool, writes: _Writes
+    plan: Plan,
+    kinds: dict[UOp, Kind],
+    lowered: Lowered,
+    native: NativeCode | None,
+    updates: _Updates,
 ) -> Iterator[_Kernel]:
-    for position, write in _find_needed(plan, lowered, writes).items():
+    for position, update in _find_needed(plan, lowered, updates).items():
         whole, buffers = plan.calls[position], plan.buffers[position]
-        for call in split_product(whole) if takes_over and write is None else (whole,):
+        for call in (whole,) if native is None or update is not None else native.split_call(whole):
             operands = tuple(get_call_arg_uops(call))
             is_shared = classify_kernel(call.src[0], [buffers[item] for item in operands], kinds)
             given = {item: kinds[buffers[item]] for item in operands}
-            if write is not None:
+            if update is not None:
                 places = {buffers[item]: item for item in operands}
-                taken = tuple(places[buffer] for buffer in write[1])
-                yield _Kernel(call, write[0], taken, given, is_shared)
+                taken = tuple(places[buffer] for buffer in update.buffers)
+                yield _Kernel(call, update.kernel, taken, given, is_shared, is_update=True)
                 continue
-            product = find_product(call.src[0]) if takes_over else None
-            slots = range(len(operands)) if product is None else product.slots
-            taken = tuple(operands[slot] for slot in slots)
-            yield _Kernel(call, product, taken, given, is_shared)
+            found = None if native is None else native.match_kernel(call.src[0])
+            if found is None:
+                yield _Kernel(call, None, operands, given, is_shared)
+            else:
+                kernel, slots = found
+                taken = tuple(operands[slot] for slot in slots)
+                yield _Kernel(call, kernel, taken, given, is_shared)
 
 
-def _find_needed(
-    plan: Plan, lowered: Lowered, writes: _Writes
-) -> dict[int, tuple[CacheWrite, tuple[UOp, ...]] | None]:
-    """Return the calls that are needed, by position, with the cache write that one becomes.
+def _find_needed(plan: Plan, lowered: Lowered, updates: _Updates) -> dict[int, _Update | None]:
+    """Return the calls that are needed, by position, with the native update that replaces one.
 
-    A temporary that only such a call would have read is not computed.
+    A temporary that only a replaced call would have read is not computed.
     """
-    # the first that mentions a value is the one that writes it
+    # the first call that mentions a value is the one that writes it
     writers = dict.fromkeys((*lowered.inputs, *lowered.weights, *lowered.states), -1)
     for position, buffers in enumerate(plan.buffers):
         for buffer in buffers.values():
             writers.setdefault(buffer, position)
     found = {
-        writers[new]: (write, sources)
-        for new, (write, sources) in writes.items()
-        if new in writers and set(sources) <= set(plan.buffers[writers[new]].values())
+        writers[new]: update
+        for new, update in updates.items()
+        if new in writers and set(update.buffers) <= set(plan.buffers[writers[new]].values())
     }
     read = {*lowered.values, *lowered.outputs}
     needed = []
@@ -182,12 +192,12 @@ def _find_needed(
         operands = list(plan.buffers[position].values())
         if any(writers[buffer] == position and buffer in read for buffer in operands):
             needed.append(position)
-            read.update(found[position][1] if position in found else operands)
+            read.update(found[position].buffers if position in found else operands)
     return {position: found.get(position) for position in reversed(needed)}
 
 
 class _Writer:
-    """Collects a schedule; equal kernels, products and writes are kept once."""
+    """Collects a schedule; of equal kernels one is kept."""
 
     def __init__(self, lowered: Lowered) -> None:
         self._lowered = lowered
@@ -203,20 +213,18 @@ class _Writer:
         self._values: list[int] = []
         self._executables: dict[Executable, int] = {}
         self._programs: dict[UOp, int] = {}
-        self._products: dict[Matmul, int] = {}
-        self._writes: dict[CacheWrite, int] = {}
+        self._natives: dict[NativeKernel, int] = {}
         self._launches: list[Launch] = []
 
     def add(self, kernel: _Kernel, call: UOp) -> None:
-        """Add one kernel; ``call`` is its call, compiled unless the code is our own."""
-        if kernel.own is not None:
+        """Add one kernel; ``call`` is its call, compiled unless the kernel is native."""
+        if kernel.native is not None:
             places = tuple(self._place(operand, kernel) for operand in kernel.operands)
-            if isinstance(kernel.own, Matmul):
-                index = self._products.setdefault(kernel.own, len(self._products))
-                self._launches.append(Launch("product", index, places, kernel.is_shared))
-            else:
-                index = self._writes.setdefault(kernel.own, len(self._writes))
-                self._launches.append(Launch("write", index, places, kernel.is_shared))
+            index = self._natives.setdefault(kernel.native, len(self._natives))
+            kind: Literal["native", "state update"] = "native"
+            if kernel.is_update:
+                kind = "state update"
+            self._launches.append(Launch(kind, index, places, kernel.is_shared))
             return
         operands = get_call_arg_uops(call)
         program = call.src[0]
@@ -241,13 +249,12 @@ class _Writer:
             values=tuple(self._values),
             outputs=places,
             executables=tuple(self._executables),
-            products=tuple(self._products),
-            writes=tuple(self._writes),
+            natives=tuple(self._natives),
             launches=tuple(self._launches),
         )
 
     def _place(self, uop: UOp, kernel: _Kernel | None = None) -> Place:
-        """Return where an operand is: a buffer, or a view into the arena of the memory planner."""
+        """Return the place of an operand: a buffer, or a view of the arena."""
         base, offset = uop, 0
         if uop.op is not Ops.BUFFER:
             view = uop.buffer
@@ -285,5 +292,5 @@ def _read_executable(program: UOp) -> Executable:
 
 
 def _get_sizes(shape: tuple[Any, ...] | None) -> tuple[int, ...]:
-    """Return a parameter's shape; a runtime looks at whether there is one, not at its numbers."""
+    """Return a parameter's shape; runtimes use only whether there is one, not its sizes."""
     return tuple(size if isinstance(size, int) else 0 for size in shape or ())

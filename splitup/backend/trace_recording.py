@@ -6,21 +6,22 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from splitup.backend.runtime import TaskProgram
-from splitup.graph.ir import Graph, count_rows
+from splitup.graph.ir import count_rows
+from splitup.graph.rules import CheckedGraph
 from splitup.graph.value_trace import ValueLayout, expose_values
 
 Keep = Callable[[bytes], None]
 
 
 def record_trace(
-    graph: Graph,
+    graph: CheckedGraph,
     get_bytes: Callable[[str], memoryview],
     steps: Sequence[Sequence[bytes]],
     keep: Keep = lambda data: None,
 ) -> list[bytes]:
     """Compute ``steps`` from zero state; return the digests of all leaves in order.
 
-    ``keep`` is called with the bytes of every leaf, for whoever has to show them later.
+    ``keep`` is called with the bytes of every leaf, which a dispute may ask for later.
     """
     rows = [count_rows(graph.inputs, inputs) for inputs in steps]
     layout = ValueLayout(
@@ -40,8 +41,8 @@ def record_trace(
     return digests
 
 
-def run_kernel(region: Graph, operands: Sequence[bytes]) -> bytes:
-    """Return the one value of a graph of ``optrace.cut_region``, as this device computes it."""
+def run_kernel(region: CheckedGraph, operands: Sequence[bytes]) -> bytes:
+    """Return the one value of a graph of ``value_trace.cut_region``, as this device computes it."""
     program = TaskProgram.from_graph(region, lambda name: memoryview(b""))
     (result,) = program.run(program.new_state(), operands)
     return bytes(result)

@@ -1,1 +1,1 @@
-"""Errors, bounds, canonical encoding and tensors: what every other package builds on."""
+"""Errors, bounds, canonical encoding and tensors, used by every other package."""

@@ -1,8 +1,8 @@
-"""Canonical bytes: one value, one encoding, on every machine.
+"""Canonical bytes: every value has one encoding, the same on every machine.
 
 The form is the integer-and-string subset of RFC 8785 (JSON Canonicalization Scheme): UTF-8 JSON,
 keys sorted by code point, no spaces, no floats. Digests, signatures and content addresses are
-taken over these bytes, so a value that can be written in two ways must not exist.
+computed over these bytes, so no value may have two encodings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def encode_canonical(value: Any) -> bytes:
 
 
 def decode_canonical(data: bytes, *, max_bytes: int) -> Any:
-    """Parse canonical bytes and refuse every other spelling of the same value.
+    """Parse canonical bytes; raise InvalidInput for any other encoding of a value.
 
     Raises InvalidInput when ``data`` is longer than ``max_bytes``, is not JSON, nests too deeply,
     repeats a key, or is not byte for byte what ``encode_canonical`` would write.
@@ -51,7 +51,7 @@ def decode_canonical(data: bytes, *, max_bytes: int) -> Any:
 
 
 def parse_json(data: bytes | bytearray | str, **options: Any) -> Any:
-    """Parse JSON from anybody; raises ValueError for what is no JSON or nests too deeply.
+    """Parse JSON from an untrusted source; raises ValueError if it is invalid or nests too deeply.
 
     The depth is checked first. ``json.loads`` recurses in C and relies on the interpreter's
     recursion limit, which libraries raise on import (tinygrad to 10,000; py_ecc, under web3, to
@@ -73,7 +73,7 @@ def compute_digest(data: bytes | memoryview) -> str:
 
 def _check(root: Any) -> None:
     pending = [root]
-    while pending:  # iterative: depth is the parser's business, not our stack's
+    while pending:  # iterative, so that nesting cannot exhaust the stack
         value = pending.pop()
         if isinstance(value, dict):
             for key in value:

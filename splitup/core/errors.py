@@ -1,16 +1,16 @@
 """Every error SplitUp raises on purpose.
 
     SplitUpError
-    ├── InvalidInput            what somebody gave us cannot be used; says what to change
+    ├── InvalidInput            an input cannot be used; says what to change
     │   ├── InvalidModel        a model file, graph, task or manifest breaks a rule
     │   └── ConfigurationError  a configuration file, key file or passphrase is missing or wrong
     ├── PeerFault               another party broke the protocol; carries evidence
     │   ├── BadSignature        a signature does not verify
-    │   └── Refused             a server understood a request and said no; carries the HTTP status
+    │   └── Refused             a server refused a request; carries the HTTP status
     ├── Unavailable             the environment failed; trying again later may help
     │   ├── ChainUnavailable    the RPC endpoint does not answer, or is another deployment's
     │   ├── StorageUnavailable  the S3 endpoint or the gateway does not answer
-    │   └── Throttled           a server has had enough of us; asking another is no way out
+    │   └── Throttled           a server limits our request rate; do not try another server
     ├── ChainRejected           a transaction reverted; names the contract's error
     └── ExecutionFailed         an execution ended without a result; names task, node and refund
 
@@ -22,11 +22,11 @@ from __future__ import annotations
 
 
 class SplitUpError(Exception):
-    """Root of the tree. ``str(error)`` is one sentence fit for a terminal."""
+    """Root of the tree. ``str(error)`` is one sentence, to be shown in a terminal."""
 
 
 class InvalidInput(SplitUpError):
-    """Something handed to us cannot be used; the message names it and the way out."""
+    """An input cannot be used; the message names it and says what to change."""
 
 
 class InvalidModel(InvalidInput):
@@ -51,7 +51,7 @@ class BadSignature(PeerFault):
 
 
 class Refused(PeerFault):
-    """A server said no. ``status`` is the HTTP status; the message is the server's own sentence."""
+    """A server refused a request. ``status`` is the HTTP status; the message is the server's."""
 
     def __init__(self, message: str, *, status: int, peer: str = "") -> None:
         super().__init__(message, peer=peer)
@@ -59,11 +59,11 @@ class Refused(PeerFault):
 
 
 class Unavailable(SplitUpError):
-    """The environment failed us; the same call may succeed later."""
+    """The environment failed; the same call may succeed later."""
 
 
 class Throttled(Unavailable):
-    """A server answered 429: this party has asked for too much."""
+    """A server answered 429: too many requests from this party."""
 
 
 class ChainUnavailable(Unavailable):

@@ -1,4 +1,4 @@
-"""The event loop that programs run on: uvloop where it is installed, which halves a hop's time."""
+"""The event loop of all programs: uvloop where it is installed, which halves the time of a hop."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Do what ``asyncio.run`` does, on such a loop."""
+    """Run a coroutine as ``asyncio.run`` does, on such a loop."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(coroutine)

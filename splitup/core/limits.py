@@ -17,15 +17,15 @@ MAX_STEPS: Final = 65_536  # the Market contract's own bound; one step per gener
 MAX_TASKS: Final = 1_024  # the ModelRegistry's bound: validation of a DAG must fit one transaction
 MAX_FALLBACKS: Final = 8  # nodes listed per task; the chance that all fail is negligible
 MAX_PLAN_NODES: Final = MAX_TASKS * MAX_FALLBACKS
-MIN_OPERATORS: Final = 3  # an executor, a validator and a third that breaks a tie
-MAX_CREDIT_MILLI: Final = 8_000  # rounds of work that a node can be owed, or ahead: factors ¼ … 4
+MIN_OPERATORS: Final = 3  # an executor, a validator, and a third that decides between them
+MAX_CREDIT_MILLI: Final = 8_000  # rounds of work that a node can be behind or ahead: factors ¼ … 4
 MAX_COMMITTEE: Final = 31  # n = 3f+1 with f = 10; signature checks on chain stay below 160 k gas
 
 # ---- data plane --------------------------------------------------------------------------------
 
 INLINE_TENSOR_BYTES: Final = 1 * MIB  # above this, hashing and copying cost more than an S3 GET
 MAX_FRAME_BYTES: Final = INLINE_TENSOR_BYTES + 4 * KIB
-TENSOR_CHUNK_BYTES: Final = 256 * KIB  # of a larger tensor: what a small frame may have to wait for
+TENSOR_CHUNK_BYTES: Final = 256 * KIB  # of a larger tensor: a small frame waits for one at most
 BUNDLE_FRAMES: Final = 256  # tensors under one signature: a batch's, or all inputs of a step
 MAX_TENSOR_BYTES: Final = (
     1024 * MIB
@@ -33,32 +33,33 @@ MAX_TENSOR_BYTES: Final = (
 SEGMENT_STEPS: Final = 256  # steps per log object: 1 MB of a 4 KB port; its header stays ≤ 24 KB
 SEGMENT_BYTES: Final = 4 * MIB  # a log object stays one PUT of bounded memory
 SEGMENT_HEADER_BYTES: Final = 24 * KIB  # 256 lengths, and 256 digests of tensors stored apart
-LOG_STEP_BYTES: Final = 640  # a step's share of the headers, even if every step is an object
+LOG_STEP_BYTES: Final = 640  # headers per step, even if every step is an object of its own
 LOG_OBJECTS: Final = 64  # log objects in one request to the gateway
 
 # ---- messages ----------------------------------------------------------------------------------
 
 MAX_MESSAGE_BYTES: Final = 4 * MIB  # a plan of 1,024 tasks with 8 nodes each is ~0.5 MB of JSON
 MAX_ENDPOINT_CHARS: Final = 256  # the NodeRegistry's bound
-MAX_SPEED_MFLOPS: Final = 10**10  # ten PFLOP/s: no device of today has a third
+MAX_SPEED_MFLOPS: Final = 10**10  # ten PFLOP/s: more than three times any device of today
 MAX_BANDWIDTH_KBPS: Final = 10**9  # a terabyte a second
 MAX_RESIDENT_TASKS: Final = 1_024  # task ids a heartbeat may list
 HEARTBEAT_PERIOD_S: Final = 1.0
-HEARTBEAT_TIMEOUT_S: Final = 5.0  # five missed beats: a restart takes longer, a hiccup does not
-HEAD_MEMORY_S: Final = 10.0  # a replaced block may be named so long: two heartbeat timeouts, for a
-# node that was away longer was not alive, and learns the head by the answer to its next beat
+HEARTBEAT_TIMEOUT_S: Final = 5.0  # five missed heartbeats: longer than a pause, below a restart
+# A block that a reorganisation replaced may be named for two heartbeat timeouts. A node that was
+# away longer counted as dead, and learns the new head from the answer to its next heartbeat.
+HEAD_MEMORY_S: Final = 10.0
 CLOCK_SKEW_S: Final = 30  # tolerated between hosts in signed times; deadlines use block time
 
 # ---- keys, tokens, storage, journal ------------------------------------------------------------
 
-JWS_TTL_S: Final = 60  # a request is used at once; a longer life only helps whoever steals it
+JWS_TTL_S: Final = 60  # a request is used at once; a longer life only helps a thief
 MAX_JWS_BYTES: Final = MAX_MESSAGE_BYTES * 4 // 3 + KIB  # base64url of the largest message
 PRESIGN_EXPIRY_S: Final = 3_600  # longer than any execution; a leaked URL dies within the hour
 OBJECT_KEY_BYTES: Final = 512  # S3 allows 1,024; SeaweedFS keeps a path segment below 255
 
 # ---- graphs, weights, manifests ----------------------------------------------------------------
 
-MAX_JSON_DEPTH: Final = 64  # our own objects nest 8 deep, tokenizers 10
+MAX_JSON_DEPTH: Final = 64  # SplitUp's own objects nest 8 deep, tokenizers 10
 MAX_GRAPH_BYTES: Final = 4 * MIB  # 80 uncut Llama blocks are 1.5 MB; more would parse for seconds
 MAX_GRAPH_NODES: Final = 65_536  # the same graph has ≈ 15,000; every pass is linear
 MAX_GRAPH_DEPTH: Final = 32_768  # longest chain of operands: 80 blocks are ≈ 9,000 deep
@@ -73,7 +74,7 @@ MAX_DIMENSION: Final = 2**31 - 1  # index arithmetic of every renderer is safe i
 MAX_ELEMENTS: Final = (
     2**43  # of a value never written to memory: 64 rows looking up 8 of 384 experts are 2^42.4
 )
-MAX_VALUE_BYTES: Final = 64 * 1024 * MIB  # of a value that is; no GPU port or weight is larger
+MAX_VALUE_BYTES: Final = 64 * 1024 * MIB  # of a value in memory; no port or weight is larger
 MAX_TASK_FLOPS: Final = 2**50  # one step of one task: an hour of a 300 GFLOP/s CPU
 MAX_NAME_CHARS: Final = 256  # of ports and tensors; names of weights in the wild reach 120
 MAX_MANIFEST_BYTES: Final = 4 * MIB  # 1,024 tasks of 1.5 KB, doubled
@@ -86,7 +87,7 @@ MIN_NODE_BYTES: Final = 1_000_000  # of a node's memory; less is a number that l
 
 # ---- comparison, reference, dispute ------------------------------------------------------------
 
-MAX_TOLERANCE: Final = 10**12  # in 10^-9: a difference 1,000 times the value tells nobody anything
+MAX_TOLERANCE: Final = 10**12  # in 10^-9: 1,000 times the value bounds nothing
 COMPARED_LARGEST: Final = 128  # elements of an output whose exponents and mantissas are compared
 MAX_REFERENCE_ELEMENTS: Final = 2**26  # of one value in the interpreter: 0.5 GB in float64
 MAX_TRACE_LEAVES: Final = 2**32  # 65,536 steps of 65,536 values
@@ -96,9 +97,9 @@ MAX_TRANSCRIPT_BYTES: Final = 8 * MIB  # four moves of 512 proofs with 32 siblin
 DISPUTE_ROUND_S: Final = 60.0  # for one answer; a party may have to compute a window again
 MAX_DETERMINISM_CHARS: Final = 200  # of a class's name: a compiler's banner has 60
 MAX_VECTOR_STEPS: Final = 16  # of a reference vector; a fault of a device shows in the first ones
-VECTOR_STEPS: Final = 3  # zero state, a state of one step, a state of two
+VECTOR_STEPS: Final = 3  # with zero state, and with the states after one step and after two
 VECTOR_ELEMENTS: Final = 1_024  # kept of every output port and step, evenly spread
-PLAUSIBLE_L2_PPB: Final = 50_000_000  # 5 %: bfloat16 has 0.4 % per rounding; a defect is beyond
+PLAUSIBLE_L2_PPB: Final = 50_000_000  # 5 %: bfloat16 has 0.4 % per rounding; defects give more
 MAX_VECTORS_BYTES: Final = 8 * MIB  # 256 ports, or 16 steps of few ports
 
 # ---- HTTP --------------------------------------------------------------------------------------
@@ -128,48 +129,46 @@ MAX_TRANSACTION_GAS: Final = 2**24  # EIP-7825, Osaka
 
 # ---- committee ---------------------------------------------------------------------------------
 
-MAX_FINISHED_PLANS: Final = 256  # certificates kept after settlement, for clients that ask late
+MAX_FINISHED_PLANS: Final = 256  # certificates kept after settlement, for clients that ask later
 MAX_SNAPSHOT_BYTES: Final = 64 * MIB  # of JSON: 16,384 nodes of 2 KB, doubled
 CHUNKED_MESSAGE_NODES: Final = (
-    1_000  # above it what grows with the nodes travels apart from its gossip
+    1_000  # with more nodes, observations and proposals are sent in chunks, apart from gossip
 )
 MESSAGE_CHUNK_BYTES: Final = 2 * MIB
 MAX_CHUNKED_MESSAGE_BYTES: Final = (
     128 * MIB
 )  # a proposal of 21 observations (n = 31) of 10,000 nodes: 18 MB
 MAX_NODES: Final = 16_384  # registered nodes a member follows, ≈ 2 KB each
-MAX_NODES_DEPTH: Final = 14  # of the tree over so many
-OPENED_ENTRIES: Final = 2  # of a snapshot, in an order to verify: executor and validator
+MAX_NODES_DEPTH: Final = 14  # of the Merkle tree over MAX_NODES leaves
+OPENED_ENTRIES: Final = 2  # of a snapshot, in a verification order: executor and validator
 MAX_DEMAND_TASKS: Final = 4_096  # rows in a heartbeat's reply, ≈ 300 bytes each
-MAX_SETTLEMENT_ROUNDS: Final = 16  # different proposals per proposer; evidence converges in a few
+MAX_SETTLEMENT_ROUNDS: Final = 16  # different proposals per proposer; a few suffice to converge
 MAX_PLAN_WAIT_S: Final = 30.0  # longest long-poll for a plan
-SNAPSHOT_REFRESH_S: Final = 30.0  # unchanged membership is certified again, for fresh load figures
-OBSERVATION_GRACE_S: Final = 0.1  # with 2f+1 observations, how long the leader waits for the rest
-OBSERVE_PERIOD_S: Final = 1.0  # between two looks at all nodes; also bounds answers to a leader
-EPOCH_TIMEOUT_S: Final = 5.0  # a leader with a quorum needs a tenth; a missed beat costs a second
-EPOCH_DOUBLINGS: Final = 4  # back-off of that: at most 80 s between two tries in a storm
-EPOCH_SNAPSHOTS: Final = 16  # of one leader; then the next member decides whom it asks
+SNAPSHOT_REFRESH_S: Final = 30.0  # certify unchanged membership again, for current load figures
+OBSERVATION_GRACE_S: Final = 0.1  # with 2f+1 observations, the leader waits this for the others
+OBSERVE_PERIOD_S: Final = 1.0  # between observations of all nodes; also bounds answers to a leader
+EPOCH_TIMEOUT_S: Final = 5.0  # a leader with a quorum needs 0.5 s; a lost heartbeat costs 1 s
+EPOCH_DOUBLINGS: Final = 4  # of EPOCH_TIMEOUT_S after failed epochs: 80 s at most
+EPOCH_SNAPSHOTS: Final = 16  # of one leader; then the next member leads and chooses observations
 MEDIAN_HYSTERESIS: Final = 4  # a median replaces the old figure when it differs by a quarter
-MEMBER_HEARTBEAT_S: Final = 1.0  # members repeat their epoch wishes
-MEMBER_SILENCE_S: Final = 2.5  # two beats missed: such a member acts last in every order
-VERIFICATION_SILENCE_S: Final = 10.0  # a validator that says nothing is passed over …
+MEMBER_HEARTBEAT_S: Final = 1.0  # members repeat their epoch timeout votes
+MEMBER_SILENCE_S: Final = 2.5  # two heartbeats missed: such a member gets the last rank
+VERIFICATION_SILENCE_S: Final = 10.0  # a validator that does not answer is replaced after this …
 VERIFICATION_STEP_S: Final = 0.1  # … plus this for every step it has to recompute
-VALIDATOR_REVEAL_S: Final = 10.0  # it needs no computing, only one of its tries to arrive
+VALIDATOR_REVEAL_S: Final = 10.0  # a reveal needs no computing, only one try that arrives
 EXECUTOR_REVEAL_S: Final = 30.0  # a node restarted after its commitment has the reveal on disk
 RULING_S: Final = 60.0  # members recompute a disputed task within this …
 RULING_STEP_S: Final = 0.5  # … plus this for every step: a member's machine may be slow
-MAX_ASKED: Final = 16  # validators of one task; if none of them could say anything, members do
+MAX_ASKED: Final = 16  # validators of one task; if none of them answers, members recompute it
 MAX_STATEMENTS: Final = 8 * MAX_TASKS  # of one kind in an attestation: every drawn task, all judges
-DKG_TIMEOUT_BLOCKS: Final = 30  # after the first dealing, how long the last ones are waited for
+DKG_TIMEOUT_BLOCKS: Final = 30  # from the first dealing until missing dealings are given up
 DKG_COMPLAINT_BLOCKS: Final = 2  # every member has seen and checked the dealings by then
-MAX_SPANS: Final = 65_536  # of one execution on one node; a trace of more helps nobody
+MAX_SPANS: Final = 65_536  # of one execution on one node; nobody reads a longer trace
 SPANS_PER_FRAME: Final = 4_000  # ≈ 0.7 MB of JSON, below MAX_FRAME_BYTES
 EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client that reconnects
-MAX_DEMAND: Final = (
-    65_536  # tasks in the answer to a heartbeat; bounds what a member can make us parse
-)
+MAX_DEMAND: Final = 65_536  # tasks in the answer to a heartbeat; bounds what a node has to parse
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
 SIGNED_REQUEST_MARGIN_S: Final = (
-    10  # beyond the chain's least: a signed request may wait for some blocks
+    10  # beyond the chain's minimum: a signed request may wait for some blocks
 )
 MAX_COMMITS: Final = 64  # completions in one transaction: ≈ 50 k gas each

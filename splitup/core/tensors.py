@@ -1,4 +1,4 @@
-"""Tensors at the border: names of dtypes, bytes to numpy and back, and strict safetensors files.
+"""Tensors as bytes: names of dtypes, conversion to and from numpy, strict safetensors files.
 
 A tensor's bytes are little-endian, in C order, without padding.
 """
@@ -51,15 +51,15 @@ SAFETENSORS_DTYPES: Final[dict[str, str]] = {
     "F64": "float64",
 }
 
-_LENGTHS: Final = 1024  # whose digests are kept: a port has one length per number of rows
+_LENGTHS: Final = 1024  # cached digests of zeros: a port has one length per number of rows
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Name, dtype and shape of a tensor.
 
-    ``rows`` is "" for a tensor of exactly this shape. Otherwise it names the symbol that the
-    leading dimension is: 1 to ``shape[0]`` rows, as many in all tensors of one step and symbol.
+    ``rows`` is "" for a tensor of exactly this shape. Otherwise it is the symbol of the leading
+    dimension: 1 to ``shape[0]`` rows, the same number in all tensors of one step and symbol.
     """
 
     name: str
@@ -79,18 +79,18 @@ class TensorSpec:
         return math.prod(shape) * ITEM_BYTES[self.dtype]
 
     def accepts(self, length: int) -> bool:
-        """Return whether a tensor of ``length`` bytes may stand here."""
+        """Return whether a tensor of ``length`` bytes fits."""
         if not self.rows:
             return length == self.nbytes
         return 0 < length <= self.nbytes and length % self.row_bytes == 0
 
     def get_shape(self, length: int) -> tuple[int, ...]:
-        """Return the shape of ``length`` bytes that are accepted."""
+        """Return the shape of a tensor of ``length`` bytes, which fits."""
         return (length // self.row_bytes, *self.shape[1:]) if self.rows else self.shape
 
     def __str__(self) -> str:
         sizes = [str(size) for size in self.shape]
-        if self.rows and sizes:  # a port from a stranger may say rows and have no shape
+        if self.rows and sizes:  # an unchecked port may have rows and no shape
             sizes[0] = f"{self.rows} <= {sizes[0]}"
         return f"{self.dtype}[{', '.join(sizes)}]"
 
@@ -112,10 +112,10 @@ def compute_zero_digest(length_bytes: int) -> bytes:
 
 
 class StepsDigest:
-    """SHA-256 over the SHA-256 of every step's tensor, in order: what parties commit to of a port.
+    """SHA-256 over the SHA-256 of every step's tensor, in order: a party's commitment to a port.
 
-    Frames and logs carry the steps' digests already, so nobody has to read a tensor again for it,
-    and the rows of one step cannot be taken for those of the next.
+    Frames and logs carry the digests of the steps already, so no tensor has to be read again. Steps
+    are separated: no bytes can be moved from one step to the next without changing the digest.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class StepsDigest:
         self.add(hashlib.sha256(data).digest())
 
     def hexdigest(self) -> str:
-        """Return the digest so far, 64 hexadecimal digits; of no steps, that of nothing."""
+        """Return the digest so far, 64 hexadecimal digits; without a step, that of no bytes."""
         return self._digest.hexdigest()
 
 
@@ -219,9 +219,9 @@ def check_inputs(
 def validate_safetensors(path: Path) -> dict[str, SafeTensor]:
     """Read a safetensors header and return its tensors, in file order.
 
-    Stricter than the common readers, because the file may come from anybody: the header's length
-    is bounded, keys are unique, dtypes known, dimensions not negative, and the tensors fill the
-    file from the header to the end without gap or overlap. Raises InvalidModel.
+    Stricter than other readers, because the file is untrusted: the header's length is bounded, keys
+    are unique, dtypes known, dimensions not negative, and the tensors fill the file from the header
+    to the end without gap or overlap. Raises InvalidModel.
     Source: https://github.com/huggingface/safetensors (format section).
     """
     try:

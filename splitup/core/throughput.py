@@ -1,4 +1,4 @@
-"""How fast something goes, from what it has done: a sum that forgets."""
+"""Throughput, measured as an exponentially weighted average."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _KEPT: Final = 8  # each sample weighs 7/8 of the one after it
 
 @dataclass(slots=True)
 class Rate:
-    """Amounts over the time they took; large samples count for more than small ones."""
+    """Amounts divided by the time they took; large samples weigh more than small ones."""
 
     amount: int = 0
     took_ns: int = 0
 
     def add(self, amount: int, took_ns: int) -> None:
-        """Take in a sample; one without an amount or a duration says nothing."""
+        """Add a sample; one without an amount or a duration is ignored."""
         if amount > 0 and took_ns > 0:
             self.amount += amount - self.amount // _KEPT
             self.took_ns += took_ns - self.took_ns // _KEPT

@@ -11,48 +11,48 @@ from splitup.core.limits import KIB, MIB
 
 # ---- data plane --------------------------------------------------------------------------------
 
-DIRECT_BYTES: Final = 32 * MIB  # of pieces that wait for one peer, or are ahead of the store
-DIRECT_HEAD_START_S: Final = 0.05  # that pieces get before the same bytes go to the store
-DIRECT_CONNECT_S: Final = 0.5  # a first large input waits for its readers; the store is no faster
+DIRECT_BYTES: Final = 32 * MIB  # of tensor chunks that wait for one peer, or for the store
+DIRECT_HEAD_START_S: Final = 0.05  # chunks are sent directly this long before the upload starts
+DIRECT_CONNECT_S: Final = 0.5  # a first large input waits this for connections to its readers
 TENSOR_CHUNKS_BYTES: Final = (
     256 * MIB
-)  # of tensors that a node is being sent; beyond, from the store
+)  # of tensors that a node receives at once; further ones come from the store
 SEGMENT_PAUSE_S: Final = 0.004  # after 256 KiB of a segment: 64 MB/s while the log is not behind
 SEGMENT_AGE_S: Final = 1.0  # older steps are written although the segment is not full …
-FLUSH_PERIOD_S: Final = 0.5  # … and this is how often that is looked at: 1.5 s and a PUT at most
-LOG_MEMORY_BYTES: Final = 256 * MIB  # of one execution, not stored yet: the store is too slow then
+FLUSH_PERIOD_S: Final = 0.5  # … checked this often: a step is stored after 1.5 s and a PUT
+LOG_MEMORY_BYTES: Final = 256 * MIB  # of one execution, not stored yet; more: the store is too slow
 LOG_PREFIXES: Final = 16_384  # logs whose use of the store the gateway remembers, ≈ 1 KB each
-LOG_READ_AHEAD: Final = 8  # segments a reader asks grants for at once
-LOG_LATE_S: Final = 5.0  # a validator waits this long for a log's last segments: the client's
-LOG_POLL_S: Final = 0.5  # longest pause between two looks for a segment that may be on its way
+LOG_READ_AHEAD: Final = 8  # segments that a reader requests grants for at once
+LOG_LATE_S: Final = 5.0  # a validator waits this long for the last segments of a log
+LOG_POLL_S: Final = 0.5  # longest pause between two polls for a segment
 MAX_EARLY_FRAMES: Final = 256  # frames kept for an execution whose plan has not arrived yet
 MAX_EARLY_BYTES: Final = 8 * MIB
 
 # ---- failover: when the client replaces a node ---
 
-CONNECT_S: Final = 3.0  # from opening a connection until it has to stand
-RECONNECT_S: Final = 0.5  # a broken connection that is not back by then was no hiccup
+CONNECT_S: Final = 3.0  # for opening a connection
+RECONNECT_S: Final = 0.5  # a broken connection that is not back by then counts as lost
 STALL_FIRST_S: Final = 5.0  # until the first step comes back: nodes may still be loading
-STALL_S: Final = 1.0  # and between later ones; far above any pause of a healthy network …
+STALL_S: Final = 1.0  # between later steps; far above any pause of a healthy network …
 STALL_STEPS: Final = 8  # … or this many times the usual, for slow models
-PROBE_S: Final = 1.0  # a node that runs answers within milliseconds
+PROBE_S: Final = 1.0  # a healthy node answers within milliseconds
 HANG_RUN_S: Final = 10.0  # a run that takes longer than this, and STALL_STEPS times the usual step
-HANG_LOST_S: Final = 3.0  # a task whose producers are ahead and that has no inputs has lost them
+HANG_LOST_S: Final = 3.0  # a task without inputs while its producers are ahead has lost them
 
 # ---- messages ----------------------------------------------------------------------------------
 
-MAX_KEPT_EVIDENCE: Final = 256  # closed executions a member tells about; clients ask at once
+MAX_KEPT_EVIDENCE: Final = 256  # closed executions whose evidence a member keeps for clients
 MEASURED_BYTES: Final = 64 * KIB  # a smaller download measures the round trip
-DEMAND_AGE_S: Final = 0.25  # a heartbeat's answer may be this old: it takes a look at all nodes
-MAX_HEADS: Final = 64  # replaced blocks remembered: members look four times a second
+DEMAND_AGE_S: Final = 0.25  # cache of heartbeat answers, which are computed from all nodes
+MAX_HEADS: Final = 64  # replaced blocks that are remembered: members poll four times a second
 
 # ---- keys, tokens, storage, journal ------------------------------------------------------------
 
 MAX_SECRET_FILE_BYTES: Final = 64 * KIB  # a keystore is 600 bytes, a passphrase a line
 MAX_REPLAY_ENTRIES: Final = 100_000  # ≈ 20 MB; 1,000 requests a second for the life of a token
-OBJECT_FETCHES: Final = 3  # a wrong digest twice over may be a bad copy, thrice is the object
-OBJECT_RETRY_S: Final = 2.0  # longest pause between two tries against a struggling server
-STORE_QUIET_S: Final = 5.0  # a client that waits longer for the store says so
+OBJECT_FETCHES: Final = 3  # tries: after three wrong digests the object itself counts as wrong
+OBJECT_RETRY_S: Final = 2.0  # longest pause between two tries against an overloaded server
+STORE_QUIET_S: Final = 5.0  # a client that waits longer for the store reports it
 MAX_JOURNAL_VALUE_BYTES: Final = 16 * MIB  # four messages of the largest size
 
 # ---- graphs, weights, manifests ----------------------------------------------------------------
@@ -70,7 +70,7 @@ MAX_KERNEL_THREADS: Final = 256  # of one worker; more cores than this are sever
 # ---- decoding ----------------------------------------------------------------------------------
 
 MAX_STOP_STRINGS: Final = 16  # chat formats use two or three
-MAX_STOP_CHARS: Final = 256  # so much text may have to wait before it is shown
+MAX_STOP_CHARS: Final = 256  # this much text may be held back
 
 # ---- pickled state files -----------------------------------------------------------------------
 
@@ -80,33 +80,35 @@ MAX_ZIP_DIRECTORY_BYTES: Final = 8 * MIB  # the same tensors at 120 bytes
 
 # ---- HTTP --------------------------------------------------------------------------------------
 
-HTTP_SMALL_BODY_BYTES: Final = 64 * KIB  # as much as the sockets' buffers hold anyway
+HTTP_SMALL_BODY_BYTES: Final = 64 * KIB  # as much as the sockets' buffers hold
 HTTP_LARGE_BODIES: Final = 16  # larger bodies that a server reads at once: < 100 MB in a flood
-HTTP_READ_S: Final = 10.0  # a body that is not here by then is dribbled on purpose
+HTTP_READ_S: Final = 10.0  # for a whole body; a slower sender is treated as an attack
 HTTP_IDLE_S: Final = 30.0  # between requests, and for a request's head; clients close after 15 s
 HTTP_CONNECT_S: Final = 2.0  # a host that does not accept within this is down
 HTTP_TIMEOUT_S: Final = 10.0  # one whole request; long polls name their own
 HTTP_CONNECTIONS_PER_HOST: Final = 32  # keeps one peer from taking all our sockets
-HTTP_SHUTDOWN_S: Final = 2.0  # what open requests get to finish when a server stops
-MAX_ERROR_CHARS: Final = 1_000  # of a server's error sentence that we repeat
+HTTP_SHUTDOWN_S: Final = 2.0  # time for open requests to finish when a server stops
+MAX_ERROR_CHARS: Final = 1_000  # of a server's error message that is shown
 
 # ---- storage gateway ---------------------------------------------------------------------------
 
 UPLOAD_BYTES_PER_DAY: Final = 1024 * 1024 * MIB  # of one key at one gateway: a few large models
 UPLOAD_KEYS: Final = 16_384  # uploaders whose use of the store a gateway remembers
-UPLOAD_STALL_S: Final = 60.0  # an upload that moves nothing for this long is dead
-TRANSFER_STALL_S: Final = 20.0  # a download that does: the connection may be half-open
-DOWNLOAD_PATIENCE_S: Final = 60.0  # without a byte; longer outages are the caller's to wait out
-DISK_LEAST_BYTES: Final = 16 * MIB  # a node with less takes no work: the journal comes first
+UPLOAD_STALL_S: Final = 60.0  # an upload without progress for this long is aborted
+TRANSFER_STALL_S: Final = 20.0  # likewise a download: the connection may be half-open
+DOWNLOAD_PATIENCE_S: Final = 60.0  # of retries without a byte; then the caller has to decide
+DISK_LEAST_BYTES: Final = (
+    16 * MIB
+)  # a node with less free space takes no work: the journal needs it
 DISK_RESERVE_BYTES: Final = 64 * MIB  # left free by downloads: journal, status, compiled kernels
 COMMITTEE_CACHE_S: Final = 10.0  # how stale the gateway's view of the committee may be
-COMMITTEE_LOOKUPS: Final = 8  # executions asked of the chain at once: forged certificates name any
-COMMITTEE_REFRESH_S: Final = 1.0  # a certificate that fails makes us look again, this often at most
+COMMITTEE_LOOKUPS: Final = 8  # executions looked up on the chain at once; forgeries may name any
+COMMITTEE_REFRESH_S: Final = 1.0  # an invalid certificate triggers a refresh, this often at most
 MAX_CACHED_MANIFESTS: Final = 64
-LOG_URL_S: Final = 120  # URLs of what is asked for when it is moved; two tries of 30 s fit
+LOG_URL_S: Final = 120  # life of URLs for logs, which are used at once; two tries of 30 s fit
 AUDIT_FILE_BYTES: Final = 64 * MIB  # ≈ 200,000 grants
 AUDIT_FILES: Final = 4  # the current one and those before it
-MAX_CACHED_STANDINGS: Final = 16_384  # what the chain says of nodes and executions, ≈ 200 B each
+MAX_CACHED_STANDINGS: Final = 16_384  # on-chain state of nodes and executions, ≈ 200 B each
 MAX_CACHED_CERTIFICATES: Final = 1_024  # digests of certificates that were already verified
 
 # ---- data connections --------------------------------------------------------------------------
@@ -114,12 +116,12 @@ MAX_CACHED_CERTIFICATES: Final = 1_024  # digests of certificates that were alre
 MAX_LINKS: Final = 1_024  # open data connections in each direction; one per node of every live plan
 MAX_LINKS_PER_PEER: Final = 64  # a client may run many executions at once, each on its own link
 LINK_QUEUE_BYTES: Final = 64 * MIB  # a peer this far behind for its bandwidth will not catch up
-LINK_RESEND_BYTES: Final = 2 * MIB  # what a broken connection can have swallowed: socket buffers
-LINK_ENDPOINTS: Final = 4  # of one node that are tried in turn; it moves when it loses a relay
+LINK_RESEND_BYTES: Final = 2 * MIB  # that a broken connection can have lost: socket buffers
+LINK_ENDPOINTS: Final = 4  # of one node, tried in turn; they change when it loses a relay
 LINK_RETRY_MIN_S: Final = 0.05
 LINK_RETRY_MAX_S: Final = 2.0
-LINK_GIVE_UP_S: Final = 30.0  # without a connection for this long the peer is gone
-LINK_PING_S: Final = 10.0  # finds half-open connections
+LINK_GIVE_UP_S: Final = 30.0  # without a connection for this long the peer counts as gone
+LINK_PING_S: Final = 10.0  # detects half-open connections
 
 # ---- relays ------------------------------------------------------------------------------------
 
@@ -132,15 +134,15 @@ RELAY_REQUESTS_PER_S: Final = 64.0  # … and for long: 31 members' probes are 1
 RELAY_BYTES_PER_S: Final = 16 * MIB  # of one node's streams: 2,000 tensors of 8 KB; waits beyond
 RELAY_HELD_BYTES: Final = 64 * MIB  # bodies that wait for nodes' replies
 RELAY_IDLE_S: Final = 600.0  # a data connection silent in both directions, as SESSION_IDLE_S
-RELAY_PATIENCE_S: Final = 3.0  # a relay that was lost is tried again this long; then the next
-REACH_PERIOD_S: Final = 300.0  # how often a direct node has members try whether it still is
-REACH_TIMEOUT_S: Final = 6.0  # for their answer: connecting, RTT_TIMEOUT_S, and a look at the chain
+RELAY_PATIENCE_S: Final = 3.0  # a lost relay is retried this long; then the next one is used
+REACH_PERIOD_S: Final = 300.0  # how often a node asks members whether they still reach it directly
+REACH_TIMEOUT_S: Final = 6.0  # for their answer: connecting, RTT_TIMEOUT_S, reading the chain
 REACH_CHECKS: Final = 32  # of nodes at once, at one member
 
 # ---- chain -------------------------------------------------------------------------------------
 
-RPC_TIMEOUT_S: Final = 10.0  # a node that takes longer for one call is as good as down
-RPC_TRIES: Final = 4  # with the pauses below ≈ 0.7 s: a restart of the node is longer, a hiccup not
+RPC_TIMEOUT_S: Final = 10.0  # for one call; a slower RPC node counts as down
+RPC_TRIES: Final = 4  # with the pauses below ≈ 0.7 s: bridges a short failure, not a restart
 RPC_BACKOFF_S: Final = 0.1  # first pause; doubles
 RPC_BACKOFF_MAX_S: Final = 5.0  # longest pause of a subscriber that waits for the node to return
 LOG_RANGE_BLOCKS: Final = (
@@ -151,79 +153,81 @@ REORG_BLOCKS: Final = (
 )
 RECEIPT_POLL_S: Final = 0.05
 RESEND_AFTER_BLOCKS: Final = 3  # not mined by then: dropped, or underpriced
-GAP_CHECK_S: Final = 2.0  # how often a sender looks whether what it sent lately is still there
+GAP_CHECK_S: Final = 2.0  # how often a sender checks that its last transactions are still known
 SENT_KEPT: Final = 256  # transactions that a reorganisation may undo: 64 blocks of four each
-FEE_CEILING_WEI: Final = 500 * 10**9  # 100 times a busy day's fee; above it, people decide
+FEE_CEILING_WEI: Final = 500 * 10**9  # 100 times a busy day's fee; above it, the operator decides
 BLOCK_DELAY_S: Final = 4.0  # from a block's timestamp until everybody has it, on Ethereum
-CLOCK_PERIOD_S: Final = 12.0  # between a node's looks at the chain's time: a block of Ethereum's
+CLOCK_PERIOD_S: Final = 12.0  # how often a node reads the chain's time: a block of Ethereum's
 MINE_TIMEOUT_S: Final = 180.0  # fifteen of Ethereum's blocks
 
 # ---- node --------------------------------------------------------------------------------------
 
 QUEUE_EXECUTIONS: Final = 256  # at once on one node; each holds buffers, logs and device state
 QUEUE_BYTES: Final = 1024 * MIB  # tensors that wait for a run, over all executions of a node
-QUEUE_HEAD_START: Final = 64  # of the longest critical path; the others' are in proportion
+QUEUE_HEAD_START: Final = 64  # priority of the longest critical path; others in proportion
 MAX_EARLY_EXECUTIONS: Final = 32  # executions whose frames may precede their plan, 8 MiB each
 
 # ---- committee ---------------------------------------------------------------------------------
 
 MAX_OPEN_EXECUTIONS: Final = 4_096  # unsettled at once; ≈ 10 KB each. More are refunded, not served
 MAX_REVERTED: Final = 256  # executions that a reorganisation took away and may bring back
-MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this member has not seen yet
-MAX_SNAPSHOTS: Final = 64  # contents kept by root; a request refers to one at most minutes old
+MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests that are not known yet
+MAX_SNAPSHOTS: Final = 64  # contents kept by root; requests refer to one of the last minutes
 SNAPSHOT_ENTRIES_KEPT: Final = 160_000  # in those contents: 16 of 10,000 nodes, ≈ 2 KB each
-MESSAGE_CHUNK_TIMEOUT_S: Final = 10.0  # for one part
+MESSAGE_CHUNK_TIMEOUT_S: Final = 10.0  # for one chunk
 MAX_CHUNKED_MESSAGES: Final = 4  # offered at once: an observation, a proposal, and those before
 MAX_MANIFESTS: Final = 256  # models known at once to a committee member
 SNAPSHOT_SUBMIT_STAGE_S: Final = 3.0  # per rank behind the leader: longer than a block
 MAX_TRACKED_VOTES: Final = 16_384  # 4,096 open executions of four members; ≈ 500 bytes each
 MAX_EVIDENCE: Final = 256  # conflicts kept; one is enough to slash a member
-GOSSIP_RETRY_S: Final = 1.0  # lost messages are said again
+GOSSIP_RETRY_S: Final = 1.0  # lost messages are sent again
 PLAN_PUSH_STAGE_S: Final = 0.15  # per rank: a healthy member has pushed the plan by then
-PLAN_PUSHES: Final = 5  # of one member to nodes that do not answer, over 15 s and their timeouts
+PLAN_PUSHES: Final = 5  # tries of one member for a node that does not answer, over 15 s
 PLAN_SUBMIT_STAGE_S: Final = 1.5  # per rank: longer than a block
 COMMITMENTS_STAGE_S: Final = 1.5  # per rank: longer than a block
 VERIFICATION_STAGE_S: Final = 1.0  # per rank: a small task has been recomputed by then
-VERIFICATION_REPEAT_S: Final = 5.0  # an order is sent again: a restarted node was not there for it
+VERIFICATION_REPEAT_S: Final = 5.0  # an order is sent again: a node may have been restarting
 MAX_CLASSES: Final = 64  # determinism classes a member tries; each costs it a second, once
-RULING_RETRY_S: Final = 10.0  # before a member looks again for inputs that it did not find
+RULING_RETRY_S: Final = 10.0  # before a member tries again to fetch inputs that were missing
 REPLAY_OVERHEAD_BYTES: Final = 4 * 1024 * MIB  # address space of Python, tinygrad and a compiler
 SETTLEMENT_STAGE_S: Final = 2.0  # per rank: signatures and a block
 RTT_PERIOD_S: Final = 5.0  # between two probes of a node
-RTT_TIMEOUT_S: Final = 2.0  # a node that takes longer is as good as unreachable
+RTT_TIMEOUT_S: Final = 2.0  # a slower node counts as unreachable
 MAX_CHANGES: Final = 64  # configurations that a replay of the chain may still meet
-BOARD_RETRY_S: Final = 5.0  # a dealing that the chain does not hold is posted again
+BOARD_RETRY_S: Final = 5.0  # a dealing that is not on the chain is posted again
 MAX_SESSIONS: Final = 4_096  # states in one worker: 256 executions of 16 local tasks
-RUN_TIMEOUT_S: Final = 60.0  # one step of one task; a kernel that takes longer hangs
+RUN_TIMEOUT_S: Final = 60.0  # one step of one task; a slower kernel counts as hung
 LOAD_TIMEOUT_S: Final = 900.0  # reading, compiling and warming up one task of many GB
-BATCH_RUNS: Final = 32  # steps in one pass over the weights; more gain nothing on a CPU
-BATCH_OWN_BYTES: Final = 1 * MIB  # of a task, for what sessions in a pass have besides rows
-SPARE_STATES: Final = 32  # of a task, kept for sessions to come; freed when memory is short
-PREPARED_STEPS: Final = 256  # of a task: batches differ in rows; preparing anew takes 20 µs
+BATCH_RUNS: Final = 32  # steps in one batch; more gain nothing on a CPU
+BATCH_OWN_BYTES: Final = 1 * MIB  # of a task, for buffers that each execution of a batch has
+SPARE_STATES: Final = 32  # of a task, kept for later executions; freed when memory is short
+PREPARED_STEPS: Final = 256  # cached per task, by numbers of rows; preparing one takes 20 µs
 WORKER_SOCKET_BYTES: Final = 1 * MIB  # a tensor fits the socket: one write, one wake-up
-WORKER_STOP_S: Final = 5.0  # what a worker gets to finish its run when the daemon stops
-REPLAY_AHEAD_STEPS: Final = 512  # a task that catches up reads at most this far ahead of itself
-SESSION_IDLE_S: Final = 600.0  # without a step for this long the client has gone away
-SESSION_SPARE_S: Final = 5.0  # a state used this lately is not dropped for another's
-LEAVE_S: Final = 5.0  # what running executions get to end when a node leaves; then others go on
+WORKER_STOP_S: Final = 5.0  # time for a worker to finish its run when the daemon stops
+REPLAY_AHEAD_STEPS: Final = 512  # a task that replays logs reads at most this far ahead
+SESSION_IDLE_S: Final = 600.0  # without a step for this long the client counts as gone
+SESSION_SPARE_S: Final = 5.0  # a state that was used this recently is not evicted
+LEAVE_S: Final = 5.0  # time for running executions to end when a node leaves; then others take over
 LEAVE_POLL_S: Final = 0.05
 MAX_STANDBY: Final = 1_024  # plans that name this node as a fallback only; ≈ 50 KB each
-OUTBOX_BYTES: Final = 4 * MIB  # outputs of one execution kept for a client that reconnects
-MAX_FINISHED: Final = 4_096  # ids of ended executions whose late frames are ignored in silence
+OUTBOX_BYTES: Final = 4 * MIB  # outputs of one execution, kept for a client that reconnects
+MAX_FINISHED: Final = 4_096  # ids of ended executions, whose late frames are ignored
 DOWNLOAD_TIMEOUT_S: Final = 3_600.0  # weights of many GB over a home connection
 COMMIT_WINDOW_S: Final = 0.05  # completions that share one transaction; far below a block's time
-DISTRIBUTE_PERIOD_S: Final = 60.0  # how often a node looks whether too much of its stake is locked
+DISTRIBUTE_PERIOD_S: Final = 60.0  # how often a node checks whether too much of its stake is locked
 DISTRIBUTE_LOCKED_SHARE: Final = 0.5  # above it, it pays for the transaction that releases stake
 COMMIT_PATIENCE_BLOCKS: Final = 6  # for the members' one transaction, before a node sends its own …
 COMMIT_MARGIN_S: Final = 8.0  # … or so long before the deadline; many executions have 30 s in all
 REPORT_RETRY_S: Final = 0.25  # between tries while the plan's own transaction is not mined yet
-MEMBER_REPLY_S: Final = 2.0  # one that hangs must not hold up what is due within VALIDATOR_REVEAL_S
+MEMBER_REPLY_S: Final = 2.0  # one that hangs must not delay a reveal beyond VALIDATOR_REVEAL_S
 ATTESTATION_POLL_MAX_S: Final = 1.0  # longest pause of a node that waits for its time to reveal
 SHOWN_VERIFICATIONS: Final = 5  # in a node's status: a screen has room for no more
-MAX_ORDERS: Final = 64  # verifications that wait; a member with more asks the next validator
-TRADE_PERIOD_S: Final = 60.0  # a node trades once in it at most: a task takes seconds to load
-TRADE_NOTICE_S: Final = 10.0  # without being offered, before it is unloaded: plans on their way
-TRADE_HOLD_S: Final = 600.0  # a traded task is not traded back: what a download costs pays off
+MAX_ORDERS: Final = 64  # verifications that wait; with more, members ask the next validator
+TRADE_PERIOD_S: Final = 60.0  # a node swaps one task in it at most: loading takes seconds
+TRADE_NOTICE_S: Final = 10.0  # between withdrawing a task and unloading it: plans may be under way
+TRADE_HOLD_S: Final = (
+    600.0  # a swapped task is not swapped back for this long, to repay its download
+)
 SHOWN_TRADES: Final = 3  # in a node's status
 LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again
-NOISE_POSITIONS: Final = 16  # drawn ahead, of all sessions of a client; 1 MB each at 128 k tokens
+NOISE_POSITIONS: Final = 16  # cached, of all sessions of a client; 1 MB each at 128 k tokens

@@ -1,1 +1,1 @@
-"""Machine code of our own for x86-64: matrix products, cache writes, and loops over kernels."""
+"""Native code for x86-64 CPUs: matmuls, KV-cache writes, and running kernels in sequence."""

@@ -1,4 +1,4 @@
-"""A small assembler for x86-64 with AVX2, FMA and F16C (the level x86-64-v3): what products need.
+"""A small assembler for x86-64 with AVX2, FMA and F16C (the level x86-64-v3).
 
 Registers are numbers as in the encoding (rax 0 … r15 15, ymm0 … ymm15). A memory operand is
 ``Mem(base, displacement)``. Source of the encodings: Intel SDM volume 2, sections 2.3.5 (VEX) and
@@ -31,7 +31,7 @@ _NONE, _66, _F3 = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Mem:
-    """The memory at a register plus bytes; the register is none of rsp and r12."""
+    """The memory at a register plus an offset; the register is neither rsp nor r12."""
 
     base: int
     offset: int = 0
@@ -52,12 +52,12 @@ class Assembler:
         return bytes(self.code)
 
     def label(self, name: str) -> None:
-        """Call the present place ``name``."""
+        """Give the next instruction the label ``name``."""
         assert name not in self.labels
         self.labels[name] = len(self.code)
 
     def jump(self, kind: str, label: str) -> None:
-        """Jump always ("jmp"), if less or not ("jl", "jge", signed), or if not zero ("jnz")."""
+        """Jump always ("jmp"), if less or not less (signed: "jl", "jge"), if not zero ("jnz")."""
         self.code += _JUMPS[kind] + bytes(4)
         self.jumps.append((len(self.code) - 4, label))
 
@@ -136,7 +136,7 @@ class Assembler:
         self._operand(reg, source)
 
     def prefetch(self, source: Mem) -> None:
-        """Ask for a line of memory to be brought into all caches."""
+        """Prefetch a line of memory into all caches."""
         self.code += (b"\x41" if source.base > 7 else b"") + b"\x0f\x18"
         self._operand(1, source)
 
@@ -240,7 +240,7 @@ class Assembler:
         self._vex(0xDB, _MAP_0F, _66, reg, first, second, True)
 
     def compare_int32(self, reg: int, first: int, second: Mem) -> None:
-        """Set all bits of those of 8 int32 that are equal, none of the others'."""
+        """Set all bits of those of 8 int32 that are equal, and clear the others."""
         self._vex(0x76, _MAP_0F, _66, reg, first, second, True)
 
     def get_signs(self, reg: int, source: int) -> None:
@@ -281,12 +281,12 @@ class Assembler:
         self.code.append(1)
 
     def forget_upper_halves(self) -> None:
-        """VZEROUPPER, which code with vectors of 8 owes its caller."""
+        """VZEROUPPER, which the ABI wants before a return from code with 256-bit vectors."""
         self.code += b"\xc5\xf8\x77"
 
 
 class MachineCode:
-    """Code in memory of its own, callable while this object lives."""
+    """Machine code in executable memory, callable while this object lives."""
 
     __slots__ = ("_memory", "address", "function")
 

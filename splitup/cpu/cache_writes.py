@@ -1,15 +1,15 @@
-"""Write a KV cache's rows where they can differ, instead of all of them.
+"""Update a KV cache by writing only the rows that can differ.
 
-A step selects every row of the new cache: an old row, a new one, or zeros
-(``docs/adr/0006-one-step-function.md``). As tinygrad's kernel that reads and writes the whole
-context. But a node holds each state twice, and the copy that a step writes was the step before's
-old one: nearly all its rows are what they are to be. So the update is recognised by its graph, as
-the front end for decoders writes it, and machine code of our own writes the rows in which the two
-copies differ, and those that this step changes: the new ones, those that come from further on, and
-what lay behind them. It selects and does not compute, so the bytes are those that kernels give.
+In the graph, a step selects every row of the new cache: an old row, a new one, or zeros
+(``docs/adr/0006-one-step-function.md``). tinygrad's kernel for that reads and writes the whole
+context. But a node holds each state twice, and the copy that a step writes was the old copy of the
+step before, so nearly all its rows are right already. The update is recognised by its graph, as the
+front end for decoders writes it. Native code then writes the rows in which the two copies differ
+and those that this step changes: new rows, rows that move down from a later position, and rows
+behind the new end. It selects and does not compute, so the bytes are those that kernels give.
 
-What a state remembers for that is in ``Copies``. It is right after any step, one whose outputs
-nobody took included: the rows in which copies differ are the same from either side.
+``Copies`` holds the ranges of rows that this needs. It stays right after a step that failed, since
+the range in which two copies differ does not depend on which of them is the old one.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from splitup.cpu.assembler import (
     MachineCode,
     Mem,
 )
-from splitup.graph.ir import Graph, Node
+from splitup.graph.ir import Node
 from splitup.graph.memory import get_stride
-from splitup.graph.rules import Value
+from splitup.graph.rules import CheckedGraph
 
 VECTOR_BYTES: Final = 32
 UNROLLED: Final = 8  # vectors at most in one turn of a loop
@@ -61,55 +61,54 @@ _NO_ROWS: Final = (2**31, 0)  # below any first row, above any last one
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite:
-    """The update of a state: rows below a start kept, new rows from there on, then zeros.
+    """The update of a state: old rows below a start, new rows from there on, then zeros.
 
-    The layout's first row says the start, and how much further on each of the last ``chunk`` rows
-    below it stands in the old state.
+    The layout's first row holds the start, and for each of the ``chunk`` rows below the start its
+    shift: how many rows later it is in the old state.
     """
 
     context: int  # rows of the state
     row_bytes: int
-    fresh_bytes: int  # from one new row to the next
-    symbol: str  # how many new rows there are; "" if that is fixed
-    rows: int  # or their bound
-    start: int  # where the layout has it, in bytes
-    shifts: int  # where the layout has them, in bytes
+    fresh_bytes: int  # distance of the new rows
+    symbol: str  # the number of new rows; "" if it is fixed
+    rows: int  # the number of new rows, or its bound
+    start: int  # offset of the start in the layout, in bytes
+    shifts: int  # offset of the shifts in the layout, in bytes
     chunk: int
     most: int  # the largest shift
 
 
-class Sources(NamedTuple):
-    """What a state's update is made of, as nodes of the graph and as numbers of inputs."""
+class StateWrite(NamedTuple):
+    """Native code that computes a state's update, and what it reads besides the old state."""
 
-    write: CacheWrite
-    fresh: int  # node, an input or a value in memory
-    layout: int  # input
+    kernel: CacheWrite
+    fresh: int  # the node of the new rows, an input or a value in memory
+    layout: int  # the number of the input
 
 
 # ---- finding -------------------------------------------------------------------------------------
 
 
-class _Unfit(Exception):
-    """The graph is not of the form that is understood."""
+class _NoMatch(Exception):
+    """The update is not of the form of a cache write."""
 
 
-def find_cache_writes(graph: Graph, values: Sequence[Value]) -> dict[int, Sources]:
-    """Return the updates of a checked graph that only select rows, by state."""
+def find_cache_writes(graph: CheckedGraph) -> dict[int, StateWrite]:
+    """Return the updates that only select rows, by state."""
     found = {}
     for update in graph.updates:
         try:
-            found[update.state] = _Reader(graph, values).read(update.state, update.node)
-        except _Unfit:
+            found[update.state] = _Reader(graph).read(update.state, update.node)
+        except _NoMatch:
             continue
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    graph: Graph
-    values: Sequence[Value]
+    graph: CheckedGraph
 
-    def read(self, state: int, root: int) -> Sources:
+    def read(self, state: int, root: int) -> StateWrite:
         spec = self.graph.states[state]
         choice = self.node(self.node(root, "CONTIGUOUS").srcs[0], "WHERE")
         is_kept, kept, new = choice.srcs
@@ -118,7 +117,9 @@ class _Reader:
         place, start = self.node(is_kept, "CMPLT").srcs
         context, row = spec.shape[0], math.prod(spec.shape[1:]) * ITEM_BYTES[spec.dtype]
         self.expect(self.node(place, "IOTA").arg == context and row % VECTOR_BYTES == 0)
-        self.expect(self.values[choice.srcs[0]].dims == (context, *(1,) * (len(spec.shape) - 1)))
+        self.expect(
+            self.graph.values[choice.srcs[0]].dims == (context, *(1,) * (len(spec.shape) - 1))
+        )
         read, largest = self.read_bounded(start)
         layout, start_at, count = self.read_columns(read)
         self.expect(largest == context and count == 1)
@@ -135,7 +136,7 @@ class _Reader:
         fresh, index = self.node(new, "LOOKUP").srcs
         self.expect(self.read_negative(self.read_sum(index, place)) == start)
         self.expect(self.node(fresh).op in ("INPUT", "CONTIGUOUS"))
-        rows, *rest = self.values[fresh].dims
+        rows, *rest = self.graph.values[fresh].dims
         length = math.prod(spec.shape[1:])
         self.expect(tuple(rest) == spec.shape[1:])
         stride = get_stride(length) if isinstance(rows, str) else length
@@ -144,14 +145,14 @@ class _Reader:
             row_bytes=row,
             fresh_bytes=stride * ITEM_BYTES[spec.dtype],
             symbol=rows if isinstance(rows, str) else "",
-            rows=self.values[fresh].shape[0],
+            rows=self.graph.values[fresh].shape[0],
             start=start_at * INT_BYTES,
             shifts=shifts_at * INT_BYTES,
             chunk=chunk,
             most=most,
         )
         self.expect(max(write.fresh_bytes, row) * context < 2**31)
-        return Sources(write, fresh, layout)
+        return StateWrite(write, fresh, layout)
 
     def node(self, index: int, op: str = "") -> Node:
         node = self.graph.nodes[index]
@@ -161,7 +162,7 @@ class _Reader:
     @staticmethod
     def expect(is_so: bool) -> None:
         if not is_so:
-            raise _Unfit
+            raise _NoMatch
 
     def read_const(self, index: int) -> int:
         """Return the value of an int32 that the graph computes from constants."""
@@ -173,7 +174,7 @@ class _Reader:
         return one ^ two if node.op == "XOR" else one * two
 
     def read_bounded(self, index: int) -> tuple[int, int]:
-        """Return x and the bound of ``min(max(x, 0), bound)``, of which tinygrad makes XORs."""
+        """Return x and bound of ``min(max(x, 0), bound)``, which tinygrad writes with XORs."""
 
         def invert(index: int) -> int:
             one, two = self.node(index, "XOR").srcs
@@ -214,10 +215,10 @@ class _Reader:
 
 
 class Copies:
-    """What is known of the rows of an execution's states, of each of which there are two copies.
+    """Which rows of an execution's states may differ between the two copies, and which are zeros.
 
-    Per state four int64: the first row in which the copies may differ and the one behind the last;
-    of each copy, behind which row all are zeros.
+    Per state four int64: the first row in which the copies may differ, and the one behind the last;
+    and for each copy the row from which on all rows are zeros.
     """
 
     __slots__ = ("_words",)
@@ -227,12 +228,12 @@ class Copies:
         self._words = [(ctypes.c_int64 * 4)(*_NO_ROWS, 0, 0) for _ in range(states)]
 
     def locate(self, state: int, parity: int) -> tuple[int, int, int]:
-        """Return the addresses of a state's rows that differ, of the old copy's end, the new's."""
+        """Return the addresses of a state's range of rows, the old copy's end, the new copy's."""
         address = ctypes.addressof(self._words[state])
         return address, address + 8 * (2 + parity), address + 8 * (3 - parity)
 
     def pop_ends(self, state: int) -> tuple[int, int]:
-        """Return behind which row each copy is zeros; from now on both are taken to be zeros."""
+        """Return the row from which on each copy is zeros; from now on both count as all zeros."""
         words = self._words[state]
         ends = words[2], words[3]
         words[:] = [*_NO_ROWS, 0, 0]
@@ -240,7 +241,7 @@ class Copies:
 
 
 class BoundWrite:
-    """A cache write on certain buffers; call it."""
+    """A cache write on certain buffers. A call computes it."""
 
     __slots__ = ("_block", "_code", "_keep", "addresses", "native")
 
@@ -322,7 +323,7 @@ def _emit_bounds(asm: Assembler, register: int, largest: int, argument: str) -> 
 
 
 def _emit_shift_address(asm: Assembler) -> None:
-    """Emit rdx = r9 + 4 (r11 - r15): from there the shift of a row is as far as the first one."""
+    """Emit rdx = r9 + 4 (r11 - r15); the shift of row r11 is there, at the offset of shifts."""
     asm.load(RDX, R11)
     asm.subtract(RDX, R15)
     asm.add(RDX, RDX)
@@ -331,7 +332,7 @@ def _emit_shift_address(asm: Assembler) -> None:
 
 
 def _emit_first_changed(asm: Assembler, write: CacheWrite) -> None:
-    """Emit r13 = the first row that comes from further on, or else the start."""
+    """Emit r13 = the first row with a shift, or else the start."""
     asm.load(R11, R15)
     asm.compare_const(R11, 0)
     asm.load_if("l", R11, _get_argument("zero"))
@@ -350,9 +351,9 @@ def _emit_first_changed(asm: Assembler, write: CacheWrite) -> None:
 
 
 def _emit_range(asm: Assembler) -> None:
-    """Emit r11 and r12 = the first row to write and the one behind the last; note the next's.
+    """Emit r11 and r12 = the first row to write and the one behind the last.
 
-    Between r13 and r14, the later of both copies' ends, the new copy may differ from the old one.
+    Afterwards the copies may differ from r13 to r14, the later of their ends, which is stored.
     """
     asm.load(RAX, _get_argument("end of old"))
     asm.load(R14, Mem(RAX))
@@ -372,7 +373,7 @@ def _emit_range(asm: Assembler) -> None:
 
 
 def _emit_rows(asm: Assembler, write: CacheWrite) -> None:
-    """Emit the writing of rows r11 to r12; rbx is where the row goes, rsi where it comes from."""
+    """Emit the writing of rows r11 to r12; rbx is the target of a row, rsi its source."""
     names = (f"copy{number}" for number in itertools.count())
     asm.load(RBX, R11)
     asm.multiply_const(RBX, write.row_bytes)

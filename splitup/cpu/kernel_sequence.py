@@ -1,14 +1,14 @@
-"""Kernels one after the other in one call, by a loop of machine code.
+"""Run a sequence of kernels with one call from Python, by a loop of machine code.
 
-Launched one by one from Python a kernel costs 0.4 µs, and several microseconds where the step
-before it has pushed Python's objects out of the caches: as much as a small kernel takes.
+A launch from Python costs 0.4 µs, and several microseconds when the step before has evicted
+Python's objects from the caches: as much as a small kernel takes.
 
 The loop reads a record of 64-bit words for each kernel,
 
     address of the code | n | six pointers | n pointers
 
-each of them to the word that is the argument when the kernel is launched: for the registers in
-order, then for the stack, the last argument first (System V ABI, AMD64 supplement, section 3.2.3).
+each of them to the word whose value at launch is the argument: first those of the registers in
+order, then those of the stack, the last argument first (System V ABI, AMD64 supplement, 3.2.3).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from splitup.cpu.assembler import (
 LaunchFunction = Callable[[], Any]
 _ARGUMENT_REGISTERS: Final = (RDI, RSI, RDX, RCX, R8, R9)
 _HEAD_WORDS: Final = 2 + len(_ARGUMENT_REGISTERS)
-_NOTHING: Final = ctypes.c_uint64(0)  # what unused pointers point to
+_NOTHING: Final = ctypes.c_uint64(0)  # the target of unused pointers
 
 
 class Native(NamedTuple):
-    """Machine code that takes 64-bit words, and where they stand."""
+    """A function in machine code, and the 64-bit words that are its arguments at launch."""
 
     address: int
     arguments: Sequence[ctypes.c_uint64]
@@ -55,14 +55,14 @@ class Native(NamedTuple):
 
 @functools.cache
 def is_supported() -> bool:
-    """Say whether this machine runs the loop."""
+    """Return whether this machine runs the loop."""
     return platform.machine() == "x86_64" and platform.system() == "Linux"
 
 
 def join_launches(
     launches: Sequence[LaunchFunction], natives: Sequence[Native | None]
 ) -> list[LaunchFunction]:
-    """Return functions that do the same in order; what is machine code goes together."""
+    """Return functions that do the same in order; neighbours in machine code are one call."""
     joined: list[LaunchFunction] = []
     pairs = zip(launches, natives, strict=True)
     for is_native, group in itertools.groupby(pairs, lambda pair: pair[1] is not None):
@@ -80,7 +80,7 @@ def _join(natives: Sequence[Native]) -> LaunchFunction:
 
 
 def encode_record(native: Native) -> bytes:
-    """Return the record of a kernel, to be joined with others; ``native`` has to stay alive."""
+    """Return the record of a kernel for ``launch_records``; ``native`` has to stay alive."""
     words = _make_record(native)
     return struct.pack(f"<{len(words)}Q", *words)
 
@@ -96,7 +96,7 @@ def _make_record(native: Native) -> list[int]:
     registers = pointers[: len(_ARGUMENT_REGISTERS)]
     registers += [nothing] * (len(_ARGUMENT_REGISTERS) - len(registers))
     stack = pointers[len(_ARGUMENT_REGISTERS) :]
-    stack += [nothing] * (len(stack) % 2)  # calls want rsp at a multiple of 16
+    stack += [nothing] * (len(stack) % 2)  # the ABI aligns rsp to 16 bytes at a call
     return [native.address, len(stack), *registers, *reversed(stack)]
 
 

@@ -1,4 +1,4 @@
-"""What a kernel's loads address, as linear functions of its loops: what products are found by."""
+"""The addresses of a kernel's loads as affine functions of its loops."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Final, NamedTuple
 from tinygrad.dtype import AddrSpace, dtypes
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.cpu.matmul_codegen import BLOCK, BLOCK_BYTES, Bound, Kind
+from splitup.cpu.matmul_shape import BLOCK, BLOCK_BYTES, Bound, Kind
 
 _DIVISIONS: Final = (Ops.FLOORDIV, Ops.CDIV)
 _REMAINDERS: Final = (Ops.FLOORMOD, Ops.CMOD)
 
 
-class Digit(NamedTuple):
-    """A part of a loop counter: counter // weight % size. A symbolic loop's size is its bound."""
+class SubLoop(NamedTuple):
+    """One of the loops that a loop is split into; its counter is counter // weight % size.
+
+    The size of a symbolic loop is its bound.
+    """
 
     loop: UOp
     weight: int
@@ -24,44 +27,44 @@ class Digit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """An index: const + sum of factor * digit."""
+class AffineIndex:
+    """An index: const + the sum of factor * counter over sub-loops."""
 
     const: int
-    factors: dict[Digit, int]
+    factors: dict[SubLoop, int]
 
-    def get(self, digit: Digit) -> int:
-        """Return the factor of a digit, 0 when the index does not depend on it."""
-        return self.factors.get(digit, 0)
+    def get(self, sub: SubLoop) -> int:
+        """Return the factor of a sub-loop, 0 when the index does not depend on it."""
+        return self.factors.get(sub, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What a product reads; the index is in elements, of blocks as if these were contiguous."""
+    """An operand of a matmul. Its index is in elements, as if blocks held nothing but elements."""
 
     kind: Kind
     slot: int
-    index: Linear
+    index: AffineIndex
     offset_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What chooses the rows of a looked-up operand: int32 numbers, brought into 0 … largest."""
+    """The row numbers of a looked-up operand: int32, clamped or masked to 0 … largest."""
 
     slot: int
-    index: Linear  # of the number
+    index: AffineIndex  # of the number
     bound: Bound
     largest: int
     step: int  # elements of the operand from one row to the next
 
 
-class Unfit(Exception):
-    """The kernel is no product that we can compute."""
+class NoMatch(Exception):
+    """The kernel is not a matmul that there is machine code for."""
 
 
 def is_buffer(uop: UOp) -> bool:
-    """Say whether a parameter of a kernel is memory."""
+    """Return whether a parameter of a kernel is memory."""
     return uop.op is Ops.PARAM and uop.addrspace is not AddrSpace.ALU
 
 
@@ -74,29 +77,29 @@ class IndexReader:
             if uop.op in (*_DIVISIONS, *_REMAINDERS) and uop.src[0].op is Ops.RANGE:
                 self._divisors.setdefault(uop.src[0], set()).add(_get_const(uop.src[1]))
 
-    def digits(self, loop: UOp) -> list[Digit]:
-        """Return a loop's digits, cut where some index divides it."""
+    def split_loop(self, loop: UOp) -> list[SubLoop]:
+        """Return a loop's sub-loops, split where some index divides the counter."""
         size = loop.src[0]
         if size.op is not Ops.CONST:
             if self._divisors.get(loop):
-                raise Unfit
-            return [Digit(loop, 1, int(loop.vmax) + 1, is_symbolic=True)]
+                raise NoMatch
+            return [SubLoop(loop, 1, int(loop.vmax) + 1, is_symbolic=True)]
         result, weight = [], 1
         for cut in sorted({*self._divisors.get(loop, ()), int(size.val)}):
             if cut % weight:
-                raise Unfit
-            result.append(Digit(loop, weight, cut // weight))
+                raise NoMatch
+            result.append(SubLoop(loop, weight, cut // weight))
             weight = cut
         if weight != size.val:
-            raise Unfit
+            raise NoMatch
         return result
 
-    def read_load(self, uop: UOp, dtype: object) -> tuple[int, Linear]:
+    def read_load(self, uop: UOp, dtype: object) -> tuple[int, AffineIndex]:
         """Return slot and index of an element of a buffer."""
         if uop.op is not Ops.INDEX or len(uop.src) != 2 or not is_buffer(uop.src[0]):
-            raise Unfit
+            raise NoMatch
         if uop.src[0].dtype != dtype:
-            raise Unfit
+            raise NoMatch
         return int(uop.src[0].arg.slot), self.read(uop.src[1])
 
     def read_operand(self, uop: UOp) -> Operand:
@@ -108,36 +111,34 @@ class IndexReader:
         if uop.op is Ops.BITCAST and uop.dtype == dtypes.float32:
             shifted = _expect(uop.src[0], Ops.SHL, dtypes.uint32)
             if _get_const(shifted.src[1]) != 16:
-                raise Unfit
+                raise NoMatch
             wide = _expect(shifted.src[0], Ops.CAST, dtypes.uint32)
             return Operand("bfloat16", *self.read_load(wide.src[0], dtypes.uint16), 0)
         return self._read_blocks(uop)
 
     def read_lookup(self, uop: UOp) -> tuple[Operand, Lookup]:
-        """Return rows that a LOOKUP chooses, as ``bridge`` writes it, none of them outside.
+        """Return rows that a LOOKUP chooses, as the backend lowers it; none may be outside.
 
         The operand's index is that of row 0.
         """
         choice = _expect(uop, Ops.REDUCE, dtypes.float32).src[0]
         if uop.arg != (Ops.ADD, 0) or len(uop.src) != 2 or uop.src[1].op is not Ops.RANGE:
-            raise Unfit
+            raise NoMatch
         place = uop.src[1]
         differs, zero, row = _expect(choice, Ops.WHERE, dtypes.float32).src
         if zero.op is not Ops.CONST or zero.val != 0.0:
-            raise Unfit
+            raise NoMatch
         counter, number = _expect(differs, Ops.CMPNE, dtypes.bool).src
         if _expect(counter, Ops.CAST, dtypes.int32).src[0] is not place:
-            raise Unfit
-        (digit,) = self.digits(place) if place.src[0].op is Ops.CONST else [None]
+            raise NoMatch
+        (sub,) = self.split_loop(place) if place.src[0].op is Ops.CONST else [None]
         bound, largest, load = self._read_bound(number)
-        if digit is None or largest >= digit.size:
-            raise Unfit  # what is outside gives zeros
+        if sub is None or largest >= sub.size:
+            raise NoMatch  # an index outside the table would give zeros
         slot, index = self.read_load(row, dtypes.float32)
-        factors = {one: factor for one, factor in index.factors.items() if one != digit}
-        operand = Operand("float32", slot, Linear(index.const, factors), 0)
-        return operand, Lookup(
-            *self.read_load(load, dtypes.int32), bound, largest, index.get(digit)
-        )
+        factors = {one: factor for one, factor in index.factors.items() if one != sub}
+        operand = Operand("float32", slot, AffineIndex(index.const, factors), 0)
+        return operand, Lookup(*self.read_load(load, dtypes.int32), bound, largest, index.get(sub))
 
     @staticmethod
     def _read_bound(uop: UOp) -> tuple[Bound, int, UOp]:
@@ -145,7 +146,7 @@ class IndexReader:
         if uop.op is Ops.AND:
             largest = _get_const(uop.src[1])
             if largest < 0:
-                raise Unfit
+                raise NoMatch
             return "mask", largest, uop.src[0]
         inverted = _expect(uop, Ops.XOR, dtypes.int32)
         highest = _expect(inverted.src[0], Ops.MAX, dtypes.int32)
@@ -153,10 +154,10 @@ class IndexReader:
         lowest = _expect(start.src[0], Ops.MAX, dtypes.int32)
         minus = [_get_const(each.src[1]) for each in (inverted, start)]
         if minus != [-1, -1] or _get_const(lowest.src[1]) != 0:
-            raise Unfit
+            raise NoMatch
         largest = -1 - _get_const(highest.src[1])
         if largest < 0:
-            raise Unfit
+            raise NoMatch
         return "clamp", largest, lowest.src[0]
 
     def _read_blocks(self, uop: UOp) -> Operand:
@@ -166,99 +167,100 @@ class IndexReader:
         both = _expect(half.src[0], Ops.OR, dtypes.uint16)
         high = _expect(both.src[1], Ops.SHL, dtypes.uint16)
         if _get_const(high.src[1]) != 8:
-            raise Unfit
+            raise NoMatch
         read = self._read_q8 if number.op is Ops.CAST else self._read_q4
         kind, slot, index, within = read(number)
         block_bytes, inside = BLOCK_BYTES[kind], set(within)
-        blocks = {digit: f for digit, f in index.factors.items() if digit not in inside}
+        blocks = {sub: f for sub, f in index.factors.items() if sub not in inside}
         start = index.const - 2
         places = [
             self.read_load(_expect(byte, Ops.CAST, dtypes.uint16).src[0], dtypes.uint8)
             for byte in (both.src[0], high.src[0])
         ]
-        if places != [(slot, Linear(start + at, blocks)) for at in (0, 1)]:
-            raise Unfit
+        if places != [(slot, AffineIndex(start + at, blocks)) for at in (0, 1)]:
+            raise NoMatch
         if any(factor % block_bytes for factor in blocks.values()):
-            raise Unfit
-        factors = {digit: f // block_bytes * BLOCK for digit, f in blocks.items()}
-        return Operand(kind, slot, Linear(0, {**factors, **within}), start)
+            raise NoMatch
+        factors = {sub: f // block_bytes * BLOCK for sub, f in blocks.items()}
+        return Operand(kind, slot, AffineIndex(0, {**factors, **within}), start)
 
-    def _read_q8(self, number: UOp) -> tuple[Kind, int, Linear, dict[Digit, int]]:
-        """Return what an int8 of a block is read from, and how its place counts within."""
+    def _read_q8(self, number: UOp) -> tuple[Kind, int, AffineIndex, dict[SubLoop, int]]:
+        """Return slot and index of an int8 of a block, and its place within the block."""
         small = _expect(_expect(number, Ops.CAST, dtypes.float32).src[0], Ops.BITCAST, dtypes.int8)
         slot, index = self.read_load(small.src[0], dtypes.uint8)
         within = {d: f for d, f in index.factors.items() if f % BLOCK_BYTES["q8_0"]}
-        if sum(factor * (digit.size - 1) for digit, factor in within.items()) >= BLOCK:
-            raise Unfit
+        if sum(factor * (sub.size - 1) for sub, factor in within.items()) >= BLOCK:
+            raise NoMatch
         return "q8_0", slot, index, within
 
-    def _read_q4(self, number: UOp) -> tuple[Kind, int, Linear, dict[Digit, int]]:
+    def _read_q4(self, number: UOp) -> tuple[Kind, int, AffineIndex, dict[SubLoop, int]]:
         """Return the same of the lower or upper half of a byte, less 8."""
         wide, eight = _expect(number, Ops.ADD, dtypes.float32).src
         if eight.op is not Ops.CONST or eight.val != -8.0:
-            raise Unfit
+            raise NoMatch
         choice = _expect(_expect(wide, Ops.CAST, dtypes.float32).src[0], Ops.WHERE, dtypes.uint8)
         is_upper = _expect(choice.src[0], Ops.CMPNE, dtypes.bool)
         upper = _expect(choice.src[1], Ops.SHR, dtypes.uint8)
         lower = _expect(choice.src[2], Ops.AND, dtypes.uint8)
         numbers = [_get_const(uop.src[1]) for uop in (is_upper, upper, lower)]
         if numbers != [0, 4, 15] or upper.src[0] is not lower.src[0]:
-            raise Unfit
+            raise NoMatch
         slot, index = self.read_load(lower.src[0], dtypes.uint8)
         half = self.read(is_upper.src[0])
         within = {d: f for d, f in index.factors.items() if f % BLOCK_BYTES["q4_0"]}
-        places = [(digit.loop, digit.weight, digit.size, f) for digit, f in within.items()]
-        halves = [(digit.loop, digit.weight, digit.size, f) for digit, f in half.factors.items()]
+        places = [(sub.loop, sub.weight, sub.size, f) for sub, f in within.items()]
+        halves = [(sub.loop, sub.weight, sub.size, f) for sub, f in half.factors.items()]
         if len(places) != 1 or half.const or places[0][1:] != (1, 16, 1):
-            raise Unfit
+            raise NoMatch
         if halves != [(places[0][0], 16, 2, 1)]:
-            raise Unfit
+            raise NoMatch
         return "q4_0", slot, index, {**within, next(iter(half.factors)): 16}
 
-    def read(self, uop: UOp) -> Linear:
-        """Return an index as a linear function of digits."""
+    def read(self, uop: UOp) -> AffineIndex:
+        """Return an index as an affine function of sub-loops."""
         if uop.op is Ops.CONST:
-            return Linear(int(uop.val), {})
+            return AffineIndex(int(uop.val), {})
         if uop.op is Ops.RANGE:
-            return Linear(0, {digit: digit.weight for digit in self.digits(uop) if digit.size > 1})
+            return AffineIndex(0, {sub: sub.weight for sub in self.split_loop(uop) if sub.size > 1})
         if uop.op is Ops.ADD:
             one, two = map(self.read, uop.src)
             factors = dict(one.factors)
-            for digit, factor in two.factors.items():
-                factors[digit] = factors.get(digit, 0) + factor
-            return Linear(one.const + two.const, factors)
+            for sub, factor in two.factors.items():
+                factors[sub] = factors.get(sub, 0) + factor
+            return AffineIndex(one.const + two.const, factors)
         if uop.op is Ops.MUL:
             times = _get_const(uop.src[1])
             one = self.read(uop.src[0])
-            return Linear(
-                one.const * times, {digit: factor * times for digit, factor in one.factors.items()}
+            return AffineIndex(
+                one.const * times,
+                {sub: factor * times for sub, factor in one.factors.items()},
             )
         if uop.op in (*_DIVISIONS, *_REMAINDERS):
             return self._divide(self.read(uop.src[0]), _get_const(uop.src[1]), uop.op)
-        raise Unfit
+        raise NoMatch
 
     @staticmethod
-    def _divide(index: Linear, by: int, operation: Ops) -> Linear:
-        """Divide what is a multiple of ``by`` plus something that stays below it."""
+    def _divide(index: AffineIndex, by: int, operation: Ops) -> AffineIndex:
+        """Divide an index that is a multiple of ``by`` plus a remainder below ``by``."""
         if by <= 0 or index.const < 0 or any(factor < 0 for factor in index.factors.values()):
-            raise Unfit
-        whole = {digit: factor for digit, factor in index.factors.items() if factor % by == 0}
-        rest = {digit: factor for digit, factor in index.factors.items() if factor % by}
+            raise NoMatch
+        whole = {sub: factor for sub, factor in index.factors.items() if factor % by == 0}
+        rest = {sub: factor for sub, factor in index.factors.items() if factor % by}
         left = index.const % by
-        if left + sum(factor * (digit.size - 1) for digit, factor in rest.items()) >= by:
-            raise Unfit
+        if left + sum(factor * (sub.size - 1) for sub, factor in rest.items()) >= by:
+            raise NoMatch
         if operation in _REMAINDERS:
-            return Linear(left, rest)
-        return Linear(index.const // by, {digit: factor // by for digit, factor in whole.items()})
+            return AffineIndex(left, rest)
+        return AffineIndex(index.const // by, {sub: factor // by for sub, factor in whole.items()})
 
 
 def _get_const(uop: UOp) -> int:
     if uop.op is not Ops.CONST:
-        raise Unfit
+        raise NoMatch
     return int(uop.val)
 
 
 def _expect(uop: UOp, op: Ops, dtype: object) -> UOp:
     if uop.op is not op or uop.dtype != dtype:
-        raise Unfit
+        raise NoMatch
     return uop

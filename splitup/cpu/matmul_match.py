@@ -1,37 +1,37 @@
-"""Find the matrix products in a schedule, and run them with code of their own.
+"""Find the matmuls among tinygrad's kernels.
 
-tinygrad's assembler adds scalars; nearly all the time of a language model on a CPU is matrix
-products, which ``productcode`` computes with vectors. A kernel is taken over when it sums products
-of two operands whose addresses are linear in the loops, one float32 and the other float32, float16,
-bfloat16, Q8_0 or Q4_0; or float32 rows that a LOOKUP chooses, as attention does from the KV cache.
-``split_product`` first cuts a kernel that does more with the sum (adds a residual, masks scores)
-in two: tinygrad keeps the rest, and works on the sums in place.
+tinygrad's assembler for x86-64 has scalar arithmetic only, and a language model on a CPU spends
+nearly all its time in matmuls, which ``splitup.cpu.matmul_codegen`` computes with vectors. A kernel
+matches when it sums matmuls of two operands whose addresses are affine in its loops, one float32
+and the other float32, float16, bfloat16, Q8_0 or Q4_0; or float32 rows that a LOOKUP chooses, as
+attention does from the KV cache. ``split_matmul`` first splits a kernel that does more with the sum
+(adds a residual, masks scores) in two: tinygrad keeps the rest, which works on the sums in place.
 
-Whether and how a kernel is taken over must not depend on the number of rows: the same row is to
-give the same bits in a step of one row and of many. So only b's sizes count in the decision.
+Whether and how a kernel matches must not depend on the number of rows of a step: a row has to give
+the same bits in a step of one row and of many. So the decision depends on b's sizes only.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import itertools
 import math
-import platform
-from array import array
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from tinygrad.dtype import AddrSpace, dtypes
 from tinygrad.uop.ops import KernelInfo, Ops, UOp
 
-from splitup.cpu.assembler import MachineCode
-from splitup.cpu.loop_indices import Digit, IndexReader, Linear, Lookup, Operand, Unfit, is_buffer
-from splitup.cpu.matmul_codegen import (
-    ARGUMENTS,
+from splitup.cpu.loop_indices import (
+    AffineIndex,
+    IndexReader,
+    Lookup,
+    NoMatch,
+    Operand,
+    SubLoop,
+    is_buffer,
+)
+from splitup.cpu.matmul_shape import (
     BLOCK,
     BLOCK_BYTES,
     FLOAT_BYTES,
@@ -40,36 +40,17 @@ from splitup.cpu.matmul_codegen import (
     Kind,
     LookupShape,
     MatmulShape,
-    assemble,
 )
-from splitup.cpu.threads import KernelThreads
 
-PRODUCTS_VERSION: Final = (
-    2  # part of the determinism class: another order of additions, another one
-)
-MIN_WORK: Final = 1_024  # elements of b; a smaller product is not worth the second kernel
+MIN_WORK: Final = 1_024  # elements of b; a smaller matmul is not worth the second kernel
 MAX_ENTRIES: Final = 65_536  # of the table of offsets: 1.5 MB
 MAX_UNROLLED: Final = 512  # elements of a looked-up row, of which there is code for each eight
 MAX_STRIDE_BYTES: Final = 2**31 // 16  # displacements of a tile's rows are 32 bits
-THREAD_WORK: Final = 2**20  # multiplications below which handing work to threads costs more
-_FEATURES: Final = frozenset({"avx2", "fma", "f16c"})
-
-
-@functools.cache
-def is_supported() -> bool:
-    """Say whether this machine can run the code: Linux on x86-64 with AVX2, FMA and F16C."""
-    if platform.machine() != "x86_64" or platform.system() != "Linux":
-        return False
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return set(line.partition(":")[2].split()) >= _FEATURES
-    return False
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Digits that all indices run through as if they were one: its size, and the factors."""
+    """Sub-loops that every index runs through as if they were one loop: its size, its factors."""
 
     size: int
     out: int
@@ -86,15 +67,15 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """A kernel that is a matrix product. Slots are the kernel's arguments."""
+    """A kernel that computes a matmul. Slots are the kernel's arguments."""
 
     shape: MatmulShape
     slots: tuple[int, ...]  # out, a, b, and the numbers of rows that are looked up
     n: int
     t: int  # or its bound
-    symbol: str  # the variable that t is, or rows where b is looked up; "" if that is fixed
+    symbol: str  # the variable of t, or of rows where b is looked up; "" if that is fixed
     table: tuple[tuple[int, int, int], ...]  # bytes to add to out, a, b
-    rows: int = 1  # with numbers of their own, or its bound
+    rows: int = 1  # that have arrays of row numbers, or its bound
 
     @property
     def work(self) -> int:
@@ -105,24 +86,23 @@ class Matmul:
 # ---- splitting -----------------------------------------------------------------------------------
 
 
-def split_product(call: UOp) -> tuple[UOp, ...]:
-    """Return a kernel's call, or two of them if that gives its product a kernel of its own.
+def split_matmul(call: UOp) -> tuple[UOp, ...]:
+    """Return a kernel's call, or two of them if that gives its matmul a kernel of its own.
 
-    The product writes its sums to where the results go, and the rest works there in place.
-
-    So a cut product takes no memory of its own, and what is predicted holds on every device.
+    The matmul writes its sums to where the results go, and the other kernel works there in place.
+    So it takes no memory of its own, and the predicted memory holds on every device.
     """
     sink = call.src[0]
     try:
         store, loops, reduce = _get_parts(sink)
-    except Unfit:
+    except NoMatch:
         return (call,)
     target, value = store.src
     # a target of another type cannot hold the sums; one that is also read is still needed
     if value is reduce or target.src[0] in value.toposort():
         return (call,)
     inner = target.store(reduce).end(*loops).sink(arg=KernelInfo())
-    if find_product(inner) is None:
+    if match_matmul(inner) is None:
         return (call,)
     return _replace_kernel(call, inner), _replace_kernel(call, sink.substitute({reduce: target}))
 
@@ -144,23 +124,23 @@ def _replace_kernel(call: UOp, sink: UOp) -> UOp:
 def _get_parts(sink: UOp) -> tuple[UOp, list[UOp], UOp]:
     """Return the store, its loops and the sum of a kernel: one, or one of what is looked up."""
     if sink.op is not Ops.SINK or len(sink.src) != 1 or sink.src[0].op is not Ops.END:
-        raise Unfit
+        raise NoMatch
     store, *loops = sink.src[0].src
     reduces = [uop for uop in sink.toposort() if uop.op is Ops.REDUCE]
     if store.op is not Ops.STORE or not reduces or reduces[-1].arg != (Ops.ADD, 0):
-        raise Unfit
+        raise NoMatch
     if len(reduces) > 2 or reduces[0] not in reduces[-1].toposort():
-        raise Unfit
+        raise NoMatch
     if store.src[0].op is not Ops.INDEX or not is_buffer(store.src[0].src[0]):
-        raise Unfit
+        raise NoMatch
     return store, list(loops), reduces[-1]
 
 
 # ---- finding -------------------------------------------------------------------------------------
 
 
-def find_product(sink: UOp) -> Matmul | None:
-    """Return the product that a kernel is, None when it is something else."""
+def match_matmul(sink: UOp) -> Matmul | None:
+    """Return the matmul that a kernel computes, None when it is something else."""
     try:
         store, loops, reduce = _get_parts(sink)
         if store.src[1] is not reduce or reduce.src[0].op is not Ops.MUL:
@@ -171,48 +151,53 @@ def find_product(sink: UOp) -> Matmul | None:
         chosen = [src for src in sources if src.op is Ops.REDUCE]
         found = [reader.read_operand(src) for src in sources if src not in chosen]
         lookups = [reader.read_lookup(src) for src in chosen]
-        digits = [digit for loop in loops for digit in reader.digits(loop)]
-        summed = [digit for loop in reduce.src[1:] for digit in reader.digits(loop)]
+        subs = [sub for loop in loops for sub in reader.split_loop(loop)]
+        summed = [sub for loop in reduce.src[1:] for sub in reader.split_loop(loop)]
         if lookups:
-            return _arrange_lookup((out_slot, out), found[0], *lookups[0], digits, summed)
-    except Unfit:
+            return _arrange_lookup((out_slot, out), found[0], *lookups[0], subs, summed)
+    except NoMatch:
         return None
     # the larger operand is b: of a matrix and a few rows, the matrix
     sizes = [_count(operand.index) for operand in found]
     order = (0, 1) if sizes[1] >= sizes[0] else (1, 0)
     for first, second in (order, order[::-1]):
-        with suppress(Unfit):
-            return _arrange(out_slot, out, found[first], found[second], digits, summed)
+        with suppress(NoMatch):
+            return _arrange(out_slot, out, found[first], found[second], subs, summed)
     return None
 
 
-def _count(index: Linear) -> int:
-    return math.prod(digit.size for digit in index.factors)
+def _count(index: AffineIndex) -> int:
+    return math.prod(sub.size for sub in index.factors)
 
 
 def _arrange(
-    out_slot: int, out: Linear, a: Operand, b: Operand, digits: list[Digit], summed: list[Digit]
+    out_slot: int,
+    out: AffineIndex,
+    a: Operand,
+    b: Operand,
+    subs: list[SubLoop],
+    summed: list[SubLoop],
 ) -> Matmul:
     """Give each loop its role: n (b only), t (a only), or a column of the table."""
     if a.kind != "float32":
-        raise Unfit
+        raise NoMatch
 
-    k, axes = _make_axes(digits, summed, [out, a.index, b.index])
+    k, axes = _make_axes(subs, summed, [out, a.index, b.index])
     units = BLOCK if b.kind in BLOCK_BYTES else LANES
     is_dot = k.a == k.b == 1 and k.size % units == 0
     only_b = [axis for axis in axes if axis.b and not axis.a and not axis.symbol]
     if not is_dot:
         only_b = [axis for axis in only_b if axis.b == axis.out == 1 and axis.size % LANES == 0]
         if b.kind in BLOCK_BYTES or not only_b:
-            raise Unfit
+            raise NoMatch
     n = max(only_b, key=lambda axis: axis.size, default=Axis(1, 1, 0, 0))
     only_a = [axis for axis in axes if axis.a and not axis.b]
     t = max(only_a, key=lambda axis: (bool(axis.symbol), axis.size), default=Axis(1, 0, 0, 0))
     rest = [axis for axis in axes if axis is not n and axis is not t]
     if any(axis.symbol for axis in rest):
-        raise Unfit
+        raise NoMatch
     if math.prod(axis.size for axis in axes if axis.b) * k.size < MIN_WORK:
-        raise Unfit
+        raise NoMatch
     shape = MatmulShape(
         style="dot" if is_dot else "outer",
         kind=b.kind,
@@ -230,21 +215,21 @@ def _arrange(
 
 
 def _arrange_lookup(
-    target: tuple[int, Linear],
+    target: tuple[int, AffineIndex],
     a: Operand,
     b: Operand,
     lookup: Lookup,
-    digits: list[Digit],
-    summed: list[Digit],
+    subs: list[SubLoop],
+    summed: list[SubLoop],
 ) -> Matmul:
-    """Give each loop its role: n or k looks up, rows have numbers of their own, t is of a only.
+    """Give each loop its role: n or k looks up, rows have row numbers of their own, t is a's only.
 
-    Small ones count too: in tinygrad's kernel every single multiplication looks its row up.
+    Small matmuls match too: tinygrad's kernel looks up the row for every single multiplication.
     """
     out_slot, out = target
     if a.kind != "float32":
-        raise Unfit
-    k, axes = _make_axes(digits, summed, [out, a.index, b.index, lookup.index])
+        raise NoMatch
+    k, axes = _make_axes(subs, summed, [out, a.index, b.index, lookup.index])
     is_dot = not k.number
     if is_dot:
         fits = k.a == k.b == 1 and k.size % LANES == 0 and k.size <= MAX_UNROLLED
@@ -255,7 +240,7 @@ def _arrange_lookup(
         may_be_n = [axis for axis in may_be_n if not axis.a and not axis.number]
     may_be_n = [axis for axis in may_be_n if not axis.symbol]
     if not fits or not may_be_n:
-        raise Unfit
+        raise NoMatch
     n = max(may_be_n, key=lambda axis: axis.size)
     rest = [axis for axis in axes if axis is not n]
     own = [axis for axis in rest if axis.number]
@@ -265,7 +250,7 @@ def _arrange_lookup(
     t = max(only_a, key=lambda axis: axis.size, default=Axis(1, 0, 0, 0))
     rest = [axis for axis in rest if axis is not t]
     if len(own) > 1 or row.b or any(axis.symbol for axis in (t, *rest)):
-        raise Unfit
+        raise NoMatch
     found = LookupShape(
         bound=lookup.bound,
         largest=lookup.largest,
@@ -290,37 +275,37 @@ def _arrange_lookup(
     _check_strides(shape.out_n, shape.out_t, shape.a_t, shape.a_k)
     _check_strides(found.b_row, found.step, found.out_row, found.a_row, found.number_row)
     if lookup.index.const:
-        raise Unfit
+        raise NoMatch
     slots = (out_slot, a.slot, b.slot, lookup.slot)
     table = _make_table(out, a, b, rest)
     return Matmul(shape, slots, n.size, t.size, row.symbol, table, row.size)
 
 
 def _make_axes(
-    digits: list[Digit], summed: list[Digit], indices: list[Linear]
+    subs: list[SubLoop], summed: list[SubLoop], indices: list[AffineIndex]
 ) -> tuple[Axis, list[Axis]]:
     """Return the axis of the sum, which has a fixed size, and the others."""
 
-    def join(some: list[Digit]) -> list[Axis]:
-        return _join([_make_axis(digit, indices) for digit in some if digit.size > 1])
+    def join(some: list[SubLoop]) -> list[Axis]:
+        return _join([_make_axis(sub, indices) for sub in some if sub.size > 1])
 
     sums = join(summed)
     if len(sums) != 1 or sums[0].symbol:
-        raise Unfit
-    return sums[0], join(digits)
+        raise NoMatch
+    return sums[0], join(subs)
 
 
 def _check_strides(*strides: int) -> None:
     if any(not 0 <= stride <= MAX_STRIDE_BYTES for stride in strides):
-        raise Unfit
+        raise NoMatch
 
 
 def _make_table(
-    out: Linear, a: Operand, b: Operand, rest: list[Axis]
+    out: AffineIndex, a: Operand, b: Operand, rest: list[Axis]
 ) -> tuple[tuple[int, int, int], ...]:
     """Return the offsets in bytes for every combination of the axes without another role."""
     if math.prod(axis.size for axis in rest) > MAX_ENTRIES:
-        raise Unfit
+        raise NoMatch
     table = []
     for counts in itertools.product(*(range(axis.size) for axis in rest)):
         pairs = list(zip(counts, rest, strict=True))
@@ -342,26 +327,26 @@ def _get_bytes(kind: Kind, elements: int) -> int:
     if kind in ITEM_BYTES:
         return elements * ITEM_BYTES[kind]
     if elements % BLOCK:
-        raise Unfit
+        raise NoMatch
     return elements // BLOCK * BLOCK_BYTES[kind]
 
 
-def _make_axis(digit: Digit, indices: list[Linear]) -> Axis:
-    """Return a digit with its factors in the indices of out, a, b and numbers."""
+def _make_axis(sub: SubLoop, indices: list[AffineIndex]) -> Axis:
+    """Return a sub-loop with its factors in the indices of out, a, b and row numbers."""
     symbol = ""
-    if digit.is_symbolic:
-        size = digit.loop.src[0]
+    if sub.is_symbolic:
+        size = sub.loop.src[0]
         if size.op is not Ops.PARAM or size.addrspace is not AddrSpace.ALU:
-            raise Unfit
+            raise NoMatch
         symbol = str(size.expr)
-    out, a, b, *number = (index.get(digit) for index in indices)
-    return Axis(digit.size, out, a, b, sum(number), symbol)
+    out, a, b, *number = (index.get(sub) for index in indices)
+    return Axis(sub.size, out, a, b, sum(number), symbol)
 
 
 def _join(axes: list[Axis]) -> list[Axis]:
     """Join axes that continue each other in every index."""
     done: list[Axis] = []
-    # the fastest first; of a loop's digits the lower one has the smaller factors
+    # the innermost first: of a loop's sub-loops it has the smallest factors
     for axis in sorted(axes, key=lambda axis: sum(axis.factors)):
         for place, low in enumerate(done):
             steps = tuple(factor * low.size for factor in low.factors)
@@ -372,100 +357,3 @@ def _join(axes: list[Axis]) -> list[Axis]:
         else:
             done.append(axis)
     return done
-
-
-# ---- running -------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=4_096)
-def _load_code(shape: MatmulShape) -> MachineCode:
-    return MachineCode(assemble(shape))
-
-
-class BoundMatmul:
-    """A product on certain buffers; call it."""
-
-    __slots__ = ("_blocks", "_code", "_keep", "_pool", "addresses")
-
-    def __init__(
-        self,
-        product: Matmul,
-        addresses: Sequence[int],
-        pool: KernelThreads,
-        rows: Mapping[str, ctypes.c_uint64],
-    ) -> None:
-        """``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol."""
-        self._pool = pool
-        lookup = product.shape.lookup
-        bound = rows[product.symbol] if product.symbol else None
-        t = ctypes.c_uint64(product.t) if bound is None or lookup is not None else bound
-        row = ctypes.c_uint64(product.rows) if bound is None or lookup is None else bound
-        self._code = _load_code(product.shape)
-        table = array("q", itertools.chain(*product.table))
-        entry_bytes = 3 * table.itemsize
-        start = table.buffer_info()[0]
-        out, a, b, *others = addresses
-        numbers = others[0] if others else 0
-        number_step = lookup.step if lookup is not None and product.shape.style == "dot" else 0
-        blocks = []
-        for first, count, entry, entries in _divide_work(product, pool.threads):
-            values = (
-                out + first * product.shape.out_n,
-                a,
-                b + first * _get_b_step(product.shape),
-                numbers + first * number_step,
-                start + entry * entry_bytes,
-                entries,
-                count,
-                ctypes.addressof(t),
-                ctypes.addressof(row),
-                0,
-                0 if lookup is None else lookup.largest,
-            )
-            blocks.append((ctypes.c_int64 * len(ARGUMENTS))(*values))
-        self._blocks = [ctypes.c_uint64(ctypes.addressof(block)) for block in blocks]
-        # of out, a, b and numbers in every block: what stands there may be changed between calls
-        self.addresses = [
-            [ctypes.c_uint64.from_buffer(block, 8 * place) for block in blocks]
-            for place in range(len(addresses))
-        ]
-        self._keep = (table, t, row)
-
-    def __call__(self) -> None:
-        """Compute."""
-        if len(self._blocks) == 1:
-            self._code.function(self._blocks[0])
-        else:
-            self._pool.run(self._code.function, self._blocks)
-
-    @property
-    def native(self) -> tuple[int, list[ctypes.c_uint64]] | None:
-        """Return the function's address and its argument, None where threads share the work."""
-        return (self._code.address, self._blocks) if len(self._blocks) == 1 else None
-
-
-def _get_b_step(shape: MatmulShape) -> int:
-    return shape.b_n if shape.style == "dot" else ITEM_BYTES[shape.kind]
-
-
-def _divide_work(product: Matmul, threads: int) -> list[tuple[int, int, int, int]]:
-    """Return parts of a product: first n, number of n, first entry of the table, number."""
-    entries = len(product.table)
-    if threads < 2 or product.work < THREAD_WORK:
-        return [(0, product.n, 0, entries)]
-    unit = 8 * product.shape.n_unit  # whole tiles
-    if product.n >= 2 * unit * threads or entries == 1:
-        edges = _cut(-(-product.n // unit), threads)
-        return [
-            (unit * one, min(unit * two, product.n) - unit * one, 0, entries)
-            for one, two in itertools.pairwise(edges)
-        ]
-    return [
-        (0, product.n, one, two - one) for one, two in itertools.pairwise(_cut(entries, threads))
-    ]
-
-
-def _cut(length: int, parts: int) -> list[int]:
-    """Return the edges of at most ``parts`` nearly equal parts."""
-    parts = min(parts, length)
-    return [length * part // parts for part in range(parts + 1)]

@@ -1,7 +1,7 @@
-"""Threads that compute parts of a kernel at the same time.
+"""Threads that compute parts of a kernel in parallel.
 
-The functions they call are machine code, during which Python's lock is free. Which thread computes
-what is fixed, and no result depends on it.
+The functions they call are machine code, during which Python's global lock is released. No result
+depends on which thread computes which part.
 """
 
 from __future__ import annotations

@@ -2,20 +2,19 @@
 
 A step feeds the last certain token and, beside it,
 
-    a window   of ``columns`` columns and ``length - 1`` levels of tokens that may come: the logits
+    a window   of ``columns`` columns and ``length - 1`` levels of possible next tokens: the logits
                of its last level extend every column, by Jacobi iteration, to an n-gram;
-    guesses    n-grams seen before that begin with the last certain token, as a tree.
+    guesses    earlier n-grams that begin with the last certain token, as a tree.
 
-The n-grams that appear, and those of the certain text, go into pools from which guesses are taken,
-the text's own first: what was said once is likelier to come again than what was never said.
-Tokens are drawn exactly as the sequential decoder draws them, one after another from the logits
-of the row that stands at their place, for as long as the tree holds a row for the token drawn.
-A row's logits are the same bytes as in a step of its own, so the text is the same too, at every
-temperature; and because noise depends on the position alone, the window guesses with the noise
-that will decide.
+These n-grams, and those of the certain text, are kept in two pools. Guesses are taken from them,
+those of the text first, because text repeats itself. Tokens are drawn exactly as the sequential
+decoder draws them, one after another from the logits of the row at their position, until a drawn
+token has no row in the tree. A row's logits are the same bytes as in a step of its own, so the text
+is the same too, at every temperature. Noise depends on the position alone, so the window's tokens
+are drawn with the noise that the final ones will have.
 
-Where guesses do not pay, extra rows only cost: the decoder counts the tokens per step, goes on
-with single rows when they are too few, and tries again later.
+Extra rows cost time. The decoder counts the tokens per step, continues with single rows when a wide
+step gives too few, and tries again later.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from splitup.decode.prompt import TextRequest, split_prompt
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import StepInput, make_causal_step
 
-LEAST_GAIN: Final = 1.15  # tokens per step; below, fixed costs of wide steps eat it up
-TRIAL_STEPS: Final = 16  # a gain is judged over this many wide steps
-FIRST_PAUSE: Final = 32  # single tokens before the next trial; every pause is twice the last
-_POOL_KEYS: Final = 4096  # tokens that n-grams are remembered for
+LEAST_GAIN: Final = 1.15  # tokens per step; below it, wide steps cost more than they save
+TRIAL_STEPS: Final = 16  # wide steps over which the gain is measured
+FIRST_PAUSE: Final = 32  # single tokens before the next trial; every pause doubles
+_POOL_KEYS: Final = 4096  # first tokens of n-grams in a pool
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadOptions:
     """W, N and G of the paper: window columns, length of n-grams, guesses in one step.
 
-    Raises InvalidInput for what no step can hold; ``check_chunk`` for what this model's cannot.
+    Raises InvalidInput for impossible numbers; ``check_chunk`` for more than the model's chunk.
     """
 
     columns: int = 7
@@ -59,7 +58,8 @@ class LookaheadOptions:
     def check_chunk(self, chunk: int) -> None:
         """Raise InvalidInput unless a step of ``chunk`` rows holds the window and a guess.
 
-        The decoder leaves out what finds no room: right text, but not what was asked for.
+        Without this check the decoder would leave out what has no room: the text would be right,
+        but the options would not be those asked for.
         """
         rows = 1 + (self.columns + 1) * (self.length - 1)
         if rows > chunk:
@@ -76,14 +76,14 @@ class LookaheadOptions:
 
 
 class NgramPool:
-    """What followed a token: for each, the last few different continuations, newest first."""
+    """The last few different continuations of every token, newest first."""
 
     def __init__(self, guesses: int) -> None:
         self._guesses = guesses
         self._known: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = OrderedDict()
 
     def add(self, ngram: tuple[int, ...]) -> None:
-        """Remember that ``ngram[1:]`` followed ``ngram[0]``."""
+        """Add ``ngram[1:]`` to the continuations of ``ngram[0]``."""
         rest = self._known.setdefault(ngram[0], OrderedDict())
         rest[ngram[1:]] = None
         rest.move_to_end(ngram[1:])
@@ -100,7 +100,7 @@ class NgramPool:
 
 @dataclass(slots=True)
 class _Rows:
-    """A step while it is put together. Row 0 is the last certain token."""
+    """The rows of a step. Row 0 is the last certain token."""
 
     tokens: list[int]
     depths: list[int]  # positions, counted from row 0's
@@ -122,17 +122,17 @@ class LookaheadDecoder:
         self._request = request
         self._options = options or LookaheadOptions()
         self._prompt = split_prompt(request.prompt, request.chunk)
-        self._text = list(request.prompt)  # all that is certain
-        self._fed = 0  # cache rows that count before the next step
+        self._text = list(request.prompt)  # prompt and certain tokens
+        self._fed = 0  # valid cache rows before the next step
         self._kept: tuple[int, ...] = ()
-        self._flying: _Rows | None = None
+        self._pending_step: _Rows | None = None
         self._last_step = -1
         self._steps = 0
         self._remaining = request.max_tokens
         self._finished = False
-        self._said = NgramPool(self._options.guesses)  # n-grams of the certain text
+        self._text_pool = NgramPool(self._options.guesses)  # n-grams of the certain text
         self._pooled = 0  # how many of them
-        self._thought = NgramPool(self._options.guesses)  # those that the window gave
+        self._window_pool = NgramPool(self._options.guesses)  # n-grams of the window
         self._window = self._start_window()
         self._trial: deque[int] = deque(maxlen=TRIAL_STEPS)
         self._pause = 0  # single tokens to go until the next trial
@@ -140,7 +140,7 @@ class LookaheadDecoder:
 
     @property
     def finished(self) -> bool:
-        """Say whether no token follows."""
+        """Return whether no token follows."""
         return self._finished
 
     @property
@@ -150,7 +150,7 @@ class LookaheadDecoder:
 
     @property
     def max_steps(self) -> int:
-        """Return how many steps may be needed at most: as many as without any guess."""
+        """Return the largest number of steps that may be needed: that without any guess."""
         is_due = not self._prompt and self._last_step < 0
         return len(self._prompt) + self._remaining - 1 + is_due
 
@@ -165,7 +165,7 @@ class LookaheadDecoder:
             if not self._prompt:
                 self._last_step = number
             return step
-        rows = self._flying = self._put_together()
+        rows = self._pending_step = self._make_rows()
         self._last_step = number
         wanted = [0, *self._list_guesses(rows), *rows.tips]
         return StepInput(
@@ -186,9 +186,9 @@ class LookaheadDecoder:
         if step != self._last_step or self._finished:
             return []
         self._last_step = -1
-        if self._flying is None:  # the prompt's last chunk
+        if self._pending_step is None:  # the prompt's last chunk
             return self._accept([self._choose(logits[0], self._fed - 1)])
-        rows, self._flying = self._flying, None
+        rows, self._pending_step = self._pending_step, None
         place = {row: at for at, row in enumerate([0, *self._list_guesses(rows), *rows.tips])}
         row, path, drawn = 0, [0], []
         while True:
@@ -201,7 +201,7 @@ class LookaheadDecoder:
         self._move_window(rows, [logits[place[tip]] for tip in rows.tips], len(path))
         self._fed += len(path)
         self._kept = tuple(path)
-        self._judge(len(drawn), is_wide=len(rows.tokens) > 1)
+        self._measure_gain(len(drawn), is_wide=len(rows.tokens) > 1)
         return self._accept(drawn)
 
     # ---- choosing ------------------------------------------------------------------------------
@@ -223,12 +223,12 @@ class LookaheadDecoder:
         self._text += tokens
         length = self._options.length
         while self._pooled + length <= len(self._text):
-            self._said.add(tuple(self._text[self._pooled : self._pooled + length]))
+            self._text_pool.add(tuple(self._text[self._pooled : self._pooled + length]))
             self._pooled += 1
         return tokens
 
-    def _judge(self, count: int, *, is_wide: bool) -> None:
-        """Go on with single rows when wide steps gave too few tokens; try again after a pause."""
+    def _measure_gain(self, count: int, *, is_wide: bool) -> None:
+        """Continue with single rows if wide steps give too few tokens; try again after a pause."""
         if not is_wide:
             self._pause = max(self._pause - count, 0)
             return
@@ -243,9 +243,9 @@ class LookaheadDecoder:
 
     # ---- the step ------------------------------------------------------------------------------
 
-    def _put_together(self) -> _Rows:
+    def _make_rows(self) -> _Rows:
         rows = _Rows([self._text[-1]], [0], [(0,)])
-        # rows beyond the context have no place in the cache; tokens beyond the last are no use
+        # the cache has no rows beyond the context; tokens beyond the last are not needed
         space = min(self._request.chunk, self._request.context - self._fed) - 1
         if self._pause or self._remaining == 1:
             return rows
@@ -255,7 +255,7 @@ class LookaheadDecoder:
             self._add_window(rows)
             space -= window
         token = self._text[-1]
-        guesses = [*self._said.get_guesses(token), *self._thought.get_guesses(token)]
+        guesses = [*self._text_pool.get_guesses(token), *self._window_pool.get_guesses(token)]
         for guess in list(dict.fromkeys(guesses))[: self._options.guesses]:
             space -= self._add_guess(rows, guess[: self._remaining - 1], space)
         return rows
@@ -272,7 +272,7 @@ class LookaheadDecoder:
             rows.tips.append(row)
 
     def _add_guess(self, rows: _Rows, guess: tuple[int, ...], space: int) -> int:
-        """Add what is new of a guess to the tree; return the number of rows."""
+        """Add the tokens of a guess that the tree lacks; return the number of new rows."""
         row, added = 0, 0
         path: tuple[int, ...] = (0,)
         for depth, token in enumerate(guess, 1):
@@ -292,7 +292,7 @@ class LookaheadDecoder:
     # ---- the window ----------------------------------------------------------------------------
 
     def _start_window(self) -> list[list[int]]:
-        """Return levels of columns, filled with the prompt's own tokens for want of better ones."""
+        """Return levels of columns, filled with tokens of the prompt at first."""
         prompt, columns = self._request.prompt, self._options.columns
         return [
             [prompt[(column + level) % len(prompt)] for column in range(columns)]
@@ -300,10 +300,10 @@ class LookaheadDecoder:
         ]
 
     def _move_window(self, rows: _Rows, tips: list[npt.NDArray[np.float32]], moved: int) -> None:
-        """Extend every column by a token, remember it as an n-gram, and move on by ``moved``.
+        """Extend every column by a token, add it to the pool as an n-gram, and move by ``moved``.
 
-        Level l of a column stood l behind its first token; one level is dropped for the new one,
-        which is a move by one position. Further moves drop columns in front.
+        Level l of a column is l positions after its first token. The first level is dropped for the
+        new one, which moves the window by one position. Further moves drop the first columns.
         """
         if not tips:
             return
@@ -311,7 +311,7 @@ class LookaheadDecoder:
         fresh = []
         for column, logits in enumerate(tips):
             fresh.append(self._choose(logits, self._fed + 1 + column + levels - 1))
-            self._thought.add((*(level[column] for level in self._window), fresh[-1]))
+            self._window_pool.add((*(level[column] for level in self._window), fresh[-1]))
         self._window = [*self._window[1:], fresh]
         drop = min(moved - 1, self._options.columns)
         for level in self._window:

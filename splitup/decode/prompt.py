@@ -1,4 +1,4 @@
-"""What every decoder is asked for, and how a prompt enters the cache: in chunks."""
+"""The request that every decoder takes, and the prompt in chunks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class TextRequest:
     """Up to ``max_tokens`` tokens after ``prompt``, until one of ``eos_ids``.
 
     ``chunk`` is the largest number of rows of one step, ``context`` the number of positions.
-    Raises InvalidInput for an empty prompt, and for more tokens than there are positions: a text
-    that ends where nobody asked it to would be paid for and look complete.
+    Raises InvalidInput for an empty prompt, and for more tokens than the model has positions: the
+    client would pay for a text that looks complete but was cut off.
     """
 
     prompt: tuple[int, ...]

@@ -22,8 +22,8 @@ from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 
 _MAX_SEED = 2**64 - 1
-_MAX_TEMPERATURE = 100.0  # above this the noise is all there is
-_LIKELY = 1_024  # of the largest, among which nearly always are all that ``top_p`` keeps
+_MAX_TEMPERATURE = 100.0  # above it tokens are practically uniform
+_LIKELY = 1_024  # largest logits, which nearly always hold all that ``top_p`` keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Sampler:
         """Return the token that follows ``position``.
 
         ``logits`` is float32 [vocab]. The first of equal maxima wins. Raises InvalidInput when the
-        logits hold a NaN, which no choice could be justified by.
+        logits hold a NaN.
         """
         if np.isnan(logits).any():
             raise InvalidInput(
@@ -70,9 +70,9 @@ class Sampler:
         return int(np.argmax(scaled + _get_gumbel(self.seed, position, logits.size)))
 
     def prepare(self, position: int, count: int) -> None:
-        """Compute the noise of a position now: most of what ``choose`` takes at ``count`` logits.
+        """Compute the noise of a position ahead, while the ``count`` logits are awaited.
 
-        For whoever waits for the logits meanwhile.
+        It is most of the time that ``choose`` takes.
         """
         if self.temperature and not self.top_k and self.top_p == 1:
             _get_gumbel(self.seed, position, count)
@@ -87,12 +87,12 @@ class Sampler:
             whole = powers.sum() if self.top_k else np.exp(scaled - scaled[order[0]]).sum()
             enough = np.count_nonzero(np.cumsum(powers) - powers < self.top_p * whole)
             if self.top_k or enough < count:
-                break  # otherwise some behind them may belong to them
+                break  # otherwise smaller logits may have to be kept too
         return np.sort(order[: max(1, enough)])
 
 
 def _find_largest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
-    """Return where the ``count`` largest are, largest first; of equal ones the first."""
+    """Return the indices of the ``count`` largest, largest first; of equal ones the first."""
     if count >= values.size:
         return np.argsort(-values, kind="stable")
     least = np.partition(values, -count)[-count]

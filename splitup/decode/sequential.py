@@ -1,8 +1,8 @@
 """Sequential decoding: the prompt in chunks, then one token per step.
 
-A decoder is a machine without I/O: ``next_step`` says what to feed, ``receive_logits`` takes what
-came out and returns the tokens that are now certain. Steps may be in flight together: the
-prompt's steps are all handed out before the first logits are back.
+A decoder is a state machine without I/O: ``next_step`` returns what to feed, ``receive_logits``
+takes the logits and returns the tokens that are now certain. Several steps may run at once: all
+steps of the prompt are returned before the first logits are back.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from splitup.decode.step import StepInput, make_causal_step
 
 
 class SequentialDecoder:
-    """One token per step. What it generates is what every other decoder has to generate."""
+    """One token per step. Every other decoder has to generate the same text."""
 
     def __init__(self, request: TextRequest) -> None:
         self._request = request
         self._pending = split_prompt(request.prompt, request.chunk)  # certain, not fed yet
-        self._fed = 0  # tokens handed out so far, which is the next token's position
-        self._last_step = -1  # the one whose logits give a token
+        self._fed = 0  # tokens returned in steps so far, which is the next token's position
+        self._last_step = -1  # the step whose logits give a token
         self._steps = 0
         self._remaining = request.max_tokens
         self._finished = False
 
     @property
     def finished(self) -> bool:
-        """Say whether no token follows."""
+        """Return whether no token follows."""
         return self._finished
 
     @property
@@ -39,7 +39,7 @@ class SequentialDecoder:
 
     @property
     def max_steps(self) -> int:
-        """Return how many steps may be needed at most: what an execution has to pay for."""
+        """Return the largest number of steps that may be needed, which the client pays for."""
         return len(self._pending) + self._remaining - 1
 
     def next_step(self) -> StepInput | None:

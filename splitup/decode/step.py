@@ -1,20 +1,20 @@
-"""One step of a sequence model: its rows, what each of them sees, what is kept, what is wanted.
+"""One step of a sequence model: its rows, their attention masks, what is kept and returned.
 
-All decoders drive a model through this one form (``docs/adr/0006-one-step-function.md``), which a
-model takes as three inputs. For a step of T rows, at most C (the model's chunk):
+All decoders use a model through this one form (``docs/adr/0006-one-step-function.md``), which is
+three inputs of the model. For a step of T rows, at most C (the model's chunk):
 
     tokens   int32 [T]          the rows' tokens
     outputs  int32 [R]          the rows whose logits are wanted, 1 to C of them
     layout   int32 [T, 2 + 2C]  per row
         column 0                its position in the sequence
-        column 1                start: how many cache rows count; read from the first row
-        columns 2 … 1 + C       1 + the new row whose key it sees at position start + column,
-                                0 for none; before the start it sees every cache row
-        columns 2 + C …         kept rows; read from the first row. Before anything else, cache row
-                                start - C + column takes the row that stands this much further on
+        column 1                start: the number of valid cache rows; read from the first row
+        columns 2 … 1 + C       1 + the new row whose key it attends to at position start + column,
+                                0 for none; it attends to every cache row before the start
+        columns 2 + C …         shifts of kept rows; read from the first row. Before anything else,
+                                cache row start - C + column takes the row this many rows later
 
-The T new rows are put into the cache from row ``start`` on, for the next step to keep or not. What
-stands behind them is lost. Row n of the cache holds position n once it counts.
+The T new rows are written to the cache from row ``start`` on; the next step says which of them it
+keeps. Cache rows after them are lost. A valid row n of the cache holds position n.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from splitup.decode.sampler import Sampler
 class StepInput:
     """What one step feeds; row i has ``tokens[i]``, ``positions[i]`` and ``sees[i]``.
 
-    ``start`` cache rows count. ``sees[i]`` are the new rows that row i attends to, itself included:
-    one per position at most. ``kept`` are the rows of the step before that stay, in the order of
-    their positions; those that led it need not be named. ``outputs`` are the rows whose logits
-    are wanted.
+    ``start`` cache rows are valid. ``sees[i]`` are the new rows that row i attends to, itself
+    included: one per position at most. ``kept`` are the rows of the step before that stay, in the
+    order of their positions; rows that stay where they are need not be named. ``outputs`` are the
+    rows whose logits are wanted.
     """
 
     tokens: tuple[int, ...]
@@ -49,15 +49,15 @@ class StepInput:
 
 
 class Decoder(Protocol):
-    """A decoding algorithm without I/O: steps go out, logits come in, tokens become certain.
+    """A decoding algorithm without I/O: it returns steps, takes logits, and returns tokens.
 
-    A step that ``next_step`` returns may be run at once, before the logits of earlier ones are
-    back; logits are handed in by the number of their step, in order.
+    A step may be run as soon as ``next_step`` returns it, before the logits of earlier steps are
+    back. ``receive_logits`` is called with the number of the step, in order.
     """
 
     @property
     def finished(self) -> bool:
-        """Say whether no token follows."""
+        """Return whether no token follows."""
         ...
 
     @property
@@ -67,7 +67,7 @@ class Decoder(Protocol):
 
     @property
     def max_steps(self) -> int:
-        """Return how many steps may be needed at most from here on."""
+        """Return the largest number of further steps that may be needed."""
         ...
 
     def next_step(self) -> StepInput | None:
@@ -82,7 +82,7 @@ class Decoder(Protocol):
 def make_causal_step(
     tokens: Sequence[int], start: int, outputs: Sequence[int] | None = None
 ) -> StepInput:
-    """Return a step of consecutive tokens, each of which sees those before it.
+    """Return a step of consecutive tokens, each of which attends to those before it.
 
     By default the last one's logits are wanted.
     """
@@ -123,7 +123,10 @@ def make_tree_step(
 def make_block_step(
     tokens: Sequence[int], start: int, outputs: Sequence[int] | None = None
 ) -> StepInput:
-    """Return a step of consecutive tokens that all see each other. By default all are wanted."""
+    """Return a step of consecutive tokens that all attend to each other.
+
+    By default all logits are wanted.
+    """
     count = len(tokens)
     return StepInput(
         tokens=tuple(tokens),
@@ -137,9 +140,9 @@ def make_block_step(
 def check_path(step: StepInput, last: StepInput | None) -> None:
     """Raise InvalidInput for a step that a model with recurrent layers cannot follow.
 
-    What counted when the ``last`` step was made is in their memory for good: a step begins there
-    or later, or anew at 0. And a row comes of one row before it: it sees that one, all that this
-    one sees, and itself.
+    Such layers cannot remove rows from their state. So a step starts where the ``last`` one started
+    or later, or anew at 0; and every row continues one row before it: it attends to that row, to
+    all that this row attends to, and to itself.
     """
     if last is not None and 0 < step.start < last.start:
         raise InvalidInput(
@@ -164,8 +167,8 @@ def check_path(step: StepInput, last: StepInput | None) -> None:
 def make_arrays(step: StepInput, chunk: int) -> dict[str, npt.NDArray[Any]]:
     """Return a step as a model of this chunk takes it, by name.
 
-    Raises InvalidInput for a step that the layout cannot say: too many rows, two rows seen at one
-    position, or one too far behind the start.
+    Raises InvalidInput for a step that the layout cannot hold: too many rows, a row that attends to
+    two rows at one position, or to a position too far after the start.
     """
     count = len(step.tokens)
     if not 1 <= count <= chunk or not 1 <= len(step.outputs) <= chunk:

@@ -1,4 +1,4 @@
-"""Stop strings: text ends before the first of them, wherever tokens begin and end."""
+"""Stop strings: the text ends before the first of them, which may begin within a token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from splitup.core.errors import InvalidInput
 
 
 class StopFilter:
-    """Holds back the text that a stop string may begin with, until it is certain that it does not.
+    """Holds back text that may be the beginning of a stop string, until it is certain.
 
     Raises InvalidInput for strings that are empty, too long or too many.
     """
@@ -42,13 +42,13 @@ class StopFilter:
         return self._release(len(held) - self._count_doubtful(held), is_end=False)
 
     def flush(self) -> list[tuple[int, str]]:
-        """Return what is held back, when no token follows."""
+        """Return the text that is held back, when no token follows."""
         rest = list(self._held)
         self._held.clear()
         return rest
 
     def _count_doubtful(self, held: str) -> int:
-        """Return the length of the longest end of ``held`` that a stop string begins with."""
+        """Return the length of the longest suffix of ``held`` that is a prefix of a stop string."""
         longest = max((len(stop) for stop in self._stop), default=1) - 1
         for length in range(min(longest, len(held)), 0, -1):
             if any(stop.startswith(held[-length:]) for stop in self._stop):

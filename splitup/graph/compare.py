@@ -1,22 +1,22 @@
-"""Whether two outputs of one task say the same: equal bytes, or within a calibrated tolerance.
+"""Compare two outputs of one task: equal bytes, or within a calibrated tolerance.
 
-Inside one determinism class only equal bytes count. Across classes sums are taken in another order,
+Within one determinism class bytes have to be equal. Across classes sums are taken in another order,
 so honest outputs differ in their last bits; a ``Tolerance`` says by how much. It is measured per
-task and dtype (``splitup-deploy calibrate``), it names only metrics that were seen to tell honest
-from dishonest outputs, and every metric it names must hold.
+task and dtype (``splitup-deploy calibrate``). It names only metrics that separated honest from
+dishonest outputs in the measurement, and every metric it names must hold.
 
-What is defined for every input:
+The result is defined for every input:
 
     -0 and +0      equal across classes, unequal within one (their bytes differ)
     NaN            any NaN equals any NaN; a NaN opposite a number is a difference, at any tolerance
     infinities     must be equal, sign included; opposite a number: a difference, at any tolerance
     integers, bool must be equal, at any tolerance
     argmax         of every row of logits must be equal, the lowest index winning ties; a *near tie*
-                   is forgiven: where no honest error can exceed e = relative L2 bound × ‖row‖, two
+                   is accepted: with e = relative L2 bound × ‖row‖ as the largest honest error, two
                    logits that differ by up to 2 e may change places
 
-Metrics are taken over the elements that are finite on both sides, in float64, scaled by the largest
-of them, so that nothing overflows. The top-k metrics are those of TOPLOC (arXiv 2501.16007): of the
+Metrics are computed over the elements that are finite on both sides, in float64, scaled by the
+largest of them to avoid overflow. The top-k metrics are those of TOPLOC (arXiv 2501.16007): of the
 k largest elements of the recomputed output, how often sign and exponent agree, and how far the
 mantissas are apart where they do. Cosine similarity is blind to scale; it is reported, never used.
 """
@@ -35,9 +35,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
+from splitup.graph.dtypes import FLOATS
 
 Array = np.ndarray[Any, Any]
-FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
 PPB: Final = 10**9
 MANTISSA_BITS: Final = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 _EXPONENT_BITS: Final = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}
@@ -47,8 +47,8 @@ _Bound = Annotated[int, Field(ge=0, le=limits.MAX_TOLERANCE)] | None
 class Tolerance(BaseModel):
     """How far honest outputs of a task in one dtype may differ between determinism classes.
 
-    None leaves a metric out; a tolerance that names none would accept everything and is refused
-    where it is used. Whole numbers, because the manifest holds no others.
+    None leaves a metric out. A tolerance without any metric would accept everything and is refused
+    where it is used. Bounds are integers, because canonical documents hold no floats.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
@@ -69,7 +69,7 @@ class Tolerance(BaseModel):
 
 
 class Relation(Enum):
-    """What a comparison found."""
+    """The result of a comparison."""
 
     EQUAL = "equal"  # byte for byte
     WITHIN = "within"  # not equal, within the tolerance
@@ -92,7 +92,7 @@ class Metrics:
     near_ties: int  # rows of logits with another argmax, forgiven
 
     def measure(self, name: str) -> int:
-        """Return the metric that a bound of this name is about, in the bound's own unit."""
+        """Return the metric that the bound of this name limits, in the bound's unit."""
         if name == "max_ulp":
             return self.max_ulp
         value = {
@@ -103,7 +103,7 @@ class Metrics:
         return limits.MAX_TOLERANCE + 1 if math.isinf(value) else math.ceil(value * PPB)
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """Return the fields for a JSON report; what is infinite becomes None."""
+        """Return the fields for a JSON report; infinity becomes None."""
         return {
             name: value if math.isfinite(value) else None for name, value in asdict(self).items()
         }
@@ -111,7 +111,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A verdict and the reasons: ``broken`` names what did not hold."""
+    """A result and its reasons: ``broken`` names the metrics that exceed their bound."""
 
     relation: Relation
     metrics: Metrics | None  # None when the bytes are equal or have another length
@@ -119,7 +119,7 @@ class Comparison:
 
     @property
     def is_accepted(self) -> bool:
-        """Return whether the claim stands."""
+        """Return whether the claimed output is accepted."""
         return self.relation is not Relation.DIFFERENT
 
 
@@ -131,10 +131,10 @@ def compare_tensors(
     *,
     is_logits: bool = False,
 ) -> Comparison:
-    """Compare one output port's bytes with those of somebody who recomputed it.
+    """Compare the claimed bytes of one output port with recomputed ones.
 
-    ``tolerance`` is None within one determinism class. Of ``spec`` the dtype counts, and the last
-    axis when the tensor holds logits. The claimed bytes may be anything: another length is a
+    ``tolerance`` is None within one determinism class. Of ``spec`` only the dtype is used, and the
+    last axis when the tensor holds logits. The claimed bytes may be anything: another length is a
     difference. Raises InvalidInput when ``recomputed`` does not fit the dtype, or the tolerance is
     for another dtype or names no metric.
     """
@@ -158,9 +158,9 @@ def compare_tensors(
 
 
 def find_tolerance(tolerances: Sequence[Tolerance], dtype: str) -> Tolerance | None:
-    """Return a task's tolerance for ports of one dtype, None where only equal bytes count.
+    """Return a task's tolerance for ports of one dtype, None where bytes have to be equal.
 
-    For integers and bool any tolerance will do: they have to be equal all the same.
+    For integers and bool any tolerance is right: values have to be equal under each.
     """
     if dtype not in FLOATS:
         return tolerances[0] if tolerances else None
@@ -176,8 +176,8 @@ def compute_metrics(
 ) -> Metrics:
     """Return the metrics of two tensors of equal length.
 
-    ``row_width`` is the length of a row of logits, 0 for what are none; ``relative_l2_ppb`` says
-    which ties are near, None that none is.
+    ``row_width`` is the length of a row of logits, 0 for a tensor of something else. A tie is near
+    within ``relative_l2_ppb``; with None no tie is.
     """
     bits = [np.frombuffer(data, _get_bits_dtype(dtype)) for data in (claimed, recomputed)]
     a, r = (_to_float64(dtype, item) for item in bits)
@@ -185,7 +185,7 @@ def compute_metrics(
     if dtype in FLOATS:
         differs = (a != r) & ~nan
     else:
-        differs = bits[0] != bits[1]  # float64 cannot tell all 64-bit integers apart
+        differs = bits[0] != bits[1]  # float64 does not represent all 64-bit integers
     finite = np.isfinite(a) & np.isfinite(r)
     nonfinite = int(np.count_nonzero(differs & ~finite))
     exponent = mantissa = 0.0
@@ -272,7 +272,7 @@ def _find_max_ulp(dtype: str, a: Array, r: Array) -> int:
 
 
 def _compare_argmax(a: Array, r: Array, width: int, relative_l2_ppb: int | None) -> tuple[int, int]:
-    """Return how many rows have another argmax: without, and with a near tie. NaN is lowest."""
+    """Return how many rows have another argmax, without and with a near tie. NaN is lowest."""
     lowered = [np.where(np.isnan(item), -np.inf, item).reshape(-1, width) for item in (a, r)]
     first, second = (np.argmax(item, axis=1) for item in lowered)
     wrong = near = 0

@@ -1,4 +1,4 @@
-"""What a task costs before it runs: memory, arithmetic, price. In integers.
+"""What a task costs: memory, arithmetic operations and price, predicted as integers.
 
 Memory is that of every buffer that ``splitup.backend.runtime`` allocates: weights, inputs, each
 state twice (old and new), and the arena that all other values share (``splitup.graph.memory``).
@@ -12,8 +12,14 @@ from typing import Final
 
 from splitup.core.codec import MAX_SAFE_INTEGER
 from splitup.graph.ir import Graph, Node
-from splitup.graph.memory import find_tenants, measure_arena, measure_buffer, round_up
-from splitup.graph.rules import MOVEMENT, Value
+from splitup.graph.memory import (
+    find_live_ranges,
+    measure_buffer,
+    place_buffers,
+    round_up,
+)
+from splitup.graph.operations.table import MOVEMENT
+from splitup.graph.rules import CheckedGraph
 
 # One micro-USDC buys this much. A 5 TFLOP/s, 300 GB/s card rented at 0.20 USDC an hour does
 # 90 GFLOP and 5 GB in that price; half of it is left to the owner.
@@ -31,23 +37,23 @@ def compute_state_bytes(graph: Graph) -> int:
     return 2 * sum(round_up(state.nbytes) for state in graph.states)
 
 
-def compute_vram_bytes(graph: Graph, values: Sequence[Value]) -> int:
+def compute_vram_bytes(graph: CheckedGraph) -> int:
     """Return the device memory that the task takes with one execution."""
     ports = sum(measure_buffer(spec) for spec in graph.inputs)
-    shared = measure_arena(find_tenants(graph, values).values())
+    _, shared = place_buffers(list(find_live_ranges(graph).values()))
     return compute_weight_bytes(graph) + compute_state_bytes(graph) + ports + shared
 
 
-def compute_flops(graph: Graph, values: Sequence[Value]) -> int:
+def compute_flops(graph: CheckedGraph) -> int:
     """Return the arithmetic operations of one step."""
-    return min(sum(list_flops(graph, values, compute_roles(graph))), MAX_SAFE_INTEGER)
+    return min(sum(list_flops(graph, compute_roles(graph))), MAX_SAFE_INTEGER)
 
 
-def list_flops(graph: Graph, values: Sequence[Value], roles: Sequence[str]) -> list[int]:
+def list_flops(graph: CheckedGraph, roles: Sequence[str]) -> list[int]:
     """Return every node's arithmetic operations.
 
-    A one-hot sum, the way in which graphs look something up, costs what it gives: the code
-    generator turns it into a load.
+    A sum over a one-hot mask, by which graphs look something up, costs one operation per element
+    of its result: the code generator turns it into a load.
     """
     return [
         math.prod(value.shape)
@@ -55,12 +61,12 @@ def list_flops(graph: Graph, values: Sequence[Value], roles: Sequence[str]) -> l
         else 0
         if roles[position]
         else value.operations
-        for position, (node, value) in enumerate(zip(graph.nodes, values, strict=True))
+        for position, (node, value) in enumerate(zip(graph.nodes, graph.values, strict=True))
     ]
 
 
 def compute_roles(graph: Graph) -> list[str]:
-    """Say what part of a one-hot sum each node is: const, iota, hit, picked, or "" for none."""
+    """Return which part of a one-hot sum each node is: const, iota, hit, picked, or "" for none."""
     roles: list[str] = []
     for node in graph.nodes:
         roles.append(_get_role(node.op, [roles[src] for src in node.srcs]))
@@ -68,7 +74,7 @@ def compute_roles(graph: Graph) -> list[str]:
 
 
 def is_pick(node: Node, roles: Sequence[str]) -> bool:
-    """Say whether a node is a one-hot sum: it looks something up."""
+    """Return whether a node is a one-hot sum, which looks something up."""
     return node.op == "REDUCE" and roles[node.srcs[0]] == "picked"
 
 

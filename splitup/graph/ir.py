@@ -1,11 +1,12 @@
 """The graph of a task: typed nodes in topological order, and its canonical bytes.
 
 A graph is a pure function ``(inputs, state) -> (outputs, new state)`` over tensors. A dimension is
-a number, or a **symbol** that every step binds anew to 1 … its maximum: the rows that the step
-brings. Weights and states have no symbols, ports at most one, in front.
-A graph holds data only: no source, no pickle, no call. A node names its operation, its dtype, its
-operands by their position in the list, and one argument; shapes follow from these and are
-recomputed by whoever reads the graph (``splitup.graph.rules``).
+a number, or a **symbol** that every step binds to a number from 1 to its maximum: the rows of that
+step. Weights and states have no symbols; a port has at most one, as its leading dimension.
+
+A graph holds data only: no source code, no pickle, no call. A node names its operation, its dtype,
+its operands by their position in the list, and one argument. Shapes follow from these; the reader
+of a graph computes them (``splitup.graph.rules``).
 
 Operations and their argument:
 
@@ -19,15 +20,17 @@ Operations and their argument:
     PERMUTE               the order of axes
     PAD, SHRINK           (offset, size) for every axis; PAD fills with zeros. Of a symbolic axis,
                           SHRINK keeps all, (0, symbol), or the first row, (0, 1); PAD keeps all.
-                          SHRINK may cut a fixed axis to a symbol that is never larger
+                          SHRINK may cut a fixed axis to a symbol whose maximum is not larger
     FLIP                  1 for every axis that is reversed, else 0
-    LOOKUP                none: (table, int32 index) -> for every index that row of the table, and
-                          zeros where an index is outside
-    STACK                 none: operands of one shape, put side by side along a new first axis
-    REDUCE                (ADD, MUL or MAX, n): folds the first n axes
-    CONTIGUOUS            none: the value is written to memory. Tasks are cut only here
+    LOOKUP                none: (table, int32 index) -> the row of the table for every index, and
+                          zeros for an index that is outside
+    STACK                 none: operands of one shape, stacked along a new first axis
+    REDUCE                (ADD, MUL or MAX, n): reduces the first n axes
+    CONTIGUOUS            none: the value is written to memory. Models are cut into tasks only here
     CAST, BITCAST         none: the dtype is the node's own
     arithmetic            none: operands broadcast as in numpy and share one dtype
+
+What the format says of each operation is in ``splitup.graph.operations.table``.
 """
 
 from __future__ import annotations
@@ -71,13 +74,13 @@ class Weight:
 
     @property
     def spec(self) -> TensorSpec:
-        """Return name, dtype and shape without the digest."""
+        """Return name, dtype and shape."""
         return TensorSpec(self.name, self.dtype, self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A dimension that every step binds to 1 … ``maximum``, which is 2 or more."""
+    """A dimension that every step binds to a number from 1 to ``maximum``, which is at least 2."""
 
     name: str
     maximum: int
@@ -112,7 +115,7 @@ class Graph:
     symbols: tuple[Symbol, ...] = ()
 
     def get_dims(self, spec: TensorSpec | Weight) -> Dims:
-        """Return a port's, weight's or state's dimensions, its symbol by name."""
+        """Return the dimensions of a port, weight or state, with its symbol by name."""
         if isinstance(spec, TensorSpec) and spec.rows:
             return (spec.rows, *spec.shape[1:])
         return spec.shape
@@ -142,9 +145,9 @@ def compute_task_id(graph: Graph) -> str:
 
 
 def parse_graph(data: bytes | memoryview) -> Graph:
-    """Read canonical bytes into a graph whose fields have the right types and nothing more.
+    """Read canonical bytes into a graph whose fields have the right types; raises InvalidModel.
 
-    Raises InvalidModel. The rules of ``splitup.graph.rules`` are still to be checked.
+    The graph is not checked: ``splitup.graph.rules.load_graph`` does both.
     """
     try:
         value = decode_canonical(bytes(data), max_bytes=limits.MAX_GRAPH_BYTES)
@@ -190,7 +193,7 @@ def decode_float(text: str) -> float:
 
 
 def count_rows(ports: Sequence[TensorSpec], inputs: Sequence[bytes | memoryview]) -> dict[str, int]:
-    """Return what a step's inputs bind each symbol to.
+    """Return the number of rows that a step's inputs bind each symbol to.
 
     Raises InvalidInput for an input of a wrong length, or when two of one symbol disagree.
     """
@@ -211,7 +214,7 @@ def count_rows(ports: Sequence[TensorSpec], inputs: Sequence[bytes | memoryview]
 
 
 def bind_rows(graph: Graph, rows: Mapping[str, int]) -> Graph:
-    """Return what a legal graph computes in a step of so many rows: a legal one without symbols."""
+    """Return the graph without symbols that a legal graph is in a step of these rows."""
 
     def bind(item: Any) -> Any:
         if isinstance(item, tuple):

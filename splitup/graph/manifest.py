@@ -1,7 +1,7 @@
-"""The manifest: a model as a DAG of tasks, one canonical document that the model's name hashes.
+"""The manifest: a model as a DAG of tasks, in one canonical document whose hash is the model's id.
 
-Tasks stand in an order in which each reads only from earlier ones, so the DAG is acyclic by its
-form. The registered name and price list are on the chain; the manifest holds neither.
+Each task reads only from tasks before it in the list, so the DAG has no cycle by its form. The
+registered name and the prices on the chain are not part of the manifest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from splitup.core import limits
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest, decode_canonical, encode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
-from splitup.graph.compare import FLOATS, Tolerance, find_tolerance
+from splitup.graph.compare import Tolerance, find_tolerance
+from splitup.graph.dtypes import FLOATS
 
 VERSION: Final = 1
 
@@ -95,7 +96,7 @@ class OutputPort(Port):
 
 
 class _Program(_Record):
-    """What whoever runs a task has to know of it."""
+    """What a party has to know of a task to run it."""
 
     task_id: Digest
     label: Label
@@ -115,11 +116,11 @@ class ClientTask(_Program):
 
 
 class ClientPart(_Record):
-    """What the client computes around that which nodes do, so that they never see it.
+    """The tasks that the client computes itself, so that nodes never see their inputs and weights.
 
-    ``inputs`` and ``outputs`` are the model's; the manifest's own are what crosses the network.
-    ``sends`` says for each input of the manifest where its value comes from: a task counted among
-    the client's own, or an input of the model.
+    ``inputs`` and ``outputs`` are the model's; those of the manifest are what crosses the network.
+    ``sends`` says for each input of the manifest where its value comes from: one of the client's
+    tasks, by its position among them, or an input of the model.
     """
 
     inputs: Annotated[tuple[Port, ...], Field(min_length=1, max_length=limits.MAX_PORTS)]
@@ -128,7 +129,7 @@ class ClientPart(_Record):
     sends: Annotated[tuple[InputSource | TaskSource, ...], Field(max_length=limits.MAX_PORTS)]
 
     def find_early(self) -> tuple[int, ...]:
-        """Return the tasks that need nothing from nodes, in order: they run before these do."""
+        """Return the tasks that need nothing from nodes, in order; they run before the nodes."""
         early: dict[int, None] = {}
         for index, task in enumerate(self.tasks):
             sources = [port.source for port in task.inputs]
@@ -145,7 +146,7 @@ class Task(_Program):
     """One task; ``flops`` and ``price_micro_usdc`` are per step, ``vram_bytes`` with one state.
 
     ``tolerances`` say how far honest outputs of another determinism class may be, at most one per
-    dtype, ascending; for a dtype without one, and within a class, only equal bytes count.
+    dtype, ascending; for a dtype without one, and within a class, bytes have to be equal.
     ``reference_digest`` names the task's reference vectors (``splitup.graph.self_test_vectors``).
     In a step whose input ``gate`` is zero the task is not run (``splitup.graph.gates``).
     """
@@ -159,13 +160,13 @@ class Task(_Program):
 
     @property
     def crosses_classes(self) -> bool:
-        """Return whether a tolerance says of every output what another class may give."""
+        """Return whether every output has a tolerance, so that another class can verify it."""
         found = [find_tolerance(self.tolerances, port.dtype) for port in self.outputs]
         return bool(found) and None not in found
 
 
 class TextInfo(_Record):
-    """How to talk to a text model: its tokenizer.json and the tokens that end a text.
+    """What text generation needs: the tokenizer.json and the tokens that end a text.
 
     ``is_recurrent``: its steps must follow paths (``splitup.decode.step.check_path``).
     """
@@ -179,7 +180,7 @@ class TextInfo(_Record):
 
 
 class Manifest(_Record):
-    """A registered model. ``tinygrad`` is the version that task graphs are written for.
+    """A registered model. ``tinygrad`` is the version that the task graphs are made for.
 
     With a ``client`` part, ``inputs``, ``outputs`` and ``tasks`` are those of the nodes alone.
     """
@@ -195,17 +196,17 @@ class Manifest(_Record):
 
     @property
     def user_inputs(self) -> tuple[Port, ...]:
-        """Return what a user gives in every step."""
+        """Return the inputs that a user gives in every step."""
         return self.inputs if self.client is None else self.client.inputs
 
     @property
     def user_outputs(self) -> tuple[OutputPort, ...]:
-        """Return what a user gets in every step."""
+        """Return the outputs that a user gets in every step."""
         return self.outputs if self.client is None else self.client.outputs
 
     @cached_property
     def model_id(self) -> str:
-        """Return "0x" and the SHA-256 of the canonical bytes; a member asks often."""
+        """Return "0x" and the SHA-256 of the canonical bytes."""
         return "0x" + compute_digest(self.to_bytes())
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -289,7 +290,7 @@ def check_manifest(manifest: Manifest) -> None:
 def _check_dag(
     whose: str, dag: Manifest | ClientPart, network: Mapping[str, Port] = MappingProxyType({})
 ) -> None:
-    """Check tasks that read each other, the inputs, and what of ``network`` there is: all of it."""
+    """Check that every source exists and fits, and that inputs, tasks, ``network`` are read."""
     _check_unique("the model", [port.name for port in dag.inputs])
     _check_unique("the model", [port.name for port in dag.outputs])
     inputs = {port.name: port for port in dag.inputs}

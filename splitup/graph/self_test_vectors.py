@@ -1,13 +1,13 @@
-"""Reference vectors: what a task gives for seeded inputs, to try a machine before it serves.
+"""Reference vectors: the outputs of a task for seeded inputs, which a node checks itself with.
 
-Registration computes a task on seeded inputs and stores the digests of what came out, together with
-some elements of it, for the determinism class that it ran on. A node computes the same before it
-serves the task, and before its stake is at risk: ``audit`` says whether it would be slashed.
+Registration computes a task on seeded inputs and stores the digests of the outputs, together with
+some of their elements, for the determinism class that it ran on. A node computes the same before it
+serves the task, before its stake is at risk: ``audit`` says whether it would be slashed.
 
-The inputs are made of Philox 4x64 (Salmon et al., SC11; numpy's raw stream, which is stable across
+The inputs come from Philox 4x64 (Salmon et al., SC11; numpy's raw stream, which is stable across
 versions), keyed by the SHA-256 of seed, step and port: floats uniform in ±√3, so of variance 1;
 integers from 0 to 63, so that tokens and positions of every model are in range; bools 0 or 1.
-The first step has as many rows as a task takes, every other one has one.
+The first step has the largest number of rows, every other step has one row.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from splitup.core import limits
 from splitup.core.codec import compute_digest, decode_canonical, encode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
+from splitup.graph.arrays import encode_array, round_array
 from splitup.graph.compare import (
-    FLOATS,
     Comparison,
     Relation,
     Tolerance,
     compare_tensors,
     find_tolerance,
 )
+from splitup.graph.dtypes import FLOATS
 from splitup.graph.manifest import Port
-from splitup.graph.reference import encode_array, round_array
 
 FORMAT: Final = "splitup.vectors"
 VERSION: Final = 1
@@ -60,7 +60,7 @@ class PortVector(_Record):
 
 
 class ClassVectors(_Record):
-    """What one determinism class gives: per step, per output port."""
+    """The outputs of one determinism class, per step and output port."""
 
     determinism: Annotated[str, Field(min_length=1, max_length=limits.MAX_DETERMINISM_CHARS)]
     steps: Annotated[
@@ -86,17 +86,17 @@ class SelfTestVectors(_Record):
 
 
 class AuditVerdict(Enum):
-    """What would become of a node that serves the task."""
+    """Whether a node that serves the task would be slashed."""
 
-    EQUAL = "equal"  # bytes as they should be
-    WITHIN = "within tolerance"  # another class, and the model allows for it
-    PLAUSIBLE = "plausible"  # another class, and no tolerance: only nodes of its own check it
+    EQUAL = "equal"  # the expected bytes
+    WITHIN = "within tolerance"  # another class, within the task's tolerance
+    PLAUSIBLE = "plausible"  # another class without a tolerance: only its own class verifies it
     SLASHED = "would be slashed"
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """How a task came out on a machine; ``detail`` is one sentence for its owner."""
+    """The verdict on a machine; ``detail`` is one sentence for its owner."""
 
     verdict: AuditVerdict
     detail: str
@@ -194,12 +194,12 @@ def audit(
     ports: Sequence[TensorSpec],
     tolerances: Sequence[Tolerance],
 ) -> Audit:
-    """Say what would become of a node of class ``determinism`` that gives these outputs.
+    """Return whether a node of class ``determinism`` that gives these outputs would be slashed.
 
-    ``vectors`` are those of the task; ``outputs`` are per step and port. A class that was measured
-    is compared byte by byte. For another one the sample is compared, within the task's tolerance;
-    without one, only nodes of that other class will check the node, so what can be said is whether
-    its numbers are at all those of the task.
+    ``vectors`` are those of the task; ``outputs`` are per step and port. In a class that the
+    vectors hold, bytes are compared. In another class the sample is compared within the task's
+    tolerance. Without a tolerance, only nodes of that class verify the node, so the sample is
+    compared within a wide one, which finds outputs that are not the task's at all.
     """
     known = next((c for c in vectors.classes if c.determinism == determinism), None)
     entry = known or vectors.classes[0]

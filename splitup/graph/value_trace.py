@@ -1,9 +1,9 @@
-"""What a task computed, as a Merkle tree: first over its values in memory, then over one kernel.
+"""Merkle trees over what a task computed, for disputes: over its values, and over one kernel.
 
-A *value trace* has a leaf for every input and every value that was written to memory, step by step;
-tasks and kernels end at such values (docs/adr/0001-cut-at-materialised-values.md), so two nodes of
-one determinism class have equal leaves. An *operation trace* has a leaf for every operation between
-the values that one kernel reads and the one that it writes, computed by the reference.
+A *value trace* has a leaf for every input and every value that was written to memory, step by step.
+Tasks and kernels end at such values (docs/adr/0001-cut-at-materialised-values.md), so two nodes of
+one determinism class have equal leaves. An *operation trace* has a leaf for every operation of one
+kernel, from the values that it reads to the one that it writes, computed by the reference.
 
 A leaf is the SHA-256 of the value's bytes. Trees are those of RFC 9162 section 2.1 (Certificate
 Transparency): 0x00 before a leaf, 0x01 before two children, the left one a full power of two.
@@ -20,16 +20,10 @@ from typing import Final
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import TensorSpec
+from splitup.graph.arrays import Array, decode_array, encode_array
 from splitup.graph.ir import Graph, Node, Output, bind_rows
-from splitup.graph.reference import (
-    Array,
-    compute_nodes,
-    decode_array,
-    encode_array,
-    list_operands,
-    list_region,
-)
-from splitup.graph.rules import Value, check_graph
+from splitup.graph.reference import compute_nodes, list_operands, list_region
+from splitup.graph.rules import CheckedGraph, check_graph
 
 _LEAF: Final = b"\0"
 _NODE: Final = b"\1"
@@ -119,15 +113,15 @@ Rows = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class ValueLayout:
-    """The leaves of a task's value trace; ``graph`` has been checked.
+    """The leaves of a task's value trace.
 
     A step has one leaf per input, in order, then one per value written to memory, in order.
-    ``rows`` says per step what the graph's symbols, in their order, were bound to.
+    ``rows`` holds per step the numbers that the graph's symbols, in their order, were bound to.
     """
 
-    graph: Graph
+    graph: CheckedGraph
     rows: Rows
-    _bound: dict[tuple[int, ...], tuple[Graph, tuple[Value, ...]]] = field(default_factory=dict)
+    _bound: dict[tuple[int, ...], CheckedGraph] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise InvalidInput for rows that the graph does not take."""
@@ -138,18 +132,13 @@ class ValueLayout:
             ):
                 raise InvalidInput(f"the task takes no step of {counts} rows")
 
-    @cached_property
-    def values(self) -> tuple[Value, ...]:
-        """Return dtype and dimensions of every node."""
-        return check_graph(self.graph)
-
-    def bind(self, step: int) -> tuple[Graph, tuple[Value, ...]]:
-        """Return the graph of one step, which has no symbols, and its values."""
+    def bind(self, step: int) -> CheckedGraph:
+        """Return the graph of one step, which has no symbols."""
         counts = self.rows[step]
         if counts not in self._bound:
             names = [symbol.name for symbol in self.graph.symbols]
             graph = bind_rows(self.graph, dict(zip(names, counts, strict=True)))
-            self._bound[counts] = graph, check_graph(graph)
+            self._bound[counts] = check_graph(graph)
         return self._bound[counts]
 
     @cached_property
@@ -174,7 +163,7 @@ class ValueLayout:
         return step, None if slot < inputs else self.stored[slot - inputs]
 
     def find_operand(self, step: int, index: int) -> int | str:
-        """Return the leaf that holds what node ``index`` gives in a step, or its known digest.
+        """Return the leaf of node ``index`` in a step, or its digest where that is known.
 
         Weights are known from the graph, and the state before the first step is zero.
         """
@@ -193,18 +182,17 @@ class ValueLayout:
         return self.find_operand(step - 1, self.graph.updates[node.arg].node)
 
     def get_spec(self, step: int, index: int) -> TensorSpec:
-        """Return what a node gives in a step, as a tensor of its own name."""
-        _, values = self.bind(step)
-        return values[index].make_spec(f"node {index}")
+        """Return dtype and shape of a node in a step, with a name made of its number."""
+        return self.bind(step).values[index].make_spec(f"node {index}")
 
 
 # ---- a kernel on its own -----------------------------------------------------------------------
 
 
-def expose_values(graph: Graph) -> list[Graph]:
+def expose_values(graph: CheckedGraph) -> list[CheckedGraph]:
     """Return graphs that together give every value in memory as an output, named by its node.
 
-    Values and kernels are those of ``graph``: each was a buffer of its own before.
+    Values and kernels are those of ``graph``, where each such value has a buffer of its own too.
     """
     stored = [index for index, node in enumerate(graph.nodes) if node.op == "CONTIGUOUS"]
     parts = range(0, len(stored), limits.MAX_PORTS)
@@ -217,15 +205,15 @@ def expose_values(graph: Graph) -> list[Graph]:
     ]
 
 
-def cut_region(graph: Graph, root: int, values: Sequence[Value]) -> Graph:
-    """Return a task that computes one value in memory from those that it reads.
+def cut_region(graph: CheckedGraph, root: int) -> CheckedGraph:
+    """Return a task that computes one value in memory from the values in memory that it reads.
 
-    Its inputs are ``list_operands`` of the region, and then, for every symbol that the region has
-    and no operand binds, bools of so many rows that nothing reads. A node of the same determinism
-    class that runs it gives the bytes that the whole task gives. Raises InvalidModel when an
-    operand has a symbol that is not in front.
+    Its inputs are ``list_operands`` of the region, and then one input of bools for every symbol
+    that no operand binds; nothing reads it, it only binds the symbol. A node of the same
+    determinism class that runs this task gives the bytes that the whole task gives. Raises
+    InvalidModel when an operand has a symbol that is not its leading dimension.
     """
-    region = list_region(graph, root)
+    values, region = graph.values, list_region(graph, root)
     operands = list_operands(graph, region)
     nodes = [Node("INPUT", values[i].dtype, (), place) for place, i in enumerate(operands)]
     moved = {index: place for place, index in enumerate(operands)}
@@ -243,7 +231,7 @@ def cut_region(graph: Graph, root: int, values: Sequence[Value]) -> Graph:
         if symbol.name not in bound
     ]
     outputs = (Output(str(root), moved[root]),)
-    return Graph(tuple(specs), (), (), tuple(nodes), outputs, (), symbols)
+    return CheckedGraph(tuple(specs), (), (), tuple(nodes), outputs, (), symbols)
 
 
 def list_region_inputs(
@@ -263,7 +251,7 @@ def trace_operations(
 
     Raises InvalidInput when the region is too large for the reference.
     """
-    graph, _ = layout.bind(step)
+    graph = layout.bind(step)
     region = list_region(graph, root)
     values = decode_operands(layout, step, operands)
     compute_nodes(graph, region, values)

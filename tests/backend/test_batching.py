@@ -12,8 +12,9 @@ from splitup.backend.runtime import TaskProgram
 from splitup.backend.schedule import compile_graph
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput
-from splitup.cpu.matmul_match import is_supported
+from splitup.cpu.native_kernels import is_supported
 from splitup.graph.ir import Graph, encode_float
+from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder, make_running_sum
 
 MOST = 8
@@ -26,7 +27,7 @@ def find_shared(build: Callable[[Builder, int], int]) -> list[bool]:
     """Return which kernels of y = f(x), x float32 [T, 4], are shared."""
     b = Builder()
     graph = b.graph({"y": b.store("float32", build(b, b.rows("x", "float32", "T", MOST, 4)))})
-    return [launch.is_shared for launch in compile_graph(graph, "CPU").launches]
+    return [launch.is_shared for launch in compile_graph(check_graph(graph), "CPU").launches]
 
 
 def scale(b: Builder, x: int) -> int:
@@ -73,7 +74,7 @@ def test_what_knows_of_other_rows_or_their_numbers_is_not_shared(
 
 
 def load(graph: Graph) -> TaskProgram:
-    return TaskProgram.from_graph(graph, lambda name: memoryview(b""))
+    return TaskProgram.from_graph(check_graph(graph), lambda name: memoryview(b""))
 
 
 def draw(rows: int, seed: int) -> list[bytes]:
@@ -118,9 +119,11 @@ def make_product_with_state(n: int, k: int) -> Graph:
 def test_products_with_states_work_on_views_of_rows(threads: int) -> None:
     n, k = 512, 512
     graph = make_product_with_state(n, k)
-    launches = compile_graph(graph, "CPU").launches
-    assert ("product", False) in [(launch.kind, launch.is_shared) for launch in launches]
-    program = TaskProgram.from_graph(graph, lambda name: memoryview(b""), threads=threads)
+    launches = compile_graph(check_graph(graph), "CPU").launches
+    assert ("native", False) in [(launch.kind, launch.is_shared) for launch in launches]
+    program = TaskProgram.from_graph(
+        check_graph(graph), lambda name: memoryview(b""), threads=threads
+    )
     alone, together = ([program.new_state() for _ in range(3)] for _ in range(2))
     random = np.random.default_rng(1)
     for rows in ((1, 1, 1), (3, 1, 4), (1, 1, 1)):

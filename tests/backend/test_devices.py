@@ -14,7 +14,7 @@ import pytest
 
 from splitup.backend.devices import get_common_class
 from splitup.cpu import host_programs
-from splitup.cpu.matmul_match import PRODUCTS_VERSION, is_supported
+from splitup.cpu.native_kernels import MATMULS_VERSION, is_supported
 
 REPORT = """
 import json
@@ -56,7 +56,7 @@ def test_no_compiler_is_needed_on_x86_64(tmp_path: Path) -> None:
     report = run(tmp_path, PATH="/nonexistent", CC="/nonexistent/cc")
     assert (report["device"], report["renderer"], report["compiler"]) == ("CPU", "X86", "")
     assert "no compiler" in report["reason"]
-    vectors = f"/products {PRODUCTS_VERSION}" if is_supported() else ""
+    vectors = f"/products {MATMULS_VERSION}" if is_supported() else ""
     assert report["determinism_class"] == PLAIN_CLASS + vectors
     assert get_common_class().startswith(report["determinism_class"])
     assert report["result"] == RESULT
@@ -78,13 +78,14 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 WITHOUT_VECTORS = """
-from splitup.graph import products
-products._FEATURES |= {"one that no CPU has"}
+from splitup.cpu import native_kernels
+native_kernels._FEATURES |= {"one that no CPU has"}
 from splitup.backend.devices import select_device
 from splitup.backend.schedule import compile_graph
+from splitup.graph.rules import check_graph
 from tests.cpu.test_matmul_match import make_layer
 device = select_device().device
-launches = compile_graph(make_layer(2, 128, 128)[1], device).launches
+launches = compile_graph(check_graph(make_layer(2, 128, 128)[1]), device).launches
 assert {launch.kind for launch in launches} == {"executable"}, launches
 """
 

@@ -43,10 +43,10 @@ def build(
 
 def test_the_join_of_rows_gives_the_bytes_of_kernels() -> None:
     graph = build()
-    join = find_join(graph, check_graph(graph))
+    join = find_join(check_graph(graph))
     assert join is not None and join.pieces == ((0, 8), (1, 4), (2, 16))
-    program = TaskProgram.from_graph(graph, lambda name: memoryview(b""))
-    plain = TaskProgram.from_graph(graph, lambda name: memoryview(b""))
+    program = TaskProgram.from_graph(check_graph(graph), lambda name: memoryview(b""))
+    plain = TaskProgram.from_graph(check_graph(graph), lambda name: memoryview(b""))
     plain._join = None
     rng = np.random.default_rng(0)
     for rows in (1, 3, 2):
@@ -72,7 +72,7 @@ def negate(b: Builder, node: int) -> int:
     ],
 )
 def test_anything_else_is_no_join(graph: Callable[[], Graph]) -> None:
-    assert find_join(graph(), check_graph(graph())) is None
+    assert find_join(check_graph(graph())) is None
 
 
 def test_a_tree_of_shared_nodes_ends_soon() -> None:
@@ -83,4 +83,4 @@ def test_a_tree_of_shared_nodes_ends_soon() -> None:
     for _ in range(20):
         node = choose(b, 1, node, node)
     graph = b.graph({"y": b.store("float32", node)})
-    assert find_join(graph, check_graph(graph)) is None
+    assert find_join(check_graph(graph)) is None

@@ -9,8 +9,10 @@ import pytest
 
 from splitup.backend.devices import select_device
 from splitup.backend.kernel_cache import KernelCache, decode_schedule, encode_schedule
+from splitup.backend.native_code import find_native_code
 from splitup.backend.runtime import TaskProgram
 from splitup.backend.schedule import Schedule, compile_graph
+from splitup.graph.rules import check_graph
 from tests.cpu.test_matmul_match import make_attention, make_layer
 
 X = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
@@ -24,7 +26,7 @@ def compute(cache: KernelCache, size: int = 64) -> tuple[bool, bytes]:
 
 
 def make_schedule(size: int = 64) -> Schedule:
-    return compile_graph(make_layer(2, size, size)[1], select_device().device)
+    return compile_graph(check_graph(make_layer(2, size, size)[1]), select_device().device)
 
 
 def test_a_second_start_compiles_nothing_and_computes_the_same(tmp_path: Path) -> None:
@@ -38,9 +40,10 @@ def test_a_second_start_compiles_nothing_and_computes_the_same(tmp_path: Path) -
 
 
 def test_a_schedule_survives_its_encoding() -> None:
-    for schedule in (make_schedule(), compile_graph(make_attention(16), "CPU")):
-        data = encode_schedule(schedule)
-        assert data is not None and decode_schedule(data) == schedule
+    for schedule in (make_schedule(), compile_graph(check_graph(make_attention(16)), "CPU")):
+        native = find_native_code("CPU")
+        data = encode_schedule(schedule, native)
+        assert data is not None and decode_schedule(data, native) == schedule
 
 
 def test_f23_a_damaged_file_is_compiled_again(tmp_path: Path) -> None:
@@ -65,7 +68,7 @@ def test_another_class_task_or_device_is_another_file(tmp_path: Path) -> None:
 
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     schedule = make_schedule()
-    size = len(encode_schedule(schedule) or b"")
+    size = len(encode_schedule(schedule, find_native_code("CPU")) or b"")
     cache = KernelCache(tmp_path, max_bytes=2 * size)
     for age, task in ((300, "a"), (200, "b")):
         cache.store(task, "class", "CPU", schedule)

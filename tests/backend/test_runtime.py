@@ -9,6 +9,7 @@ import pytest
 from splitup.backend.runtime import State, TaskProgram
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder, make_counter, make_running_sum
 
 
@@ -152,7 +153,9 @@ def test_what_is_prepared_for_a_step_is_right_for_the_next(
 ) -> None:
     monkeypatch.setattr(tuning, "PREPARED_STEPS", kept)
     graph, rng = make_running_sum(), np.random.default_rng(5)
-    program, other = (TaskProgram.from_graph(graph, lambda name: memoryview(b"")) for _ in "ab")
+    program, other = (
+        TaskProgram.from_graph(check_graph(graph), lambda name: memoryview(b"")) for _ in "ab"
+    )
     states = [program.new_state() for _ in range(2)]
     sums = np.zeros((2, 4), np.float32)
     for rows in (3, 1, 1, 8, 3):

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from splitup.cli.app import app
-from splitup.graph.reference import encode_array, list_region
+from splitup.graph.arrays import encode_array
+from splitup.graph.reference import list_region
 from tests.protocol.disputes import test_bisection as disputes
 from tests.protocol.disputes.test_bisection import DEVICE, GRAPH, KEYS, REFERENCE, STORED, WORLD
 

@@ -9,10 +9,11 @@ import pytest
 
 from splitup.backend.devices import select_device
 from splitup.backend.kernel_cache import decode_schedule, encode_schedule
+from splitup.backend.native_code import find_native_code
 from splitup.backend.runtime import State, TaskProgram
 from splitup.backend.schedule import compile_graph
 from splitup.cpu.cache_writes import find_cache_writes
-from splitup.cpu.matmul_match import is_supported
+from splitup.cpu.native_kernels import is_supported
 from splitup.graph.ir import Graph, encode_float
 from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder
@@ -67,7 +68,9 @@ def make_cache(context: int, most: int = MOST, width: int = WIDTH, largest: int 
 
 
 def load(graph: Graph, *, takes: bool) -> TaskProgram:
-    return TaskProgram.from_graph(graph, lambda name: memoryview(b""), takes_products=takes)
+    return TaskProgram.from_graph(
+        check_graph(graph), lambda name: memoryview(b""), uses_native_code=takes
+    )
 
 
 def read_state(program: TaskProgram, state: State) -> bytes:
@@ -189,15 +192,16 @@ def test_rows_that_are_equal_in_both_copies_are_not_written() -> None:
 
 
 def test_a_schedule_with_writes_survives_its_encoding() -> None:
-    schedule = compile_graph(make_cache(16), "CPU")
-    assert [launch.kind for launch in schedule.launches].count("write") == 1
+    schedule = compile_graph(check_graph(make_cache(16)), "CPU")
+    assert [launch.kind for launch in schedule.launches].count("state update") == 1
     assert len(schedule.launches) == 2  # the table of shifts is not computed
-    data = encode_schedule(schedule)
-    assert data is not None and decode_schedule(data) == schedule
+    native = find_native_code("CPU")
+    data = encode_schedule(schedule, native)
+    assert data is not None and decode_schedule(data, native) == schedule
 
 
 def is_found(graph: Graph) -> bool:
-    return bool(find_cache_writes(graph, check_graph(graph)))
+    return bool(find_cache_writes(check_graph(graph)))
 
 
 def test_what_is_not_quite_a_cache_write_stays_with_tinygrad() -> None:
@@ -216,9 +220,9 @@ def test_what_is_not_quite_a_cache_write_stays_with_tinygrad() -> None:
         nodes[position] = replace(node, arg=changed)
         other = replace(graph, nodes=tuple(nodes))
         if is_found(other):  # other columns, another bound: taken over as what it is
-            (sources,) = find_cache_writes(other, check_graph(other)).values()
-            (original,) = find_cache_writes(graph, check_graph(graph)).values()
-            assert sources.write != original.write
+            (sources,) = find_cache_writes(check_graph(other)).values()
+            (original,) = find_cache_writes(check_graph(graph)).values()
+            assert sources.kernel != original.kernel
             check_some_steps(other)
         else:
             refused += 1

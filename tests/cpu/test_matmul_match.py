@@ -9,11 +9,14 @@ import pytest
 
 from splitup.backend.runtime import TaskProgram
 from splitup.backend.schedule import compile_graph
-from splitup.cpu.matmul_codegen import Bound, Kind, LookupShape, MatmulShape
-from splitup.cpu.matmul_match import BoundMatmul, Matmul, is_supported
+from splitup.cpu.bound_matmul import BoundMatmul
+from splitup.cpu.matmul_match import Matmul
+from splitup.cpu.matmul_shape import Bound, Kind, LookupShape, MatmulShape
+from splitup.cpu.native_kernels import is_supported
 from splitup.cpu.threads import KernelThreads
 from splitup.graph.ir import Graph
 from splitup.graph.memory import BUFFER_ALIGNMENT
+from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs x86-64 with AVX2, FMA and F16C")
@@ -53,7 +56,7 @@ def multiply(kind: Kind, a: np.ndarray, b: np.ndarray, n: int, *, threads: int =
 
 
 def call(
-    product: Matmul,
+    matmul: Matmul,
     out: np.ndarray,
     a: np.ndarray,
     b: np.ndarray,
@@ -62,7 +65,7 @@ def call(
     rows: Any = None,
 ) -> np.ndarray:
     addresses = [array.ctypes.data for array in (out, a, b)]
-    BoundMatmul(product, addresses, KernelThreads(threads), rows or {})()
+    BoundMatmul(matmul, addresses, KernelThreads(threads), rows or {})()
     return out
 
 
@@ -113,12 +116,12 @@ def test_outer_products_and_tables_of_offsets() -> None:
     out = np.zeros((heads, t, n), np.float32)
     shape = MatmulShape("outer", "float32", k, 4, 4 * n, 4 * heads * k, 4, 0, 4 * heads * n)
     table = tuple((4 * head * t * n, 4 * head * k, 4 * head * n) for head in range(heads))
-    product = Matmul(shape, (0, 1, 2), n, t, "", table)
+    matmul = Matmul(shape, (0, 1, 2), n, t, "", table)
     expected = np.zeros_like(out)
     for step in range(k):  # k ascends; the product is exact in double
         exact = a[:, :, step].T[:, :, None].astype(np.float64) * b[step][:, None, :]
         expected = (exact + expected).astype(np.float32)
-    np.testing.assert_array_equal(call(product, out, a, b), expected)
+    np.testing.assert_array_equal(call(matmul, out, a, b), expected)
 
 
 def test_rows_may_be_known_only_at_launch() -> None:
@@ -148,9 +151,9 @@ def look_up(
     strides = (b.strides[0], 4, 4 * t * n, 4 * t * k, numbers.strides[0])
     lookup = LookupShape(bound, len(b) - 1, *strides)
     shape = MatmulShape(style, "float32", k, 4, 4 * n, 4 * k, 4, 0, 0, lookup)  # type: ignore[arg-type]
-    product = Matmul(shape, (0, 1, 2, 3), n, t, "", ((0, 0, 0),), rows)
+    matmul = Matmul(shape, (0, 1, 2, 3), n, t, "", ((0, 0, 0),), rows)
     addresses = [array.ctypes.data for array in (out, a, b, numbers)]
-    BoundMatmul(product, addresses, KernelThreads(threads), {})()
+    BoundMatmul(matmul, addresses, KernelThreads(threads), {})()
     return out
 
 
@@ -230,8 +233,8 @@ def test_a_kernel_that_does_more_is_cut_in_two_and_rows_agree() -> None:
     k = n = 128
     x = np.random.default_rng(5).standard_normal((7, k)).astype(np.float32)
     b, graph = make_layer(7, k, n)
-    schedule = compile_graph(graph, "CPU")
-    assert [launch.kind for launch in schedule.launches] == ["product", "executable"]
+    schedule = compile_graph(check_graph(graph), "CPU")
+    assert [launch.kind for launch in schedule.launches] == ["native", "executable"]
     weights = np.frombuffer(b.weight_bytes["w"], np.float16).reshape(n, k).astype(np.float32)
     many = run(b, graph, x)
     np.testing.assert_allclose(many, x + x @ weights.T, atol=1e-4)
@@ -245,7 +248,9 @@ def test_a_kernel_that_does_more_is_cut_in_two_and_rows_agree() -> None:
 def test_what_does_not_fit_stays_with_tinygrad(k: int, n: int) -> None:
     x = np.random.default_rng(6).standard_normal((3, k)).astype(np.float32)
     b, graph = make_layer(3, k, n)
-    assert all(launch.kind == "executable" for launch in compile_graph(graph, "CPU").launches)
+    assert all(
+        launch.kind == "executable" for launch in compile_graph(check_graph(graph), "CPU").launches
+    )
     weights = np.frombuffer(b.weight_bytes["w"], np.float16).reshape(n, k).astype(np.float32)
     np.testing.assert_allclose(run(b, graph, x), x + x @ weights.T, atol=1e-5)
 
@@ -257,7 +262,9 @@ def test_sums_that_the_result_has_no_room_for_stay_with_tinygrad() -> None:
     values = np.random.default_rng(k).standard_normal((n, k)).astype(np.float32)
     product = project(b, b.input("x", "float32", 3, k), b.weight("w", values), 3, n, k)
     graph = b.graph({"y": b.store("float16", b.add("CAST", "float16", product))})
-    assert [launch.kind for launch in compile_graph(graph, "CPU").launches] == ["executable"]
+    assert [launch.kind for launch in compile_graph(check_graph(graph), "CPU").launches] == [
+        "executable"
+    ]
     program = TaskProgram(graph.to_bytes(), b.safetensors())
     assert program.allocated_bytes == program.vram_bytes
     (result,) = program.run(program.new_state(), [x.tobytes()])
@@ -281,8 +288,8 @@ def test_a_kernel_with_symbolic_rows_is_cut_in_two_and_rows_agree(
     product = b.add("PERMUTE", "float32", product, arg=(2, 1, 0))
     total = b.add("REDUCE", "float32", product, arg=("ADD", 1))
     graph = b.graph({"y": b.store("float32", b.add("ADD", "float32", z, total))})
-    launches = compile_graph(graph, "CPU").launches
-    assert [launch.kind for launch in launches] == ["product", "executable"]
+    launches = compile_graph(check_graph(graph), "CPU").launches
+    assert [launch.kind for launch in launches] == ["native", "executable"]
     program = TaskProgram(graph.to_bytes(), b.safetensors())
     xs = np.random.default_rng(1).standard_normal((rows, k)).astype(np.float32)
     single = []
@@ -305,8 +312,8 @@ def test_operands_of_one_size_are_not_mixed_up() -> None:
     residual = b.input("z", "float32", rows, n)
     product = project(b, b.input("x", "float32", rows, k), b.weight("w", values), rows, n, k)
     graph = b.graph({"y": b.store("float32", b.add("ADD", "float32", residual, product))})
-    launches = compile_graph(graph, "CPU").launches
-    assert [launch.kind for launch in launches] == ["product", "executable"]
+    launches = compile_graph(check_graph(graph), "CPU").launches
+    assert [launch.kind for launch in launches] == ["native", "executable"]
     program = TaskProgram(graph.to_bytes(), b.safetensors())
     (result,) = program.run(program.new_state(), [z.tobytes(), x.tobytes()])
     given = np.frombuffer(result, np.float32).reshape(rows, n)
@@ -360,11 +367,15 @@ def test_products_of_rows_that_are_looked_up_are_found_and_are_those_of_tinygrad
     context: int,
 ) -> None:
     graph = make_attention(context)
-    products = [launch.kind for launch in compile_graph(graph, "CPU").launches].count("product")
-    assert products == 2
+    matmuls = [launch.kind for launch in compile_graph(check_graph(graph), "CPU").launches].count(
+        "native"
+    )
+    assert matmuls == 2
     random = np.random.default_rng(context)
     programs = [
-        TaskProgram.from_graph(graph, lambda name: memoryview(b""), takes_products=takes)
+        TaskProgram.from_graph(
+            check_graph(graph), lambda name: memoryview(b""), uses_native_code=takes
+        )
         for takes in (True, False)
     ]
     cache = random.integers(-9, 9, (context, 2, 2, 16)).astype(np.float32)  # sums are exact
@@ -383,7 +394,9 @@ def test_a_tail_that_names_one_row_changes_no_bit(context: int) -> None:
     """What attention does not see has one number and the factor +0.0; any other tail is summed."""
     graph = make_attention(context)
     ours, theirs = (
-        TaskProgram.from_graph(graph, lambda name: memoryview(b""), takes_products=takes)
+        TaskProgram.from_graph(
+            check_graph(graph), lambda name: memoryview(b""), uses_native_code=takes
+        )
         for takes in (True, False)
     )
     random = np.random.default_rng(context)
@@ -414,5 +427,5 @@ def test_a_lookup_that_may_be_outside_stays_with_tinygrad() -> None:
     place = next(i for i, node in enumerate(nodes) if node.op == "AND")
     const = nodes[place].srcs[1]
     nodes[const] = replace(nodes[const], arg="31")
-    launches = compile_graph(replace(graph, nodes=tuple(nodes)), "CPU").launches
+    launches = compile_graph(check_graph(replace(graph, nodes=tuple(nodes))), "CPU").launches
     assert all(launch.kind == "executable" for launch in launches)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from splitup.core.tensors import TensorSpec, encode_safetensors_header
-from splitup.graph.ir import Arg, Graph, Node, Output, Symbol, Update, Weight
+from splitup.graph.arrays import Array
+from splitup.graph.ir import Arg, Graph, Node, Output, Symbol, Update, Weight, bind_rows
+from splitup.graph.operations.table import PARAMS
+from splitup.graph.reference import compute_nodes
+from splitup.graph.rules import check_graph
 
 
 class Builder:
@@ -94,3 +98,21 @@ def make_running_sum(most: int = 8, size: int = 4) -> Graph:
     total = b.add("REDUCE", "float32", squares, arg=("ADD", 1))
     y = b.store("float32", b.add("ADD", "float32", squares, s))
     return b.graph({"y": y}, [b.store("float32", b.add("ADD", "float32", s, total))])
+
+
+def compute_graph(graph: Graph, params: Mapping[tuple[str, int], Array]) -> dict[int, Array]:
+    """Return the reference value of every node; ``params`` by op and position.
+
+    The inputs bind the graph's symbols.
+    """
+    inputs = enumerate(graph.inputs)
+    rows = {spec.rows: len(params["INPUT", place]) for place, spec in inputs if spec.rows}
+    bound = check_graph(bind_rows(graph, rows))
+    values: dict[int, Array] = {}
+    for index, node in enumerate(bound.nodes):
+        if node.op in PARAMS:
+            assert isinstance(node.arg, int)
+            values[index] = params[node.op, node.arg]
+        else:
+            compute_nodes(bound, (index,), values)
+    return values

@@ -12,13 +12,13 @@ from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.compare import (
-    FLOATS,
     Relation,
     Tolerance,
     compare_tensors,
     compute_metrics,
     find_tolerance,
 )
+from splitup.graph.dtypes import FLOATS
 
 
 def make_tolerance(dtype: str = "float32", **bounds: int) -> Tolerance:

@@ -16,7 +16,7 @@ from tests.graph.graphs import Builder, make_legal
 
 def test_memory_counts_every_buffer() -> None:
     graph = make_legal()  # input, weight, old and new state: 256 bytes each; y is the new state
-    assert compute_vram_bytes(graph, check_graph(graph)) == 4 * 256
+    assert compute_vram_bytes(check_graph(graph)) == 4 * 256
 
 
 def test_a_matrix_product_costs_two_operations_per_element() -> None:
@@ -26,7 +26,7 @@ def test_a_matrix_product_costs_two_operations_per_element() -> None:
     product = b.add("MUL", "float32", x, w)
     y = b.store("float32", b.add("REDUCE", "float32", product, arg=("ADD", 1)))
     graph = b.graph({"y": y})
-    assert compute_flops(graph, check_graph(graph)) == 2 * 8 * 16
+    assert compute_flops(check_graph(graph)) == 2 * 8 * 16
 
 
 def test_a_lookup_costs_what_it_gives() -> None:
@@ -38,7 +38,7 @@ def test_a_lookup_costs_what_it_gives() -> None:
     picked = b.add("WHERE", "float32", hit, w, b.const("float32", encode_float(0.0)))
     y = b.store("float32", b.add("REDUCE", "float32", picked, arg=("ADD", 1)))
     graph = b.graph({"y": y})
-    assert compute_flops(graph, check_graph(graph)) == 16
+    assert compute_flops(check_graph(graph)) == 16
 
 
 def test_prices_are_whole_and_never_nothing() -> None:

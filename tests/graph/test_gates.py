@@ -52,7 +52,7 @@ def make_expert(how: str) -> Graph:
 
 @pytest.mark.parametrize("how", ["select", "select the other way", "select if positive"])
 def test_selecting_is_proof(how: str) -> None:
-    graph = make_expert(how)
+    graph = check_graph(make_expert(how))
     assert find_gate(graph) == 1 and not is_gate(graph, 0)
     check_gate(graph, 1)
     check_gate(graph, None)
@@ -72,7 +72,7 @@ def test_selecting_is_proof(how: str) -> None:
     ["multiply", "select minus zero", "select one", "select the wrong way", "add", "divide"],
 )
 def test_anything_else_is_not(how: str) -> None:
-    graph = make_expert(how)
+    graph = check_graph(make_expert(how))
     assert find_gate(graph) is None
     for port in (0, 1, 2, -1):
         with pytest.raises(InvalidModel, match="gate"):
@@ -84,17 +84,18 @@ def test_a_task_with_state_has_no_gate() -> None:
     gate, old = b.input("gate", "int32", 2), b.state("s", "int32", 2)
     update = b.store("int32", b.add("ADD", "int32", old, gate))
     product = b.store("int32", b.add("MUL", "int32", update, gate))
-    assert find_gate(b.graph({"y": product}, [update])) is None
+    assert find_gate(check_graph(b.graph({"y": product}, [update]))) is None
 
 
 def test_a_gate_says_how_many_rows_there_are() -> None:
     b = Builder()
     gate, x = b.rows("gate", "int32", "T", 4), b.rows("x", "int32", "R", 4)
     first = b.add("SHRINK", "int32", gate, arg=((0, 1),))
-    assert find_gate(b.graph({"y": b.store("int32", b.add("MUL", "int32", first, x))})) is None
+    total = b.store("int32", b.add("MUL", "int32", first, x))
+    assert find_gate(check_graph(b.graph({"y": total}))) is None
     b = Builder()
     gate, x = b.input("gate", "int32", 1), b.input("x", "int32", 4)
-    graph = b.graph({"y": b.store("int32", b.add("MUL", "int32", gate, x))})
+    graph = check_graph(b.graph({"y": b.store("int32", b.add("MUL", "int32", gate, x))}))
     assert find_gate(graph) == 0  # integers have no infinities
     specs = graph.inputs, [TensorSpec("y", "int32", (4,))]
     assert compute_zero_step(*specs, 0, 4) == ([bytes(4), bytes(16)], [bytes(16)])

@@ -22,6 +22,7 @@ BYTES = GRAPH.to_bytes()
 
 def test_bytes_round_trip() -> None:
     assert load_graph(BYTES) == GRAPH
+    assert GRAPH == load_graph(BYTES) and load_graph(BYTES) != replace(GRAPH, outputs=())
     assert load_graph(memoryview(BYTES)).to_bytes() == BYTES
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from splitup.backend.runtime import TaskProgram
 from splitup.graph.cost import compute_vram_bytes
 from splitup.graph.ir import Graph, encode_float
-from splitup.graph.memory import Arena, Tenant, find_temporaries, find_tenants, place_tenants
+from splitup.graph.memory import Arena, LiveRange, find_live_ranges, find_temporaries, place_buffers
 from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder
 
@@ -17,33 +17,33 @@ from tests.graph.graphs import Builder
 @given(
     st.lists(
         st.builds(
-            lambda first, length, blocks: Tenant(first, first + length, 256 * blocks),
+            lambda first, length, blocks: LiveRange(first, first + length, 256 * blocks),
             st.integers(0, 9),
             st.integers(0, 9),
             st.integers(1, 9),
         )
     )
 )
-def test_what_lives_at_one_time_lies_apart(tenants: list[Tenant]) -> None:
-    offsets, size = place_tenants(tenants)
+def test_what_lives_at_one_time_lies_apart(ranges: list[LiveRange]) -> None:
+    offsets, size = place_buffers(ranges)
     for time in range(20):
         alive = sorted(
-            (offset, offset + tenant.space)
-            for offset, tenant in zip(offsets, tenants, strict=True)
-            if tenant.first <= time <= tenant.last
+            (offset, offset + placed.nbytes)
+            for offset, placed in zip(offsets, ranges, strict=True)
+            if placed.first <= time <= placed.last
         )
         assert all(a[1] <= b[0] for a, b in pairwise(alive))
-    assert size == max((o + t.space for o, t in zip(offsets, tenants, strict=True)), default=0)
+    assert size == max((o + t.nbytes for o, t in zip(offsets, ranges, strict=True)), default=0)
     assert all(offset % 256 == 0 for offset in offsets)
 
 
 def test_the_lowest_gap_that_is_large_enough_is_taken() -> None:
     arena = Arena()
-    first = arena.place([Tenant(0, 0, 256), Tenant(0, 1, 512), Tenant(0, 9, 768)])
+    first = arena.place([LiveRange(0, 0, 256), LiveRange(0, 1, 512), LiveRange(0, 9, 768)])
     assert first == [1280, 768, 0]  # the largest comes first
-    assert arena.place([Tenant(1, 9, 256)]) == [1280]
-    assert arena.place([Tenant(2, 9, 1024)]) == [1536]
-    assert arena.place([Tenant(2, 9, 512)]) == [768] and arena.size == 2560
+    assert arena.place([LiveRange(1, 9, 256)]) == [1280]
+    assert arena.place([LiveRange(2, 9, 1024)]) == [1536]
+    assert arena.place([LiveRange(2, 9, 512)]) == [768] and arena.size == 2560
 
 
 def make_chain(length: int, size: int) -> Builder:
@@ -57,7 +57,7 @@ def make_chain(length: int, size: int) -> Builder:
 def test_a_chain_takes_two_values() -> None:
     b = make_chain(9, 1024)
     graph = b.graph({"y": len(b.nodes) - 1})
-    assert compute_vram_bytes(graph, check_graph(graph)) == 3 * 4096  # and the input
+    assert compute_vram_bytes(check_graph(graph)) == 3 * 4096  # and the input
 
 
 def test_outputs_live_to_the_end_and_updates_lie_elsewhere() -> None:
@@ -65,8 +65,8 @@ def test_outputs_live_to_the_end_and_updates_lie_elsewhere() -> None:
     old = b.state("s", "float32", 64)
     new = b.store("float32", b.add("ADD", "float32", 5, old))
     graph = b.graph({"y": 1, "z": new}, [new])
-    tenants = find_tenants(graph, check_graph(graph))
-    assert tenants == {1: Tenant(0, 4, 256), 3: Tenant(1, 2, 256), 5: Tenant(2, 3, 256)}
+    ranges = find_live_ranges(check_graph(graph))
+    assert ranges == {1: LiveRange(0, 4, 256), 3: LiveRange(1, 2, 256), 5: LiveRange(2, 3, 256)}
 
 
 def make_norms() -> tuple[Graph, Builder]:
@@ -89,8 +89,8 @@ def make_norms() -> tuple[Graph, Builder]:
 
 def test_temporaries_are_what_is_read_again_and_again() -> None:
     graph, _ = make_norms()
-    found = find_temporaries(graph, check_graph(graph))
-    assert [check_graph(graph)[node].shape for node in sorted(found)] == [(64,)]
+    found = find_temporaries(check_graph(graph))
+    assert [check_graph(graph).values[node].shape for node in sorted(found)] == [(64,)]
 
 
 def test_predicted_is_allocated() -> None:

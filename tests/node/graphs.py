@@ -9,8 +9,8 @@ from splitup.core import limits
 from splitup.core.codec import compute_digest
 from splitup.core.tensors import TensorSpec
 from splitup.graph.ir import Graph, Node, Output, Update
-from splitup.graph.reference import compute_graph
 from splitup.graph.self_test_vectors import make_inputs, make_vectors
+from tests.graph.graphs import compute_graph
 
 DETERMINISM = get_common_class()
 

@@ -26,7 +26,8 @@ from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidInput, Unavailable
 from splitup.core.tensors import TensorSpec, encode_safetensors_header, parse_safetensors
 from splitup.decode.step import make_arrays, make_causal_step
-from splitup.graph.compare import FLOATS, PPB, Metrics
+from splitup.graph.compare import PPB, Metrics
+from splitup.graph.dtypes import FLOATS
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
     ClientTask,

@@ -16,9 +16,11 @@ from typing import Any, Final
 import numpy as np
 
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
+from splitup.graph.arrays import decode_array, encode_array, round_array
+from splitup.graph.dtypes import FLOATS
 from splitup.graph.ir import Graph, Node, Output, Update
-from splitup.graph.reference import decode_array, encode_array, round_array
-from splitup.graph.rules import FLOATS, Value, check_graph
+from splitup.graph.operations.spec import Value
+from splitup.graph.rules import CheckedGraph, check_graph
 
 MAX_SKIPS: Final = 4  # branches left out, one at a time; a task of many blocks has more, alike
 _LOWER: Final = {"float64": "float32", "float32": "float16", "float16": "bfloat16"}
@@ -39,11 +41,11 @@ class Perturbation:
 def list_perturbations(graph: Graph, weights: Weights, steps: int) -> Iterator[Perturbation]:
     """Yield the cheats that change anything; ``weights`` are the task's, by name."""
     yield from _list_weight_perturbations(graph, weights)
-    values = check_graph(graph)
-    lowered = round_activations(graph, values)
+    checked = check_graph(graph)
+    lowered = round_activations(checked)
     if lowered != graph:
         yield Perturbation("activations in lower precision", lowered, weights)
-    for count, skipped in enumerate(iter_skips(graph, values)):
+    for count, skipped in enumerate(iter_skips(checked)):
         if count == MAX_SKIPS:
             break
         yield Perturbation("a skipped layer", skipped, weights)
@@ -159,7 +161,7 @@ class _Copy:
         )
 
 
-def round_activations(graph: Graph, values: tuple[Value, ...]) -> Graph:
+def round_activations(graph: CheckedGraph) -> Graph:
     """Return the graph with every float value in memory rounded to the next lower precision."""
     copy = _Copy(graph)
     for index, node in enumerate(graph.nodes):
@@ -175,7 +177,7 @@ def round_activations(graph: Graph, values: tuple[Value, ...]) -> Graph:
     return copy.finish()
 
 
-def iter_skips(graph: Graph, values: tuple[Value, ...]) -> Iterator[Graph]:
+def iter_skips(graph: CheckedGraph) -> Iterator[Graph]:
     """Yield the graph without one residual branch: of x + f(x) written to memory, only x.
 
     It is the shortest that a layer can be left out; a task without such sums has none to skip.
@@ -183,13 +185,13 @@ def iter_skips(graph: Graph, values: tuple[Value, ...]) -> Iterator[Graph]:
     for index, node in enumerate(graph.nodes):
         if node.op != "CONTIGUOUS" or node.dtype not in FLOATS:
             continue
-        kept = _find_residual(graph, values, index)
+        kept = _find_residual(graph, index)
         if kept is None:
             continue
         copy = _Copy(graph)
         for place in range(len(graph.nodes)):
             if place == index:
-                dims = values[index].dims
+                dims = graph.values[index].dims
                 flat = copy.add(Node("RESHAPE", node.dtype, (copy.moved[kept],), dims))
                 copy.moved[index] = copy.add(Node("CONTIGUOUS", node.dtype, (flat,)))
             else:
@@ -197,19 +199,19 @@ def iter_skips(graph: Graph, values: tuple[Value, ...]) -> Iterator[Graph]:
         yield _prune(copy.finish())
 
 
-def _find_residual(graph: Graph, values: tuple[Value, ...], index: int) -> int | None:
+def _find_residual(graph: CheckedGraph, index: int) -> int | None:
     """Return the value in memory that is added to the rest in a value, None when it is no sum."""
     place = _skip_reshapes(graph, graph.nodes[index].srcs[0])
     if graph.nodes[place].op != "ADD":
         return None
-    elements, symbols = math.prod(values[index].shape), _list_symbols(values[index])
+    elements, symbols = math.prod(graph.values[index].shape), _list_symbols(graph.values[index])
     for source in graph.nodes[place].srcs:
         found = _skip_reshapes(graph, source)
         if graph.nodes[found].op not in ("CONTIGUOUS", "INPUT"):
             continue
         if (
-            math.prod(values[found].shape) == elements > 1
-            and _list_symbols(values[found]) == symbols
+            math.prod(graph.values[found].shape) == elements > 1
+            and _list_symbols(graph.values[found]) == symbols
         ):
             return found
     return None

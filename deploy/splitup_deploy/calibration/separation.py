@@ -17,7 +17,8 @@ from typing import Final
 
 from splitup.core import limits
 from splitup.core.tensors import TensorSpec
-from splitup.graph.compare import FLOATS, MANTISSA_BITS, PPB, Metrics, Tolerance, compute_metrics
+from splitup.graph.compare import MANTISSA_BITS, PPB, Metrics, Tolerance, compute_metrics
+from splitup.graph.dtypes import FLOATS
 
 MARGIN: Final = 4
 BOUNDS: Final = tuple(name for name in Tolerance.model_fields if name != "dtype")

@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from splitup.core import limits
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput
-from splitup.graph.compare import FLOATS, Tolerance
+from splitup.graph.compare import Tolerance
+from splitup.graph.dtypes import FLOATS
 from splitup.graph.manifest import Task, check_manifest, get_blob_key, get_task_key, get_weights_key
 from splitup.graph.self_test_vectors import SelfTestVectors, make_inputs, make_vectors
 from splitup_deploy.cutting.build import Blob, CompiledModel, make_blob

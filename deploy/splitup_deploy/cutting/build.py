@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, Final
 
-from splitup.backend.bridge import TINYGRAD_VERSION
+from splitup.backend.tinygrad_types import TINYGRAD_VERSION
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import TensorSpec, encode_safetensors_header
@@ -45,7 +45,7 @@ from splitup.graph.manifest import (
     get_task_key,
     get_weights_key,
 )
-from splitup.graph.rules import check_graph
+from splitup.graph.rules import CheckedGraph, check_graph
 from splitup_deploy.cutting.divide import divide
 from splitup_deploy.cutting.partition import Balance, find_regions, partition
 from splitup_deploy.cutting.passes import materialise_shared_reductions
@@ -148,22 +148,21 @@ def build(
     targets = (target_vram_bytes,) if isinstance(target_vram_bytes, int) else target_vram_bytes
     divided = divide(source.traced, max(targets))
     traced = divided.model
-    values = check_graph(traced.graph)
+    graph = check_graph(traced.graph)
     ends = (
         None
         if private is None
         else find_borders(find_regions(traced.graph, traced.labels), private)
     )
     parts = partition(
-        traced.graph,
-        values,
+        graph,
         traced.labels,
         targets,
         balance=balance,
         max_tasks=max_tasks,
         borders=divided.borders | frozenset(ends or ()),
     )
-    tasks = cut_graph(traced.graph, values, parts)
+    tasks = cut_graph(graph, parts)
     separation = None if ends is None else separate(tasks, parts, ends)
     blobs: dict[str, Blob] = {}
     if traced.is_complete:
@@ -177,7 +176,7 @@ def build(
     )
     check_manifest(manifest)
     data = manifest.to_bytes()
-    clock = Clock(traced.graph, values)
+    clock = Clock(graph)
     nodes = tasks if separation is None else separation.nodes
     wanted = {task.outputs for task in nodes}
     times = tuple(
@@ -237,9 +236,8 @@ def _describe_outputs(traced: TracedModel, tasks: Sequence[CutTask]) -> tuple[Ou
     return tuple(found)
 
 
-def _list_outputs(graph: Graph) -> list[TensorSpec]:
-    values = check_graph(graph)
-    return [values[output.node].make_spec(output.name) for output in graph.outputs]
+def _list_outputs(graph: CheckedGraph) -> list[TensorSpec]:
+    return [graph.values[output.node].make_spec(output.name) for output in graph.outputs]
 
 
 def prepare(model: str, sizes: Sizes | None = None) -> SourceModel:
@@ -291,7 +289,6 @@ def _describe_client_task(
 
 def _describe_program(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) -> dict[str, Any]:
     """Return the fields that every task has but its inputs; adds the objects to store."""
-    values = check_graph(task.graph)
     data = task.graph.to_bytes()
     task_id = compute_digest(data)
     blobs[task_id] = make_blob(get_task_key(task_id), data)
@@ -306,8 +303,8 @@ def _describe_program(model: TracedModel, task: CutTask, blobs: dict[str, Blob])
         "weights_digest": "" if weights is None else weights.digest,
         "weights_bytes": 0 if weights is None else weights.length,
         "state_bytes": compute_state_bytes(task.graph),
-        "vram_bytes": compute_vram_bytes(task.graph, values),
-        "flops": compute_flops(task.graph, values),
+        "vram_bytes": compute_vram_bytes(task.graph),
+        "flops": compute_flops(task.graph),
     }
 
 

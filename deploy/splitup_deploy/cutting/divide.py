@@ -27,7 +27,7 @@ from splitup.core.tensors import TensorSpec
 from splitup.graph.cost import compute_roles, is_pick
 from splitup.graph.ir import Dim, Graph, Node, Output, Update, Weight, encode_float
 from splitup.graph.memory import find_temporaries, measure_buffer
-from splitup.graph.rules import Value, check_graph
+from splitup.graph.rules import check_graph
 from splitup_deploy.cutting.partition import Region, find_regions
 from splitup_deploy.cutting.slices import (
     Box,
@@ -61,8 +61,7 @@ def divide(model: TracedModel, target_bytes: int) -> Divided:
 
     What cannot be divided stays, for ``partition`` to name.
     """
-    values = check_graph(model.graph)
-    scope = _Scope(model, values)
+    scope = _Scope(model)
     banks = {bank.root: bank for bank in model.banks}
     plans: dict[int, _Plan] = {}
     done: set[int] = set()
@@ -101,10 +100,11 @@ class _Cone:
 class _Scope:
     """The graph that is divided, and which part of it a piece needs."""
 
-    def __init__(self, model: TracedModel, values: Sequence[Value]) -> None:
-        self.model, self.graph, self.values = model, model.graph, values
+    def __init__(self, model: TracedModel) -> None:
+        self.model, self.graph = model, check_graph(model.graph)
+        self.values = self.graph.values
         self.roles = compute_roles(model.graph)
-        self.temporaries = find_temporaries(model.graph, values)
+        self.temporaries = find_temporaries(self.graph)
         self.updates = {update.node for update in model.graph.updates}
 
     def find_cluster(self, bank: Bank) -> frozenset[int]:
@@ -300,8 +300,8 @@ class _Writer:
             tuple(Update(update.state, self._moved[update.node]) for update in graph.updates),
             graph.symbols,
         )
-        check_graph(result)
-        return Divided(TracedModel(result, self._labels, self._sources), frozenset(self._borders))
+        model = TracedModel(check_graph(result), self._labels, self._sources)
+        return Divided(model, frozenset(self._borders))
 
     def _add(self, node: Node) -> int:
         """Append a node, unless an equal one is there; values in memory are each their own."""

@@ -53,8 +53,9 @@ import numpy as np
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.graph.ir import Graph
-from splitup.graph.memory import Arena, find_tenants, measure_buffer
-from splitup.graph.rules import PARAMS, Value
+from splitup.graph.memory import Arena, find_live_ranges, measure_buffer
+from splitup.graph.operations.table import PARAMS
+from splitup.graph.rules import CheckedGraph
 from splitup_deploy.cutting.timing import Clock, predict_transfer_ps
 
 Balance = Literal["latency", "throughput"]
@@ -81,7 +82,7 @@ class _Atom:
     end: int
     held: dict[tuple[str, int], int]  # bytes of memory of every weight, input and state
     reads: frozenset[int]  # roots of regions outside
-    tenants: tuple[tuple[int, ...], ...]  # by region: what takes memory while it is computed
+    buffers: tuple[tuple[int, ...], ...]  # by region: what takes memory while it is computed
     time_ps: int
 
 
@@ -105,8 +106,7 @@ def find_regions(graph: Graph, labels: Mapping[int, str]) -> list[Region]:
 
 
 def partition(
-    graph: Graph,
-    values: Sequence[Value],
+    graph: CheckedGraph,
     labels: Mapping[int, str],
     targets_bytes: int | Collection[int],
     *,
@@ -122,8 +122,8 @@ def partition(
     """
     targets = (targets_bytes,) if isinstance(targets_bytes, int) else sorted(set(targets_bytes))
     regions = find_regions(graph, labels)
-    atoms = _form_atoms(graph, values, regions)
-    search = _Search(graph, atoms, values, regions, targets, borders)
+    atoms = _form_atoms(graph, regions)
+    search = _Search(graph, atoms, regions, targets, borders)
     search.check_atoms([regions[atom.start].label for atom in atoms])
     allowed = limits.MAX_TASKS if max_tasks is None else min(max_tasks, limits.MAX_TASKS)
     is_free = balance == "throughput" and max_tasks is not None  # to use more tasks than needed
@@ -155,11 +155,11 @@ def _find_roots(graph: Graph) -> frozenset[int]:
     return frozenset(index for index in seen if graph.nodes[index].op == "CONTIGUOUS")
 
 
-def _form_atoms(graph: Graph, values: Sequence[Value], regions: Sequence[Region]) -> list[_Atom]:
+def _form_atoms(graph: CheckedGraph, regions: Sequence[Region]) -> list[_Atom]:
     glued = _find_glued(graph, regions)
     edges = [cut for cut in range(len(regions)) if cut not in glued] + [len(regions)]
-    clock = Clock(graph, values)
-    tenants = find_tenants(graph, values)
+    clock = Clock(graph)
+    ranges = find_live_ranges(graph)
     atoms = []
     for start, end in pairwise(edges):
         held: dict[tuple[str, int], int] = {}
@@ -173,10 +173,10 @@ def _form_atoms(graph: Graph, values: Sequence[Value], regions: Sequence[Region]
                 if node.op in PARAMS:
                     factor = 2 if node.op == "STATE" else 1  # old and new value
                     assert isinstance(node.arg, int)  # check_graph has seen to it
-                    held[node.op, node.arg] = factor * measure_buffer(values[index])
+                    held[node.op, node.arg] = factor * measure_buffer(graph.values[index])
         reads -= {region.root for region in regions[start:end]}
         present = tuple(
-            tuple(sorted(region.nodes & tenants.keys())) for region in regions[start:end]
+            tuple(sorted(region.nodes & ranges.keys())) for region in regions[start:end]
         )
         atoms.append(_Atom(start, end, held, frozenset(reads), present, time_ps))
     return atoms
@@ -231,17 +231,16 @@ class _Search:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: CheckedGraph,
         atoms: Sequence[_Atom],
-        values: Sequence[Value],
         regions: Sequence[Region],
         targets_bytes: Sequence[int],
         borders: Collection[int],
     ) -> None:
         self.atoms, self.cards, self.target_bytes = atoms, tuple(targets_bytes), targets_bytes[-1]
-        self._nbytes = {region.root: values[region.root].nbytes for region in regions}
-        self._spaces = {region.root: measure_buffer(values[region.root]) for region in regions}
-        self._tenants = find_tenants(graph, values)
+        self._nbytes = {region.root: graph.values[region.root].nbytes for region in regions}
+        self._spaces = {r.root: measure_buffer(graph.values[r.root]) for r in regions}
+        self._ranges = find_live_ranges(graph)
         self._place: dict[int, int] = {}
         self._borders: set[int] = set()
         for position, atom in enumerate(atoms):
@@ -274,10 +273,10 @@ class _Search:
                     outside.add(root)
                     apart += self._spaces[root]
                     moved += self._nbytes[root]
-            for time, nodes in enumerate(atom.tenants, atom.start):
+            for time, nodes in enumerate(atom.buffers, atom.start):
                 fresh = [node for node in nodes if node not in inside]
                 inside.update(fresh)
-                arena.place([replace(self._tenants[node], first=time) for node in fresh])
+                arena.place([replace(self._ranges[node], first=time) for node in fresh])
             memory = apart + arena.size
             yield position + 1, memory, moved, time_ps
             if memory > self.target_bytes:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from splitup.graph.ir import Graph, Node, Output, Update
-from splitup.graph.rules import PARAMS, check_graph, compute_chain
+from splitup.graph.operations.table import PARAMS
+from splitup.graph.rules import check_graph, compute_chain
 from splitup_deploy.frontends.tracing import Bank, TracedModel
 
 LONG_CHAIN: Final = 32  # kernels of this length compile in half a second; models' own reach 8
@@ -75,7 +76,6 @@ def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
         tuple(Update(update.state, moved[update.node]) for update in graph.updates),
         graph.symbols,
     )
-    check_graph(result)
     labels = {moved[index]: label for index, label in model.labels.items()}
     banks = tuple(
         Bank(
@@ -87,4 +87,4 @@ def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
         )
         for bank in model.banks
     )
-    return TracedModel(result, labels, model.weights, banks)
+    return TracedModel(check_graph(result), labels, model.weights, banks)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from splitup.graph.ir import Arg, Dim, Dims, Graph
-from splitup.graph.rules import ARITHMETIC, CONVERSIONS, Value
+from splitup.graph.operations.spec import Value
+from splitup.graph.operations.table import ARITHMETIC, CONVERSIONS
 
 Box = tuple[tuple[int, int], ...]
 _ELEMENTWISE: Final = frozenset(ARITHMETIC) | CONVERSIONS | {"CONTIGUOUS"}

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from splitup.graph.ir import Graph, Node, Output, Update
-from splitup.graph.rules import PARAMS, Value
+from splitup.graph.operations.table import PARAMS
+from splitup.graph.rules import CheckedGraph
 from splitup_deploy.cutting.partition import Region
 
 
@@ -21,14 +22,12 @@ class CutTask:
     """
 
     label: str
-    graph: Graph
+    graph: CheckedGraph
     sources: tuple[str | tuple[int, int], ...]
     outputs: tuple[int, ...]
 
 
-def cut_graph(
-    graph: Graph, values: Sequence[Value], parts: Sequence[Sequence[Region]]
-) -> list[CutTask]:
+def cut_graph(graph: CheckedGraph, parts: Sequence[Sequence[Region]]) -> list[CutTask]:
     """Return one task per part, in order."""
     names = _name_values(graph, [region for part in parts for region in part])
     labels = name_tasks(parts)
@@ -46,7 +45,7 @@ def cut_graph(
         made.update({root: (index, port) for port, root in enumerate(outputs)})
         reads = sorted({read for region in part for read in region.reads} - set(roots))
         nodes = sorted({node for region in part for node in region.nodes})
-        cut, inputs = _extract(graph, values, nodes, reads, outputs, names)
+        cut, inputs = _extract(graph, nodes, reads, outputs, names)
         sources: list[str | tuple[int, int]] = [*inputs, *(made[read] for read in reads)]
         tasks.append(CutTask(labels[index], cut, tuple(sources), tuple(outputs)))
     return tasks
@@ -81,13 +80,12 @@ def _name_values(graph: Graph, regions: Sequence[Region]) -> dict[int, str]:
 
 
 def _extract(
-    graph: Graph,
-    values: Sequence[Value],
+    graph: CheckedGraph,
     nodes: Sequence[int],
     reads: Sequence[int],
     outputs: Sequence[int],
     names: dict[int, str],
-) -> tuple[Graph, list[str]]:
+) -> tuple[CheckedGraph, list[str]]:
     """Return the sub-graph of ``nodes`` and the model inputs it reads, before ``reads``."""
     used: dict[str, list[int]] = {op: [] for op in PARAMS}
     for index in nodes:
@@ -97,13 +95,13 @@ def _extract(
             used[node.op].append(node.arg)
     place = {op: {arg: i for i, arg in enumerate(sorted(set(args)))} for op, args in used.items()}
     inputs = [graph.inputs[arg] for arg in place["INPUT"]]
-    ports = [values[read].make_spec(names[read]) for read in reads]
+    ports = [graph.values[read].make_spec(names[read]) for read in reads]
     bound = {spec.rows for spec in (*inputs, *ports)}
     result: list[Node] = []
     moved: dict[int, int] = {}
     for position, read in enumerate(reads, len(inputs)):
         moved[read] = len(result)
-        result.append(Node("INPUT", values[read].dtype, (), position))
+        result.append(Node("INPUT", graph.values[read].dtype, (), position))
     for index in nodes:
         node = graph.nodes[index]
         moved[index] = len(result)
@@ -111,7 +109,7 @@ def _extract(
         srcs = tuple(moved[src] for src in node.srcs)
         result.append(Node(node.op, node.dtype, srcs, arg))
     states = place["STATE"]
-    cut = Graph(
+    cut = CheckedGraph(
         inputs=(*inputs, *ports),
         weights=tuple(graph.weights[arg] for arg in place["WEIGHT"]),
         states=tuple(graph.states[arg] for arg in states),

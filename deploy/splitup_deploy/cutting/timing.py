@@ -14,8 +14,8 @@ from typing import Final
 
 from splitup.core.tensors import ITEM_BYTES
 from splitup.graph.cost import compute_roles, is_pick, list_flops
-from splitup.graph.ir import Graph
-from splitup.graph.rules import MOVEMENT, PARAMS, Value
+from splitup.graph.operations.table import MOVEMENT, PARAMS
+from splitup.graph.rules import CheckedGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ def predict_transfer_ps(nbytes: int) -> int:
 class Clock:
     """Predicts the time of regions of one graph."""
 
-    def __init__(self, graph: Graph, values: Sequence[Value], speed: Speed = CARD) -> None:
-        self._graph, self._values, self._speed = graph, values, speed
+    def __init__(self, graph: CheckedGraph, speed: Speed = CARD) -> None:
+        self._graph, self._values, self._speed = graph, graph.values, speed
         self._roles = compute_roles(graph)
-        self._flops = list_flops(graph, values, self._roles)
+        self._flops = list_flops(graph, self._roles)
 
     def predict_ps(self, root: int, nodes: Iterable[int]) -> int:
         """Return the time of the value at ``root``; ``nodes`` are computed on the way to it."""

@@ -24,7 +24,7 @@ from typing import Any, Final
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.backend.bridge import get_dtype_name
+from splitup.backend.tinygrad_types import get_dtype_name
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup_deploy.cutting.passes import materialise_reductions

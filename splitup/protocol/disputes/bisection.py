@@ -28,8 +28,9 @@ from pydantic import Field
 from splitup.core import limits
 from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto.keys import Identity, verify
-from splitup.graph.ir import Graph, compute_task_id
+from splitup.graph.ir import compute_task_id
 from splitup.graph.reference import is_computable, list_operands, list_region
+from splitup.graph.rules import CheckedGraph
 from splitup.graph.value_trace import (
     MerkleTree,
     ValueLayout,
@@ -161,7 +162,7 @@ class Finding:
 class Dispute:
     """The referee's side. ``question`` is open until ``finding`` is there."""
 
-    def __init__(self, context: DisputeContext, graph: Graph, now_s: float) -> None:
+    def __init__(self, context: DisputeContext, graph: CheckedGraph, now_s: float) -> None:
         """Begin; raises InvalidInput unless graph and rows are the task's and the roots differ."""
         if compute_task_id(graph) != context.task_id:
             raise InvalidInput(f"the graph is not that of task {context.task_id}")
@@ -340,8 +341,7 @@ class Dispute:
 
 
 def _is_computable(layout: ValueLayout, step: int, region: list[int]) -> bool:
-    graph, values = layout.bind(step)
-    return is_computable(graph, region, values)
+    return is_computable(layout.bind(step), region)
 
 
 @dataclass(slots=True)

@@ -19,15 +19,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from splitup.core.errors import PeerFault
+from splitup.graph.arrays import decode_array, encode_array
 from splitup.graph.error_bound import compute_bounds, is_within
-from splitup.graph.ir import Graph
-from splitup.graph.reference import compute_node, decode_array, encode_array, list_region
-from splitup.graph.rules import load_graph
+from splitup.graph.reference import compute_node, list_region
+from splitup.graph.rules import CheckedGraph, load_graph
 from splitup.graph.value_trace import ValueLayout, cut_region, decode_operands, list_region_inputs
 from splitup.protocol.disputes.bisection import PARTIES, Dispute, Finding, Party, Place, Transcript
 
 GetBytes = Callable[[str], bytes | None]  # by SHA-256; from the store, the log or the parties
-RunKernel = Callable[[Graph, list[bytes]], bytes]  # on a device of the parties' class
+RunKernel = Callable[[CheckedGraph, list[bytes]], bytes]  # on a device of the parties' class
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ def judge(
         operands[index] = data
     if finding.place is Place.VALUE:
         return _judge_value(finding, layout, operands, get_bytes)
-    graph, _ = layout.bind(finding.step)
+    graph = layout.bind(finding.step)
     where = f"node {finding.node} ({graph.nodes[finding.node].op}) in step {finding.step}"
     if finding.place is Place.KERNEL:
         if run_kernel is None:
             return Judgement(finding, (), False, f"{where}: a node of their class has to run it")
-        region = cut_region(layout.graph, finding.root, layout.values)
+        region = cut_region(layout.graph, finding.root)
         result = run_kernel(region, list_region_inputs(region, layout, finding.step, operands))
     else:
         node = graph.nodes[finding.node]
@@ -113,7 +113,7 @@ def check_transcript(
 def _judge_value(
     finding: Finding, layout: ValueLayout, operands: Mapping[int, bytes], get_bytes: GetBytes
 ) -> Judgement:
-    graph, _ = layout.bind(finding.step)
+    graph = layout.bind(finding.step)
     values = decode_operands(layout, finding.step, operands)
     bounds = compute_bounds(graph, list_region(graph, finding.root), values)
     spec, liars = layout.get_spec(finding.step, finding.root), []

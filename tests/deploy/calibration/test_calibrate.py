@@ -33,11 +33,10 @@ from splitup.core.tensors import TensorSpec
 from splitup.graph.compare import compare_tensors
 from splitup.graph.ir import Graph, encode_float
 from splitup.graph.manifest import load_manifest
-from splitup.graph.reference import compute_graph
 from splitup.graph.rules import check_graph
 from splitup.graph.self_test_vectors import make_inputs
 from tests.deploy.llamas import EXAMPLE, save_llama
-from tests.graph.graphs import Builder
+from tests.graph.graphs import Builder, compute_graph
 
 STEPS, SIZE = 4, 64
 
@@ -62,12 +61,12 @@ def make_block() -> Builder:
 
 BLOCK = make_block()
 STORED = [i for i, node in enumerate(BLOCK.nodes) if node.op == "CONTIGUOUS"]
-GRAPH = BLOCK.graph({"y": STORED[-1]}, [STORED[-2]])
+GRAPH = check_graph(BLOCK.graph({"y": STORED[-1]}, [STORED[-2]]))
 PORT = TensorSpec("y", "float32", (SIZE,))
 
 
 def run(graph: Graph, weights: dict[str, bytes], forget_at: int | None = None) -> list[list[bytes]]:
-    program = TaskProgram.from_graph(graph, lambda name: memoryview(weights[name]))
+    program = TaskProgram.from_graph(check_graph(graph), lambda name: memoryview(weights[name]))
     state, results = program.new_state(), []
     for step in range(STEPS):
         if step == forget_at:
@@ -130,10 +129,9 @@ def test_a21_every_cheaper_computation_is_told_from_another_class() -> None:
 
 
 def test_perturbations_change_what_they_say() -> None:
-    values = check_graph(GRAPH)
-    lowered = round_activations(GRAPH, values)
+    lowered = round_activations(GRAPH)
     assert sum(node.dtype == "float16" for node in lowered.nodes) == 2 * len(STORED)
-    skips = list(iter_skips(GRAPH, values))
+    skips = list(iter_skips(GRAPH))
     assert len(skips) == 4  # two layers, and each of the other two sums
     for graph in (lowered, *skips):
         check_graph(graph)
@@ -142,13 +140,13 @@ def test_perturbations_change_what_they_say() -> None:
 def test_layers_of_steps_of_many_rows_are_skipped_too(tmp_path: Path) -> None:
     save_llama(tmp_path)
     graph = prepare(str(tmp_path), Sizes(chunk=8)).traced.graph
-    values = check_graph(graph)
-    skips = list(iter_skips(graph, values))
+    checked = check_graph(graph)
+    skips = list(iter_skips(checked))
     assert len(skips) >= 4  # attention and MLP of two layers
     for skipped in skips:
-        made = check_graph(skipped)
+        made = check_graph(skipped).values
         for ours, theirs in zip(skipped.outputs, graph.outputs, strict=True):
-            assert made[ours.node].dims == values[theirs.node].dims
+            assert made[ours.node].dims == checked.values[theirs.node].dims
 
 
 def test_quantised_weights_lose_one_level() -> None:

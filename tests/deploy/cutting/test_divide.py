@@ -23,12 +23,11 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup.graph.cost import compute_vram_bytes
 from splitup.graph.ir import Graph
-from splitup.graph.reference import compute_graph
 from splitup.graph.rules import check_graph
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import save_llama
 from tests.deploy.steps import as_inputs
-from tests.graph.graphs import Builder
+from tests.graph.graphs import Builder, compute_graph
 
 
 def read(source: WeightSource) -> np.ndarray:
@@ -129,11 +128,9 @@ def run_tasks(
 def test_pieces_give_the_same_values(model: TracedModel, quarters: int) -> None:
     target = 256 * quarters
     divided = divide(model, target)
-    values = check_graph(divided.model.graph)
+    graph = check_graph(divided.model.graph)
     try:
-        parts = partition(
-            divided.model.graph, values, divided.model.labels, target, borders=divided.borders
-        )
+        parts = partition(graph, divided.model.labels, target, borders=divided.borders)
     except InvalidModel as error:
         event("impossible")
         assert "alone needs" in str(error)
@@ -141,9 +138,9 @@ def test_pieces_give_the_same_values(model: TracedModel, quarters: int) -> None:
     assert [r.root for part in parts for r in part] == [
         r.root for r in find_regions(divided.model.graph, {})
     ]
-    tasks = cut_graph(divided.model.graph, values, parts)
+    tasks = cut_graph(graph, parts)
     for index, task in enumerate(tasks):
-        assert compute_vram_bytes(task.graph, check_graph(task.graph)) <= target
+        assert compute_vram_bytes(task.graph) <= target
         assert all(isinstance(source, str) or source[0] < index for source in task.sources)
     event("divided" if divided.model is not model else "as it was")
     x = {"x": np.arange(8, dtype=np.float32)}
@@ -166,8 +163,8 @@ def make_wide(rows: int = 1, inner: int = 64, out: int = 200) -> TracedModel:
 def test_a_wide_product_becomes_parallel_tasks_and_a_join() -> None:
     model = make_wide()
     divided = divide(model, 17_700)
-    graph, values = divided.model.graph, check_graph(divided.model.graph)
-    tasks = cut_graph(graph, values, partition(graph, values, divided.model.labels, 17_700))
+    graph = check_graph(divided.model.graph)
+    tasks = cut_graph(graph, partition(graph, divided.model.labels, 17_700))
     weights = [[weight.name for weight in task.graph.weights] for task in tasks]
     assert weights == [["w[0:64,:]"], ["w[64:128,:]"], ["w[128:192,:]"], ["w[192:200,:]"]]
     assert [task.sources for task in tasks[:3]] == [("x",)] * 3

@@ -75,14 +75,14 @@ def measure(graph: Graph, parts: list[list[Region]], *targets: int) -> Cut | Non
 
     Several targets take turns; a region that is an atom may go to the largest.
     """
-    values = check_graph(graph)
-    clock = Clock(graph, values)
-    tasks = cut_graph(graph, values, parts)
+    graph = check_graph(graph)
+    clock = Clock(graph)
+    tasks = cut_graph(graph, parts)
     assert sorted(r.root for part in parts for r in part) == [
         region.root for region in find_regions(graph, {})
     ]
     try:
-        sizes = [compute_vram_bytes(t.graph, check_graph(t.graph)) for t in tasks]
+        sizes = [compute_vram_bytes(t.graph) for t in tasks]
     except InvalidModel:
         return None  # a state's update is in one task, its reading in another
     for turn, (size, part) in enumerate(zip(sizes, parts, strict=True)):
@@ -129,9 +129,9 @@ def test_the_best_cut_is_found(
 ) -> None:
     target = 512 * quarters
     every = list_cuts(graph, target, 8 if max_tasks is None else max_tasks)
-    values = check_graph(graph)
+    graph = check_graph(graph)
     try:
-        parts = partition(graph, values, {}, target, balance=balance, max_tasks=max_tasks)
+        parts = partition(graph, {}, target, balance=balance, max_tasks=max_tasks)
     except InvalidModel as error:
         assert not every and ("needs" in str(error) or "are allowed" in str(error))
         return
@@ -169,14 +169,14 @@ def chains(draw: st.DrawFn) -> Graph:
 @given(chains(), st.integers(40, 90), st.sampled_from(["latency", "throughput"]))
 def test_every_criterion_decides(graph: Graph, percent: int, balance: Balance) -> None:
     """Targets of a part of the whole leave several cuts to choose from."""
-    values = check_graph(graph)
-    target = compute_vram_bytes(graph, values) * percent // 100
+    graph = check_graph(graph)
+    target = compute_vram_bytes(graph) * percent // 100
     every = list_cuts(graph, target, 8)
     if not every:
         return
     fewest = min(cut.tasks for cut in every)
     every = [cut for cut in every if cut.tasks == fewest]
-    parts = partition(graph, values, {}, target, balance=balance)
+    parts = partition(graph, {}, target, balance=balance)
     found = measure(graph, parts, target)
     assert found is not None
     assert found.rank(balance) == min(cut.rank(balance) for cut in every)
@@ -192,12 +192,12 @@ def test_every_criterion_decides(graph: Graph, percent: int, balance: Balance) -
 def test_cards_of_a_mixed_fleet_take_turns(
     graph: Graph, percents: list[int], balance: Balance, max_tasks: int | None
 ) -> None:
-    values = check_graph(graph)
-    whole = compute_vram_bytes(graph, values)
+    graph = check_graph(graph)
+    whole = compute_vram_bytes(graph)
     targets = tuple(sorted(whole * percent // 100 for percent in percents))
     every = list_cuts(graph, targets, 8 if max_tasks is None else max_tasks)
     try:
-        parts = partition(graph, values, {}, targets[::-1], balance=balance, max_tasks=max_tasks)
+        parts = partition(graph, {}, targets[::-1], balance=balance, max_tasks=max_tasks)
     except InvalidModel as error:
         assert not every and ("needs" in str(error) or "are allowed" in str(error))
         return
@@ -224,7 +224,7 @@ def test_the_longest_task_comes_before_evenness() -> None:
     best = min(every, key=lambda cut: (cut.longest, cut.squares))
     even = min(every, key=lambda cut: cut.squares)
     assert even.longest > best.longest  # the two criteria disagree here
-    found = measure(graph, partition(graph, check_graph(graph), {}, target), target)
+    found = measure(graph, partition(check_graph(graph), {}, target), target)
     assert found == best
 
 
@@ -236,7 +236,7 @@ def test_the_fewest_bytes_come_before_the_longest_task() -> None:
     assert {cut.tasks for cut in every} == {3} and len({cut.moved for cut in every}) > 2
     best = min(every, key=lambda cut: (cut.moved, cut.longest, cut.squares))
     assert min(cut.longest for cut in every) < best.longest  # the two criteria disagree here
-    assert measure(graph, partition(graph, check_graph(graph), {}, target), target) == best
+    assert measure(graph, partition(check_graph(graph), {}, target), target) == best
 
 
 def test_a_part_of_a_legal_task_may_be_illegal() -> None:
@@ -248,17 +248,17 @@ def test_a_part_of_a_legal_task_may_be_illegal() -> None:
         wide = b.store("float32", grown)
         made = b.store("float32", b.add("REDUCE", "float32", wide, arg=("ADD", 1)))
     graph = b.graph({"y": made})
-    values, regions = check_graph(graph), find_regions(graph, {})
-    whole = compute_vram_bytes(graph, values)
-    _, part = cut_graph(graph, values, [regions[:2], regions[2:]])
-    assert compute_vram_bytes(part.graph, check_graph(part.graph)) > whole
-    assert len(partition(graph, values, {}, whole)) == 1
+    graph, regions = check_graph(graph), find_regions(graph, {})
+    whole = compute_vram_bytes(graph)
+    _, part = cut_graph(graph, [regions[:2], regions[2:]])
+    assert compute_vram_bytes(part.graph) > whole
+    assert len(partition(graph, {}, whole)) == 1
 
 
 def test_borders_begin_tasks() -> None:
     graph = make_chain()
     roots = [region.root for region in find_regions(graph, {})]
-    parts = partition(graph, check_graph(graph), {}, 10**6, borders={roots[2], roots[3]})
+    parts = partition(check_graph(graph), {}, 10**6, borders={roots[2], roots[3]})
     assert [[region.root for region in part] for part in parts] == [
         roots[:2],
         roots[2:3],
@@ -269,7 +269,7 @@ def test_borders_begin_tasks() -> None:
 def test_too_many_tasks() -> None:
     graph = make_chain()
     with pytest.raises(InvalidModel, match=r"gives at least 4 tasks; 3 are allowed.*--max-tasks"):
-        partition(graph, check_graph(graph), {}, 1024, max_tasks=3)
+        partition(check_graph(graph), {}, 1024, max_tasks=3)
 
 
 def make_chain() -> Graph:
@@ -285,7 +285,7 @@ def test_the_operation_that_is_too_large_is_named() -> None:
     graph = make_chain()
     labels = {region.root: f"step {i}" for i, region in enumerate(find_regions(graph, {}))}
     with pytest.raises(InvalidModel, match=r"'step 1' alone needs 768 bytes.*target is 767"):
-        partition(graph, check_graph(graph), labels, 767)
+        partition(check_graph(graph), labels, 767)
 
 
 def test_names_of_tasks() -> None:

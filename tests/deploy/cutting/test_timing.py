@@ -14,7 +14,7 @@ from tests.graph.graphs import Builder
 
 def predict(graph: Graph, speed: Speed) -> int:
     (region,) = find_regions(graph, {})
-    return Clock(graph, check_graph(graph), speed).predict_ps(region.root, region.nodes)
+    return Clock(check_graph(graph), speed).predict_ps(region.root, region.nodes)
 
 
 def make_lookup(length: int) -> Graph:

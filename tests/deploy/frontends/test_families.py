@@ -17,6 +17,7 @@ from splitup_deploy.uncut_model import load_reference
 
 from splitup.backend.runtime import TaskProgram
 from splitup.core.errors import InvalidModel
+from splitup.graph.rules import check_graph
 from tests.deploy.checkpoints import (
     CASES,
     GOLDEN,
@@ -59,7 +60,7 @@ def test_several_rows_in_one_step_agree(name: str, golden: dict[str, Any], tmp_p
     def get_bytes(weight: str) -> memoryview:
         return memoryview(b"".join(traced.weights[weight].read()))
 
-    given = feed(TaskProgram.from_graph(traced.graph, get_bytes), TOKENS, rows=8)
+    given = feed(TaskProgram.from_graph(check_graph(traced.graph), get_bytes), TOKENS, rows=8)
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
 

@@ -21,11 +21,11 @@ from tokenizers import Tokenizer
 
 from splitup.backend.schedule import compile_graph
 from splitup.core.errors import InvalidModel
-from splitup.cpu.matmul_codegen import BLOCK_BYTES
-from splitup.cpu.matmul_match import is_supported
+from splitup.cpu.matmul_shape import BLOCK_BYTES
+from splitup.cpu.native_kernels import is_supported
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import get_task_key
-from splitup.graph.rules import load_graph
+from splitup.graph.rules import check_graph, load_graph
 from tests.builders import HANG_S
 from tests.deploy import moes
 from tests.deploy.execution import CutModel
@@ -87,7 +87,9 @@ def find_blocks(graph: Graph) -> tuple[set[str], set[str]]:
         for place, weight in enumerate(graph.weights)
         if weight.spec.dtype == "uint8" and weight.spec.shape[-1] in BLOCK_BYTES.values()
     }
-    launches = [one for one in compile_graph(graph, "CPU").launches if one.kind == "product"]
+    launches = [
+        one for one in compile_graph(check_graph(graph), "CPU").launches if one.kind == "native"
+    ]
     read = {place.index for one in launches for place in one.places if place.role == "weight"}
     return set(blocks.values()), {name for place, name in blocks.items() if place in read}
 

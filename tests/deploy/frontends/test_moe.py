@@ -21,6 +21,7 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup.graph.gates import compute_zero_step
 from splitup.graph.manifest import InputSource, Task
+from splitup.graph.rules import check_graph
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error
 from tests.deploy.moes import (
@@ -82,7 +83,7 @@ def test_several_rows_at_once_in_bfloat16() -> None:
     parsed = parse_config(config, None)
     traced = trace_decoder(parsed, Halves(weights), 2, choose_feed_forward(parsed))
     program = TaskProgram.from_graph(
-        traced.graph, lambda name: memoryview(b"".join(traced.weights[name].read()))
+        check_graph(traced.graph), lambda name: memoryview(b"".join(traced.weights[name].read()))
     )
     given = feed(program, TOKENS[:2], rows=2)
     for array in weights.values():

@@ -17,7 +17,7 @@ from splitup.backend.buffers import make_writer
 from splitup.backend.launching import WriteCall
 from splitup.backend.runtime import State, TaskProgram
 from splitup.core.tensors import TensorSpec
-from splitup.cpu.matmul_match import is_supported
+from splitup.cpu.native_kernels import is_supported
 from splitup.decode.step import (
     StepInput,
     make_block_step,

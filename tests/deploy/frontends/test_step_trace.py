@@ -11,10 +11,12 @@ from splitup_deploy.cutting.build import prepare
 
 from splitup.backend.runtime import TaskProgram
 from splitup.backend.trace_recording import record_trace
-from splitup.cpu.matmul_match import is_supported
+from splitup.cpu.native_kernels import is_supported
 from splitup.decode.step import make_causal_step
+from splitup.graph.arrays import decode_array
 from splitup.graph.error_bound import compute_bounds, is_within
-from splitup.graph.reference import decode_array, list_operands, list_region
+from splitup.graph.reference import list_operands, list_region
+from splitup.graph.rules import check_graph
 from splitup.graph.value_trace import (
     ValueLayout,
     cut_region,
@@ -31,7 +33,7 @@ STEPS = (make_causal_step([5, 9, 2], 0), make_causal_step([7], 3))
 def test_a_kernel_of_a_step_gives_its_bytes_and_those_are_within_the_bound(tmp_path: Path) -> None:
     save_llama(tmp_path, {"num_hidden_layers": 1})
     traced = prepare(str(tmp_path)).traced
-    graph = traced.graph
+    graph = check_graph(traced.graph)
     table = {name: b"".join(source.read()) for name, source in traced.weights.items()}
     steps = []
     for step in STEPS:
@@ -43,7 +45,7 @@ def test_a_kernel_of_a_step_gives_its_bytes_and_those_are_within_the_bound(tmp_p
     assert layout.count == len(leaves)
     known = {weight.digest: table[weight.name] for weight in graph.weights}
     for root in layout.stored:
-        region = cut_region(graph, root, layout.values)
+        region = cut_region(graph, root)
         program = TaskProgram.from_graph(region, lambda name: memoryview(b""))
         for step in range(len(STEPS)):
             operands = {}
@@ -59,7 +61,7 @@ def test_a_kernel_of_a_step_gives_its_bytes_and_those_are_within_the_bound(tmp_p
             (result,) = program.run(program.new_state(), inputs)
             slot = step * layout.width + len(graph.inputs) + layout.stored.index(root)
             assert result == leaves[slot], graph.nodes[root]
-            bound_graph, _ = layout.bind(step)
+            bound_graph = layout.bind(step)
             values = decode_operands(layout, step, operands)
             bounds = compute_bounds(bound_graph, list_region(graph, root), values)
             claimed = decode_array(layout.get_spec(step, root), result)

@@ -15,7 +15,7 @@ from splitup_node.worker.process import Worker
 from splitup_node.worker.supervisor import Supervisor, TaskFailed, WorkerLost
 
 from splitup.core.errors import SplitUpError, Unavailable
-from splitup.cpu.matmul_match import is_supported
+from splitup.cpu.native_kernels import is_supported
 from splitup.graph.ir import Graph
 from tests.builders import HANG_S
 from tests.cpu.test_cache_writes import make_cache

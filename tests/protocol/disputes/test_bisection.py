@@ -16,15 +16,10 @@ from splitup.backend.trace_recording import record_trace, run_kernel
 from splitup.core import limits
 from splitup.core.errors import BadSignature, InvalidInput, PeerFault
 from splitup.crypto.keys import Identity, generate_identity
+from splitup.graph.arrays import decode_array, encode_array
 from splitup.graph.ir import Graph, compute_task_id, encode_float
-from splitup.graph.reference import (
-    compute_graph,
-    compute_nodes,
-    decode_array,
-    encode_array,
-    list_operands,
-    list_region,
-)
+from splitup.graph.reference import compute_nodes, list_operands, list_region
+from splitup.graph.rules import check_graph
 from splitup.graph.value_trace import (
     MerkleTree,
     ValueLayout,
@@ -47,7 +42,7 @@ from splitup.protocol.disputes.bisection import (
     Turn,
 )
 from splitup.protocol.disputes.judging import Judgement, check_transcript, judge
-from tests.graph.graphs import Builder
+from tests.graph.graphs import Builder, compute_graph
 
 STEPS = 3
 
@@ -74,7 +69,7 @@ def make_task() -> Builder:
 
 BUILDER = make_task()
 STORED = [i for i, node in enumerate(BUILDER.nodes) if node.op == "CONTIGUOUS"]
-GRAPH = BUILDER.graph({"y": STORED[2]}, [STORED[1]])
+GRAPH = check_graph(BUILDER.graph({"y": STORED[2]}, [STORED[1]]))
 ROWS = ((),) * STEPS  # no symbols
 LAYOUT = ValueLayout(GRAPH, ROWS)
 INPUTS = [
@@ -276,7 +271,7 @@ def test_a_trace_holds_what_the_task_itself_gives() -> None:
 
 def test_a_kernel_on_its_own_gives_the_bytes_of_the_whole_task() -> None:
     for root in STORED:
-        region = cut_region(GRAPH, root, LAYOUT.values)
+        region = cut_region(GRAPH, root)
         operands = []
         for index in list_operands(GRAPH, list_region(GRAPH, root)):
             found = LAYOUT.find_operand(1, index)
@@ -291,7 +286,7 @@ def test_many_values_are_exposed_in_parts() -> None:
     for _ in range(limits.MAX_PORTS + 1):
         x = b.store("float32", b.add("NEG", "float32", x))
     graph = b.graph({"y": x})
-    parts = expose_values(graph)
+    parts = expose_values(check_graph(graph))
     assert [len(part.outputs) for part in parts] == [limits.MAX_PORTS, 1]
 
 
@@ -494,9 +489,7 @@ def test_a_transcript_has_to_be_one() -> None:
     play(dispute, provers)
     transcript = dispute.make_transcript()
     with pytest.raises(InvalidInput):
-        check_transcript(
-            transcript, cut_region(GRAPH, STORED[0], LAYOUT.values).to_bytes(), WORLD.get
-        )
+        check_transcript(transcript, cut_region(GRAPH, STORED[0]).to_bytes(), WORLD.get)
     twice = transcript.model_copy(update={"moves": (transcript.moves[0],) * 2})
     with pytest.raises(PeerFault, match="changes nothing"):
         check_transcript(twice, GRAPH.to_bytes(), WORLD.get)

@@ -21,7 +21,7 @@ import numpy as np
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.backend.bridge import get_dtype_name, get_tinygrad_dtype
+from splitup.backend.tinygrad_types import get_dtype_name, get_tinygrad_dtype
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, get_numpy_dtype

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
-from tinygrad.dtype import dtypes
-from tinygrad.tensor import Tensor
 
-from splitup.backend.bridge import Placeholder, read_tensors
+from splitup.backend.lowering import LOWERINGS
 from splitup.backend.runtime import TaskProgram
-from splitup.core.errors import InvalidModel
-from splitup.core.tensors import TensorSpec, array_to_bytes, bytes_to_array
+from splitup.core.tensors import array_to_bytes, bytes_to_array
 from splitup.graph.ir import encode_float
-from splitup.graph.rules import ARITHMETIC, MOVEMENT, check_graph
+from splitup.graph.operations.table import ARITHMETIC, MOVEMENT, OPERATIONS
+from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder
 
 A = np.array([[1.5, -2.25, 3.0], [-0.5, 0.75, 8.0]], np.float32)
@@ -32,6 +29,10 @@ def run(
     data = [array_to_bytes(s, x) for s, x in zip(program.inputs, inputs, strict=True)]
     results = program.run(program.new_state(), data)
     return {s.name: bytes_to_array(s, r) for s, r in zip(program.outputs, results, strict=True)}
+
+
+def test_every_operation_of_the_format_is_lowered() -> None:
+    assert set(LOWERINGS) == set(OPERATIONS)
 
 
 def test_arithmetic() -> None:
@@ -158,38 +159,6 @@ def test_a03_a_lookup_outside_its_table_gives_zero() -> None:
     wild = np.array([2, -1, 4, 2**31 - 1, -(2**31)], np.int32)
     result = run(b, {"y": y}, [wild])["y"]
     np.testing.assert_array_equal(result, [[7, 8, 9]] + [[0, 0, 0]] * 4)
-
-
-def read(tensor: Tensor, **buffers: Tensor) -> object:
-    specs, places = [], {}
-    for index, (name, buffer) in enumerate(buffers.items()):
-        specs.append(TensorSpec(name, "float32", tuple(buffer.shape)))
-        places[buffer.uop.base] = Placeholder("INPUT", index, "float32", tuple(buffer.shape))
-    return read_tensors(
-        inputs=specs,
-        weights=(),
-        states=(),
-        placeholders=places,
-        labels={},
-        outputs=[("y", tensor.contiguous().uop)],
-        updates=(),
-    )[0]
-
-
-def test_python_numbers_take_the_dtype_they_are_used_with() -> None:
-    x = Tensor.empty(2, 3, device="PYTHON")
-    graph = read((x * 2 + 0.1 > 1).where(x, 3).cast(dtypes.float16) * 0.1, x=x)
-    values = check_graph(graph)  # type: ignore[arg-type]
-    assert values[-1].dtype == "float16"
-    assert {n.dtype for n in graph.nodes} <= {"float32", "float16", "bool"}  # type: ignore[attr-defined]
-
-
-def test_an_unknown_tensor_or_operation_is_named() -> None:
-    x, other = Tensor.empty(3, device="PYTHON"), Tensor.empty(3, device="PYTHON")
-    with pytest.raises(InvalidModel, match="neither an input"):
-        read(x + other, x=x)
-    with pytest.raises(InvalidModel, match="THREEFRY"):
-        read(Tensor.rand(3, device="PYTHON") + x, x=x)
 
 
 def test_axes_of_one_element_are_folded() -> None:

@@ -1,0 +1,59 @@
+"""The form of a matmul that machine code is made for, and the block of arguments it takes.
+
+What is computed, and in which order, is written in ``splitup.cpu.matmul_codegen``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+LANES: Final = 8
+FLOAT_BYTES: Final = 4
+INT_BYTES: Final = 4
+BLOCK: Final = 32  # elements that have one scale
+ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
+    *("out", "a", "b", "numbers", "table", "entries", "n", "address of t"),
+    *("address of rows", "zero", "largest"),
+)
+OFFSETS: Final = {name: 8 * place for place, name in enumerate(ARGUMENTS)}
+
+Bound = Literal["mask", "clamp"]
+Kind = Literal["float32", "float16", "bfloat16", "q8_0", "q4_0"]
+ITEM_BYTES: Final[dict[Kind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+# a float16 scale, then 32 int8; or 32 times 4 bits plus 8, element i and i + 16 in one byte
+BLOCK_BYTES: Final[dict[Kind, int]] = {"q8_0": 34, "q4_0": 18}
+
+
+@dataclass(frozen=True, slots=True)
+class LookupShape:
+    """How rows of b are looked up. Strides are in bytes."""
+
+    bound: Bound
+    largest: int  # row of b
+    b_row: int
+    step: int  # from one number to the next
+    out_row: int
+    a_row: int
+    number_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulShape:
+    """What the machine code depends on. Strides are in bytes; n, t and entries are arguments."""
+
+    style: Literal["dot", "outer"]
+    kind: Kind  # of b
+    length: int  # of a sum
+    out_n: int
+    out_t: int
+    a_t: int
+    a_k: int  # "outer" only
+    b_n: int  # "dot" only
+    b_k: int  # "outer" only
+    lookup: LookupShape | None = None  # with one, b_n and b_k are 0
+
+    @property
+    def n_unit(self) -> int:
+        """Return what the number n must be divisible by."""
+        return LANES if self.style == "outer" else 1

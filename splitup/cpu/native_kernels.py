@@ -1,0 +1,102 @@
+"""What the backend asks of this package: match kernels, keep them, bind them to memory.
+
+It is the ``NativeCode`` of ``splitup.backend.native_code`` for CPUs. Running bound kernels in
+sequence is ``splitup.cpu.kernel_sequence``, which works without vectors too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tinygrad.uop.ops import UOp
+
+from splitup.cpu.bound_matmul import BoundMatmul
+from splitup.cpu.cache_writes import BoundWrite, CacheWrite, Copies, StateWrite, find_cache_writes
+from splitup.cpu.matmul_match import Matmul, match_matmul, split_matmul
+from splitup.cpu.matmul_shape import LookupShape, MatmulShape
+from splitup.cpu.threads import get_kernel_threads
+from splitup.graph.rules import CheckedGraph
+
+MATMULS_VERSION: Final = 2  # goes up with any change of the order of a sum
+# part of the determinism class, whose names are compared between machines
+CLASS_PART: Final = f"products {MATMULS_VERSION}"
+_FEATURES: Final = frozenset({"avx2", "fma", "f16c"})
+
+
+@functools.cache
+def is_supported() -> bool:
+    """Return whether this machine runs the code: Linux on x86-64 with AVX2, FMA and F16C."""
+    if platform.machine() != "x86_64" or platform.system() != "Linux":
+        return False
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return set(line.partition(":")[2].split()) >= _FEATURES
+    return False
+
+
+def split_call(call: UOp) -> tuple[UOp, ...]:
+    """Return a kernel's call, or two of which the first matches and the other does the rest."""
+    return split_matmul(call)
+
+
+def match_kernel(kernel: UOp) -> tuple[Hashable, tuple[int, ...]] | None:
+    """Return native code for a kernel, and the slots of the arguments it takes; None if none."""
+    found = match_matmul(kernel)
+    return None if found is None else (found, found.slots)
+
+
+def match_updates(graph: CheckedGraph) -> Mapping[int, StateWrite]:
+    """Return native code that computes the updates of states, by state."""
+    return find_cache_writes(graph)
+
+
+def encode_kernel(kernel: Hashable) -> list[Any]:
+    """Return a kernel as nested lists of numbers and texts."""
+    if isinstance(kernel, CacheWrite):
+        return ["cache write", *astuple(kernel)]
+    assert isinstance(kernel, Matmul)
+    sizes = [kernel.n, kernel.t, kernel.rows]
+    return ["matmul", astuple(kernel.shape), kernel.slots, sizes, kernel.symbol, kernel.table]
+
+
+def decode_kernel(fields: Sequence[Any]) -> Hashable:
+    """Return the kernel of ``encode_kernel``."""
+    kind, *values = fields
+    if kind == "cache write":
+        return CacheWrite(*values)
+    sizes, slots, (n, t, rows), symbol, table = values
+    shape = MatmulShape(*sizes)
+    if isinstance(shape.lookup, list):
+        shape = replace(shape, lookup=LookupShape(*shape.lookup))
+    return Matmul(shape, tuple(slots), n, t, symbol, tuple(map(tuple, table)), rows)
+
+
+def bind_kernel(
+    kernel: Hashable,
+    addresses: Sequence[int],
+    rows: Mapping[str, ctypes.c_uint64],
+    threads: int,
+    state: tuple[Copies, int, int],
+) -> BoundMatmul | BoundWrite:
+    """Return a kernel on certain memory; the result may depend on neither threads nor addresses.
+
+    ``rows`` holds the value of each symbol. ``state`` is, for the update of a state, what is known
+    of the states' rows, the state, and which of its two copies is the old one.
+    """
+    if isinstance(kernel, CacheWrite):
+        return BoundWrite(kernel, addresses, state, rows)
+    assert isinstance(kernel, Matmul)
+    return BoundMatmul(kernel, addresses, get_kernel_threads(threads), rows)
+
+
+def make_copies(states: int) -> Copies:
+    """Return what is known of the rows of fresh states: both copies of each are zeros."""
+    return Copies(states)
