@@ -5,7 +5,7 @@ import {IModelRegistry, Model, Task} from "./interfaces/IModelRegistry.sol";
 
 /// @title The model registry
 /// @notice See {IModelRegistry}.
-/// @dev Has no owner: nobody can take a model or a name away.
+/// @dev Has no owner: nobody but its developer can take a model away, and nobody a name.
 contract ModelRegistry is IModelRegistry {
     // ---------------------------------------------------------------------------- constants
 
@@ -19,7 +19,10 @@ contract ModelRegistry is IModelRegistry {
     mapping(string name => address owner) internal _nameOwner;
     mapping(string name => bytes32 modelId) internal _nameTarget;
 
-    // -------------------------------------------------------------------- developers' verb
+    /// @inheritdoc IModelRegistry
+    mapping(bytes32 modelId => bool) public isRetired;
+
+    // ------------------------------------------------------------------- developers' verbs
 
     /// @inheritdoc IModelRegistry
     function register(bytes32 modelId, string calldata name, Task[] calldata tasks, uint32[] calldata edges)
@@ -45,6 +48,17 @@ contract ModelRegistry is IModelRegistry {
         if (owner == address(0)) _nameOwner[name] = msg.sender;
         _nameTarget[name] = modelId;
         emit ModelRegistered(modelId, msg.sender, name, dagRoot, tasks, edges);
+    }
+
+    /// @inheritdoc IModelRegistry
+    /// @dev The market does not ask: a plan that was signed before must still reach the chain and be paid.
+    function retire(bytes32 modelId) external {
+        address developer = _models[modelId].developer;
+        require(developer != address(0), UnknownModel(modelId));
+        require(msg.sender == developer, NotDeveloper(modelId, developer));
+        require(!isRetired[modelId], ModelRetiredAlready(modelId));
+        isRetired[modelId] = true;
+        emit ModelRetired(modelId);
     }
 
     // ------------------------------------------------------------------------------- views

@@ -39,6 +39,10 @@ interface IModelRegistry {
     error ModelExists(bytes32 modelId);
     /// @notice No such model.
     error UnknownModel(bytes32 modelId);
+    /// @notice Only the model's developer may do this.
+    error NotDeveloper(bytes32 modelId, address developer);
+    /// @notice The model is retired already.
+    error ModelRetiredAlready(bytes32 modelId);
     /// @notice No model of that name.
     error UnknownName(string name);
     /// @notice The name belongs to another developer.
@@ -65,14 +69,20 @@ interface IModelRegistry {
         Task[] tasks,
         uint32[] edges
     );
+    /// @notice A developer took the model off the market.
+    event ModelRetired(bytes32 indexed modelId);
 
-    // -------------------------------------------------------------------- developers' verb
+    // ------------------------------------------------------------------- developers' verbs
 
     /// @notice Registers a model under a name.
     /// @param modelId Digest of the model's manifest.
     /// @param tasks 1 to 1024 tasks in topological order.
     /// @param edges `from << 16 | to` with from < to, strictly ascending: acyclic, without duplicates.
     function register(bytes32 modelId, string calldata name, Task[] calldata tasks, uint32[] calldata edges) external;
+
+    /// @notice Takes a model off the market, for good: clients and committee members start no new executions
+    /// of it. Executions that were requested before go on and are paid.
+    function retire(bytes32 modelId) external;
 
     // ------------------------------------------------------------------------------- views
 
@@ -82,6 +92,9 @@ interface IModelRegistry {
     /// @notice Price of one step in micro-USDC; reverts when unknown.
     function pricePerStep(bytes32 modelId) external view returns (uint256);
 
-    /// @notice The model that a name points to; reverts when unknown.
+    /// @notice Whether the model's developer has retired it; false when unknown.
+    function isRetired(bytes32 modelId) external view returns (bool);
+
+    /// @notice The model that a name points to, retired or not; reverts when unknown.
     function modelByName(string calldata name) external view returns (bytes32 modelId);
 }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -21,9 +20,9 @@ from splitup.core import limits
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput
 from splitup.graph.compare import FLOATS, Tolerance
-from splitup.graph.manifest import Task, check_manifest, get_blob_key, get_task_key, get_weights_key
+from splitup.graph.manifest import Task, get_blob_key, get_task_key, get_weights_key
 from splitup.graph.self_test_vectors import SelfTestVectors, make_inputs, make_vectors
-from splitup_deploy.cutting.build import Blob, CompiledModel, make_blob
+from splitup_deploy.cutting.build import Blob, CompiledModel, change_tasks, make_blob
 
 SEED: Final = 1  # any: who knows the inputs beforehand only cheats himself
 
@@ -65,9 +64,7 @@ def attach_tolerances(
             f"the tolerances are for other tasks ({min(unknown)[:12]}): calibrate the model again, "
             "with the flags that it is registered with"
         )
-    return _change_tasks(
-        compiled, lambda task: {"tolerances": tolerances.get(task.task_id, ())}, ()
-    )
+    return change_tasks(compiled, lambda _, task: {"tolerances": tolerances.get(task.task_id, ())})
 
 
 def makes_vectors() -> bool:
@@ -77,20 +74,26 @@ def makes_vectors() -> bool:
     return select_device().determinism_class == get_common_class()
 
 
-def attach_vectors(compiled: CompiledModel) -> CompiledModel:
-    """Run every task on this machine's device and put its vectors beside it; seconds per task."""
+def attach_vectors(
+    compiled: CompiledModel, say: Callable[[str], None] = lambda _: None
+) -> CompiledModel:
+    """Run every task on this machine's device and publish its self-test vectors; seconds per task.
+
+    ``say`` is told which task is computed.
+    """
     blobs = {blob.key: blob for blob in compiled.blobs}
     vectors: dict[str, Blob] = {}
-    for task in compiled.manifest.tasks:
+    for index, task in enumerate(compiled.manifest.tasks, 1):
+        say(f"computing self-test vectors: task {index} of {len(compiled.manifest.tasks)}")
         if task.task_id not in vectors:
             data = compute_vectors(task, blobs).to_bytes()
             vectors[task.task_id] = make_blob(get_blob_key(compute_digest(data)), data)
 
-    def describe(task: Task) -> dict[str, Any]:
+    def describe(_: int, task: Task) -> dict[str, Any]:
         blob = vectors[task.task_id]
         return {"reference_digest": blob.digest, "reference_bytes": blob.length}
 
-    return _change_tasks(compiled, describe, tuple(vectors.values()))
+    return change_tasks(compiled, describe, tuple(vectors.values()))
 
 
 def compute_vectors(task: Task, blobs: Mapping[str, Blob]) -> SelfTestVectors:
@@ -112,18 +115,3 @@ def compute_vectors(task: Task, blobs: Mapping[str, Blob]) -> SelfTestVectors:
     ]
     name = describe_device().determinism_class[: limits.MAX_DETERMINISM_CHARS]
     return make_vectors(task.task_id, SEED, name, outputs, program.outputs)
-
-
-def _change_tasks(
-    compiled: CompiledModel, change: Callable[[Task], dict[str, Any]], blobs: tuple[Blob, ...]
-) -> CompiledModel:
-    tasks = tuple(task.model_copy(update=change(task)) for task in compiled.manifest.tasks)
-    manifest = compiled.manifest.model_copy(update={"tasks": tasks})
-    check_manifest(manifest)
-    return replace(
-        compiled,
-        manifest=manifest,
-        manifest_bytes=manifest.to_bytes(),
-        model_id=manifest.model_id,
-        blobs=(*compiled.blobs, *blobs),
-    )

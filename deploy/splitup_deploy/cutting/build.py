@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final
@@ -91,6 +91,11 @@ class CompiledModel:
     blobs: tuple[Blob, ...]
     times_ps: tuple[int, ...]
     is_complete: bool
+
+    @property
+    def has_vectors(self) -> bool:
+        """Say whether the tasks have self-test vectors."""
+        return all(task.reference_digest for task in self.manifest.tasks)
 
     @property
     def manifest_blob(self) -> Blob:
@@ -255,6 +260,30 @@ def _make_port(spec: TensorSpec) -> Port:
 def make_blob(key: str, data: bytes) -> Blob:
     """Return an object whose bytes are at hand."""
     return Blob(key, len(data), compute_digest(data), lambda: iter((data,)))
+
+
+def change_tasks(
+    compiled: CompiledModel,
+    change: Callable[[int, Task], dict[str, Any]],
+    blobs: tuple[Blob, ...] = (),
+) -> CompiledModel:
+    """Return the model with other fields in its manifest's tasks, and so with another id.
+
+    ``change`` takes a task with its place and returns the fields; ``blobs`` are further objects.
+    """
+    tasks = tuple(
+        task.model_copy(update=change(index, task))
+        for index, task in enumerate(compiled.manifest.tasks)
+    )
+    manifest = compiled.manifest.model_copy(update={"tasks": tasks})
+    check_manifest(manifest)
+    return replace(
+        compiled,
+        manifest=manifest,
+        manifest_bytes=manifest.to_bytes(),
+        model_id=manifest.model_id,
+        blobs=(*compiled.blobs, *blobs),
+    )
 
 
 def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) -> Task:

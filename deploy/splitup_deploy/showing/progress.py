@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -21,12 +21,9 @@ from rich.progress import (
 from splitup.cli.console import Output
 from splitup.client.inputs import format_usdc
 from splitup.core.errors import InvalidInput
-from splitup_deploy.publishing.register import Registration
-from splitup_deploy.showing.diagram import draw_mermaid, draw_svg
+from splitup_deploy.publishing.registration import Registration
 from splitup_deploy.showing.profile import Profile
 from splitup_deploy.showing.report import describe_model, render_model
-
-Picture = Literal["text", "mermaid", "svg"]
 
 
 def show_model(output: Output, profile: Profile, name: str | None, is_complete: bool) -> None:
@@ -53,22 +50,22 @@ def show_registration(output: Output, profile: Profile, done: Registration) -> N
     )
 
 
-def write_picture(profile: Profile, name: str | None, picture: Picture, file: Path | None) -> None:
-    if picture == "text":
-        raise InvalidInput("--output takes a drawing: add --format svg or --format mermaid")
-    text = draw_svg(profile, name) if picture == "svg" else draw_mermaid(profile)
-    if file is None:
-        sys.stdout.write(text)
-        return
-    write_file(file, text)
-
-
 def write_file(file: Path, text: str) -> None:
     """Write a file the user has named; raises InvalidInput."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"cannot write '{file}': {error.strerror}") from None
+
+
+@contextmanager
+def show_status(console: Console, text: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner with a text; give the function that changes it. Nothing off a terminal."""
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(text) as status:
+        yield status.update
 
 
 def _make_bar(console: Console, *, transient: bool = False) -> Progress:
@@ -111,6 +108,8 @@ class HashBar:
             return
         self._status.stop()
         self._progress.start()
+        if self._task is not None:  # the next round takes the place of the one before
+            self._progress.remove_task(self._task)
         self._task = self._progress.add_task(f"hashing {what}", total=total_bytes)
 
     def advance(self, hashed_bytes: int) -> None:

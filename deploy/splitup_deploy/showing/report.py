@@ -11,7 +11,8 @@ from rich.text import Text
 
 from splitup.client.inputs import format_usdc
 from splitup.graph.manifest import ClientPart, Port, Task, TaskSource
-from splitup_deploy.publishing.register import RegisteredModel
+from splitup_deploy.publishing.model_usage import ModelUsage
+from splitup_deploy.publishing.registered_models import RegisteredModel
 from splitup_deploy.showing.profile import Profile
 
 _PRIVACY: Final = (
@@ -40,7 +41,7 @@ def render_model(profile: Profile, name: str | None, *, is_complete: bool = True
     """
     manifest = profile.manifest
     title = f"{printable(name or manifest.kind)} · {_count_tasks(len(manifest.tasks))}"
-    identity = manifest.model_id if is_complete else "shapes only: no weights, so no id"
+    identity = manifest.model_id if is_complete else "preview only: no weights here"
     head = Text.assemble((title, "bold"), f"\n{identity}", style="default")
     parts = [head, _render_graph(profile), _render_totals(profile)]
     if manifest.client is not None:
@@ -56,7 +57,33 @@ def render_models(models: Sequence[RegisteredModel]) -> Text:
         text.append(
             f"  {_count_tasks(model.task_count)}, "
             f"{format_usdc(model.price_per_step_micro_usdc)} per step\n"
-            f"  {model.model_id}\n  by {model.developer}\n"
+            f"  {model.model_id}\n  by {model.developer}\n  {_describe_use(model)}\n"
+        )
+    text.rstrip()
+    return text
+
+
+def _describe_use(model: RegisteredModel) -> str:
+    if model.is_retired:
+        return "retired: takes no new executions"
+    if model.is_current:
+        return f"used by clients that name {printable(model.name)!r}"
+    return "older version: used by its id only"
+
+
+def render_usage(usage: Sequence[ModelUsage]) -> Text:
+    """Return the lines of ``splitup-deploy usage``: one paragraph for each version."""
+    text = Text()
+    for use in usage:
+        text.append(printable(use.name), "bold")
+        text.append(
+            f"  {use.model_id}\n"
+            f"  executions  {use.executions} by {use.clients} "
+            f"{'client' if use.clients == 1 else 'clients'}: {use.settled} settled, "
+            f"{use.refunded} refunded, {use.open} open\n"
+            f"  steps       {use.steps}\n"
+            f"  paid        {format_usdc(use.paid_micro_usdc)} to nodes, "
+            f"{format_usdc(use.fee_micro_usdc)} to the committee\n"
         )
     text.rstrip()
     return text

@@ -22,7 +22,7 @@ from splitup_deploy.calibration.separation import (
     take_smaller,
 )
 from splitup_deploy.calibration.tolerances import attach_tolerances, load_tolerances
-from splitup_deploy.cli.app import app
+from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build, prepare
 from splitup_deploy.frontends.source_model import Sizes
 from typer.testing import CliRunner
@@ -256,7 +256,7 @@ def test_a_private_model_is_calibrated_where_nodes_compute(
 ) -> None:
     """Nodes' inputs are what the client's tasks make of a text, so these are computed first."""
     monkeypatch.setattr(
-        "splitup_deploy.calibration.calibrate.list_cheats", lambda *_: iter(())
+        "splitup_deploy.calibration.calibrate.list_perturbations", lambda *_: iter(())
     )  # slow
     save_llama(tmp_path / "m", {"num_hidden_layers": 1})
     sizes = Sizes(chunk=1)

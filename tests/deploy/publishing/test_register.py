@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from splitup_deploy.calibration.tolerances import attach_vectors
-from splitup_deploy.cli.app import app
+from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build
-from splitup_deploy.publishing.register import fetch_model, register
+from splitup_deploy.publishing.registered_models import fetch_model
+from splitup_deploy.publishing.registration import publish
 from typer.testing import CliRunner
 
 from splitup.chain.client import Chain
@@ -164,15 +165,15 @@ async def test_an_interrupted_upload_goes_on_and_registers_nothing_half(
         GatewayClient((network.url,), developer) as gateway,
     ):
         with pytest.raises(StorageUnavailable, match="cable"):
-            await register(compiled, "second", chain, gateway, Recorder(limit=30_000))
+            await publish(compiled, "second", chain, gateway, Recorder(limit=30_000))
         assert await fetch_model(chain, compiled.model_id) is None
         second = Recorder()
-        done = await register(compiled, "second", chain, gateway, second)
+        done = await publish(compiled, "second", chain, gateway, second)
         assert second.skipped > 0
         assert second.skipped + second.sent == second.total
         assert done.uploaded_objects < len(compiled.blobs) + 1
         third = Recorder()
-        done = await register(compiled, "second", chain, gateway, third)
+        done = await publish(compiled, "second", chain, gateway, third)
         assert (done.already_registered, third.total) == (True, 0)
 
 
