@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from splitup.chain.client import Chain
+from splitup.chain.event_stream import ChainEvent
 from splitup.core.errors import InvalidInput
 from splitup_deploy.publishing.registered_models import RegisteredModel, fetch_models
 
@@ -39,14 +41,17 @@ async def fetch_usage(chain: Chain, name_or_id: str) -> tuple[ModelUsage, ...]:
             f"there is no registered model {name_or_id!r:.80}; see what there is: "
             "splitup-deploy list"
         )
-    return await _count_usage(chain, models)
+    return count_usage(models, await chain.fetch_events("market"))
 
 
-async def _count_usage(chain: Chain, models: list[RegisteredModel]) -> tuple[ModelUsage, ...]:
+def count_usage(
+    models: Sequence[RegisteredModel], events: Sequence[ChainEvent]
+) -> tuple[ModelUsage, ...]:
+    """Return the usage of each model, from all events of the market in their order."""
     found = {model.model_id: ModelUsage(model.model_id, model.name) for model in models}
     clients: dict[str, set[str]] = {model_id: set() for model_id in found}
     model_of: dict[str, str] = {}  # by execution
-    for event in await chain.fetch_events("market"):
+    for event in events:
         args = event.args
         if event.name == "RequestNodeSelections" and args["modelId"] in found:
             model_of[args["executionId"]] = args["modelId"]
