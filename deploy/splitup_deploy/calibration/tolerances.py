@@ -1,10 +1,10 @@
-"""What a manifest says so that lies are caught and honest nodes are not: tolerances and vectors.
+"""What a manifest says for verification: the tolerances of tasks, and self-test vectors.
 
-Both are optional and change the model's id. Without tolerances only equal bytes count, so
-that nodes of one determinism class check each other; without vectors no node can try itself before
-it serves a task. Vectors depend on the class of the machine that makes them, so by default only
-machines of the common one make any: equal models then have equal ids wherever they are registered
-from, up to having vectors or not.
+Both are optional and change the model's id. Without tolerances only equal bytes count, so only
+nodes of one determinism class can check each other; without self-test vectors no node can test
+itself before it serves a task. The vectors depend on the determinism class of the machine that
+makes them, so by default only machines of the most common class make them: equal models then get
+equal ids wherever they are registered from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from splitup.graph.manifest import Task, get_blob_key, get_task_key, get_weights
 from splitup.graph.self_test_vectors import SelfTestVectors, make_inputs, make_vectors
 from splitup_deploy.cutting.build import Blob, CompiledModel, change_tasks, make_blob
 
-SEED: Final = 1  # any: who knows the inputs beforehand only cheats himself
+SEED: Final = 1  # any number does: a node that prepares for known inputs deceives only itself
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -62,13 +62,13 @@ def attach_tolerances(
     if unknown:
         raise InvalidInput(
             f"the tolerances are for other tasks ({min(unknown)[:12]}): calibrate the model again, "
-            "with the flags that it is registered with"
+            "with the same flags as 'register'"
         )
     return change_tasks(compiled, lambda _, task: {"tolerances": tolerances.get(task.task_id, ())})
 
 
 def makes_vectors() -> bool:
-    """Return whether this machine makes the vectors that most others would make too."""
+    """Return whether this machine's self-test vectors are those that most machines would make."""
     from splitup.backend.devices import get_common_class, select_device  # opens the device
 
     return select_device().determinism_class == get_common_class()
@@ -97,7 +97,7 @@ def attach_vectors(
 
 
 def compute_vectors(task: Task, blobs: Mapping[str, Blob]) -> SelfTestVectors:
-    """Return the vectors of one task on this process's device."""
+    """Return the self-test vectors of one task, computed on this process's device."""
     from splitup.backend.runtime import TaskProgram, describe_device  # opens the device
 
     with tempfile.TemporaryDirectory() as directory:

@@ -51,7 +51,8 @@ def _calibrate(options: CalibrateOptions, output: Output) -> None:
     import json
     import tempfile
 
-    from splitup_deploy.calibration.calibrate import calibrate_model, encode_prompt, render_report
+    from splitup_deploy.calibration.calibrate_model import calibrate_model, encode_prompt
+    from splitup_deploy.calibration.calibration_report import render_report
     from splitup_deploy.showing.progress import show_status, write_file
 
     compiled = compile_model(output, options.model, options.target_vram, options.cut)

@@ -17,35 +17,23 @@ multiples of 64 elements where that costs no piece, since kernels then keep thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Final
 
-from splitup.core import limits
-from splitup.core.tensors import TensorSpec
-from splitup.graph.cost import compute_roles, is_pick
 from splitup.graph.ir import Dim, Graph, Node, Output, Update, Weight, encode_float
-from splitup.graph.memory import find_temporaries, measure_buffer
-from splitup.graph.rules import Value, check_graph
-from splitup_deploy.cutting.partition import Region, find_regions
+from splitup.graph.rules import check_graph
+from splitup_deploy.cutting.partition import find_regions
+from splitup_deploy.cutting.piece_plans import PiecePlan, Scope
 from splitup_deploy.cutting.slices import (
     Box,
-    Indivisible,
-    find_operands,
     has,
     is_full,
-    join_boxes,
     make_full_box,
     name_sizes,
     restrict_arg,
 )
 from splitup_deploy.frontends.tracing import Bank, TracedModel
 from splitup_deploy.frontends.weight_sources import WeightSource, select
-
-_MOST_PIECES: Final = limits.MAX_PORTS // 2  # the join reads them all, and more besides
-_GRAIN: Final = 64  # elements; no kernel works on larger blocks of an output
-_BLOCKS: Final = (32, 256)  # elements of a quantised row's blocks, across which nothing divides
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +50,9 @@ def divide(model: TracedModel, target_bytes: int) -> Divided:
     What cannot be divided stays, for ``partition`` to name.
     """
     values = check_graph(model.graph)
-    scope = _Scope(model, values)
+    scope = Scope(model, values)
     banks = {bank.root: bank for bank in model.banks}
-    plans: dict[int, _Plan] = {}
+    plans: dict[int, PiecePlan] = {}
     done: set[int] = set()
     for region in reversed(find_regions(model.graph, model.labels)):  # a bank's root comes first
         plan = None
@@ -80,184 +68,10 @@ def divide(model: TracedModel, target_bytes: int) -> Divided:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """Pieces of ``root``: (offset, size) along ``axis``, or of the experts of ``bank``."""
-
-    root: int
-    axis: int
-    spans: tuple[tuple[int, int], ...]
-    bank: Bank | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Cone:
-    """What a piece is computed by: boxes of nodes, down to whole values that are read."""
-
-    boxes: frozenset[tuple[int, Box]]  # but of weights
-    weights: Mapping[int, Sequence[Box]]  # joined
-    reads: frozenset[int]  # inputs and values in memory
-
-
-class _Scope:
-    """The graph that is divided, and which part of it a piece needs."""
-
-    def __init__(self, model: TracedModel, values: Sequence[Value]) -> None:
-        self.model, self.graph, self.values = model, model.graph, values
-        self.roles = compute_roles(model.graph)
-        self.temporaries = find_temporaries(model.graph, values)
-        self.updates = {update.node for update in model.graph.updates}
-
-    def find_cluster(self, bank: Bank) -> frozenset[int]:
-        """Return all nodes between a bank's inputs and its root, the root included."""
-        stops = {bank.chosen, bank.gates, *bank.inputs}
-        found, pending = {bank.root}, [bank.root]
-        while pending:
-            for src in self.graph.nodes[pending.pop()].srcs:
-                if src not in found and src not in stops:
-                    found.add(src)
-                    pending.append(src)
-        return frozenset(found)
-
-    def step(
-        self, index: int, box: Box, bank: Bank | None, span: tuple[int, int]
-    ) -> list[tuple[int, Box]]:
-        """Return what a box needs of a node's operands: of a bank's lookups, the span's experts.
-
-        The node itself, whole, when its operands cannot be divided in this way.
-        """
-        try:
-            operands = find_operands(self.graph, self.values, index, box)
-        except Indivisible:
-            return [(index, make_full_box(self.values[index].shape))]
-        if bank is not None and is_pick(self.graph.nodes[index], self.roles):
-            ((src, whole),) = operands
-            if self.graph.nodes[index].arg == ("ADD", 1) and whole[0] == (0, bank.experts):
-                return [(src, (span, *whole[1:]))]
-        return operands
-
-    def find_cone(
-        self,
-        root: int,
-        box: Box,
-        cluster: Collection[int],
-        bank: Bank | None,
-        span: tuple[int, int],
-    ) -> _Cone:
-        """Return what ``box`` of ``root`` needs."""
-        boxes, reads = {(root, box)}, set()
-        weights: dict[int, set[Box]] = {}
-        pending = [(root, box)]
-        while pending:
-            for src, part in self.step(*pending.pop(), bank, span):
-                op = self.graph.nodes[src].op
-                if op == "INPUT" or (src not in cluster and op == "CONTIGUOUS"):
-                    reads.add(src)
-                elif op == "WEIGHT":
-                    weights.setdefault(src, set()).add(part)
-                elif (src, part) not in boxes:
-                    boxes.add((src, part))
-                    pending.append((src, part))
-        joined = {index: join_boxes(parts) for index, parts in weights.items()}
-        return _Cone(frozenset(boxes), joined, frozenset(reads))
-
-    def measure(self, cone: _Cone) -> int:
-        """Return the memory of a task that is this cone."""
-        total = sum(measure_buffer(self.values[read]) for read in cone.reads)
-        weights = ((index, box) for index, boxes in cone.weights.items() for box in boxes)
-        for index, box in (*weights, *cone.boxes):
-            node = self.graph.nodes[index]
-            if node.op in ("WEIGHT", "CONTIGUOUS") or index in self.temporaries:
-                shape = tuple(size for _, size in box)
-                value = self.values[index]
-                total += measure_buffer(TensorSpec("", value.dtype, shape, value.rows))
-        return total
-
-    def plan_region(self, region: Region, target_bytes: int) -> _Plan | None:
-        """Return how to divide one value in memory; None when it fits or cannot be."""
-        if region.root in self.updates or any(
-            self.graph.nodes[index].op == "STATE" for index in region.nodes
-        ):
-            return None
-        shape = self.values[region.root].shape
-        whole = make_full_box(shape)
-        nowhere = (0, 0)
-
-        def measure(axis: int, span: tuple[int, int]) -> int:
-            box = (*whole[:axis], span, *whole[axis + 1 :])
-            return self.measure(self.find_cone(region.root, box, (), None, nowhere))
-
-        if self.measure(self.find_cone(region.root, whole, (), None, nowhere)) <= target_bytes:
-            return None
-        best: _Plan | None = None
-        for axis, length in enumerate(shape):
-            if isinstance(self.values[region.root].dims[axis], str):
-                continue
-            spans = _find_spans(length, target_bytes, partial(measure, axis))
-            if spans and (best is None or len(spans) < len(best.spans)):
-                best = _Plan(region.root, axis, spans)
-        return best
-
-    def plan_bank(self, bank: Bank, cluster: frozenset[int], target_bytes: int) -> _Plan | None:
-        """Return how to divide a bank; None when it fits, or when one expert does not."""
-        box = make_full_box(self.values[bank.root].shape)
-
-        def measure(span: tuple[int, int]) -> int:
-            return self.measure(self.find_cone(bank.root, box, cluster, bank, span))
-
-        if measure((0, bank.experts)) <= target_bytes:
-            return None
-        spans = _find_spans(bank.experts, target_bytes, measure, grain=1, units=(1,))
-        return _Plan(bank.root, 0, spans, bank) if spans else None
-
-
-def _find_spans(
-    length: int,
-    target_bytes: int,
-    measure: Callable[[tuple[int, int]], int],
-    grain: int = _GRAIN,
-    units: Sequence[int] = (1, *_BLOCKS),
-) -> tuple[tuple[int, int], ...]:
-    """Return the fewest, nearly equal spans that fit; none when that is not possible."""
-    found = [_find_spans_of(length, target_bytes, measure, grain, unit) for unit in units]
-    return min(filter(None, found), key=len, default=())
-
-
-def _find_spans_of(
-    length: int,
-    target_bytes: int,
-    measure: Callable[[tuple[int, int]], int],
-    grain: int,
-    unit: int,
-) -> tuple[tuple[int, int], ...]:
-    """Return the same of spans that are multiples of ``unit``.
-
-    Memory grows with a span's length only where no span ends within a block.
-    """
-    low, high = 0, (length - 1) // unit  # a piece of ``low`` units fits
-    while low < high:
-        middle = (low + high + 1) // 2
-        if measure((0, middle * unit)) <= target_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    if not low:
-        return ()
-    largest = low * unit
-    size = -(-length // -(-length // largest))
-    size = -(-size // unit) * unit
-    if (rounded := -(-size // grain) * grain) <= largest:
-        size = rounded
-    spans = tuple((start, min(size, length - start)) for start in range(0, length, size))
-    if len(spans) > _MOST_PIECES or any(measure(span) > target_bytes for span in spans):
-        return ()
-    return spans
-
-
-@dataclass(frozen=True, slots=True)
 class _Piece:
     """One piece while it is written; ``made`` holds what was written of which box."""
 
-    plan: _Plan
+    plan: PiecePlan
     span: tuple[int, int]
     name: str
     cluster: Collection[int]
@@ -269,7 +83,7 @@ class _Piece:
 class _Writer:
     """Writes the graph anew with the pieces in place; what they replace is left without a use."""
 
-    def __init__(self, scope: _Scope, plans: Mapping[int, _Plan]) -> None:
+    def __init__(self, scope: Scope, plans: Mapping[int, PiecePlan]) -> None:
         self._scope, self._plans = scope, plans
         self._nodes: list[Node] = []
         self._known: dict[Node, int] = {}
@@ -316,7 +130,7 @@ class _Writer:
         self._labels[stored] = label
         return stored
 
-    def _write_plan(self, plan: _Plan) -> int:
+    def _write_plan(self, plan: PiecePlan) -> int:
         scope, bank, count = self._scope, plan.bank, len(plan.spans)
         label = scope.model.labels.get(plan.root, f"value {plan.root}")
         group, colon, detail = label.partition(":")
@@ -420,7 +234,7 @@ class _Writer:
     def _write_integer(self, number: int) -> int:
         return self._add(Node("CONST", "int32", (), str(number)))
 
-    def _join(self, plan: _Plan, pieces: Sequence[int], first: int, end: int) -> int:
+    def _join(self, plan: PiecePlan, pieces: Sequence[int], first: int, end: int) -> int:
         """Return pieces ``first`` to ``end`` as one value: a tree that only selects."""
         values = self._scope.values
         shape, dtype = values[plan.root].shape, values[plan.root].dtype

@@ -21,10 +21,10 @@ from tinygrad.uop.ops import UOp
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.quantised import dequantise
 from splitup_deploy.frontends.decoder.step_function import (
     MASKED,
-    DecoderConfig,
     FeedForward,
     Step,
     compute_dense_mlp,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from tinygrad.tensor import Tensor
 
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Latent, Mixer, Step
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Latent
+from splitup_deploy.frontends.decoder.step_function import Mixer, Step
 
 
 def choose_mixer(config: DecoderConfig) -> Mixer | None:

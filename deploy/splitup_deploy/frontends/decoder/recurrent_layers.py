@@ -35,13 +35,8 @@ from typing import NamedTuple
 from tinygrad.tensor import Tensor
 
 from splitup.core.tensors import TensorSpec
-from splitup_deploy.frontends.decoder.step_function import (
-    DecoderConfig,
-    Mixer,
-    Recurrent,
-    Step,
-    compute_sigmoid,
-)
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
+from splitup_deploy.frontends.decoder.step_function import Mixer, Step, compute_sigmoid
 
 _TINY = 1e-6  # added to a head's squared length
 

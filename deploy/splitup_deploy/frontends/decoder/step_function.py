@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
@@ -31,98 +30,15 @@ from tinygrad.uop.ops import UOp
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.quantised import dequantise
-from splitup_deploy.frontends.decoder.rotary import Rope, RopeTable
+from splitup_deploy.frontends.decoder.rotary import RopeTable
+from splitup_deploy.frontends.decoder.row_layout import Layout
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
 from splitup_deploy.frontends.weight_sources import WeightSource
 
 CHUNK = 64  # the largest number of rows of one step, unless somebody asks for another
 MASKED = -1e30  # finite, so that a row that sees nothing gives no NaN
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """The layers that see only the last ``window`` positions, their own included."""
-
-    layers: frozenset[int]
-    window: int
-    rope: Rope
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrent:
-    """The layers with a gated delta rule in the place of attention, and its sizes.
-
-    ``taps`` is the length of the convolution. A memory decays as a whole, or ``by_channel`` of its
-    keys. Of v value heads for every key head, head h has key head h div v. ``converted``: it is
-    h mod key_heads, and what A_log is the logarithm of is stored, negated (GGUF's converter).
-    """
-
-    layers: frozenset[int]
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int
-    by_channel: bool = False
-    converted: bool = False
-
-    @property
-    def channels(self) -> int:
-        """Return how many values of a row the convolution takes: queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-
-@dataclass(frozen=True, slots=True)
-class Latent:
-    """Attention that keeps keys and values compressed
-    (``splitup_deploy.frontends.decoder.latent_attention``).
-
-    A cache row has ``rank`` compressed elements, then ``turned`` ones of a key that all heads
-    share; these turn, 2i and 2i + 1 together. Without ``query_rank`` queries are not compressed.
-    ``split``: what expands keys and values is stored as two weights.
-    """
-
-    rank: int
-    turned: int
-    value_dim: int
-    query_rank: int | None
-    norm_epsilon: float
-    split: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderConfig:
-    """The numbers that shape a decoder, and how it varies from Llama's (the defaults)."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    context: int
-    norm_epsilon: float
-    rope: Rope
-    tied: bool
-    local: Local | None = None
-    latent: Latent | None = None
-    recurrent: Recurrent | None = None
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False  # query and key heads are normed before they turn
-    wide_qk_norm: bool = False  # the same, but all query heads as one row and all key heads as one
-    fused: bool = False  # q, k, v and gate, up are stored as one tensor each
-    output_gate: bool = False  # a query head is stored with a gate behind it, of what it reads
-    unit_norms: bool = False  # norms multiply by 1 + weight
-    post_norms: bool = False  # what attention and MLP add is normed as well
-    activation: Literal["silu", "gelu-tanh"] = "silu"
-    attention_scale: float | None = None  # of the scores; None is head_dim^-0.5
-    attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
-    logit_cap: float | None = None
-    embedding_scale: float = 1.0
 
 
 class Weights(Protocol):
@@ -194,64 +110,6 @@ def trace_decoder(
             logits = soft_cap(logits, config.logit_cap)
         logits = tracer.mark(logits, "head")
         return tracer.finish({"logits": logits}, updates)
-
-
-class Layout:
-    """What a step says about its rows: ``layout`` int32 [rows, 2 + 2 chunk], column by column."""
-
-    def __init__(self, tracer: Tracer, layout: Tensor, rows: UOp | int, chunk: int) -> None:
-        self._tracer, self.chunk, self._rows = tracer, chunk, rows
-        self._layout = layout
-
-    def _take(self, rows: UOp | int, start: int, count: int) -> Tensor:
-        return self._layout.shrink(((0, rows), (start, start + count)))
-
-    @property
-    def positions(self) -> Tensor:
-        """Return the rows' positions: int32 [rows]."""
-        return self._take(self._rows, 0, 1).reshape(self._rows)
-
-    def get_start(self, context: int) -> Tensor:
-        """Return how many cache rows count, as the first row says: int32 [1]."""
-        return self._take(1, 1, 1).reshape(1).maximum(0).minimum(context)
-
-    @property
-    def sources(self) -> Tensor:
-        """Return the new rows seen from the start on, counted from 1: int32 [rows, chunk]."""
-        return self._take(self._rows, 2, self.chunk)
-
-    @property
-    def shifts(self) -> Tensor:
-        """Return how much further on each of the last rows that count stood: int32 [chunk].
-
-        Whoever uses one has to bound it.
-        """
-        return self._take(1, 2 + self.chunk, self.chunk).reshape(self.chunk)
-
-    def find_slots(self, context: int) -> Tensor:
-        """Return where the key that a row sees at a position stands: int32 [rows, context].
-
-        Before the start that is the cache row of this number; behind it the row's own columns name
-        a new row, counted from 1. Where it sees nothing, ``-context``.
-        """
-        start = self.get_start(context)
-        place = self._tracer.iota(context)
-        sources = self.sources.permute(1, 0)  # [chunk, rows]
-        source = self._tracer.lookup(sources, place - start).permute(1, 0)  # [rows, context]
-        place, start = place.reshape(1, context), start.reshape(1, 1)
-        is_named = (source > 0) & (source <= self.chunk)
-        fresh = is_named.where(source, 0) + start - 1
-        return (place < start).where(place, is_named.where(fresh, -context))
-
-    def find_kept(self, context: int) -> Tensor:
-        """Return which old row every cache row before the start takes: int32 [context].
-
-        The last chunk of them look further on by what the first row's columns say.
-        """
-        place = self._tracer.iota(context)
-        last = place - (self.get_start(context) - self.chunk)
-        shift = self._tracer.lookup(self.shifts, last)
-        return place + shift.maximum(0).minimum(self.chunk)
 
 
 class Step:

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
 from splitup_deploy.frontends.decoder.expert_layers import Experts, Router, Shared
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Recurrent
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import read_shape
 from splitup_deploy.frontends.families.mixture_of_experts import (

@@ -14,9 +14,9 @@ from typing import Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Latent
 from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
 from splitup_deploy.frontends.decoder.rotary import compute_yarn_scale
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Latent
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import (
     add_qwen_window,

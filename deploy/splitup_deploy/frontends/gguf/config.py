@@ -16,7 +16,7 @@ from typing import Any, Final
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder import expert_layers
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.gguf.header import GgufFile

@@ -17,7 +17,7 @@ from typing import Final
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder import expert_layers
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import make_text, trace_language_model
 from splitup_deploy.frontends.gguf.config import (
     FAMILIES,

@@ -7,7 +7,7 @@ from typing import Any
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import (
     ARCHITECTURES,
     make_text,

@@ -27,13 +27,8 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, get_numpy_dtype
 from splitup_deploy.cutting.passes import materialise_reductions
 from splitup_deploy.frontends.onnx.basic_ops import CONSTANT_INPUTS, OPERATIONS, REFUSED
-from splitup_deploy.frontends.onnx.graph_file import (
-    OnnxGraph,
-    OnnxNode,
-    OnnxPort,
-    OnnxTensor,
-    read_onnx,
-)
+from splitup_deploy.frontends.onnx.graph_file import read_onnx
+from splitup_deploy.frontends.onnx.onnx_graph import OnnxGraph, OnnxNode, OnnxPort, OnnxTensor
 from splitup_deploy.frontends.onnx.tinygrad_ops import (
     Domain,
     OpSetId,
