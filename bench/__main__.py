@@ -57,7 +57,7 @@ _QUICK: Final = "--quick"
 
 def run_mode(name: str, quick: bool) -> dict[str, Any]:
     """Run one mode in this process."""
-    work = importlib.import_module(f"bench.{name}").run(quick)
+    work = importlib.import_module(f"bench.modes.{name}").run(quick)
     if inspect.iscoroutine(work):
         work = event_loop.run(until_interrupted(work))
     assert isinstance(work, Report)

@@ -1,6 +1,6 @@
 """TCP proxies that hold every byte back for half a round trip, in both directions.
 
-    python -m bench.delay FILE PORT…    # a line on stdin: the round trip in ms from here on
+    python -m bench.testbed.delay FILE PORT…    # a line on stdin: the round trip in ms from here on
 
 ``FILE`` gets the ports to connect to, in order.
 """
@@ -66,7 +66,7 @@ async def serve(file: Path, targets: Sequence[int]) -> None:
 async def run_delay(file: Path, targets: Sequence[int]) -> AsyncIterator[Callable[[float], object]]:
     """Start the proxies; yields what sets the round trip in ms."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.delay", str(file), *map(str, targets)),
+        *(sys.executable, "-m", "bench.testbed.delay", str(file), *map(str, targets)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -1,6 +1,6 @@
 """From a client's request to its plan, with blocks of one second: sent to the chain, and signed.
 
-python -m bench.signed_requests [executions]
+python -m bench.measure.signed_requests [executions]
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from bench.programs import run_python
 from bench.report import Bar, Report
+from bench.testbed.run_python import run_python
 
 ROUNDS: Final = 3
 DECODE_BAR: Final = 0.6
@@ -16,7 +16,7 @@ PREFILL_BAR: Final = 0.3
 async def run(quick: bool) -> Report:
     """Run the kernels' own program; without llama.cpp its bars cannot be measured."""
     rounds = str(1 if quick else ROUNDS)
-    found: dict[str, Any] = json.loads(await run_python("-m", "bench.kernel_speed", rounds))
+    found: dict[str, Any] = json.loads(await run_python("-m", "bench.measure.kernel_speed", rounds))
     bars = []
     for row in found["results"]:
         where = f"{row['weights']}, {row['threads']} threads"

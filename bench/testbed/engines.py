@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from splitup_deploy.cutting.build import CompiledModel
 
-from bench.grants import LocalGateway, ObjectPlace
-from bench.node import READY
+from bench.testbed.local_gateway import LocalGateway, ObjectPlace
+from bench.testbed.node import READY
 from splitup.client.execution.session import Session
 from splitup.client.outcome import TraceEvent, make_trace
 from splitup.core import tuning
@@ -174,7 +174,7 @@ async def run_engines(
                 "models": {str(model.folder): list(tasks) for model, tasks in models},
             }
             write_json(folder / "config.json", config)
-            command = [sys.executable, "-m", "bench.node", folder / "config.json"]
+            command = [sys.executable, "-m", "bench.testbed.node", folder / "config.json"]
             children.append(spawn(f"node-{place}", command, log=folder / "node.log"))
         for child in children:
             engines.nodes.append(await _wait_ready(child))
@@ -209,7 +209,7 @@ async def _wait_ready(child: Child) -> Node:
 
 
 def save_model(compiled: CompiledModel, folder: Path) -> Model:
-    """Write a cut model as ``bench.node`` reads it."""
+    """Write a cut model as ``bench.testbed.node`` reads it."""
     folder.mkdir(parents=True)
     (folder / "manifest").write_bytes(compiled.manifest_bytes)
     names = {get_task_key(task.task_id): task.task_id for task in compiled.manifest.tasks}

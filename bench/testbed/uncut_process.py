@@ -1,6 +1,6 @@
 """The uncut model in one process, stepped when asked: what splitting is compared with.
 
-    python -m bench.onepiece MODEL CHUNK CONTEXT    # a line with a number: so many tokens
+    python -m bench.testbed.uncut_process MODEL CHUNK CONTEXT    # a line with a number: so many tokens
 
 Answers each line with a JSON object: the seconds they took and the tokens.
 """
@@ -62,7 +62,14 @@ def main() -> None:
 async def run_one_piece(model: Path, chunk: int, context: int) -> AsyncIterator[Generate]:
     """Start the process; yields what generates in it."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.onepiece", str(model), str(chunk), str(context)),
+        *(
+            sys.executable,
+            "-m",
+            "bench.testbed.uncut_process",
+            str(model),
+            str(chunk),
+            str(context),
+        ),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=_LINE_BYTES,

@@ -1,7 +1,7 @@
 """What a member costs: CPU per heartbeat, time from a finalized request to its certificate.
 
-    python -m bench.committee_load heartbeats    # 10,000 nodes, 16 resident tasks each
-    python -m bench.committee_load certificate   # four processes on the loopback
+    python -m bench.measure.committee_load heartbeats    # 10,000 nodes, 16 resident tasks each
+    python -m bench.measure.committee_load certificate   # four processes on the loopback
 
 Prints JSON. Run it on a quiet machine; the load average stands beside the figures.
 """
@@ -113,7 +113,7 @@ async def bench_heartbeats() -> dict[str, Any]:
         file.flush()
         started_cpu, started = time.process_time(), time.monotonic()
         sender = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bench.committee_load", "send", server.url, file.name
+            sys.executable, "-m", "bench.measure.committee_load", "send", server.url, file.name
         )
         assert await sender.wait() == 0
         cpu_s, wall_s = time.process_time() - started_cpu, time.monotonic() - started

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from splitup_oracle.gateway.presigning import Presigner
 
-from bench.models import LLAMA_15M
-from bench.prediction import run_bench
-from bench.programs import run_python
+from bench.measure.prediction import run_bench
 from bench.report import ROOT, Bar, Report, say
+from bench.testbed.models import LLAMA_15M
+from bench.testbed.run_python import run_python
 from splitup.core.errors import Unavailable
 from splitup.demo.run import find_example
 from splitup.devnet.network import Devnet, DevnetOptions
@@ -45,7 +45,6 @@ COMPARED: Final = (  # label, configuration, target in bytes
     ("15 M", LLAMA_15M, 20_000_000),
     ("67 M", {**LARGE, "hidden_size": 384}, 60_000_000),
 )
-RANKS: Final = "time_rank_correlation"
 CHUNK: Final = 8
 ROUNDS: Final = 9
 

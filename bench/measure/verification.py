@@ -1,4 +1,4 @@
-"""What verification costs an honest network: ``python -m bench.verification [STEPS]``.
+"""What verification costs an honest network: ``python -m bench.measure.verification [STEPS]``.
 
 A network of real processes verifies every task (p = 100 %), so that nothing is left to chance; at
 p = 8 % it recomputes 8 % of that. Counted are the steps that ran on nodes' workers and their time

@@ -1,6 +1,6 @@
 """A node's engine, worker and data plane as a process of its own, without chain or committee.
 
-    python -m bench.node CONFIG.json
+    python -m bench.testbed.node CONFIG.json
 
 Everything from a frame's arrival to the next one's departure is the daemon's own code, on the
 daemon's own event loop; so are the logs. What is left out: heartbeats, the journal, certificates'
@@ -29,7 +29,7 @@ from splitup_node.execution.executions import Execution
 from splitup_node.settlement.task_replay import recompute
 from splitup_node.worker.supervisor import Supervisor
 
-from bench.grants import LocalGateway, ObjectPlace
+from bench.testbed.local_gateway import LocalGateway, ObjectPlace
 from splitup.core import tuning
 from splitup.crypto.keys import generate_identity
 from splitup.devnet.state import write_json

@@ -15,11 +15,18 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from bench.engines import Engines, Model, run_engines
-from bench.models import CHUNK, LLAMA_15M, cut_example, make_llama, place_tasks, spread_tasks
-from bench.onepiece import run_one_piece
+from bench.modes.split import CONTEXT, generate
 from bench.report import Bar, Report, read_cpu_s, read_rss_bytes, say
-from bench.split import CONTEXT, generate
+from bench.testbed.engines import Engines, Model, run_engines
+from bench.testbed.models import (
+    CHUNK,
+    LLAMA_15M,
+    cut_example,
+    make_llama,
+    place_tasks,
+    spread_tasks,
+)
+from bench.testbed.uncut_process import run_one_piece
 
 SESSIONS: Final = 32
 TOKENS: Final = 16  # of every session

@@ -8,8 +8,8 @@ import statistics
 import time
 from typing import Any, Final
 
-from bench.programs import run_python
 from bench.report import Bar, Report, say
+from bench.testbed.run_python import run_python
 from splitup.messages.plans import Request
 from splitup.protocol.planning.selection import compute_plan
 from tests.builders import make_chain_manifest, make_snapshot
@@ -60,7 +60,7 @@ async def run(quick: bool) -> Report:
 
 async def _run_committee(mode: str) -> dict[str, Any]:
     say(mode)
-    value: dict[str, Any] = json.loads(await run_python("-m", "bench.committee_load", mode))
+    value: dict[str, Any] = json.loads(await run_python("-m", "bench.measure.committee_load", mode))
     return value
 
 

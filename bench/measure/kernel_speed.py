@@ -1,4 +1,4 @@
-"""How fast one process computes: ``python -m bench.kernel_speed [ROUNDS]``.
+"""How fast one process computes: ``python -m bench.measure.kernel_speed [ROUNDS]``.
 
 A random Llama of 124 M parameters is written as GGUF files in float32, float16 and Q8_0 and
 stepped through uncut, with tinygrad's kernels alone ("before") and with the products of

@@ -1,6 +1,6 @@
 """Predicted against real: memory and time of every task of a cut model, and what cutting costs.
 
-    python -m bench.prediction MODEL [--target-vram SIZE] [--chunk N] [--rounds N]
+    python -m bench.measure.prediction MODEL [--target-vram SIZE] [--chunk N] [--rounds N]
 
 Talk goes to stderr, a JSON object to stdout. Tasks and the uncut model run in turn, round after
 round, with all rows of the chunk, in one process on this process's device. Exit code 1 when a
@@ -185,7 +185,7 @@ def _describe(row: Measured) -> str:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.prediction")
+    parser = argparse.ArgumentParser(prog="python -m bench.measure.prediction")
     parser.add_argument("model")
     parser.add_argument("--target-vram", default="12GB")
     parser.add_argument("--chunk", type=int, help="rows of a step")

@@ -1,7 +1,7 @@
 """The floor under a transition: a bare WebSocket exchange between two processes.
 
-    python -m bench.echo serve URL_FILE
-    python -m bench.echo call URL      # reads "SIZE COUNT" lines, prints a median in ms each
+    python -m bench.testbed.echo serve URL_FILE
+    python -m bench.testbed.echo call URL  # reads "SIZE COUNT" lines, prints a median in ms each
 
 The node's HTTP library and event loop, and nothing else.
 """
@@ -69,7 +69,7 @@ async def call(url: str) -> None:
 async def run_echo(directory: Path) -> AsyncIterator[Measure]:
     """Start both processes; yields what measures exchanges between them."""
     file = directory / "echo"
-    command = [sys.executable, "-m", "bench.echo", "serve", file]
+    command = [sys.executable, "-m", "bench.testbed.echo", "serve", file]
     server = spawn("echo", command, log=directory / "echo.log")
     caller: asyncio.subprocess.Process | None = None
     try:
@@ -77,7 +77,7 @@ async def run_echo(directory: Path) -> AsyncIterator[Measure]:
             server.check_running()
             await asyncio.sleep(0.02)
         caller = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.echo", "call", json.loads(file.read_text())),
+            *(sys.executable, "-m", "bench.testbed.echo", "call", json.loads(file.read_text())),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -8,7 +8,7 @@ from typing import Any, Final
 from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends.source_model import Sizes
 
-from bench.engines import Model, save_model
+from bench.testbed.engines import Model, save_model
 from splitup.demo.run import find_example
 from tests.deploy.llamas import save_llama
 

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from bench.engines import Engines, Model, run_engines
-from bench.models import (
+from bench.report import Bar, Report, median_ratio, say, spread
+from bench.testbed.engines import Engines, Model, run_engines
+from bench.testbed.models import (
     CHUNK,
     LLAMA_15M,
     LLAMA_124M,
@@ -19,8 +20,7 @@ from bench.models import (
     place_tasks,
     spread_tasks,
 )
-from bench.onepiece import FIRST, Generate, make_step_arrays, pick, run_one_piece
-from bench.report import Bar, Report, median_ratio, say, spread
+from bench.testbed.uncut_process import FIRST, Generate, make_step_arrays, pick, run_one_piece
 from splitup.client.execution.session import Session
 
 CONTEXT: Final = 256

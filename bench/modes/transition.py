@@ -25,9 +25,9 @@ from typing import Any, Final
 import numpy as np
 from splitup_oracle.gateway.presigning import Presigner
 
-from bench.echo import Measure, run_echo
-from bench.engines import Engines, Model, fetch_trace, run_engines
 from bench.report import Bar, Report, compute_median_interval, say, summarise_ms
+from bench.testbed.echo import Measure, run_echo
+from bench.testbed.engines import Engines, Model, fetch_trace, run_engines
 from splitup.client.execution.session import Session
 from splitup.client.outcome import Transition, compute_transitions
 from splitup.core import limits

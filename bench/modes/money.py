@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from bench.engines import Engines, Model, run_engines
-from bench.models import CHUNK, NODES, cut_example, place_tasks, spread_tasks
-from bench.programs import run_python
+from bench.modes.split import generate
 from bench.report import ROOT, Bar, Report, read_cpu_s, say
-from bench.split import generate
+from bench.testbed.engines import Engines, Model, run_engines
+from bench.testbed.models import CHUNK, NODES, cut_example, place_tasks, spread_tasks
+from bench.testbed.run_python import run_python
 from splitup.messages.completions import (
     Completion,
     ExecutorCommitment,
@@ -69,7 +69,7 @@ async def run(quick: bool) -> Report:
 async def measure_gas(executions: int) -> int:
     """Return the gas of the dearest of some executions of ten tasks on a running network."""
     say("gas")
-    output = await run_python("-m", "bench.gas", "10", "10", str(executions))
+    output = await run_python("-m", "bench.measure.gas", "10", "10", str(executions))
     found = re.findall(r"executors: ([\d,]+) gas", output)
     return max(int(gas.replace(",", "")) for gas in found)
 

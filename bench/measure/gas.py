@@ -1,6 +1,6 @@
 """Gas of whole executions on a running network: every transaction to the market, by function.
 
-python -m bench.gas [tasks] [nodes] [executions]
+python -m bench.measure.gas [tasks] [nodes] [executions]
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from bench.delay import HOST, run_delay
-from bench.engines import Engines, Model, run_engines
-from bench.models import cut_example, place_tasks, spread_tasks
 from bench.report import Bar, Report, fit_line, say, spread
+from bench.testbed.delay import HOST, run_delay
+from bench.testbed.engines import Engines, Model, run_engines
+from bench.testbed.models import cut_example, place_tasks, spread_tasks
 from splitup.client.generation import DecoderName, generate_tokens, get_text_info, make_decoder
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler

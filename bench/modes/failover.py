@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Final
 
-from bench.network import run_network
+from bench.modes.network import run_network
 from bench.report import Bar, Report, say
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session

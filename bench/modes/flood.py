@@ -1,6 +1,6 @@
 """Transitions while strangers flood the nodes' ports (A25): what the honest are left with.
 
-    python -m bench.flood URL ADDRESS…    # the flood itself, until it is stopped
+    python -m bench.modes.flood URL ADDRESS…    # the flood itself, until it is stopped
 
 A third process posts bodies that are no plan, opens data connections with forged and with valid
 tokens (anybody has a key), and sends nonsense over those, as fast as it gets answers. It shares the
@@ -26,9 +26,9 @@ from typing import Any, Final
 import aiohttp
 import uvloop
 
-from bench.engines import Engines, run_engines
+from bench.modes.transition import RUNS, fetch_transitions, run_steps, save_small_model
 from bench.report import Bar, Report, read_rss_bytes, say, summarise_ms
-from bench.transition import RUNS, fetch_transitions, run_steps, save_small_model
+from bench.testbed.engines import Engines, run_engines
 from splitup.client.outcome import Transition
 from splitup.core import limits
 from splitup.crypto.jws import sign_jws
@@ -97,7 +97,7 @@ class Flood:
 async def run_flood(engines: Engines, log: Path) -> AsyncIterator[Flood]:
     """Flood all nodes until the block is left."""
     targets = [text for node in engines.nodes for text in (node.entry.endpoint, node.entry.node)]
-    child = spawn("flood", [sys.executable, "-m", "bench.flood", *targets], log=log)
+    child = spawn("flood", [sys.executable, "-m", "bench.modes.flood", *targets], log=log)
     flood = Flood(child)
     try:
         while _BEGUN not in await asyncio.to_thread(log.read_text):

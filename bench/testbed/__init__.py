@@ -1,0 +1,1 @@
+"""What the modes measure on: nodes as processes, models, delays, echo servers."""
