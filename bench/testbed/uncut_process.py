@@ -1,6 +1,6 @@
 """The uncut model in one process, stepped when asked: what splitting is compared with.
 
-    python -m bench.testbed.uncut_process MODEL CHUNK CONTEXT  # a line with a number: so many tokens
+    python -m bench.testbed.uncut_process MODEL CHUNK CONTEXT  # then lines: numbers of tokens
 
 Answers each line with a JSON object: the seconds they took and the tokens.
 """

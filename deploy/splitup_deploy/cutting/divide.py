@@ -1,18 +1,18 @@
-"""Divide what is larger than the target into pieces that run side by side, and join them again.
+"""Divide operations that are larger than the target into parallel pieces, and join the results.
 
-Two things can be divided, each into the fewest pieces that fit:
+Two kinds of operations can be divided, each into the fewest pieces that fit:
 
-*   A value in memory that is too large to compute in one task (embedding, head, a wide MLP), along
-    one of its own axes. Every piece has its share of the weights. The join puts the
-    pieces next to each other, element by element, so it rounds nothing.
-*   A bank of experts, by experts: a piece holds a range of them. It gets the gates of its own
-    experts, zero for slots that chose another one; where a gate is zero, its output is zero, so a
-    piece whose gates are all zero need not be sent anything nor run. The join takes every slot from
-    the piece that holds the slot's expert.
+*   A value in memory that is too large to compute in one task (embedding, head, a wide MLP) is
+    divided along one of its own axes. Every piece has its share of the weights. The join places
+    the pieces next to each other, so it rounds nothing.
+*   A bank of experts is divided by experts: a piece holds a range of them. A piece gets the gates
+    of its own experts, and zero for slots that chose another expert. Where a gate is zero, the
+    output is zero, so a piece whose gates are all zero needs no inputs and does not run. The join
+    takes every slot from the piece that holds the slot's expert.
 
-Every element is the same arithmetic as before. Whether the bytes are equal depends on the kernels:
-a code generator may add up in another order when a kernel has fewer elements. Pieces are
-multiples of 64 elements where that costs no piece, since kernels then keep their shape.
+The arithmetic of every element stays the same. Whether the bytes stay equal depends on the kernels:
+a code generator may sum in another order when a kernel has fewer elements. Pieces are multiples of
+64 elements where that needs no additional piece, because kernels then keep their shape.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from splitup_deploy.frontends.weight_sources import WeightSource, select
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """The model with pieces; ``borders`` are values that begin a task (``partition``)."""
+    """The model with pieces; ``partition`` begins a task at each of the values ``borders``."""
 
     model: TracedModel
     borders: frozenset[int]
 
 
 def divide(model: TracedModel, target_bytes: int) -> Divided:
-    """Return the model with everything divided that is larger than the target and can be.
+    """Return the model with every operation divided that is larger than the target.
 
-    What cannot be divided stays, for ``partition`` to name.
+    An operation that cannot be divided stays; ``partition`` then reports it.
     """
     values = check_graph(model.graph)
     scope = Scope(model, values)
@@ -69,19 +69,19 @@ def divide(model: TracedModel, target_bytes: int) -> Divided:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One piece while it is written; ``made`` holds what was written of which box."""
+    """One piece while it is written; ``made`` maps a node and a box of it to the written node."""
 
     plan: PiecePlan
     span: tuple[int, int]
     name: str
     cluster: Collection[int]
-    weights: Mapping[int, Sequence[Box]]  # what the piece has of each
+    weights: Mapping[int, Sequence[Box]]  # the piece's parts of each
     replaced: Mapping[int, int]
     made: dict[tuple[int, Box], int]
 
 
 class _Writer:
-    """Writes the graph anew with the pieces in place; what they replace is left without a use."""
+    """Writes a new graph in which pieces replace the operations that are too large."""
 
     def __init__(self, scope: Scope, plans: Mapping[int, PiecePlan]) -> None:
         self._scope, self._plans = scope, plans
@@ -91,7 +91,7 @@ class _Writer:
         self._labels: dict[int, str] = {}
         self._weights: list[Weight] = list(scope.graph.weights)
         self._sources: dict[str, WeightSource] = dict(scope.model.weights)
-        self._places: dict[str, int] = {}  # of the weights that are parts of others
+        self._places: dict[str, int] = {}  # by name, of weights that are parts of others
         self._borders: set[int] = set()
 
     def write(self) -> Divided:
@@ -118,7 +118,7 @@ class _Writer:
         return Divided(TracedModel(result, self._labels, self._sources), frozenset(self._borders))
 
     def _add(self, node: Node) -> int:
-        """Append a node, unless an equal one is there; values in memory are each their own."""
+        """Append a node, or return an equal one; values in memory are never merged."""
         if node.op != "CONTIGUOUS" and (found := self._known.get(node)) is not None:
             return found
         self._nodes.append(node)
@@ -159,7 +159,7 @@ class _Writer:
         return joined
 
     def _write_box(self, piece: _Piece, index: int, box: Box) -> int:
-        """Return the node that gives ``box`` of a node's value. Regions are few nodes deep."""
+        """Return the node that computes ``box`` of a node's value; recursion is shallow."""
         if (known := piece.made.get((index, box))) is not None:
             return known
         scope, graph = self._scope, self._scope.graph
@@ -167,7 +167,7 @@ class _Writer:
         stored = node.op == "CONTIGUOUS"
         written = index == piece.plan.root or index in piece.cluster
         if node.op == "WEIGHT" and not is_full(box, shape):
-            # cut as the piece needs it and then read as before: kernels are known by their form
+            # the weight is cut to what the piece needs and read as before: kernels keep their form
             whole = next(part for part in piece.weights[index] if has(part, box))
             result = self._write_weight(node, whole)
             if box != whole:
@@ -219,7 +219,7 @@ class _Writer:
         return self._add(Node("WEIGHT", node.dtype, (), self._places[name]))
 
     def _write_gates(self, bank: Bank, span: tuple[int, int], name: str) -> int:
-        """Return the gates of the span's experts, zero for slots that chose another one."""
+        """Return the gates of the span's experts, and zero for slots that chose another expert."""
         chosen, gates = self._moved[bank.chosen], self._moved[bank.gates]
         dtype = self._nodes[gates].dtype
         below = self._add(Node("CMPLT", "bool", (chosen, self._write_integer(sum(span)))))
@@ -235,7 +235,7 @@ class _Writer:
         return self._add(Node("CONST", "int32", (), str(number)))
 
     def _join(self, plan: PiecePlan, pieces: Sequence[int], first: int, end: int) -> int:
-        """Return pieces ``first`` to ``end`` as one value: a tree that only selects."""
+        """Return pieces ``first`` to ``end`` joined into one value by a tree of selections."""
         values = self._scope.values
         shape, dtype = values[plan.root].shape, values[plan.root].dtype
         dims = values[plan.root].dims

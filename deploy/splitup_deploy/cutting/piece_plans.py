@@ -1,4 +1,4 @@
-"""Which values and banks of experts are too large for one task, and into which pieces they go."""
+"""Decide which values and banks of experts are too large for one task, and how to divide them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from splitup_deploy.cutting.partition import Region
 from splitup_deploy.cutting.slices import Box, Indivisible, find_operands, join_boxes, make_full_box
 from splitup_deploy.frontends.tracing import Bank, TracedModel
 
-_MOST_PIECES: Final = limits.MAX_PORTS // 2  # the join reads them all, and more besides
-_GRAIN: Final = 64  # elements; no kernel works on larger blocks of an output
-_BLOCKS: Final = (32, 256)  # elements of a quantised row's blocks, across which nothing divides
+_MOST_PIECES: Final = limits.MAX_PORTS // 2  # the join reads all pieces, and other inputs
+_GRAIN: Final = 64  # elements; kernels work on blocks of an output up to this size
+_BLOCKS: Final = (32, 256)  # elements of a quantised row's blocks, which stay whole
 
 
 @dataclass(frozen=True, slots=True)
 class PiecePlan:
-    """Pieces of ``root``: (offset, size) along ``axis``, or of the experts of ``bank``."""
+    """The pieces of ``root``: each (offset, size) along ``axis``, or of the experts of ``bank``."""
 
     root: int
     axis: int
@@ -33,15 +33,15 @@ class PiecePlan:
 
 @dataclass(frozen=True, slots=True)
 class Cone:
-    """What a piece is computed by: boxes of nodes, down to whole values that are read."""
+    """All that a piece computes (boxes of nodes) and reads (weights, inputs, values in memory)."""
 
-    boxes: frozenset[tuple[int, Box]]  # but of weights
-    weights: Mapping[int, Sequence[Box]]  # joined
+    boxes: frozenset[tuple[int, Box]]  # except of weights
+    weights: Mapping[int, Sequence[Box]]  # adjacent boxes are joined
     reads: frozenset[int]  # inputs and values in memory
 
 
 class Scope:
-    """The graph that is divided, and which part of it a piece needs."""
+    """Finds which part of a graph a piece needs, and how much memory that takes."""
 
     def __init__(self, model: TracedModel, values: Sequence[Value]) -> None:
         self.model, self.graph, self.values = model, model.graph, values
@@ -63,9 +63,10 @@ class Scope:
     def step(
         self, index: int, box: Box, bank: Bank | None, span: tuple[int, int]
     ) -> list[tuple[int, Box]]:
-        """Return what a box needs of a node's operands: of a bank's lookups, the span's experts.
+        """Return the boxes of a node's operands from which a box of its value is computed.
 
-        The node itself, whole, when its operands cannot be divided in this way.
+        Of a bank's lookups it is only the experts of ``span``. When the operands cannot be divided
+        like this, the result is the whole node itself.
         """
         try:
             operands = find_operands(self.graph, self.values, index, box)
@@ -85,7 +86,7 @@ class Scope:
         bank: Bank | None,
         span: tuple[int, int],
     ) -> Cone:
-        """Return what ``box`` of ``root`` needs."""
+        """Return all that is needed to compute ``box`` of ``root``."""
         boxes, reads = {(root, box)}, set()
         weights: dict[int, set[Box]] = {}
         pending = [(root, box)]
@@ -103,7 +104,7 @@ class Scope:
         return Cone(frozenset(boxes), joined, frozenset(reads))
 
     def measure(self, cone: Cone) -> int:
-        """Return the memory of a task that is this cone."""
+        """Return the memory of a task that consists of this cone."""
         total = sum(measure_buffer(self.values[read]) for read in cone.reads)
         weights = ((index, box) for index, boxes in cone.weights.items() for box in boxes)
         for index, box in (*weights, *cone.boxes):
@@ -115,7 +116,7 @@ class Scope:
         return total
 
     def plan_region(self, region: Region, target_bytes: int) -> PiecePlan | None:
-        """Return how to divide one value in memory; None when it fits or cannot be."""
+        """Return how to divide one value in memory; None when it fits or cannot be divided."""
         if region.root in self.updates or any(
             self.graph.nodes[index].op == "STATE" for index in region.nodes
         ):
@@ -140,7 +141,7 @@ class Scope:
         return best
 
     def plan_bank(self, bank: Bank, cluster: frozenset[int], target_bytes: int) -> PiecePlan | None:
-        """Return how to divide a bank; None when it fits, or when one expert does not."""
+        """Return how to divide a bank; None when it fits, or when not even one expert does."""
         box = make_full_box(self.values[bank.root].shape)
 
         def measure(span: tuple[int, int]) -> int:
@@ -159,7 +160,7 @@ def _find_spans(
     grain: int = _GRAIN,
     units: Sequence[int] = (1, *_BLOCKS),
 ) -> tuple[tuple[int, int], ...]:
-    """Return the fewest, nearly equal spans that fit; none when that is not possible."""
+    """Return the fewest, nearly equal spans that each fit; empty when there are none."""
     found = [_find_spans_of(length, target_bytes, measure, grain, unit) for unit in units]
     return min(filter(None, found), key=len, default=())
 
@@ -171,9 +172,10 @@ def _find_spans_of(
     grain: int,
     unit: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Return the same of spans that are multiples of ``unit``.
+    """Return the same for spans that are multiples of ``unit``.
 
-    Memory grows with a span's length only where no span ends within a block.
+    The binary search needs memory to grow with a span's length, which holds only where no span ends
+    within a block.
     """
     low, high = 0, (length - 1) // unit  # a piece of ``low`` units fits
     while low < high:
