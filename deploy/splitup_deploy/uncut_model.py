@@ -4,7 +4,7 @@
 
 ``STEPS.npz`` holds every input of every step as "STEP/NAME", steps counted from 0; ``OUTPUTS.npz``
 gets every output likewise. On stdout: a JSON object with ``load_s``, ``compute_s`` (all steps) and
-``determinism_class``. It is what a distributed execution is compared with and measured against.
+``determinism_class``.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from splitup_deploy.publishing.upload import UploadProgress, upload
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """How a registration ended; ``transaction`` is "" when the model had been registered before."""
+    """How a registration ended; ``transaction`` is "" if the model was registered before."""
 
     model_id: str
     name: str
@@ -36,7 +36,7 @@ class Registration:
 
 
 async def check_ready(chain: Chain, name: str) -> None:
-    """Refuse early what would fail at the end: a taken name, an account without ether."""
+    """Refuse early for what would fail at the end: a taken name, an account without ether."""
     await check_name_is_free(chain, name, chain.address)
     if not await chain.fetch_ether_wei(chain.address):
         raise InvalidInput(
@@ -45,7 +45,7 @@ async def check_ready(chain: Chain, name: str) -> None:
 
 
 async def check_name_is_free(chain: Chain, name: str, developer: str) -> None:
-    """Refuse a name that another developer owns: before the compiler works, not after."""
+    """Refuse a name that another developer owns."""
     owner = await fetch_model_by_name(chain, name)
     if owner is not None and owner.developer != developer:
         raise InvalidInput(

@@ -35,7 +35,7 @@ class UploadProgress(Protocol):
 async def upload(
     compiled: CompiledModel, gateway: GatewayClient, progress: UploadProgress
 ) -> tuple[int, int]:
-    """Store what the store lacks; return how many objects and bytes were sent."""
+    """Store the objects that the store lacks; return how many objects and bytes were sent."""
     manifest = compiled.manifest_blob
     blobs = list({blob.key: blob for blob in compiled.blobs}.values())
     too_long = [blob for blob in blobs if blob.length > limits.MAX_UPLOAD_BYTES]
@@ -81,7 +81,7 @@ async def _send(
 
             try:
                 await gateway.upload_object(grant, blob.open, count)
-                progress.advance(blob.length - sent)  # stored by somebody else meanwhile
+                progress.advance(blob.length - sent)  # somebody else has stored it meanwhile
                 return
             except StorageUnavailable as error:
                 progress.advance(-sent)

@@ -1,4 +1,4 @@
-"""What the commands of splitup-deploy print: progress on stderr, results on stdout."""
+"""Print the progress and the results of splitup-deploy: progress on stderr, results on stdout."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from splitup_deploy.showing.report import describe_model, render_model
 
 
 def show_model(output: Output, profile: Profile, name: str | None, is_complete: bool) -> None:
+    """Print a cut model, as text or as JSON."""
     if output.as_json:
         output.print_json(describe_model(profile, name, is_complete=is_complete))
     else:
@@ -34,12 +35,13 @@ def show_model(output: Output, profile: Profile, name: str | None, is_complete: 
 
 
 def show_registration(output: Output, profile: Profile, done: Registration) -> None:
+    """Print a registered model and how its registration ended, as text or as JSON."""
     if output.as_json:
         output.print_json({**describe_model(profile, done.name), **asdict(done)})
         return
     output.out.print(render_model(profile, done.name), soft_wrap=True)
     if done.already_registered:
-        output.out.print(f"already registered as {done.name!r}; nothing was sent", markup=False)
+        output.out.print(f"already registered as {done.name!r}; nothing was uploaded", markup=False)
         return
     output.out.print(
         f"registered as {done.name!r} in block {done.block_number} for "
@@ -82,9 +84,9 @@ def _make_bar(console: Console, *, transient: bool = False) -> Progress:
 
 
 class HashBar:
-    """The compiler's progress: a spinner while it thinks, a bar per round while it hashes.
+    """The compiler's progress: a spinner, and a bar while it hashes, which then vanishes.
 
-    Nothing where stderr is no terminal: a bar that vanishes would leave an empty line there.
+    Without a terminal nothing is shown: a bar that vanishes would leave an empty line there.
     """
 
     def __init__(self, console: Console, model: str) -> None:

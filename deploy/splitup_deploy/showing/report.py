@@ -1,4 +1,4 @@
-"""Showing a model's task graph to a person, and as JSON to a program. Pure: data in, text out."""
+"""A model's task graph as text and as JSON. Pure: data in, text out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from splitup_deploy.publishing.registered_models import RegisteredModel
 from splitup_deploy.showing.profile import Profile
 
 _PRIVACY: Final = (
-    "         What users give and get stays with them. That is no secrecy: a node\n"
-    "         that knows the weights can usually reconstruct texts from what it gets."
+    "         Inputs and outputs stay with the user. That is no secrecy: a node that\n"
+    "         knows the weights can usually reconstruct the text from what it receives."
 )
 _BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _TIME_UNITS: Final = ("ps", "ns", "µs", "ms", "s", "ks")
@@ -158,7 +158,7 @@ def _describe_client(client: ClientPart) -> dict[str, Any]:
 
 
 def _render_client(client: ClientPart) -> Text:
-    """Return the tasks that are the client's, and what that hides from whom."""
+    """Return the tasks that the client runs, and what that hides."""
     early = set(client.find_early())
     text = Text()
     for index, task in enumerate(client.tasks):
@@ -202,9 +202,9 @@ def _list_costs(task: Task) -> str:
 
 
 def _draw_rails(profile: Profile) -> Iterator[tuple[str, str]]:
-    """Yield for every task how its first and its other lines begin: who runs side by side.
+    """Yield for every task the beginning of its first line and of its other lines.
 
-    Tasks of one level hang from a branch of the line, as neighbours in the manifest's order.
+    Neighbours of one level, which run in parallel, hang from a branch of the line.
     """
     levels = profile.levels
     last = len(levels) - 1
@@ -273,7 +273,7 @@ def _count_tasks(count: int) -> str:
 
 
 def printable(text: str) -> str:
-    """A name comes from a stranger: nothing in it may move the cursor."""
+    """Return a stranger's text without characters that could control the terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

@@ -10,7 +10,7 @@ from splitup_deploy.frontends.decoder.rotary import Rope
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """The layers that see only the last ``window`` positions, their own included."""
+    """Layers that see only the last ``window`` positions, their own included."""
 
     layers: frozenset[int]
     window: int
@@ -19,11 +19,12 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """The layers with a gated delta rule in the place of attention, and its sizes.
+    """The layers with a gated delta rule instead of attention, and its sizes.
 
-    ``taps`` is the length of the convolution. A memory decays as a whole, or ``by_channel`` of its
-    keys. Of v value heads for every key head, head h has key head h div v. ``converted``: it is
-    h mod key_heads, and what A_log is the logarithm of is stored, negated (GGUF's converter).
+    ``taps`` is the length of the convolution. A memory decays as a whole, or by key channel
+    (``by_channel``). With v value heads for every key head, value head h uses key head h div v.
+    ``converted`` means the form that GGUF's converter writes: value head h uses key head
+    h mod key_heads, and the file holds -exp(A_log) instead of A_log.
     """
 
     layers: frozenset[int]
@@ -37,18 +38,17 @@ class Recurrent:
 
     @property
     def channels(self) -> int:
-        """Return how many values of a row the convolution takes: queries, keys and values."""
+        """Return the number of values of a row in the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Attention that keeps keys and values compressed
-    (``splitup_deploy.frontends.decoder.latent_attention``).
+    """Multi-head latent attention (``splitup_deploy.frontends.decoder.latent_attention``).
 
-    A cache row has ``rank`` compressed elements, then ``turned`` ones of a key that all heads
-    share; these turn, 2i and 2i + 1 together. Without ``query_rank`` queries are not compressed.
-    ``split``: what expands keys and values is stored as two weights.
+    A cache row has ``rank`` compressed elements, then ``turned`` elements of a key that all heads
+    share; rope rotates these, element 2i with 2i + 1. Without ``query_rank`` queries are not
+    compressed. ``split``: the expansions of keys and of values are two weights in the file.
     """
 
     rank: int
@@ -61,7 +61,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The numbers that shape a decoder, and how it varies from Llama's (the defaults)."""
+    """The sizes of a decoder, and its variations; the defaults are Llama's."""
 
     layers: int
     hidden: int
@@ -80,14 +80,14 @@ class DecoderConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # query and key heads are normed before they turn
-    wide_qk_norm: bool = False  # the same, but all query heads as one row and all key heads as one
-    fused: bool = False  # q, k, v and gate, up are stored as one tensor each
-    output_gate: bool = False  # a query head is stored with a gate behind it, of what it reads
+    qk_norm: bool = False  # query and key heads are normalised before rope
+    wide_qk_norm: bool = False  # the same, all query heads as one row and all key heads as one
+    fused: bool = False  # q, k, v are one tensor in the file, and gate, up another
+    output_gate: bool = False  # after every query head comes a gate for that head's output
     unit_norms: bool = False  # norms multiply by 1 + weight
-    post_norms: bool = False  # what attention and MLP add is normed as well
+    post_norms: bool = False  # the outputs of attention and MLP are normalised as well
     activation: Literal["silu", "gelu-tanh"] = "silu"
-    attention_scale: float | None = None  # of the scores; None is head_dim^-0.5
+    attention_scale: float | None = None  # factor of the scores; None is head_dim^-0.5
     attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
     logit_cap: float | None = None
     embedding_scale: float = 1.0

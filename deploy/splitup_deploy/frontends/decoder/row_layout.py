@@ -1,4 +1,4 @@
-"""What a step is told about its rows: where each stands, and which keys it sees."""
+"""The input ``layout`` of a step: the position of each row, and which keys it sees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from splitup_deploy.frontends.tracing import Tracer
 
 
 class Layout:
-    """What a step says about its rows: ``layout`` int32 [rows, 2 + 2 chunk], column by column."""
+    """The columns of a step's input ``layout``, int32 [rows, 2 + 2 chunk]."""
 
     def __init__(self, tracer: Tracer, layout: Tensor, rows: UOp | int, chunk: int) -> None:
         self._tracer, self.chunk, self._rows = tracer, chunk, rows
@@ -24,27 +24,27 @@ class Layout:
         return self._take(self._rows, 0, 1).reshape(self._rows)
 
     def get_start(self, context: int) -> Tensor:
-        """Return how many cache rows count, as the first row says: int32 [1]."""
+        """Return the number of valid cache rows, which the first row holds: int32 [1]."""
         return self._take(1, 1, 1).reshape(1).maximum(0).minimum(context)
 
     @property
     def sources(self) -> Tensor:
-        """Return the new rows seen from the start on, counted from 1: int32 [rows, chunk]."""
+        """Return the new rows that each row sees, numbered from 1: int32 [rows, chunk]."""
         return self._take(self._rows, 2, self.chunk)
 
     @property
     def shifts(self) -> Tensor:
-        """Return how much further on each of the last rows that count stood: int32 [chunk].
+        """Return by how many rows each of the last valid cache rows moves back: int32 [chunk].
 
-        Whoever uses one has to bound it.
+        The values are not bounded here.
         """
         return self._take(1, 2 + self.chunk, self.chunk).reshape(self.chunk)
 
     def find_slots(self, context: int) -> Tensor:
-        """Return where the key that a row sees at a position stands: int32 [rows, context].
+        """Return the place of the key that a row sees at each position: int32 [rows, context].
 
-        Before the start that is the cache row of this number; behind it the row's own columns name
-        a new row, counted from 1. Where it sees nothing, ``-context``.
+        Before the start it is the cache row with that number; from the start on the row's columns
+        name a new row, numbered from 1. Where the row sees nothing, it is ``-context``.
         """
         start = self.get_start(context)
         place = self._tracer.iota(context)
@@ -56,9 +56,9 @@ class Layout:
         return (place < start).where(place, is_named.where(fresh, -context))
 
     def find_kept(self, context: int) -> Tensor:
-        """Return which old row every cache row before the start takes: int32 [context].
+        """Return which old row each cache row before the start keeps: int32 [context].
 
-        The last chunk of them look further on by what the first row's columns say.
+        The last chunk of them keep rows further on, by the shifts in the first row's columns.
         """
         place = self._tracer.iota(context)
         last = place - (self.get_start(context) - self.chunk)

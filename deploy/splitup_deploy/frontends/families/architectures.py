@@ -1,4 +1,4 @@
-"""Decoders of every family: how their configurations are read, and which parts they consist of."""
+"""All supported decoders: which function reads their configuration, and how they are traced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARCHITECTURES: Final[dict[str, Read]] = {
 
 
 def make_text(config: DecoderConfig, tokenizer: Path | bytes, eos_ids: tuple[int, ...]) -> Text:
-    """Return how to talk to a decoder."""
+    """Return the tokenizer and limits of a decoder."""
     is_recurrent = config.recurrent is not None
     return Text(tokenizer, eos_ids, config.vocab, config.context, is_recurrent)
 

@@ -11,7 +11,7 @@ from tinygrad.tensor import Tensor
 
 from splitup_deploy.frontends.onnx.tinygrad_ops import OnnxDataType
 
-MAX_UNROLLED: Final = 1_024  # steps of a recurrent layer: each is some twenty operations
+MAX_UNROLLED: Final = 1_024  # steps of a recurrent layer; each is about twenty operations
 _FORBIDDEN: Final = -float("inf")
 
 
@@ -33,10 +33,10 @@ def compute_attention(
     left_window_size: int = -1,
     right_window_size: int = -1,
 ) -> tuple[Tensor, ...]:
-    """Return the result, the keys and values with the past, and the scores (by the mode).
+    """Return the result, the keys and values with the past, and the scores that the mode selects.
 
-    A row that may see nothing gives zeros. A causal query sees the keys up to its own place, which
-    counts from the end of the past, or of the valid keys (``nonpad_kv_seqlen``).
+    The result is zero for a query that may see no key. A causal query sees the keys up to its own
+    place, which is counted from the end of the past, or of the valid keys (``nonpad_kv_seqlen``).
     Source: https://onnx.ai/onnx/operators/onnx__Attention.html.
     """
     flat = q.ndim == 3
@@ -151,7 +151,7 @@ def rotate_embedding(
     num_heads: int = 0,
     rotary_embedding_dim: int = 0,
 ) -> Tensor:
-    """Return x with the first elements of every head turned by their positions."""
+    """Return x with the first elements of every head rotated by their positions."""
     shape = x.shape
     if x.ndim == 4:
         x = x.permute(0, 2, 1, 3)
@@ -193,7 +193,7 @@ def reverse_sequence(
 
 # ---- recurrent layers ----------------------------------------------------------------------------
 
-# gets x @ W^T + its bias, and the states; returns the new states, the first of them is the output
+# takes x @ W^T + bias and the states; returns the new states, of which the first is the output
 _Cell = Callable[[Tensor, list[Tensor]], list[Tensor]]
 
 
