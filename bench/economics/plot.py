@@ -1,4 +1,4 @@
-"""The plot of docs/economics.md as SVG: who gains by lying, and how much slash or p prevents it."""
+"""The plot of docs/economics.md as SVG: the gain of lying, by slash and by sampling rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member costs: CPU per heartbeat, time from a finalized request to its certificate.
+"""A committee member's load: CPU per heartbeat, time from a finalized request to its certificate.
 
     python -m bench.measure.committee_load heartbeats    # 10,000 nodes, 16 resident tasks each
     python -m bench.measure.committee_load certificate   # four processes on the loopback
@@ -41,14 +41,14 @@ from tests.protocol.committees import COMMITTEE, make_committee, make_identity
 from tests.protocol.simulator import VERIFY_NONE, read_result
 
 NODES: Final = 10_000
-DISTINCT: Final = 400  # identities; making ten thousand takes longer than measuring
+DISTINCT: Final = 400  # identities; creating ten thousand takes longer than the measurement
 TASKS: Final = tuple(sorted(f"{n:064x}" for n in range(16)))
 HEAD: Final = "0x" + "01" * 32
 CLIENTS: Final = 32
 
 
 class Absorber:
-    """The part of a member that heartbeats touch."""
+    """The part of a member that processes heartbeats."""
 
     audience = COMMITTEE
     chain = None  # heartbeats need none
@@ -101,7 +101,7 @@ def make_tokens(rounds: int) -> tuple[list[NodeRecord], list[list[str]]]:
 
 
 async def bench_heartbeats() -> dict[str, Any]:
-    """CPU seconds of the receiving process per beat; the sender is a process of its own."""
+    """Return the receiving process's CPU seconds per heartbeat; the sender is another process."""
     rounds = 15
     absorber = Absorber()
     records, tokens = make_tokens(rounds)
@@ -136,7 +136,7 @@ async def bench_heartbeats() -> dict[str, Any]:
 
 
 def time_verify(tokens: list[str]) -> float:
-    """CPU seconds to verify and parse one token, without HTTP."""
+    """Return the CPU seconds to verify and parse one token, without HTTP."""
     started = time.process_time()
     for token in tokens:
         claims = verify_jws(token, typ=HEARTBEAT_TYP, audience=COMMITTEE, now_s=None)
@@ -159,7 +159,7 @@ async def send(url: str, path: str) -> dict[str, Any]:
 
 
 async def _see_next(network: Any) -> float:
-    """Return when the chain has the client's next request (monotonic seconds)."""
+    """Return when the chain first had the client's next request (monotonic seconds)."""
     deployment = network.deployment
     following = compute_execution_id(
         deployment.chain_id, deployment.market, network.client.address, network.nonce + 1
@@ -170,10 +170,10 @@ async def _see_next(network: Any) -> float:
 
 
 async def bench_certificate() -> dict[str, Any]:
-    """Milliseconds from the request's block to holding a valid certificate, as a client.
+    """Return the milliseconds from the request's block until the client has a valid certificate.
 
-    The chain is asked all the time whether it has the request: waiting for the receipt would start
-    the clock when members have long begun.
+    The chain is polled for the request without pause, because the receipt comes when members have
+    already begun.
     """
     from tests.oracle.committee_network import run_network
 

@@ -1,4 +1,4 @@
-"""Gas of whole executions on a running network: every transaction to the market, by function.
+"""Measure the gas of executions on a running network: all transactions to the market, by function.
 
 python -m bench.measure.gas [tasks] [nodes] [executions]
 """

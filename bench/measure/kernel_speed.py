@@ -1,12 +1,12 @@
-"""How fast one process computes: ``python -m bench.measure.kernel_speed [ROUNDS]``.
+"""Measure the speed of one process: ``python -m bench.measure.kernel_speed [ROUNDS]``.
 
 A random Llama of 124 M parameters is written as GGUF files in float32, float16 and Q8_0 and
-stepped through uncut, with tinygrad's kernels alone ("before") and with the products of
-``splitup.cpu.matmul_match``. Beside it stand the floor, which is the bytes of the weights over the
-read bandwidth measured in the same round, and, when $LLAMA_PYTHON names a Python that has
-llama-cpp-python, llama.cpp on the same files. Rounds alternate and medians are of ratios
-within a round, since machines are shared; for the same reason one thread is measured by its CPU
-time. Talk goes to stderr, a JSON object to stdout.
+run uncut, with tinygrad's kernels alone ("before") and with the matrix products of
+``splitup.cpu.matmul_match``. They are compared with the floor, which is the bytes of the weights
+over the read bandwidth measured in the same round, and, when $LLAMA_PYTHON names a Python that has
+llama-cpp-python, with llama.cpp on the same files. Rounds alternate and medians are of ratios
+within a round, because other programs may share the machine; for the same reason one thread is
+measured by its CPU time. Progress goes to stderr, a JSON object to stdout.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ for line in sys.stdin:
 
 
 def write_model(path: Path, form: str) -> int:
-    """Write a random Llama and return the bytes that one token reads: all but the embedding."""
+    """Write a random Llama; return the bytes that one token reads, all except the embedding."""
     random = np.random.default_rng(0)
     shapes = {"token_embd": (VOCAB, HIDDEN), "output": (VOCAB, HIDDEN), "output_norm": (HIDDEN,)}
     for layer in range(LAYERS):
@@ -179,12 +179,12 @@ def start_peer(python: str, path: Path, threads: int) -> Iterator[Callable[[int,
 
 
 def get_clock(threads: int) -> Callable[[], float]:
-    """Return the clock to measure with: the CPU's for one thread, which other load cannot stop."""
+    """Return the clock to measure with; for one thread its CPU time, which excludes other load."""
     return time.process_time if threads == 1 else time.perf_counter
 
 
 def measure_bandwidth() -> float:
-    """Return the bytes per second at which one thread sums up memory that no cache holds."""
+    """Return the bytes per second at which one thread sums memory larger than the caches."""
     data = np.ones(2**26, np.float32)
     best = math.inf
     for _ in range(3):

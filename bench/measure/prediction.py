@@ -1,10 +1,10 @@
-"""Predicted against real: memory and time of every task of a cut model, and what cutting costs.
+"""Compare predicted and real memory and time of a cut model's tasks, and the cost of cutting.
 
     python -m bench.measure.prediction MODEL [--target-vram SIZE] [--chunk N] [--rounds N]
 
-Talk goes to stderr, a JSON object to stdout. Tasks and the uncut model run in turn, round after
-round, with all rows of the chunk, in one process on this process's device. Exit code 1 when a
-task's memory is not within 10 % of what was predicted.
+Progress goes to stderr, a JSON object to stdout. In each round the tasks and the uncut model run
+one after another, with all rows of the chunk, in one process on its device. Exit code 1 when a
+task's memory is not within 10 % of the prediction.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ class Measured:
 def load_tasks(compiled: CompiledModel) -> tuple[list[TaskProgram], list[int]]:
     """Compile every task of a cut model; returns the programs and their predicted picoseconds.
 
-    On a processor the times are a processor's: the prediction is tested, not whether this device
-    is the card that the compiler balances for.
+    On a CPU the prediction is for a CPU, and not for the card for which the compiler balances.
     """
     speed = PROCESSOR if describe_device().device.startswith("CPU") else CARD
     blobs = {blob.key: blob for blob in compiled.blobs}
@@ -76,7 +75,7 @@ def load_tasks(compiled: CompiledModel) -> tuple[list[TaskProgram], list[int]]:
 
 
 def make_inputs(specs: Sequence[TensorSpec]) -> list[bytes]:
-    """Return a step's inputs: small numbers, any of which is a token, a position or a gate."""
+    """Return a step's inputs: small numbers, which are valid tokens, positions and gates."""
     return [np.ones(spec.shape, np.uint8).astype(_get_dtype(spec)).tobytes() for spec in specs]
 
 
@@ -91,8 +90,8 @@ def measure(
 ) -> list[Measured]:
     """Run the programs in turn, ``rounds`` times after one for warming up.
 
-    A processor's time is this process's CPU time, which other load on the machine cannot stop.
-    Reading that clock is a system call, and a task's time holds one, so it is taken off.
+    On a CPU the time is this process's CPU time, which excludes other load. Reading that clock is a
+    system call, whose time is subtracted.
     """
     is_processor = describe_device().device.startswith("CPU")
     clock = time.process_time if is_processor else time.perf_counter
@@ -116,8 +115,7 @@ def measure(
 def rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> float:
     """Return Spearman's rank correlation, 1.0 where all predictions are equal.
 
-    Tasks of equal prediction, such as equal blocks, count as one, at their median: which of them
-    came out faster says nothing.
+    Tasks of equal prediction, such as equal blocks, count as one, with their median time.
     """
     groups: dict[float, list[float]] = {}
     for expected, seconds in zip(predicted, measured, strict=True):
@@ -156,7 +154,7 @@ def run_bench(
     )
     for row in (*tasks, whole):
         say(_describe(row))
-    shortest = [min(task.seconds) for task in tasks]  # other load only adds
+    shortest = [min(task.seconds) for task in tasks]  # other load only makes it longer
     return {
         "model": model,
         "target_bytes": target_bytes,

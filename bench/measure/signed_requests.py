@@ -1,4 +1,4 @@
-"""From a client's request to its plan, with blocks of one second: sent to the chain, and signed.
+"""Measure the time from a request to its plan, sent to the chain and signed, with 1 s blocks.
 
 python -m bench.measure.signed_requests [executions]
 """

@@ -1,8 +1,8 @@
-"""What verification costs an honest network: ``python -m bench.measure.verification [STEPS]``.
+"""Measure the cost of verification: ``python -m bench.measure.verification [STEPS]``.
 
-A network of real processes verifies every task (p = 100 %), so that nothing is left to chance; at
-p = 8 % it recomputes 8 % of that. Counted are the steps that ran on nodes' workers and their time
-there, for executions and again for verifications, out of the nodes' own status files.
+A network of real processes verifies every task (p = 100 %), so that the result is not random; at
+p = 8 % it recomputes 8 % of that. The nodes' status files count the steps on their workers and
+their time, for executions and for verifications.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the committee costs: a certificate, a large plan, heartbeats."""
+"""The committee: time to a certificate, a large plan, CPU of heartbeats."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def _run_committee(mode: str) -> dict[str, Any]:
 
 
 def time_plans(held: int, count: int) -> list[float]:
-    """Return the CPU milliseconds of plans over one new snapshot, the first one included."""
+    """Return the CPU milliseconds of plans over one new snapshot, including the first plan."""
     say(f"plans, {held} tasks held")
     resident = {n: [(n * held + i) % TASKS for i in range(held)] for n in range(1, NODES + 1)}
     snapshot = make_snapshot(NODES, TASKS, resident=resident)

@@ -1,4 +1,4 @@
-"""The compiler: registration against the store's rate, a 70B dry run, predicted against real."""
+"""The compiler: registration against the store's rate, a 70B dry run, quality of predictions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LARGE: Final[dict[str, Any]] = {  # 324 M parameters in float32: 1.3 GB
 }
 LARGE_TARGET: Final = "300MB"
 LARGEST_TENSOR_BYTES: Final = 4 * 32_000 * 1_536
-PUT_BYTES: Final = 64 * 2**20  # of one object of the bare rate
+PUT_BYTES: Final = 64 * 2**20  # size of an object for the store's bare rate
 PUTS: Final = 8
 COMPARED: Final = (  # label, configuration, target in bytes
     ("15 M", LLAMA_15M, 20_000_000),
@@ -69,7 +69,7 @@ class Ran:
 
 
 async def run_measured(*command: str | Path) -> Ran:
-    """Run one of the programs and return its JSON, time and peak memory; raise Unavailable."""
+    """Run a program; return its JSON, time and peak memory. Raises Unavailable."""
     said = json.loads(await run_python("-c", _MEASURE, *map(str, command), quiet=True))
     if said["code"]:
         raise Unavailable(
@@ -140,7 +140,9 @@ def compare_costs(rounds: int) -> tuple[list[Bar], list[dict[str, Any]]]:
 async def register() -> tuple[list[Bar], dict[str, Any]]:
     """Register a checkpoint of more than a gigabyte, twice."""
     directory = Path(tempfile.mkdtemp(prefix="splitup-bench-"))
-    devnet = Devnet(DevnetOptions(directory / "net", 1, 10_000_000), say)  # holds none of it
+    devnet = Devnet(
+        DevnetOptions(directory / "net", 1, 10_000_000), say
+    )  # its node can hold no task
     try:
         say("writing a checkpoint of 1.3 GB")
         await asyncio.to_thread(save_llama, directory / "model", LARGE, shards=4, scale=0.02)

@@ -1,4 +1,4 @@
-"""SIGKILL of nodes in the middle of a generation: the same tokens, and how long the pause is."""
+"""Kill nodes (SIGKILL) during a generation: the tokens stay the same; how long is the pause?"""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def run(quick: bool) -> Report:
 
 
 def make_bar(name: str, found: Text, expected: Text) -> Bar:
-    """Return the bar of one disturbed generation; other tokens count as no measurement."""
+    """Return the bar of one disturbed generation; without a figure if its tokens differ."""
     is_equal = found.tokens == expected.tokens
     return Bar(
         name,
@@ -58,7 +58,7 @@ def make_bar(name: str, found: Text, expected: Text) -> Bar:
 
 
 def kill(devnet: Devnet, session: Session, killed: set[str]) -> None:
-    """Kill a node that runs a task now."""
+    """Kill a node that runs a task of the session."""
     accounts = {read_account(devnet.directory / child.name): child for child in devnet.children}
     child = next(accounts[node] for node in session.executors if accounts[node].name not in killed)
     say(f"killing {child.name}")
@@ -67,7 +67,7 @@ def kill(devnet: Devnet, session: Session, killed: set[str]) -> None:
 
 
 async def generate(net: SplitUp, disturb: Disturb) -> Text:
-    """Generate, and wait until it is settled: the next one finds the nodes free."""
+    """Generate, and wait until it is settled, so that the next one finds the nodes free."""
     done = await generate_text(net, disturb, deadline_s=60)
     await net.receipt(done.session.execution_id)
     return done

@@ -1,4 +1,4 @@
-"""Transitions while strangers flood the nodes' ports (A25): what the honest are left with.
+"""Transitions while strangers flood the nodes' ports with requests (A25).
 
     python -m bench.modes.flood URL ADDRESS…    # the flood itself, until it is stopped
 
@@ -46,7 +46,7 @@ _BEGUN: Final = "the flood has begun"
 
 
 async def run(quick: bool) -> Report:
-    """Measure with and without, in turn."""
+    """Measure with and without a flood, in turn."""
     pairs = 4 if quick else PAIRS
     rows: dict[bool, list[Transition]] = {True: [], False: []}
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
@@ -87,7 +87,7 @@ async def run(quick: bool) -> Report:
 
 @dataclass(slots=True)
 class Flood:
-    """The flooding process, and how it was answered once it has ended."""
+    """The flooding process, and after its end the counts of its answers."""
 
     child: Child
     answers: dict[str, int] = field(default_factory=dict)
@@ -115,7 +115,7 @@ async def run_flood(engines: Engines, log: Path) -> AsyncIterator[Flood]:
 
 
 async def flood(targets: list[tuple[str, str]]) -> None:
-    """Flood nodes until SIGTERM; print how often it was answered what."""
+    """Flood nodes until SIGTERM; print the counts of the answers."""
     answers: Counter[str] = Counter()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         await _post(http, *targets[0], answers)

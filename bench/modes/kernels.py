@@ -1,4 +1,4 @@
-"""One process alone: tokens/s against the memory's bandwidth and llama.cpp (docs/kernels.md)."""
+"""One process: tokens/s against the memory's bandwidth and llama.cpp (docs/kernels.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFILL_BAR: Final = 0.3
 
 
 async def run(quick: bool) -> Report:
-    """Run the kernels' own program; without llama.cpp its bars cannot be measured."""
+    """Run ``bench.measure.kernel_speed``; without llama.cpp the bars cannot be measured."""
     rounds = str(1 if quick else ROUNDS)
     found: dict[str, Any] = json.loads(await run_python("-m", "bench.measure.kernel_speed", rounds))
     bars = []

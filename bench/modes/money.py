@@ -1,4 +1,4 @@
-"""What being paid and checked costs: gas, bytes of a commitment, and recomputing."""
+"""The cost of payment and verification: gas, bytes of a commitment, and recomputing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def run(quick: bool) -> Report:
 
 
 async def measure_gas(executions: int) -> int:
-    """Return the gas of the dearest of some executions of ten tasks on a running network."""
+    """Return the largest gas of some executions of ten tasks on a running network."""
     say("gas")
     output = await run_python("-m", "bench.measure.gas", "10", "10", str(executions))
     found = re.findall(r"executors: ([\d,]+) gas", output)
@@ -75,7 +75,7 @@ async def measure_gas(executions: int) -> int:
 
 
 def measure_bytes() -> tuple[int, int]:
-    """Return the bytes of a node's completion of one task, and of its pledge."""
+    """Return the bytes of a node's completion of one task, and of its commitment."""
     digest, prefixed = "ab" * 32, "0x" + "ab" * 32
     node = "0x" + "cd" * 20
     commitment = ExecutorCommitment(execution_id=prefixed, node=node, steps=32, root=prefixed)

@@ -1,4 +1,4 @@
-"""Whole executions on a whole network, twenty processes, compared with the uncut model."""
+"""Executions on a network of twenty processes, compared with the uncut model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def run_network(nodes: int, vram_bytes: int) -> AsyncIterator[tuple[Devnet
 
 
 async def run(quick: bool) -> Report:
-    """Run generations one after the other, and compare each."""
+    """Run generations one after the other, and compare each with the uncut model."""
     measured = []
     async with run_network(NODES, NODE_VRAM_BYTES) as (devnet, net):
         for number in range(2 if quick else RUNS):

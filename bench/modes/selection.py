@@ -1,4 +1,4 @@
-"""The tables and the plot of docs/selection.md, written anew: they are a function of the code."""
+"""Generate the tables and the plot of docs/selection.md, and check that the draw is fair."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.report import Bar, Report
 
 
 def run(quick: bool) -> Report:
-    """Draw, and write page and plot."""
+    """Simulate the draw, and write page and plot."""
     page, plot = make_page(PAGE.read_text())
     PAGE.write_text(page)
     PLOT.write_text(plot)

@@ -29,7 +29,7 @@ from bench.testbed.models import (
 from bench.testbed.uncut_process import run_one_piece
 
 SESSIONS: Final = 32
-TOKENS: Final = 16  # of every session
+TOKENS: Final = 16  # in every session
 ROUNDS: Final = 3
 STEPS: Final = 10_000
 STEPS_PER_SESSION: Final = 200  # within the example's context
@@ -117,7 +117,7 @@ async def generate_at_once(engines: Engines, model: Model, count: int) -> list[f
 
 
 async def measure_growth(engines: Engines, model: Model, steps: int) -> dict[str, Any]:
-    """Return how much daemons and workers grow over steps of sessions one after the other."""
+    """Return by how many bytes daemons and workers grow over consecutive sessions."""
 
     async def generate_some(sessions: int) -> None:
         for _ in range(sessions):

@@ -29,7 +29,7 @@ CHUNK: Final = 64  # lookahead's rows
 TOKENS: Final = 64
 FITTED_MS: Final = (20, 80)
 TESTED_MS: Final = (40, 120)
-CODE: Final = (  # text whose tokens come again, as in code
+CODE: Final = (  # text with repeated tokens, as in code
     "int read_int(int value) { return value; }\nint read_long(int value) { return value; }\nint ",
     "def get_name(self):\n    return self.name\n\ndef get_size(self):\n    return self.",
 )
@@ -59,7 +59,7 @@ class Link:
             prompt=tuple(self._tokenizer.encode(prompt).ids),
             sampler=Sampler(),
             max_tokens=TOKENS,
-            eos_ids=frozenset(),  # so that every prompt gives as many tokens
+            eos_ids=frozenset(),  # so that every prompt gives equally many tokens
             vocab=info.vocab,
             context=info.context,
             chunk=CHUNK,
@@ -97,7 +97,7 @@ async def run(quick: bool) -> Report:
 async def measure(
     link: Link, set_round_trip: Any, prompts: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """Return one row per round trip, prompt and decoder; decoders take turns."""
+    """Return one row for each round trip, prompt and decoder; decoders alternate."""
     rows = []
     for decoder in DECODERS:
         await link.generate(PROSE[0], decoder)  # everything is loaded and warm

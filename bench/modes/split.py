@@ -48,7 +48,7 @@ async def generate(session: Session, tokens: int) -> tuple[float, list[int]]:
 
 
 async def run(quick: bool) -> Report:
-    """Measure every model; ``MODELS`` says which takes a fraction of the rounds."""
+    """Measure every model; ``MODELS`` holds by what its rounds are divided."""
     rounds = 2 if quick else ROUNDS
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
         rows = {}
@@ -90,7 +90,7 @@ async def run(quick: bool) -> Report:
 async def compare(
     engines: Engines, model: Model, one_piece: Generate, rounds: int
 ) -> dict[str, Any]:
-    """Generate in turn, split and in one piece; figures are per token."""
+    """Generate alternately with the split and the uncut model; figures are per token."""
     split_ms, one_ms, equal = [], [], True
     for number in range(rounds + 1):
         say(f"round {number} of {rounds}")

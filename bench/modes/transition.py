@@ -41,7 +41,7 @@ VALIDATOR: Final = 2
 SAMPLING: Final = 0.08
 # floats of a tensor -> (pairs of executions, steps of an execution)
 SIZES: Final = {2_048: (160, 25), 65_536: (160, 16)}
-SMALLEST: Final = limits.INLINE_TENSOR_BYTES // 4 + 1  # that no frame carries
+SMALLEST: Final = limits.INLINE_TENSOR_BYTES // 4 + 1  # the smallest tensor that no frame carries
 LARGE: Final = {SMALLEST: (8, 12), 524_288: (8, 12), 2_097_152: (6, 8)}
 WARM_STEPS: Final = 20
 CHANGE_BAR_PERCENT: Final = 2.0
@@ -50,7 +50,7 @@ OBJECT_BAR_MS: Final = 15.0
 
 @dataclass(slots=True)
 class Measured:
-    """Everything of one size; rounds are in order in all lists."""
+    """All measurements of one size; rounds are in the same order in all lists."""
 
     nbytes: int
     verified: list[list[Transition]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Measured:
 
     @property
     def floors(self) -> dict[str, float]:
-        """Return what else such a tensor costs, in milliseconds."""
+        """Return the bare costs of such a tensor, in milliseconds."""
         return {
             "floor, bare WebSocket exchange (there and back), ms": _median(self.exchange_ms),
             "floor, Ed25519 sign + verify, ms": _median(self.signature_ms),
@@ -73,7 +73,7 @@ class Measured:
         }
 
     def compute_changes_percent(self) -> list[float]:
-        """Return by how much verification moves the median, of every pair of executions."""
+        """Return the relative change of the median by verification, for each pair of executions."""
         pairs = zip(self.verified, self.plain, strict=True)
         return [100 * (_p50(verified) / _p50(plain) - 1) for verified, plain in pairs]
 
@@ -86,7 +86,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Large:
-    """A tensor too large for a frame, both ways; ``object_ms`` is the store's PUT and GET."""
+    """A tensor too large for a frame, by both routes; ``object_ms`` is the store's PUT and GET."""
 
     nbytes: int
     sent: list[Transition] = field(default_factory=list)
@@ -188,7 +188,7 @@ async def fetch_transitions(session: Session, model: Model) -> list[Transition]:
 
 
 async def time_objects(engines: Engines, nbytes: int, count: int) -> list[float]:
-    """Return the milliseconds of storing an object and reading it back, time and again."""
+    """Return the milliseconds of storing an object and reading it back, repeatedly."""
     place, data, times = engines.place, bytes(nbytes), []
     presigner = Presigner.open(place.endpoint_url, place.bucket, Path(place.credentials))
     async with SignedClient() as http:
@@ -215,7 +215,7 @@ async def run_steps(
 
 
 async def recompute(engines: Engines, session: Session, task: int, steps: int) -> None:
-    """Have the third node recompute a task of an execution that is over."""
+    """Let the third node recompute a task of a finished execution."""
     order = {
         "certificate": session.certificate.model_dump(mode="json"),
         "task": task,

@@ -1,1 +1,1 @@
-"""What the modes measure on: nodes as processes, models, delays, echo servers."""
+"""What the modes run on: nodes as processes, models, delaying proxies, echo servers."""

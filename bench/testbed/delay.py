@@ -1,6 +1,6 @@
 """TCP proxies that hold every byte back for half a round trip, in both directions.
 
-    python -m bench.testbed.delay FILE PORT…    # a line on stdin: the round trip in ms from here on
+    python -m bench.testbed.delay FILE PORT…    # each line on stdin sets the round trip in ms
 
 ``FILE`` gets the ports to connect to, in order.
 """
@@ -28,7 +28,7 @@ class Delay:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, target: int) -> int:
-        """Serve a target; return the port that leads to it, late."""
+        """Serve a target; return the port of its proxy."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             there, back = await asyncio.open_connection(HOST, target)
@@ -64,7 +64,7 @@ async def serve(file: Path, targets: Sequence[int]) -> None:
 
 @asynccontextmanager
 async def run_delay(file: Path, targets: Sequence[int]) -> AsyncIterator[Callable[[float], object]]:
-    """Start the proxies; yields what sets the round trip in ms."""
+    """Start the proxies; yields the function that sets the round trip in ms."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.testbed.delay", str(file), *map(str, targets)),
         stdin=asyncio.subprocess.PIPE,

@@ -3,7 +3,7 @@
     python -m bench.testbed.echo serve URL_FILE
     python -m bench.testbed.echo call URL  # reads "SIZE COUNT" lines, prints a median in ms each
 
-The node's HTTP library and event loop, and nothing else.
+It uses the node's HTTP library and event loop, and nothing else.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def call(url: str) -> None:
 
 @asynccontextmanager
 async def run_echo(directory: Path) -> AsyncIterator[Measure]:
-    """Start both processes; yields what measures exchanges between them."""
+    """Start both processes; yields the function that measures exchanges between them."""
     file = directory / "echo"
     command = [sys.executable, "-m", "bench.testbed.echo", "serve", file]
     server = spawn("echo", command, log=directory / "echo.log")

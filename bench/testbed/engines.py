@@ -1,6 +1,6 @@
-"""Nodes' engines as processes, an object store, and sessions over them: a network's data plane.
+"""A network's data plane: nodes' engines as processes, an object store, and sessions over them.
 
-Who runs what is said, not drawn, so that every task has a node of its own.
+The caller assigns tasks to nodes, so that every task has a node of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Model:
 
 @dataclass(slots=True)
 class Node:
-    """A running node and what it said of itself."""
+    """A running node and the contents of its ``node.json``."""
 
     child: Child
     entry: PlanNode
@@ -105,7 +105,7 @@ class Engines:
     ) -> AsyncIterator[Session]:
         """Open an execution as the SDK does, once its nodes have the plan.
 
-        ``endpoints`` is by which ways the client, and nobody else, reaches nodes.
+        ``endpoints`` are the addresses at which only the client reaches the nodes.
         """
         certificate = self.make_certificate(manifest, runs, steps)
         plan = certificate.plan
@@ -152,8 +152,8 @@ async def run_engines(
 ) -> AsyncIterator[Engines]:
     """Run one node per entry, each with tasks of models, until the block is left.
 
-    ``store_gives_way``: the object store gets what the nodes leave of the processors, which it has
-    not to share with them on a real network.
+    ``store_gives_way``: the object store has the lowest priority, because on a real network it does
+    not share processors with the nodes.
     """
     directory = Path(tempfile.mkdtemp(prefix="splitup-bench-"))
     objects = start_object_server(

@@ -1,4 +1,4 @@
-"""The storage gateway's answers without its HTTP: presigned on the spot for a real store."""
+"""The storage gateway without HTTP: grants presigned in this process for a real store."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class ObjectPlace:
     credentials: str
 
 
-@functools.cache  # the real gateway has one, too
+@functools.cache  # as in the real gateway
 def _open_presigner(place: ObjectPlace) -> Presigner:
     return Presigner.open(place.endpoint_url, place.bucket, Path(place.credentials))
 
 
 class LocalGateway:
-    """What ``open_logs`` asks of a GatewayClient, for the holder of one Ed25519 key.
+    """The methods of a GatewayClient that ``open_logs`` uses, for the holder of one Ed25519 key.
 
-    Log objects are granted to whoever asks: nobody here is hostile.
+    Log objects are granted to everybody, because nobody in the test bed is hostile.
     """
 
     def __init__(

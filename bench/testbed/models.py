@@ -15,7 +15,7 @@ from tests.deploy.llamas import save_llama
 NODES: Final = 4
 CHUNK: Final = 8
 _SIZES: Final = Sizes(context=256, chunk=CHUNK)
-_TARGET_BYTES: Final = 10**9  # far more than a task needs: the number of tasks decides
+_TARGET_BYTES: Final = 10**9  # far more than a task needs, so that the number of tasks decides
 _COMMON: Final[dict[str, Any]] = {"vocab_size": 32_000, "max_position_embeddings": 256}
 LLAMA_15M: Final[dict[str, Any]] = {
     **_COMMON,
@@ -45,7 +45,7 @@ LLAMA_693M: Final[dict[str, Any]] = {
 
 
 def make_llama(folder: Path, config: dict[str, Any]) -> tuple[Path, Model]:
-    """Write a random checkpoint; return it, and it cut into four tasks of about equal time."""
+    """Write a random checkpoint; return it and its cut into four tasks of about equal time."""
     save_llama(folder / "checkpoint", config, scale=0.02)
     return folder / "checkpoint", _cut(folder / "checkpoint", folder / "cut", _SIZES)
 
@@ -61,14 +61,14 @@ def _cut(source: Path, folder: Path, sizes: Sizes) -> Model:
 
 
 def spread_tasks(model: Model) -> list[int]:
-    """Return which node runs which task: each its own, as far as there are nodes."""
+    """Return which node runs which task: nodes in turn."""
     return [
         index * NODES // len(model.manifest.tasks) for index in range(len(model.manifest.tasks))
     ]
 
 
 def place_tasks(models: list[Model]) -> list[list[tuple[Model, list[int]]]]:
-    """Return what every node holds."""
+    """Return the tasks that each node holds."""
     return [
         [
             (model, [task for task, runs in enumerate(spread_tasks(model)) if runs == node])

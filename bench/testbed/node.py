@@ -2,9 +2,9 @@
 
     python -m bench.testbed.node CONFIG.json
 
-Everything from a frame's arrival to the next one's departure is the daemon's own code, on the
-daemon's own event loop; so are the logs. What is left out: heartbeats, the journal, certificates'
-signatures. When it serves, its address and processes stand in ``node.json`` beside the config.
+The path of a frame and the logs are the daemon's own code on the daemon's event loop. Heartbeats,
+the journal and the certificates' signatures are left out. When the node serves, it writes its
+address and processes to ``node.json`` beside the config.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ READY = "node.json"
 
 
 class NoRecorder(Recorder):
-    """Commits to nothing: what the path of a tensor costs without verification."""
+    """Records nothing, to measure the path of a tensor without verification."""
 
     def add(
         self,
@@ -129,7 +129,7 @@ class BenchNode:
         return web.json_response({})
 
     async def _handle_unrecorded(self, request: web.Request) -> web.Response:
-        """Do not hash an execution that is to come."""
+        """Do not record the execution that is named, which has not begun."""
         self._unrecorded.add((await read_json(request))["execution_id"])
         return web.json_response({})
 
@@ -154,7 +154,7 @@ class BenchNode:
         seconds = time.monotonic() - started_s
         return web.json_response({"seconds": seconds, "outputs": list(digests.outputs)})
 
-    # ---- what the engine tells -----------------------------------------------------------------
+    # ---- the engine's events -------------------------------------------------------------------
 
     def on_begun(self, execution: Execution) -> None:
         if execution.id in self._unrecorded:

@@ -1,4 +1,4 @@
-"""Programs that a mode runs to their end, and that end with it."""
+"""Run a Python program to its end; it ends when the caller is cancelled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STOP_S = 20.0
 async def run_python(*arguments: str, quiet: bool = False) -> str:
     """Run Python to its end and return what it printed; raise Unavailable when it fails.
 
-    When the caller is cancelled the program gets Ctrl-C, so that it stops what it has started.
+    When the caller is cancelled the program gets SIGINT, so that it stops what it has started.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -1,4 +1,4 @@
-"""The uncut model in one process, stepped when asked: what splitting is compared with.
+"""The uncut model in one process, for comparison with the split one.
 
     python -m bench.testbed.uncut_process MODEL CHUNK CONTEXT  # then lines: numbers of tokens
 
@@ -30,7 +30,7 @@ Generate = Callable[[int], Awaitable[tuple[float, list[int]]]]  # tokens -> seco
 
 
 def make_step_arrays(token: int, position: int, chunk: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the step of one token, the last certain one."""
+    """Return the inputs of a step of one token."""
     return make_arrays(make_causal_step([token], position), chunk)
 
 
@@ -60,7 +60,7 @@ def main() -> None:
 
 @asynccontextmanager
 async def run_one_piece(model: Path, chunk: int, context: int) -> AsyncIterator[Generate]:
-    """Start the process; yields what generates in it."""
+    """Start the process; yields the function that generates tokens in it."""
     process = await asyncio.create_subprocess_exec(
         *(
             sys.executable,
