@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
+import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {IModelRegistry, Model, Task} from "./interfaces/IModelRegistry.sol";
 
 /// @title The model registry
 /// @notice See {IModelRegistry}.
-/// @dev Has no owner: nobody but its developer can take a model away, and nobody a name.
+/// @dev The contract has no owner, so nobody but its developer can retire a model, and nobody can take a name away.
 contract ModelRegistry is IModelRegistry {
     // ---------------------------------------------------------------------------- constants
 
     uint256 internal constant MAX_TASKS = 1024; // bounds the loops below
-    uint256 internal constant MAX_EDGES = 4096; // four times the tasks: a layer graph has one or two each
+    uint256 internal constant MAX_EDGES = 4096; // four per task; a task in a graph of layers has one or two
     uint256 internal constant MAX_NAME_BYTES = 64;
 
     // ------------------------------------------------------------------------------ storage
@@ -22,7 +23,7 @@ contract ModelRegistry is IModelRegistry {
     /// @inheritdoc IModelRegistry
     mapping(bytes32 modelId => bool) public isRetired;
 
-    // ------------------------------------------------------------------- developers' verbs
+    // ---------------------------------------------------------------- developer functions
 
     /// @inheritdoc IModelRegistry
     function register(bytes32 modelId, string calldata name, Task[] calldata tasks, uint32[] calldata edges)
@@ -40,7 +41,7 @@ contract ModelRegistry is IModelRegistry {
         bytes32 dagRoot = keccak256(abi.encode(tasks, edges));
         _models[modelId] = Model({
             developer: msg.sender,
-            taskCount: uint16(tasks.length),
+            taskCount: SafeCast.toUint16(tasks.length),
             pricePerStep: price,
             dagRoot: dagRoot,
             name: name
@@ -51,7 +52,7 @@ contract ModelRegistry is IModelRegistry {
     }
 
     /// @inheritdoc IModelRegistry
-    /// @dev The market does not ask: a plan that was signed before must still reach the chain and be paid.
+    /// @dev The market does not check this: a plan signed before must still reach the chain and be paid.
     function retire(bytes32 modelId) external {
         address developer = _models[modelId].developer;
         require(developer != address(0), UnknownModel(modelId));
@@ -84,7 +85,7 @@ contract ModelRegistry is IModelRegistry {
 
     // ----------------------------------------------------------------------------- internal
 
-    /// @return price Sum of the tasks' prices; 1024 of 64 bits fit into 74.
+    /// @return price Sum of the tasks' prices. 1024 prices of 64 bits need 74 bits.
     function _checkTasks(Task[] calldata tasks) internal pure returns (uint80 price) {
         uint256 count = tasks.length;
         require(count > 0 && count <= MAX_TASKS, TaskCountInvalid(count));
@@ -94,7 +95,7 @@ contract ModelRegistry is IModelRegistry {
         }
     }
 
-    /// @dev from < to makes the list order topological; ascending makes every edge unique.
+    /// @dev from < to makes the order of the tasks topological. Ascending edges are unique.
     function _checkEdges(uint32[] calldata edges, uint256 taskCount) internal pure {
         uint256 count = edges.length;
         require(count <= MAX_EDGES, EdgeCountInvalid(count));
@@ -103,7 +104,7 @@ contract ModelRegistry is IModelRegistry {
             uint32 edge = edges[i];
             uint256 to = edge & 0xffff;
             require(edge >> 16 < to && to < taskCount, EdgeInvalid(i, edge));
-            require(edge > previous, EdgesNotAscending(i)); // 0 is no edge: it would lead from 0 to 0
+            require(edge > previous, EdgesNotAscending(i)); // holds for the first: edge 0 is refused above
             previous = edge;
         }
     }
