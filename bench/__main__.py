@@ -1,4 +1,4 @@
-"""Every bar, measured: ``make bench``, or ``python -m bench [--quick] [NAME…]``.
+"""Measure every bar: ``make bench``, or ``python -m bench [--quick] [NAME…]``.
 
     transition  from a task's end to its successor's start, with and without verification
     split       generation over four nodes against the same kernels in one process
@@ -11,12 +11,12 @@
     committee   certificates, large plans, heartbeats
     money       gas, bytes of a commitment, what verification costs
     selection   the tables and the plot of docs/selection.md
-    kernels     one process against the memory's bandwidth and, where $LLAMA_PYTHON is, llama.cpp
+    kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON, llama.cpp
 
-Talk goes to stderr, one JSON object to stdout. A bar is met or missed, never asserted: the exit
-code is 1 only when a mode could not be measured. Each mode runs in a process of its own, within
-its time, and leaves nothing behind. The load average stands beside its figures. ``--quick`` takes
-few rounds: to see that everything runs, not for figures.
+Progress goes to stderr, one JSON object to stdout. A bar is met or missed, never asserted: the exit
+code is 1 only when a mode could not be measured. Each mode runs in a process of its own, is stopped
+after its time limit, and leaves nothing behind. Its result holds the load average. ``--quick``
+takes few rounds, to see that everything runs; its figures mean little.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _QUICK: Final = "--quick"
 
 def run_mode(name: str, quick: bool) -> dict[str, Any]:
     """Run one mode in this process."""
-    work = importlib.import_module(f"bench.{name}").run(quick)
+    work = importlib.import_module(f"bench.modes.{name}").run(quick)
     if inspect.iscoroutine(work):
         work = event_loop.run(until_interrupted(work))
     assert isinstance(work, Report)
@@ -87,7 +87,7 @@ def start_mode(name: str, quick: bool) -> dict[str, Any]:
 
 
 def stop(process: subprocess.Popen[str]) -> str:
-    """Let a mode stop what it started; then end it. Its children die with it."""
+    """Ask a mode to stop what it started, then kill it. Its children die with it."""
     process.send_signal(signal.SIGTERM)
     try:
         return process.communicate(timeout=_STOP_S)[0]
@@ -97,7 +97,7 @@ def stop(process: subprocess.Popen[str]) -> str:
 
 
 def main() -> None:
-    """Run the benchmarks that were named, or all."""
+    """Run the named modes, or all."""
     quick = _QUICK in sys.argv
     names = [name for name in sys.argv[1:] if name != _QUICK]
     if names[:1] == [_ONE]:

@@ -1,4 +1,4 @@
-"""Bars and figures of one mode, the machine they were taken on, and how they read on a terminal."""
+"""The bars and figures of one mode, the machine, and their text for a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Beside = dict[str, Any]  # floors measured in the same run, and peers' published
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One promise: a figure with its bound, and what stands beside it."""
+    """One figure with its bound, and related figures beside it."""
 
     name: str
     measured: float | None  # None: it could not be measured, ``note`` says why
@@ -35,7 +35,7 @@ class Bar:
 
     @property
     def is_met(self) -> bool:
-        """Return whether the figure keeps the bound; without a figure it does not."""
+        """Return whether the figure is within the bound; False without a figure."""
         if self.measured is None:
             return False
         above = self.at_least is None or self.measured >= self.at_least
@@ -61,7 +61,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a mode found: its bars, and everything else worth keeping."""
+    """The result of a mode: its bars, and further figures."""
 
     bars: Sequence[Bar]
     figures: dict[str, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Report:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what the figures depend on: processor, cores, Python, commit."""
+    """Return the machine's processor, cores and memory, and the versions of Python and code."""
     processor = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -110,7 +110,7 @@ def describe_bars(bars: Iterable[dict[str, Any]]) -> str:
 
 
 def say(text: str) -> None:
-    """Tell whoever watches."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -118,7 +118,7 @@ def say(text: str) -> None:
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
-    """Return median, least and greatest."""
+    """Return median, minimum and maximum."""
     return {
         "median": round(statistics.median(values), digits),
         "min": round(min(values), digits),
@@ -147,12 +147,12 @@ def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Return the median of the ratios within rounds; other load hits both sides of a round."""
+    """Return the median of the ratios within rounds; other load affects both sides of a round."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
 def compute_median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the median: order statistics, whatever the spread."""
+    """Return the 95 % confidence interval of the median, from order statistics."""
     ordered = sorted(values)
     count = len(ordered)
     low = max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))

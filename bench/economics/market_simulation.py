@@ -1,12 +1,12 @@
 """A market of honest and cheating nodes over hundreds of thousands of tasks, seeded.
 
-What is real: ``is_sampled`` decides for every task whether it is verified, ``count_wanted`` how
-many judges are heard, and ``judge`` every verdict. Judges and money are computed for all tasks at
-once, because the real functions take milliseconds each; the tests prove on samples that
-``order_judges`` equals ``rank_validators`` and that ``settle`` equals ``compute_settlement``, to
-the micro-USDC.
+It uses the protocol's own functions: ``is_sampled`` decides for every task whether it is verified,
+``count_wanted`` how many judges are heard, and ``judge`` every verdict. Judges and money are
+computed for all tasks at once, because the real functions take milliseconds each; the tests show on
+samples that ``order_judges`` equals ``rank_validators`` and that ``settle`` equals
+``compute_settlement``, to the micro-USDC.
 
-Roles, not nodes, are what earns: executing a task, or judging one. Arrays are ``[E, n]`` for the
+Profits are counted by role: executing a task, or judging one. Arrays are ``[E, n]`` for the
 executing roles (E executions of a chain of n tasks) and ``[M, J]`` for the judging ones (M sampled
 tasks, J judges in the order in which they are asked).
 """
@@ -41,9 +41,9 @@ Bools = NDArray[np.bool_]
 COST_MICRO_USDC: Final = 1_000  # C, per task: everything below scales with it
 NOBODY: Final = -1  # where a small market has no further judge
 
-# What a role says the output is, as a number: equal numbers are equal bytes.
+# The output that a role claims, as a number: equal numbers are equal bytes.
 RIGHT: Final = 0
-RING_LIE: Final = -1  # what a ring has agreed on
+RING_LIE: Final = -1  # the wrong output that a ring has agreed on
 LOW_PRECISION: Final = -2  # the same cheaper kernels give the same wrong bytes
 _EXECUTOR_GARBAGE: Final = 1  # plus the task's number: no two are equal …
 _JUDGE_GARBAGE: Final = 1 << 40  # … nor equal to these
@@ -55,7 +55,7 @@ _BEHIND: Final = 1e9  # added to the clocks of neighbours, which are asked after
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """All of a market's chance; what the nodes do about it is a ``Behaviour``."""
+    """All random choices of a market; ``Behaviour`` holds what the nodes do."""
 
     nodes: int
     executors: Ints  # [E, n]
@@ -76,7 +76,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What every role says and spends, and which roles the cheats hold."""
+    """What every role claims and spends, and which roles belong to cheaters."""
 
     claims: Ints  # [E, n]
     answers: Ints  # [M, J], should the judge be asked
@@ -101,7 +101,7 @@ class Verdicts:
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """Who got and lost what, in micro-USDC."""
+    """All payments and slashes, in micro-USDC."""
 
     to_executors: Ints  # [E, n]
     from_executors: Ints  # [E, n]: slashed
@@ -112,7 +112,7 @@ class Money:
     to_treasury: Ints  # [E]
 
 
-# ---- chance ------------------------------------------------------------------------------------
+# ---- random choices ----------------------------------------------------------------------------
 
 
 def draw_market(
@@ -223,7 +223,7 @@ def judge_pattern(
     """Let the protocol judge a claim and the answers so far; return judges by their place.
 
     Returns (outcome, judges to be paid, judges that accused falsely, whether it was disputed), or
-    None: hear another, if there are ``more``.
+    None when another judge must be heard and there are ``more``.
     """
     executor, inputs = f"0x{0xE:040x}", ("1" * 64,)
     names = [f"0x{1000 + place:040x}" for place in range(len(answers))]
@@ -308,7 +308,7 @@ def settle(draws: Draws, verdicts: Verdicts, economics: Economics) -> Money:
     )
 
 
-# ---- what came of it ---------------------------------------------------------------------------
+# ---- profits -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ def estimate_ratio(values: Floats, counts: Floats) -> Estimate:
 def compute_profit(
     draws: Draws, behaviour: Behaviour, verdicts: Verdicts, money: Money, *, of_cheats: bool
 ) -> Floats:
-    """Return the profit per execution [E], in C, of all the cheats' roles or of all the others'."""
+    """Return the profit per execution [E], in C, of the cheaters' roles or of all others."""
     executing = behaviour.cheating_executors == of_cheats
     judging = behaviour.cheating_judges == of_cheats
     executed = (money.to_executors - money.from_executors) / COST_MICRO_USDC

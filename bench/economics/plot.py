@@ -1,4 +1,4 @@
-"""The plot of docs/economics.md as SVG: who gains by lying, and how much slash or p prevents it."""
+"""The plot of docs/economics.md as SVG: the gain of lying, by slash and by sampling rate."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def draw_plot(games: dict[str, Game], gains: dict[tuple[str, int], Estimate]) ->
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 830" '
         'font-family="Inter, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="13" '
-        'role="img" aria-label="What cheats gain over honesty, and from which slash on">\n'
+        'role="img" aria-label="What cheating gains over honesty, and from which slash on">\n'
         f'<rect width="960" height="830" fill="#fff"/>\n{body}\n</svg>\n'
     )
 
@@ -117,7 +117,7 @@ def _draw_gains(panel: Panel, gains: dict[tuple[str, int], Estimate], slash: int
     titles = {scenario.name: scenario.title for scenario in SCENARIOS}
     panel.title(f"Gain over honesty at S = {slash} C")
     ticks = (-1.0, -0.5, 0.0, 0.5) if slash == 10 else (-12.0, -8.0, -4.0, 0.0)
-    panel.x_axis([(t, _sign(t)) for t in ticks], "C per task that a cheat executed")
+    panel.x_axis([(t, _sign(t)) for t in ticks], "C per task that a cheater executed")
     panel.line([(0, 0), (0, panel.y[0])], TEXT)
     for row, name in enumerate(SHOWN):
         gain, y = gains[name, slash], row + 0.5

@@ -79,7 +79,7 @@ def make_gain_table(results: Results) -> str:
             expected = f"{theory.expect_gain(result.economics):+.3f}" if theory else ""
             row += [str(result.gain), expected, _compare(result.gain)]
         rows.append(row)
-    head = ["cheat", "per", "gain at S = 100 C", "theory", "pays?"]
+    head = ["cheating", "per", "gain at S = 100 C", "theory", "pays?"]
     return make_table([*head, "gain at S = 10 C", "theory", "pays?"], rows)
 
 
@@ -117,7 +117,7 @@ def make_user_table(results: Results, draws: Draws) -> str:
             caught = found.any(axis=1)
             row += [f"{100 * back[caught].mean():.1f} %", f"{100 * net[wrong].mean():.1f} %"]
         rows.append(row)
-    head = ["cheat", "executions with a wrong task", "of them found out"]
+    head = ["cheating", "executions with a wrong task", "of them found out"]
     for slash in (100, 10):
         head += [f"back when found, S = {slash} C", f"mean net cost, S = {slash} C"]
     return make_table(head, rows)
@@ -147,7 +147,7 @@ def make_unruled_table(results: Results, draws: Draws) -> str:
         result = account(game, DEFAULT)
         row = [game.scenario.title, str(result.gain), str(result.honest_profit)]
         rows.append([*row, *_count_per_1000(result, draws)])
-    return make_table(["market", "cheats' gain", *HONEST_HEAD], rows)
+    return make_table(["market", "cheaters' gain", *HONEST_HEAD], rows)
 
 
 def _count_per_1000(result: Result, draws: Draws) -> list[str]:

@@ -1,7 +1,7 @@
-"""The cheats: what they say, what they save, and what theory expects them to gain.
+"""The scenarios of cheating: what is claimed, what is saved, and the gain that theory expects.
 
-"Alone" means that in every execution exactly one role cheats while all others are honest, a
-different task in turn, so that every execution is one trial. A ring of g nodes is nodes 0 … g-1.
+"Alone" means that in every execution exactly one role cheats while all others are honest, on
+different tasks in turn, so that every execution is one trial. A ring of g nodes is nodes 0 … g-1.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TIE_BREAKERS: Final = 2  # k
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """What a cheat saves (in C), and how likely all judges that must be honest are."""
+    """The saving per lie (in C), and the probability that all judges that must be honest are."""
 
     saves: float
     honest_judges: float  # the exact value of what the contract's condition calls (1-r)^k; k = 1
@@ -76,19 +76,19 @@ class Scenario:
     title: str
     behave: Callable[[Draws], Behaviour]
     theory: Theory | None  # where a lie by an executor has a closed form
-    per_judgement: bool = False  # the cheat is a judge's; else an executor's
+    per_judgement: bool = False  # a judge cheats; otherwise an executor
 
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """One scenario up to its verdicts; R is everywhere the same, S is not chosen yet."""
+    """One scenario up to its verdicts, which do not depend on S."""
 
     scenario: Scenario
     draws: Draws
     behaviour: Behaviour
     verdicts: Verdicts
-    honest_profit: Floats  # [E], in C: of the cheats' roles, had they been honest
-    cheats: Floats  # [E]: how many tasks, or judgements, were the cheats'
+    honest_profit: Floats  # [E], in C: of the cheaters' roles if they were honest
+    cheats: Floats  # [E]: the number of cheated tasks or judgements
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Result:
     behaviour: Behaviour
     verdicts: Verdicts
     money: Money
-    gain: Estimate  # of the cheats over honesty, per cheated task or judgement
+    gain: Estimate  # of cheating over honesty, per cheated task or judgement
     honest_profit: Estimate | None  # of the honest roles, per task they executed
 
 
@@ -123,7 +123,7 @@ def expect_ring(nodes: int, ring: int) -> Theory:
     )
 
 
-# ---- the cheats --------------------------------------------------------------------------------
+# ---- behaviours --------------------------------------------------------------------------------
 
 
 def _in_turn(draws: Draws) -> Bools:
@@ -273,7 +273,7 @@ SCENARIOS: Final = (
 )
 
 
-# ---- running them ------------------------------------------------------------------------------
+# ---- running the scenarios ---------------------------------------------------------------------
 
 
 def draw(executions: int = EXECUTIONS, seed: int = SEED) -> Draws:
@@ -307,7 +307,7 @@ def watch(scenario: Scenario, draws: Draws, *, ruled: bool = True) -> Game:
 
 
 def account(game: Game, economics: Economics) -> Result:
-    """Settle a game, and compare the cheats with what the same roles earn when honest."""
+    """Settle a game, and compare the cheaters' profits with those of the same roles when honest."""
     draws, behaviour, verdicts = game.draws, game.behaviour, game.verdicts
     money = settle(draws, verdicts, economics)
     of_cheats, of_others = (
@@ -335,7 +335,7 @@ def play(scenario: Scenario, draws: Draws, economics: Economics) -> Result:
 def count_cheats(
     scenario: Scenario, draws: Draws, behaviour: Behaviour, verdicts: Verdicts
 ) -> Floats:
-    """Return per execution [E] how many tasks, or judgements, were the cheats'."""
+    """Return per execution [E] the number of cheated tasks or judgements."""
     if not scenario.per_judgement:
         return np.asarray(behaviour.cheating_executors.sum(axis=1), dtype=np.float64)
     asked = (behaviour.cheating_judges & verdicts.heard).sum(axis=1)

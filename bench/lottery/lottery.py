@@ -1,4 +1,4 @@
-"""Draws of the protocol's own selection in bulk: who gets the work, over seeds and snapshots."""
+"""Simulate the protocol's selection of nodes over many seeds and snapshots."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def count_wins(snapshot: Snapshot, seed: int, draws: int) -> list[int]:
 
 
 def compute_shares(snapshot: Snapshot) -> list[float]:
-    """Return the shares that the weights promise."""
+    """Return the expected shares, by weight."""
     reference = snapshot.once(Index).reference
     weights = [compute_weight(entry, NO_TERMS, reference) for entry in snapshot.entries]
     return [weight / sum(weights) for weight in weights]
@@ -81,7 +81,7 @@ def compute_ks_distance(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class History:
-    """What each node got over the snapshots of a run."""
+    """The work of each node over the snapshots of a run."""
 
     shares: list[float]
     longest_gaps: list[int]  # snapshots in a row without work

@@ -6,7 +6,7 @@ import {IModelRegistry, Model, Task} from "./interfaces/IModelRegistry.sol";
 
 /// @title The model registry
 /// @notice See {IModelRegistry}.
-/// @dev The contract has no owner, so nobody can remove a model or take a name away.
+/// @dev The contract has no owner, so nobody but its developer can retire a model, and nobody can take a name away.
 contract ModelRegistry is IModelRegistry {
     // ---------------------------------------------------------------------------- constants
 
@@ -20,7 +20,10 @@ contract ModelRegistry is IModelRegistry {
     mapping(string name => address owner) internal _nameOwner;
     mapping(string name => bytes32 modelId) internal _nameTarget;
 
-    // ----------------------------------------------------------------- developer function
+    /// @inheritdoc IModelRegistry
+    mapping(bytes32 modelId => bool) public isRetired;
+
+    // ---------------------------------------------------------------- developer functions
 
     /// @inheritdoc IModelRegistry
     function register(bytes32 modelId, string calldata name, Task[] calldata tasks, uint32[] calldata edges)
@@ -46,6 +49,17 @@ contract ModelRegistry is IModelRegistry {
         if (owner == address(0)) _nameOwner[name] = msg.sender;
         _nameTarget[name] = modelId;
         emit ModelRegistered(modelId, msg.sender, name, dagRoot, tasks, edges);
+    }
+
+    /// @inheritdoc IModelRegistry
+    /// @dev The market does not check this: a plan signed before must still reach the chain and be paid.
+    function retire(bytes32 modelId) external {
+        address developer = _models[modelId].developer;
+        require(developer != address(0), UnknownModel(modelId));
+        require(msg.sender == developer, NotDeveloper(modelId, developer));
+        require(!isRetired[modelId], ModelRetiredAlready(modelId));
+        isRetired[modelId] = true;
+        emit ModelRetired(modelId);
     }
 
     // ------------------------------------------------------------------------------- views

@@ -38,6 +38,22 @@ contract ModelRegistryTest is Base {
         models.modelByName("nobody");
     }
 
+    function test_the_developer_retires_a_model_once() public {
+        require(!models.isRetired(MODEL));
+        vm.expectRevert(abi.encodeWithSelector(IModelRegistry.NotDeveloper.selector, MODEL, address(this)));
+        vm.prank(client);
+        models.retire(MODEL);
+        vm.expectRevert(abi.encodeWithSelector(IModelRegistry.UnknownModel.selector, OTHER));
+        models.retire(OTHER);
+
+        models.retire(MODEL);
+        require(models.isRetired(MODEL));
+        assertEq(models.pricePerStep(MODEL), 10 * 100_000); // what runs is still paid
+        require(models.modelByName("tiny") == MODEL);
+        vm.expectRevert(abi.encodeWithSelector(IModelRegistry.ModelRetiredAlready.selector, MODEL));
+        models.retire(MODEL);
+    }
+
     function refuse(string memory name, Task[] memory tasks, uint32[] memory edges, bytes memory reason) internal {
         vm.expectRevert(reason);
         models.register(OTHER, name, tasks, edges);

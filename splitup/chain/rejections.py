@@ -103,6 +103,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "IdMissing": "a model's or task's id is zero",
     "ModelExists": "the model {modelId} is registered already",
     "UnknownModel": "there is no model {modelId}; list them with: splitup-deploy list",
+    "NotDeveloper": "the model {modelId} belongs to its developer {developer}",
+    "ModelRetiredAlready": "the model {modelId} is retired already",
     "UnknownName": "there is no model named {name!r}; list them with: splitup-deploy list",
     "NameTaken": "the name {name!r} belongs to {owner}; choose another",
     "NameLengthInvalid": "a name has 1 to 64 bytes, not {length}",
@@ -173,6 +175,14 @@ class _Shown:
         if spec == "status":
             return STATUS_NAMES[self.value] if self.value < len(STATUS_NAMES) else str(self.value)
         return format(self.value, spec)
+
+
+def explain_retirement(model_id: str) -> str:
+    """Return why no new execution of a model starts that its developer has retired."""
+    return (
+        f"the model {model_id} was retired by its developer and takes no new executions; "
+        "see the others with: splitup-deploy list"
+    )
 
 
 def explain_refusal(action: str, error: RpcError) -> ChainRejected | RpcError:

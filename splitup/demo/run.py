@@ -188,7 +188,7 @@ async def compare(directory: Path, example: Path, generation: Generation) -> Com
     }
     np.savez(steps, **arrays)  # type: ignore[arg-type]
     report = await _run_program(
-        [sys.executable, "-m", "splitup_deploy.uncut_replay", example, steps, outputs, str(CHUNK)]
+        [sys.executable, "-m", "splitup_deploy.uncut_model", example, steps, outputs, str(CHUNK)]
     )
     with np.load(outputs, allow_pickle=False) as reference:
         count = len(generation.steps)

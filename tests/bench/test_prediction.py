@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.prediction import MEMORY_BAR, Measured, compute_overhead, rank_correlation, run_bench
+from bench.measure.prediction import (
+    MEMORY_BAR,
+    Measured,
+    compute_overhead,
+    rank_correlation,
+    run_bench,
+)
 from tests.deploy.llamas import save_llama
 
 

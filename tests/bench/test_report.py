@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.money import BYTES_BAR, measure_bytes
+from bench.modes.money import BYTES_BAR, measure_bytes
+from bench.modes.slowlink import CODE, DECODERS, PROSE, make_report
+from bench.modes.transition import Measured
 from bench.report import (
     Bar,
     Report,
@@ -15,8 +17,6 @@ from bench.report import (
     spread,
     summarise_ms,
 )
-from bench.slowlink import CODE, DECODERS, PROSE, make_report
-from bench.transition import Measured
 from splitup.client.outcome import Transition
 
 

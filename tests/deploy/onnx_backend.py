@@ -1,9 +1,11 @@
-"""Run the node tests of the ``onnx`` package through the compiler, and write docs/onnx.md.
+"""Run the node tests of the ``onnx`` package through the compiler, and print what passes.
 
-    python tests/deploy/onnx_backend.py [--only test_name ...] [--write docs/onnx.md]
+    python -m tests.deploy.onnx_backend [--failures] [--only TEST ...] > onnx-support.md
 
 Every test's model is compiled, cut into as many tasks as half its memory gives (or fewer, when one
-operation takes more), and its tasks are run one after another in this process. Needs ``onnx``.
+operation takes more), and its tasks are run one after another in this process. The tables on stdout
+are Markdown; ``--failures`` adds every test that fails, with the compiler's message. Needs the
+package ``onnx``.
 """
 
 from __future__ import annotations
@@ -24,9 +26,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from splitup_deploy.cutting.build import CompiledModel, build
 
 from splitup.core.errors import InvalidModel
@@ -131,7 +130,7 @@ def run_cases(only: list[str]) -> Iterator[Outcome]:
             start = time.monotonic()
             try:
                 outcome = run_case(case, Path(directory))
-            except Exception as error:  # a fault of ours: it belongs into the table, too
+            except Exception as error:  # a bug of ours: the table shows it, too
                 outcome = Outcome(case.name, "?", 0, f"CRASH {type(error).__name__}: {error}"[:200])
             print(
                 f"{time.monotonic() - start:6.2f} s  {outcome.tasks:3d} tasks  {outcome.name}  "
@@ -141,37 +140,6 @@ def run_cases(only: list[str]) -> Iterator[Outcome]:
             )
             yield outcome
 
-
-INTRODUCTION = """# ONNX files
-
-<!-- Written by tests/deploy/onnx_backend.py: change the text there. -->
-
-`splitup-deploy register --model model.onnx --target-vram 12GB` compiles an ONNX graph of fixed
-shapes into tasks. Its inputs and outputs become the model's ports, its initialisers weights, which
-are read from the file (or from external data beside it) piece by piece while they are uploaded.
-
-- Operations of opset 7 to 28 and those of `com.microsoft` that tinygrad knows.
-- A symbolic dimension is given by name, `--dim batch=1`; one that is neither fixed nor named by
-  input and axis, `--dim pixels.0=1`. Without it the model is refused, and the message says so.
-- What an operation must know beforehand (the shape of a Reshape, the axes of a ReduceSum) may be
-  computed by other nodes, as exporters do, but only from constants and from shapes of inputs.
-- `If` with a constant condition takes its branch; else both are computed, and one is chosen by its
-  value.
-- Integers divided by zero stay as they are; ONNX leaves the result open.
-- The `onnx` package is not needed. The file's reader is our own, because the file may come from
-  anybody: it checks every length, count and shape, and external data stay in the model's directory.
-
-## The standard's own tests
-
-The node tests of the `onnx` package, version {version}: every model is compiled, cut into tasks of
-half its memory where its operations allow that, and its tasks are run one after another. Inputs
-that an operation must know beforehand are made initialisers first. {cut} models gave more than one
-task.
-
-**{passed} of {total} pass.** They are run again by `pip install onnx` and
-`python tests/deploy/onnx_backend.py --write docs/onnx.md`.
-
-"""
 
 REASONS = (
     (
@@ -193,7 +161,7 @@ REASONS = (
     (r"wrong numbers.*Max abs.*|wrong numbers", "numbers differ by more than the test allows"),
     (r"depends on the input|that takes long", "shapes that depend on an input"),
     (r"is of the domain", "other domains (classical machine learning, previews)"),
-    (r"opset \d+: the operation is not supported", "operations that nobody has written yet"),
+    (r"opset \d+: the operation is not supported", "operations that are not implemented"),
 )
 
 
@@ -201,16 +169,16 @@ def find_reason(outcome: Outcome) -> str:
     for pattern, reason in REASONS:
         if re.search(pattern, outcome.reason):
             return reason
-    return "variations of an operation that are not written yet"
+    return "variations of an operation that are not implemented"
 
 
-def write_page(outcomes: list[Outcome]) -> str:
+def make_tables(outcomes: list[Outcome], with_failures: bool) -> str:
+    """Return the reasons for which tests fail, and the numbers by operation, as Markdown."""
     passed = [outcome for outcome in outcomes if not outcome.reason]
-    text = INTRODUCTION.format(
-        version=onnx.__version__,
-        passed=f"{len(passed):,}",
-        total=f"{len(outcomes):,}",
-        cut=f"{sum(outcome.tasks > 1 for outcome in outcomes):,}",
+    cut = sum(outcome.tasks > 1 for outcome in outcomes)
+    text = (
+        f"onnx {onnx.__version__}: {len(passed):,} of {len(outcomes):,} tests pass; "
+        f"{cut:,} models gave more than one task.\n\n"
     )
     reasons: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -228,23 +196,21 @@ def write_page(outcomes: list[Outcome]) -> str:
     good = Counter(outcome.op or "function bodies" for outcome in passed)
     for op in sorted(total):
         text += f"| {op} | {good[op]} | {total[op]} |\n"
-    text += "\n## Every test that fails\n\n| test | why |\n|---|---|\n"
-    for outcome in outcomes:
-        if outcome.reason:
-            why = outcome.reason.replace("|", "/").replace("\n", " ")
-            text += f"| {outcome.name.removeprefix('test_')} | {why[:160]} |\n"
+    if with_failures:
+        text += "\n| test | why it fails |\n|---|---|\n"
+        for outcome in outcomes:
+            if outcome.reason:
+                why = outcome.reason.replace("|", "/").replace("\n", " ")
+                text += f"| {outcome.name.removeprefix('test_')} | {why[:160]} |\n"
     return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="*", default=[], help="names of tests")
-    parser.add_argument("--write", type=Path, help="the page to write")
+    parser.add_argument("--only", nargs="*", default=[], metavar="TEST", help="names of tests")
+    parser.add_argument("--failures", action="store_true", help="list every test that fails")
     arguments = parser.parse_args()
-    outcomes = list(run_cases(arguments.only))
-    print(f"{sum(not outcome.reason for outcome in outcomes)} of {len(outcomes)} pass")
-    if arguments.write is not None:
-        arguments.write.write_text(write_page(outcomes))
+    print(make_tables(list(run_cases(arguments.only)), arguments.failures), end="")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def compute_reference(directory: Path, inputs: dict[str, Any]) -> np.ndarray[Any
     count = len(inputs["tokens"])
     np.savez(steps, **{f"{i}/{name}": inputs[name][i] for i in range(count) for name in inputs})
     subprocess.run(
-        [sys.executable, "-m", "splitup_deploy.uncut_replay", EXAMPLE, steps, outputs, str(CHUNK)],
+        [sys.executable, "-m", "splitup_deploy.uncut_model", EXAMPLE, steps, outputs, str(CHUNK)],
         check=True,
         capture_output=True,
     )

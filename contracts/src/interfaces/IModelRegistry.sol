@@ -39,6 +39,10 @@ interface IModelRegistry {
     error ModelExists(bytes32 modelId);
     /// @notice No model with this id is registered.
     error UnknownModel(bytes32 modelId);
+    /// @notice The caller is not the model's developer, `developer`.
+    error NotDeveloper(bytes32 modelId, address developer);
+    /// @notice The model is already retired.
+    error ModelRetiredAlready(bytes32 modelId);
     /// @notice No model is registered under this name.
     error UnknownName(string name);
     /// @notice The name belongs to another developer, `owner`.
@@ -66,8 +70,10 @@ interface IModelRegistry {
         Task[] tasks,
         uint32[] edges
     );
+    /// @notice The developer of the model `modelId` took it off the market.
+    event ModelRetired(bytes32 indexed modelId);
 
-    // -------------------------------------------------------------------- developer function
+    // ------------------------------------------------------------------- developer functions
 
     /// @notice Registers a model under a name, with the caller as its developer.
     /// @param modelId Digest of the model's manifest.
@@ -76,6 +82,11 @@ interface IModelRegistry {
     /// @param edges At most 4096 edges between positions in `tasks`, each `from << 16 | to` with from < to, strictly
     /// ascending. The graph therefore has neither cycles nor duplicate edges.
     function register(bytes32 modelId, string calldata name, Task[] calldata tasks, uint32[] calldata edges) external;
+
+    /// @notice Takes a model off the market, for good: clients and committee members start no new executions of it.
+    /// Earlier executions continue and are paid. Only the model's developer may call this.
+    /// @param modelId Id of the model.
+    function retire(bytes32 modelId) external;
 
     // ------------------------------------------------------------------------------- views
 
@@ -87,7 +98,11 @@ interface IModelRegistry {
     /// @param modelId Id of the model.
     function pricePerStep(bytes32 modelId) external view returns (uint256);
 
-    /// @notice Returns the id of the model that a name points to. Reverts if the name is unknown.
+    /// @notice Returns whether the model's developer has retired it; false if the model is unknown.
+    /// @param modelId Id of the model.
+    function isRetired(bytes32 modelId) external view returns (bool);
+
+    /// @notice Returns the id of the model that a name points to, retired or not. Reverts if the name is unknown.
     /// @param name The name.
     function modelByName(string calldata name) external view returns (bytes32 modelId);
 }

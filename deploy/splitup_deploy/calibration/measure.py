@@ -1,11 +1,11 @@
-"""Compute given tasks on this process's device and save what they give: one variant of calibrate.
+"""Compute given tasks on this process's device and save their outputs, for ``calibrate``.
 
     python -m splitup_deploy.calibration.measure JOBS.json
 
 ``JOBS.json`` holds the number of ``threads`` and ``jobs``: per job the files of a graph and of its
 weights, where each input port's steps are found ([file, array]), where to write the outputs, and
 ``forget_at``. Arrays are uint8 [steps, bytes]. On stdout: one JSON object with the determinism
-class. A process of its own, because tinygrad chooses its device and its options once.
+class. It is a process of its own because tinygrad chooses its device and options once.
 """
 
 from __future__ import annotations

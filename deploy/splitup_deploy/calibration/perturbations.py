@@ -1,8 +1,8 @@
-"""The smallest cheats: a task changed as a node might change it to compute less.
+"""Small perturbations of a task: what a node might change in it to compute less.
 
-Each keeps the task's ports, so that its outputs can be laid beside the honest ones. They are as
-close to honest as a cheat of its kind gets: numbers are rounded to the nearest, one step of
-precision or of quantisation down, and one branch is left out where several could be.
+Each keeps the task's ports, so that its outputs can be compared with the correct ones. Each is the
+smallest change of its kind: numbers are rounded to the nearest, by one step of precision or of
+quantisation, and one branch is left out where several could be.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from splitup.graph.ir import Graph, Node, Output, Update
 from splitup.graph.operations.spec import Value
 from splitup.graph.rules import CheckedGraph, check_graph
 
-MAX_SKIPS: Final = 4  # branches left out, one at a time; a task of many blocks has more, alike
+MAX_SKIPS: Final = 4  # branches left out, one at a time; more blocks have the same branches
 _LOWER: Final = {"float64": "float32", "float32": "float16", "float16": "bfloat16"}
 
 Weights = Mapping[str, bytes]
@@ -39,7 +39,7 @@ class Perturbation:
 
 
 def list_perturbations(graph: Graph, weights: Weights, steps: int) -> Iterator[Perturbation]:
-    """Yield the cheats that change anything; ``weights`` are the task's, by name."""
+    """Yield the perturbations that change anything; ``weights`` are the task's, by name."""
     yield from _list_weight_perturbations(graph, weights)
     checked = check_graph(graph)
     lowered = round_activations(checked)
@@ -82,7 +82,7 @@ def _lower(dtype: str, shape: tuple[int, ...], data: bytes) -> bytes:
 
 
 def _quantise(dtype: str, shape: tuple[int, ...], data: bytes) -> bytes:
-    """Round every row to 255 steps of its largest magnitude; leave vectors, which cost nothing."""
+    """Round every row to 255 steps of its largest magnitude; vectors are small and stay."""
     if dtype not in FLOATS or len(shape) < 2:
         return data
     rows = _decode(dtype, data).astype(np.float64).reshape(-1, shape[-1])
@@ -168,7 +168,7 @@ def round_activations(graph: CheckedGraph) -> Graph:
         if node.op == "CONTIGUOUS" and node.dtype in _LOWER:
             source = copy.moved[node.srcs[0]]
             low = copy.add(Node("CAST", _LOWER[node.dtype], (source,)))
-            # in memory, for tinygrad takes two casts in a row, there and back, for none
+            # in memory, because tinygrad removes a cast that is cast back at once
             kept = copy.add(Node("CONTIGUOUS", _LOWER[node.dtype], (low,)))
             back = copy.add(Node("CAST", node.dtype, (kept,)))
             copy.moved[index] = copy.add(Node("CONTIGUOUS", node.dtype, (back,)))
@@ -180,7 +180,7 @@ def round_activations(graph: CheckedGraph) -> Graph:
 def iter_skips(graph: CheckedGraph) -> Iterator[Graph]:
     """Yield the graph without one residual branch: of x + f(x) written to memory, only x.
 
-    It is the shortest that a layer can be left out; a task without such sums has none to skip.
+    This is the smallest part of a layer that can be left out.
     """
     for index, node in enumerate(graph.nodes):
         if node.op != "CONTIGUOUS" or node.dtype not in FLOATS:

@@ -1,11 +1,12 @@
-"""From measured differences to a tolerance, or to none. Pure functions.
+"""Find a tolerance that separates correct results from perturbed ones. Pure functions.
 
-A tolerance has to let every honest output pass and no cheat. Between the largest honest difference
-and the smallest dishonest one it stands ``MARGIN`` times above the one and must be ``MARGIN`` times
-below the other: a renderer that was not measured differs a little more, a cheat that nobody thought
-of a little less. A difference below what one rounding gives counts as that. Every further metric is
-one more way to accuse the honest, so one is taken only for a cheat that those before it do not
-tell, relative L2 first. A cheat that no metric tells ends it: then only equal bytes count.
+A tolerance has to accept every correct output and to reject every perturbed one. It is ``MARGIN``
+times the largest difference between variants, and must be ``MARGIN`` times below the smallest
+difference of a perturbation: code generators that were not measured may differ a little more,
+perturbations that were not tried a little less. A difference below one rounding counts as one
+rounding. Every further metric is one more way to reject a correct output, so a metric is added only
+for a perturbation that the metrics before it do not detect, relative L2 first. If no metric detects
+some perturbation, there is no tolerance, and only equal bytes count.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ Spread = dict[str, int]  # by bound: the largest or the smallest that was measur
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured for one task and dtype, and what follows."""
+    """The measured differences of one task and dtype, and the tolerance they allow."""
 
     dtype: str
     honest: Spread
-    perturbations: Mapping[str, Spread]  # by name: where each is seen least
+    perturbations: Mapping[str, Spread]  # by name: its smallest difference
     tolerance: Tolerance | None
     reason: str  # why there is no tolerance, "" when there is one
 
 
 def _get_floor(dtype: str, name: str) -> int:
-    """Return what a single rounding may give, in the bound's unit."""
+    """Return the difference that a single rounding may make, in the bound's unit."""
     if name == "max_ulp":
         return 1
     share = 1 / limits.COMPARED_LARGEST if name == "exponent_ppb" else 2.0 ** -MANTISSA_BITS[dtype]
@@ -67,14 +68,14 @@ def take_largest(metrics: Iterable[Metrics]) -> Spread:
 
 
 def take_smaller(one: Spread | None, other: Spread) -> Spread:
-    """Return the smaller of every metric: where a cheat is seen least."""
+    """Return the smaller of every metric: a perturbation's smallest difference."""
     if one is None:
         return other
     return {name: min(one[name], other[name]) for name in BOUNDS}
 
 
 def calibrate(dtype: str, honest: Spread, perturbations: Mapping[str, Spread]) -> Calibration:
-    """Return the tolerance for outputs of one dtype of a task, if there can be one."""
+    """Return the tolerance for outputs of one dtype of a task, or why there is none."""
 
     def refuse(reason: str) -> Calibration:
         return Calibration(dtype, honest, perturbations, None, reason)
@@ -82,7 +83,7 @@ def calibrate(dtype: str, honest: Spread, perturbations: Mapping[str, Spread]) -
     if dtype not in FLOATS:
         return refuse("integers have to be equal" if any(honest.values()) else "equal everywhere")
     if not perturbations:
-        return refuse("no cheat changes it, so nothing says how much would be too much")
+        return refuse("no perturbation changes it, so no bound can be derived")
     bounds = {name: MARGIN * max(honest[name], _get_floor(dtype, name)) for name in BOUNDS}
     chosen: list[str] = []
     for perturbation, spread in perturbations.items():
@@ -92,7 +93,7 @@ def calibrate(dtype: str, honest: Spread, perturbations: Mapping[str, Spread]) -
             if bounds[name] <= limits.MAX_TOLERANCE and spread[name] > MARGIN * bounds[name]
         ]
         if not tells:
-            return refuse(f"'{perturbation}' cannot be told from honest differences")
+            return refuse(f"'{perturbation}' differs too little from correct results")
         if not set(tells) & set(chosen):
             chosen.append(tells[0])
     return Calibration(

@@ -1,17 +1,16 @@
-"""What a manifest says so that lies are caught and honest nodes are not: tolerances and vectors.
+"""What a manifest says for verification: the tolerances of tasks, and self-test vectors.
 
-Both are optional and change the model's id. Without tolerances only equal bytes count, so
-that nodes of one determinism class check each other; without vectors no node can try itself before
-it serves a task. Vectors depend on the class of the machine that makes them, so by default only
-machines of the common one make any: equal models then have equal ids wherever they are registered
-from, up to having vectors or not.
+Both are optional and change the model's id. Without tolerances only equal bytes count, so only
+nodes of one determinism class can check each other; without self-test vectors no node can test
+itself before it serves a task. The vectors depend on the determinism class of the machine that
+makes them, so by default only machines of the most common class make them: equal models then get
+equal ids wherever they are registered from.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -22,11 +21,11 @@ from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput
 from splitup.graph.compare import Tolerance
 from splitup.graph.dtypes import FLOATS
-from splitup.graph.manifest import Task, check_manifest, get_blob_key, get_task_key, get_weights_key
+from splitup.graph.manifest import Task, get_blob_key, get_task_key, get_weights_key
 from splitup.graph.self_test_vectors import SelfTestVectors, make_inputs, make_vectors
-from splitup_deploy.cutting.build import Blob, CompiledModel, make_blob
+from splitup_deploy.cutting.build import Blob, CompiledModel, change_tasks, make_blob
 
-SEED: Final = 1  # any: who knows the inputs beforehand only cheats himself
+SEED: Final = 1  # any number does: a node that prepares for known inputs deceives only itself
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -64,38 +63,42 @@ def attach_tolerances(
     if unknown:
         raise InvalidInput(
             f"the tolerances are for other tasks ({min(unknown)[:12]}): calibrate the model again, "
-            "with the flags that it is registered with"
+            "with the same flags as 'register'"
         )
-    return _change_tasks(
-        compiled, lambda task: {"tolerances": tolerances.get(task.task_id, ())}, ()
-    )
+    return change_tasks(compiled, lambda _, task: {"tolerances": tolerances.get(task.task_id, ())})
 
 
 def makes_vectors() -> bool:
-    """Return whether this machine makes the vectors that most others would make too."""
+    """Return whether this machine's self-test vectors are those that most machines would make."""
     from splitup.backend.devices import get_common_class, select_device  # opens the device
 
     return select_device().determinism_class == get_common_class()
 
 
-def attach_vectors(compiled: CompiledModel) -> CompiledModel:
-    """Run every task on this machine's device and put its vectors beside it; seconds per task."""
+def attach_vectors(
+    compiled: CompiledModel, say: Callable[[str], None] = lambda _: None
+) -> CompiledModel:
+    """Run every task on this machine's device and publish its self-test vectors; seconds per task.
+
+    ``say`` is told which task is computed.
+    """
     blobs = {blob.key: blob for blob in compiled.blobs}
     vectors: dict[str, Blob] = {}
-    for task in compiled.manifest.tasks:
+    for index, task in enumerate(compiled.manifest.tasks, 1):
+        say(f"computing self-test vectors: task {index} of {len(compiled.manifest.tasks)}")
         if task.task_id not in vectors:
             data = compute_vectors(task, blobs).to_bytes()
             vectors[task.task_id] = make_blob(get_blob_key(compute_digest(data)), data)
 
-    def describe(task: Task) -> dict[str, Any]:
+    def describe(_: int, task: Task) -> dict[str, Any]:
         blob = vectors[task.task_id]
         return {"reference_digest": blob.digest, "reference_bytes": blob.length}
 
-    return _change_tasks(compiled, describe, tuple(vectors.values()))
+    return change_tasks(compiled, describe, tuple(vectors.values()))
 
 
 def compute_vectors(task: Task, blobs: Mapping[str, Blob]) -> SelfTestVectors:
-    """Return the vectors of one task on this process's device."""
+    """Return the self-test vectors of one task, computed on this process's device."""
     from splitup.backend.runtime import TaskProgram, describe_device  # opens the device
 
     with tempfile.TemporaryDirectory() as directory:
@@ -113,18 +116,3 @@ def compute_vectors(task: Task, blobs: Mapping[str, Blob]) -> SelfTestVectors:
     ]
     name = describe_device().determinism_class[: limits.MAX_DETERMINISM_CHARS]
     return make_vectors(task.task_id, SEED, name, outputs, program.outputs)
-
-
-def _change_tasks(
-    compiled: CompiledModel, change: Callable[[Task], dict[str, Any]], blobs: tuple[Blob, ...]
-) -> CompiledModel:
-    tasks = tuple(task.model_copy(update=change(task)) for task in compiled.manifest.tasks)
-    manifest = compiled.manifest.model_copy(update={"tasks": tasks})
-    check_manifest(manifest)
-    return replace(
-        compiled,
-        manifest=manifest,
-        manifest_bytes=manifest.to_bytes(),
-        model_id=manifest.model_id,
-        blobs=(*compiled.blobs, *blobs),
-    )

@@ -1,1 +1,1 @@
-"""The ``splitup-deploy`` command."""
+"""The ``splitup-deploy`` command: one module per verb."""

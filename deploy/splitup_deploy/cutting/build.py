@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final
@@ -68,7 +68,7 @@ _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """An object to store: ``open`` yields its bytes in chunks, as often as it is called."""
+    """An object to store. Every call of ``open`` yields its bytes in chunks."""
 
     key: str
     length: int
@@ -78,11 +78,11 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class CompiledModel:
-    """A cut model. ``blobs`` holds every object but the manifest, which is to be stored last.
+    """A cut model. ``blobs`` holds every object but the manifest, which is stored last.
 
-    Without ``is_complete`` only shapes were known: sizes and edges are right, digests and
-    ``model_id`` stand for nothing, and weights cannot be read. ``times_ps`` are the tasks'
-    predicted times per step (``splitup_deploy.cutting.timing``), those of the client left out.
+    Without ``is_complete`` only the weights' shapes were known: sizes and edges are right, digests
+    and ``model_id`` are meaningless, and weights cannot be read. ``times_ps`` are the predicted
+    times per step of the nodes' tasks (``splitup_deploy.cutting.timing``).
     """
 
     manifest: Manifest
@@ -91,6 +91,11 @@ class CompiledModel:
     blobs: tuple[Blob, ...]
     times_ps: tuple[int, ...]
     is_complete: bool
+
+    @property
+    def has_vectors(self) -> bool:
+        """Say whether the tasks have self-test vectors."""
+        return all(task.reference_digest for task in self.manifest.tasks)
 
     @property
     def manifest_blob(self) -> Blob:
@@ -136,12 +141,12 @@ def build(
     max_tasks: int | None = None,
     private: int | None = None,
 ) -> CompiledModel:
-    """Compile ``model`` for a target of memory per task; see ``frontends.load_model``.
+    """Compile ``model`` so that each task fits the target memory; see ``frontends.load_model``.
 
-    Several targets are those of a mixed fleet, whose kinds of card take turns.
-    ``balance`` and ``max_tasks`` choose among the possible cuts:
-    ``splitup_deploy.cutting.partition``. ``private`` keeps so many blocks at each end with the
-    client: ``splitup_deploy.cutting.private_ends``. Raises InvalidModel when the model is missing,
+    Several targets are the cards of a mixed fleet, which get tasks in turn. ``balance`` and
+    ``max_tasks`` choose among the possible cuts (``splitup_deploy.cutting.partition``). ``private``
+    is the number of blocks at each end that the client runs
+    (``splitup_deploy.cutting.private_ends``). Raises InvalidModel when the model is missing,
     corrupt or not supported, or when an operation needs more than the target.
     """
     source = prepare(model, sizes)
@@ -194,7 +199,7 @@ def _describe_dag(
     separation: Separation | None,
     blobs: dict[str, Blob],
 ) -> dict[str, Any]:
-    """Return the manifest's inputs, outputs and tasks, and what the client keeps of them."""
+    """Return the manifest's inputs, outputs and tasks, and the client's part."""
     inputs = tuple(_make_port(spec) for spec in traced.graph.inputs)
     if separation is None:
         return {
@@ -221,7 +226,7 @@ def _describe_dag(
 
 
 def _describe_outputs(traced: TracedModel, tasks: Sequence[CutTask]) -> tuple[OutputPort, ...]:
-    """Return the model's outputs; ``tasks`` are those that give them."""
+    """Return the model's outputs; ``tasks`` are the tasks that compute them."""
     made = {
         (root, output.name): (index, port, spec)
         for index, task in enumerate(tasks)
@@ -251,8 +256,32 @@ def _make_port(spec: TensorSpec) -> Port:
 
 
 def make_blob(key: str, data: bytes) -> Blob:
-    """Return an object whose bytes are at hand."""
+    """Return an object whose bytes are in memory."""
     return Blob(key, len(data), compute_digest(data), lambda: iter((data,)))
+
+
+def change_tasks(
+    compiled: CompiledModel,
+    change: Callable[[int, Task], dict[str, Any]],
+    blobs: tuple[Blob, ...] = (),
+) -> CompiledModel:
+    """Return the model with other fields in its manifest's tasks, and so with another id.
+
+    ``change`` takes a task with its place and returns the fields; ``blobs`` are further objects.
+    """
+    tasks = tuple(
+        task.model_copy(update=change(index, task))
+        for index, task in enumerate(compiled.manifest.tasks)
+    )
+    manifest = compiled.manifest.model_copy(update={"tasks": tasks})
+    check_manifest(manifest)
+    return replace(
+        compiled,
+        manifest=manifest,
+        manifest_bytes=manifest.to_bytes(),
+        model_id=manifest.model_id,
+        blobs=(*compiled.blobs, *blobs),
+    )
 
 
 def _describe_task(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) -> Task:
@@ -288,7 +317,7 @@ def _describe_client_task(
 
 
 def _describe_program(model: TracedModel, task: CutTask, blobs: dict[str, Blob]) -> dict[str, Any]:
-    """Return the fields that every task has but its inputs; adds the objects to store."""
+    """Return a task's fields except its inputs; add its objects to ``blobs``."""
     data = task.graph.to_bytes()
     task_id = compute_digest(data)
     blobs[task_id] = make_blob(get_task_key(task_id), data)

@@ -1,41 +1,33 @@
-"""Divide what is larger than the target into pieces that run side by side, and join them again.
+"""Divide operations that are larger than the target into parallel pieces, and join the results.
 
-Two things can be divided, each into the fewest pieces that fit:
+Two kinds of operations can be divided, each into the fewest pieces that fit:
 
-*   A value in memory that is too large to compute in one task (embedding, head, a wide MLP), along
-    one of its own axes. Every piece has its share of the weights. The join puts the
-    pieces next to each other, element by element, so it rounds nothing.
-*   A bank of experts, by experts: a piece holds a range of them. It gets the gates of its own
-    experts, zero for slots that chose another one; where a gate is zero, its output is zero, so a
-    piece whose gates are all zero need not be sent anything nor run. The join takes every slot from
-    the piece that holds the slot's expert.
+*   A value in memory that is too large to compute in one task (embedding, head, a wide MLP) is
+    divided along one of its own axes. Every piece has its share of the weights. The join places
+    the pieces next to each other, so it rounds nothing.
+*   A bank of experts is divided by experts: a piece holds a range of them. A piece gets the gates
+    of its own experts, and zero for slots that chose another expert. Where a gate is zero, the
+    output is zero, so a piece whose gates are all zero needs no inputs and does not run. The join
+    takes every slot from the piece that holds the slot's expert.
 
-Every element is the same arithmetic as before. Whether the bytes are equal depends on the kernels:
-a code generator may add up in another order when a kernel has fewer elements. Pieces are
-multiples of 64 elements where that costs no piece, since kernels then keep their shape.
+The arithmetic of every element stays the same. Whether the bytes stay equal depends on the kernels:
+a code generator may sum in another order when a kernel has fewer elements. Pieces are multiples of
+64 elements where that needs no additional piece, because kernels then keep their shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Final
 
-from splitup.core import limits
-from splitup.core.tensors import TensorSpec
-from splitup.graph.cost import compute_roles, is_pick
 from splitup.graph.ir import Dim, Graph, Node, Output, Update, Weight, encode_float
-from splitup.graph.memory import find_temporaries, measure_buffer
 from splitup.graph.rules import check_graph
-from splitup_deploy.cutting.partition import Region, find_regions
+from splitup_deploy.cutting.partition import find_regions
+from splitup_deploy.cutting.piece_plans import PiecePlan, Scope
 from splitup_deploy.cutting.slices import (
     Box,
-    Indivisible,
-    find_operands,
     has,
     is_full,
-    join_boxes,
     make_full_box,
     name_sizes,
     restrict_arg,
@@ -43,27 +35,23 @@ from splitup_deploy.cutting.slices import (
 from splitup_deploy.frontends.tracing import Bank, TracedModel
 from splitup_deploy.frontends.weight_sources import WeightSource, select
 
-_MOST_PIECES: Final = limits.MAX_PORTS // 2  # the join reads them all, and more besides
-_GRAIN: Final = 64  # elements; no kernel works on larger blocks of an output
-_BLOCKS: Final = (32, 256)  # elements of a quantised row's blocks, across which nothing divides
-
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """The model with pieces; ``borders`` are values that begin a task (``partition``)."""
+    """The model with pieces; ``partition`` begins a task at each of the values ``borders``."""
 
     model: TracedModel
     borders: frozenset[int]
 
 
 def divide(model: TracedModel, target_bytes: int) -> Divided:
-    """Return the model with everything divided that is larger than the target and can be.
+    """Return the model with every operation divided that is larger than the target.
 
-    What cannot be divided stays, for ``partition`` to name.
+    An operation that cannot be divided stays; ``partition`` then reports it.
     """
-    scope = _Scope(model)
+    scope = Scope(model)
     banks = {bank.root: bank for bank in model.banks}
-    plans: dict[int, _Plan] = {}
+    plans: dict[int, PiecePlan] = {}
     done: set[int] = set()
     for region in reversed(find_regions(model.graph, model.labels)):  # a bank's root comes first
         plan = None
@@ -79,197 +67,22 @@ def divide(model: TracedModel, target_bytes: int) -> Divided:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """Pieces of ``root``: (offset, size) along ``axis``, or of the experts of ``bank``."""
-
-    root: int
-    axis: int
-    spans: tuple[tuple[int, int], ...]
-    bank: Bank | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Cone:
-    """What a piece is computed by: boxes of nodes, down to whole values that are read."""
-
-    boxes: frozenset[tuple[int, Box]]  # but of weights
-    weights: Mapping[int, Sequence[Box]]  # joined
-    reads: frozenset[int]  # inputs and values in memory
-
-
-class _Scope:
-    """The graph that is divided, and which part of it a piece needs."""
-
-    def __init__(self, model: TracedModel) -> None:
-        self.model, self.graph = model, check_graph(model.graph)
-        self.values = self.graph.values
-        self.roles = compute_roles(model.graph)
-        self.temporaries = find_temporaries(self.graph)
-        self.updates = {update.node for update in model.graph.updates}
-
-    def find_cluster(self, bank: Bank) -> frozenset[int]:
-        """Return all nodes between a bank's inputs and its root, the root included."""
-        stops = {bank.chosen, bank.gates, *bank.inputs}
-        found, pending = {bank.root}, [bank.root]
-        while pending:
-            for src in self.graph.nodes[pending.pop()].srcs:
-                if src not in found and src not in stops:
-                    found.add(src)
-                    pending.append(src)
-        return frozenset(found)
-
-    def step(
-        self, index: int, box: Box, bank: Bank | None, span: tuple[int, int]
-    ) -> list[tuple[int, Box]]:
-        """Return what a box needs of a node's operands: of a bank's lookups, the span's experts.
-
-        The node itself, whole, when its operands cannot be divided in this way.
-        """
-        try:
-            operands = find_operands(self.graph, self.values, index, box)
-        except Indivisible:
-            return [(index, make_full_box(self.values[index].shape))]
-        if bank is not None and is_pick(self.graph.nodes[index], self.roles):
-            ((src, whole),) = operands
-            if self.graph.nodes[index].arg == ("ADD", 1) and whole[0] == (0, bank.experts):
-                return [(src, (span, *whole[1:]))]
-        return operands
-
-    def find_cone(
-        self,
-        root: int,
-        box: Box,
-        cluster: Collection[int],
-        bank: Bank | None,
-        span: tuple[int, int],
-    ) -> _Cone:
-        """Return what ``box`` of ``root`` needs."""
-        boxes, reads = {(root, box)}, set()
-        weights: dict[int, set[Box]] = {}
-        pending = [(root, box)]
-        while pending:
-            for src, part in self.step(*pending.pop(), bank, span):
-                op = self.graph.nodes[src].op
-                if op == "INPUT" or (src not in cluster and op == "CONTIGUOUS"):
-                    reads.add(src)
-                elif op == "WEIGHT":
-                    weights.setdefault(src, set()).add(part)
-                elif (src, part) not in boxes:
-                    boxes.add((src, part))
-                    pending.append((src, part))
-        joined = {index: join_boxes(parts) for index, parts in weights.items()}
-        return _Cone(frozenset(boxes), joined, frozenset(reads))
-
-    def measure(self, cone: _Cone) -> int:
-        """Return the memory of a task that is this cone."""
-        total = sum(measure_buffer(self.values[read]) for read in cone.reads)
-        weights = ((index, box) for index, boxes in cone.weights.items() for box in boxes)
-        for index, box in (*weights, *cone.boxes):
-            node = self.graph.nodes[index]
-            if node.op in ("WEIGHT", "CONTIGUOUS") or index in self.temporaries:
-                shape = tuple(size for _, size in box)
-                value = self.values[index]
-                total += measure_buffer(TensorSpec("", value.dtype, shape, value.rows))
-        return total
-
-    def plan_region(self, region: Region, target_bytes: int) -> _Plan | None:
-        """Return how to divide one value in memory; None when it fits or cannot be."""
-        if region.root in self.updates or any(
-            self.graph.nodes[index].op == "STATE" for index in region.nodes
-        ):
-            return None
-        shape = self.values[region.root].shape
-        whole = make_full_box(shape)
-        nowhere = (0, 0)
-
-        def measure(axis: int, span: tuple[int, int]) -> int:
-            box = (*whole[:axis], span, *whole[axis + 1 :])
-            return self.measure(self.find_cone(region.root, box, (), None, nowhere))
-
-        if self.measure(self.find_cone(region.root, whole, (), None, nowhere)) <= target_bytes:
-            return None
-        best: _Plan | None = None
-        for axis, length in enumerate(shape):
-            if isinstance(self.values[region.root].dims[axis], str):
-                continue
-            spans = _find_spans(length, target_bytes, partial(measure, axis))
-            if spans and (best is None or len(spans) < len(best.spans)):
-                best = _Plan(region.root, axis, spans)
-        return best
-
-    def plan_bank(self, bank: Bank, cluster: frozenset[int], target_bytes: int) -> _Plan | None:
-        """Return how to divide a bank; None when it fits, or when one expert does not."""
-        box = make_full_box(self.values[bank.root].shape)
-
-        def measure(span: tuple[int, int]) -> int:
-            return self.measure(self.find_cone(bank.root, box, cluster, bank, span))
-
-        if measure((0, bank.experts)) <= target_bytes:
-            return None
-        spans = _find_spans(bank.experts, target_bytes, measure, grain=1, units=(1,))
-        return _Plan(bank.root, 0, spans, bank) if spans else None
-
-
-def _find_spans(
-    length: int,
-    target_bytes: int,
-    measure: Callable[[tuple[int, int]], int],
-    grain: int = _GRAIN,
-    units: Sequence[int] = (1, *_BLOCKS),
-) -> tuple[tuple[int, int], ...]:
-    """Return the fewest, nearly equal spans that fit; none when that is not possible."""
-    found = [_find_spans_of(length, target_bytes, measure, grain, unit) for unit in units]
-    return min(filter(None, found), key=len, default=())
-
-
-def _find_spans_of(
-    length: int,
-    target_bytes: int,
-    measure: Callable[[tuple[int, int]], int],
-    grain: int,
-    unit: int,
-) -> tuple[tuple[int, int], ...]:
-    """Return the same of spans that are multiples of ``unit``.
-
-    Memory grows with a span's length only where no span ends within a block.
-    """
-    low, high = 0, (length - 1) // unit  # a piece of ``low`` units fits
-    while low < high:
-        middle = (low + high + 1) // 2
-        if measure((0, middle * unit)) <= target_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    if not low:
-        return ()
-    largest = low * unit
-    size = -(-length // -(-length // largest))
-    size = -(-size // unit) * unit
-    if (rounded := -(-size // grain) * grain) <= largest:
-        size = rounded
-    spans = tuple((start, min(size, length - start)) for start in range(0, length, size))
-    if len(spans) > _MOST_PIECES or any(measure(span) > target_bytes for span in spans):
-        return ()
-    return spans
-
-
-@dataclass(frozen=True, slots=True)
 class _Piece:
-    """One piece while it is written; ``made`` holds what was written of which box."""
+    """One piece while it is written; ``made`` maps a node and a box of it to the written node."""
 
-    plan: _Plan
+    plan: PiecePlan
     span: tuple[int, int]
     name: str
     cluster: Collection[int]
-    weights: Mapping[int, Sequence[Box]]  # what the piece has of each
+    weights: Mapping[int, Sequence[Box]]  # the piece's parts of each
     replaced: Mapping[int, int]
     made: dict[tuple[int, Box], int]
 
 
 class _Writer:
-    """Writes the graph anew with the pieces in place; what they replace is left without a use."""
+    """Writes a new graph in which pieces replace the operations that are too large."""
 
-    def __init__(self, scope: _Scope, plans: Mapping[int, _Plan]) -> None:
+    def __init__(self, scope: Scope, plans: Mapping[int, PiecePlan]) -> None:
         self._scope, self._plans = scope, plans
         self._nodes: list[Node] = []
         self._known: dict[Node, int] = {}
@@ -277,7 +90,7 @@ class _Writer:
         self._labels: dict[int, str] = {}
         self._weights: list[Weight] = list(scope.graph.weights)
         self._sources: dict[str, WeightSource] = dict(scope.model.weights)
-        self._places: dict[str, int] = {}  # of the weights that are parts of others
+        self._places: dict[str, int] = {}  # by name, of weights that are parts of others
         self._borders: set[int] = set()
 
     def write(self) -> Divided:
@@ -304,7 +117,7 @@ class _Writer:
         return Divided(model, frozenset(self._borders))
 
     def _add(self, node: Node) -> int:
-        """Append a node, unless an equal one is there; values in memory are each their own."""
+        """Append a node, or return an equal one; values in memory are never merged."""
         if node.op != "CONTIGUOUS" and (found := self._known.get(node)) is not None:
             return found
         self._nodes.append(node)
@@ -316,7 +129,7 @@ class _Writer:
         self._labels[stored] = label
         return stored
 
-    def _write_plan(self, plan: _Plan) -> int:
+    def _write_plan(self, plan: PiecePlan) -> int:
         scope, bank, count = self._scope, plan.bank, len(plan.spans)
         label = scope.model.labels.get(plan.root, f"value {plan.root}")
         group, colon, detail = label.partition(":")
@@ -345,7 +158,7 @@ class _Writer:
         return joined
 
     def _write_box(self, piece: _Piece, index: int, box: Box) -> int:
-        """Return the node that gives ``box`` of a node's value. Regions are few nodes deep."""
+        """Return the node that computes ``box`` of a node's value; recursion is shallow."""
         if (known := piece.made.get((index, box))) is not None:
             return known
         scope, graph = self._scope, self._scope.graph
@@ -353,7 +166,7 @@ class _Writer:
         stored = node.op == "CONTIGUOUS"
         written = index == piece.plan.root or index in piece.cluster
         if node.op == "WEIGHT" and not is_full(box, shape):
-            # cut as the piece needs it and then read as before: kernels are known by their form
+            # the weight is cut to what the piece needs and read as before: kernels keep their form
             whole = next(part for part in piece.weights[index] if has(part, box))
             result = self._write_weight(node, whole)
             if box != whole:
@@ -405,7 +218,7 @@ class _Writer:
         return self._add(Node("WEIGHT", node.dtype, (), self._places[name]))
 
     def _write_gates(self, bank: Bank, span: tuple[int, int], name: str) -> int:
-        """Return the gates of the span's experts, zero for slots that chose another one."""
+        """Return the gates of the span's experts, and zero for slots that chose another expert."""
         chosen, gates = self._moved[bank.chosen], self._moved[bank.gates]
         dtype = self._nodes[gates].dtype
         below = self._add(Node("CMPLT", "bool", (chosen, self._write_integer(sum(span)))))
@@ -420,8 +233,8 @@ class _Writer:
     def _write_integer(self, number: int) -> int:
         return self._add(Node("CONST", "int32", (), str(number)))
 
-    def _join(self, plan: _Plan, pieces: Sequence[int], first: int, end: int) -> int:
-        """Return pieces ``first`` to ``end`` as one value: a tree that only selects."""
+    def _join(self, plan: PiecePlan, pieces: Sequence[int], first: int, end: int) -> int:
+        """Return pieces ``first`` to ``end`` joined into one value by a tree of selections."""
         values = self._scope.values
         shape, dtype = values[plan.root].shape, values[plan.root].dtype
         dims = values[plan.root].dims

@@ -1,4 +1,4 @@
-"""Cut a graph into tasks that each fit the target memory, few of them, and balanced.
+"""Cut a graph into few, balanced tasks that each fit the target memory.
 
 The graph is cut only at values that it writes to memory (CONTIGUOUS nodes), so cutting changes no
 kernel and the cut model gives the same bytes as the whole one. Each such value, with the
@@ -8,7 +8,7 @@ stay together and form one **atom**, any other region is an atom of its own. A t
 neighbouring atoms. Tasks need not form a chain: neighbours that read only from further back run in
 parallel, as the pieces of a divided operation do (``splitup_deploy.cutting.divide``).
 
-What is looked for, each only among those that are equal in everything before it:
+The criteria, each of which decides only among cuts that are equal in all before it:
 
     latency      fewest tasks; fewest bytes moved between tasks; shortest longest task; most even
     throughput   shortest period; fewest tasks; fewest bytes moved; most even
@@ -16,18 +16,20 @@ What is looked for, each only among those that are equal in everything before it
 A task's time is the sum of its regions' predicted times (``splitup_deploy.cutting.timing``); its
 period is that or the time its input takes on the network, whichever is longer, because a node
 receives while it computes. A pipeline delivers one result per longest period. ``throughput`` uses
-as many tasks as ``max_tasks`` allows, and the fewest that are possible when nobody says;
-``latency`` fails when more are needed.
+up to ``max_tasks`` tasks, and without ``max_tasks`` the fewest that are possible; ``latency`` fails
+when more are needed than ``max_tasks``.
 
-For a mixed fleet there are several targets, and cards take turns: the j-th task fits the j-th card
-of the list, smallest first, then again from the beginning. So every kind of card finds work of its
-size. An atom that is larger than the card whose turn it is goes to a larger one, alone.
+For a mixed fleet there are several targets, and tasks are cut for them in turn: the j-th task fits
+the j-th card of the list, smallest first, then again from the beginning. So there are tasks for
+every kind of card. An atom that is larger than the card whose turn it is becomes a task of its own
+for a larger card.
 
 Every cut of the order of atoms is searched, so the result is optimal among all of them:
 
 *   The legal tasks from atom s are found by growing one: its memory never falls on the way
-    (``splitup.graph.memory``), so nothing behind the first that is too large is legal. A part of a
-    legal task need not be: what it reads is then an input, which takes memory all the time.
+    (``splitup.graph.memory``), so after the first task that is too large, no larger one is legal. A
+    part of a legal task need not be legal: a value that it reads is then an input, which takes
+    memory during the whole task.
 *   The numbers are found one after another by dynamic programmes over (number of tasks j,
     atom e where the j-th task ends). Each number is a sum or a maximum over tasks, hence monotone
     in that of the first j-1: the best cut that ends its j-th task at e and began it at s holds a
@@ -69,25 +71,25 @@ class Region:
     """One value in memory (``root``) and the nodes computed on the way to it."""
 
     root: int
-    nodes: frozenset[int]  # params included, earlier values in memory not
+    nodes: frozenset[int]  # parameters included, earlier values in memory excluded
     reads: frozenset[int]  # roots of other regions
     label: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Atom:
-    """Regions ``start`` to ``end`` (not included), never cut apart, and what they need."""
+    """Regions ``start`` to ``end`` (excluded) that are never cut apart, and what they need."""
 
     start: int
     end: int
     held: dict[tuple[str, int], int]  # bytes of memory of every weight, input and state
     reads: frozenset[int]  # roots of regions outside
-    buffers: tuple[tuple[int, ...], ...]  # by region: what takes memory while it is computed
+    buffers: tuple[tuple[int, ...], ...]  # by region: the values in the shared arena
     time_ps: int
 
 
 def find_regions(graph: Graph, labels: Mapping[int, str]) -> list[Region]:
-    """Return the regions in the graph's order, leaving out values that no result depends on."""
+    """Return the regions on which a result depends, in the graph's order."""
     regions = []
     for root in sorted(_find_roots(graph)):
         inside: set[int] = {root}
@@ -126,7 +128,7 @@ def partition(
     search = _Search(graph, atoms, regions, targets, borders)
     search.check_atoms([regions[atom.start].label for atom in atoms])
     allowed = limits.MAX_TASKS if max_tasks is None else min(max_tasks, limits.MAX_TASKS)
-    is_free = balance == "throughput" and max_tasks is not None  # to use more tasks than needed
+    is_free = balance == "throughput" and max_tasks is not None  # may use more tasks than needed
     if search.is_whole_legal() and not is_free:
         return [regions]
     table = search.list_windows()
@@ -183,7 +185,7 @@ def _form_atoms(graph: CheckedGraph, regions: Sequence[Region]) -> list[_Atom]:
 
 
 def _find_glued(graph: Graph, regions: Sequence[Region]) -> frozenset[int]:
-    """Return the positions between regions where no cut is allowed, for the sake of a state."""
+    """Return the positions between regions where a cut would separate two users of one state."""
     place = {region.root: position for position, region in enumerate(regions)}
     users: dict[int, list[int]] = {u.state: [place[u.node]] for u in graph.updates}
     for position, region in enumerate(regions):
@@ -199,7 +201,7 @@ def _find_glued(graph: Graph, regions: Sequence[Region]) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """Every legal task, by where it ends: atoms ``starts`` to ``ends`` (not included)."""
+    """Every legal task, sorted by its end: atoms ``starts`` to ``ends`` (excluded)."""
 
     count: int  # of atoms
     starts: _Row
@@ -216,13 +218,13 @@ class _Windows:
         return np.concatenate([[_NEVER], np.minimum(least, _NEVER)])
 
     def admit(self, turn: int) -> _Mask:
-        """Say which tasks may be the one with this number, counted from 0."""
+        """Return for every task whether it may be the one with this number, counted from 0."""
         card = self.cards[turn % len(self.cards)]
         result: _Mask = (self.memory <= card) | (self.ends - self.starts == 1)
         return result
 
     def begin(self) -> _Row:
-        """Return the values of no tasks at all: 0 at the beginning."""
+        """Return the costs of the empty cut: 0 at the beginning."""
         return np.concatenate([[0], np.full(self.count, _NEVER)]).astype(np.int64)
 
 
@@ -252,7 +254,7 @@ class _Search:
     def grow(self, start: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield (end, memory, bytes read, picoseconds) of the tasks from ``start``, growing.
 
-        Up to and including the first that is larger than the target. Memory never falls on the way.
+        The last one is the first that is larger than the target; memory never falls on the way.
         """
         held: set[tuple[str, int]] = set()
         outside: set[int] = set()
@@ -348,14 +350,14 @@ def _find_steadiest(table: _Windows, most: int) -> list[int]:
 
 
 class _Choice:
-    """All cuts into a number of tasks that are still equally good, as the j-th tasks they use."""
+    """All cuts that are equally good so far: for each j, which tasks their j-th task may be."""
 
     def __init__(self, table: _Windows, tasks: int) -> None:
         self._table = table
         self._admitted = [table.admit(turn) for turn in range(tasks)]
 
     def minimise_maximum(self, costs: _Row) -> None:
-        """Keep the tasks of cuts whose largest cost is least."""
+        """Keep only the tasks of cuts whose largest cost is smallest."""
         table, row = self._table, self._table.begin()
         for admitted in self._admitted:
             larger = np.maximum(row[table.starts], costs)
@@ -376,7 +378,7 @@ class _Choice:
         return cuts[::-1]
 
     def minimise_sum(self, costs: _Row) -> None:
-        """Keep the tasks of cuts whose costs, and those of all their beginnings, are least."""
+        """Keep only the tasks of cuts whose sum of costs is smallest."""
         table, row = self._table, self._table.begin()
         for index, admitted in enumerate(self._admitted):
             total = np.where(admitted, row[table.starts] + costs, _NEVER)

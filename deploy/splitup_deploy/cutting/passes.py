@@ -1,8 +1,8 @@
 """Passes over a whole graph before it is cut. Each returns a new graph that is checked again.
 
-Both put CONTIGUOUS behind reductions, and into chains of arithmetic too long for one kernel, so
-that where values are written to memory is decided here, in the graph, and not anew by every machine
-that compiles a piece of it.
+Both insert CONTIGUOUS after reductions, and into chains of arithmetic that are too long for one
+kernel. So the graph states where values are written to memory, and machines that compile parts of
+it do not decide that again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from splitup.graph.operations.table import PARAMS
 from splitup.graph.rules import check_graph, compute_chain
 from splitup_deploy.frontends.tracing import Bank, TracedModel
 
-LONG_CHAIN: Final = 32  # kernels of this length compile in half a second; models' own reach 8
+LONG_CHAIN: Final = 32  # such a kernel compiles in half a second; models' own have up to 8
 
 
 def materialise_reductions(model: TracedModel) -> TracedModel:
     """Write every reduction to memory that depends on an input, weight or state.
 
-    For functions that say nothing about memory; tinygrad would write most of them anyway.
+    It is for functions that do not mark values in memory; tinygrad would write most of them anyway.
     """
     graph = model.graph
     depends: list[bool] = []
@@ -34,8 +34,8 @@ def materialise_reductions(model: TracedModel) -> TracedModel:
 def materialise_shared_reductions(model: TracedModel) -> TracedModel:
     """Write a reduction to memory that several values in memory are computed from.
 
-    Otherwise tinygrad would compute it once in the whole graph, and once in each task of the cut
-    graph, perhaps in another order of summation.
+    Otherwise tinygrad would compute it once in the uncut graph but again in each task of the cut
+    one, perhaps in another order of summation.
     """
     graph = model.graph
     readers: list[set[int]] = [set() for _ in graph.nodes]
@@ -50,7 +50,7 @@ def materialise_shared_reductions(model: TracedModel) -> TracedModel:
 
 
 def _materialise(model: TracedModel, chosen: Sequence[bool]) -> TracedModel:
-    """Put CONTIGUOUS behind the chosen nodes and into long chains, unless it is there already."""
+    """Insert CONTIGUOUS after the chosen nodes and into long chains, unless it is there already."""
     graph = model.graph
     consumers: dict[int, list[int]] = {}
     for index, node in enumerate(graph.nodes):

@@ -1,9 +1,9 @@
-"""Keep the ends of a model with the client: what reads raw inputs, and what gives raw outputs.
+"""Keep the first and last tasks of a model with the client.
 
 The first and last blocks of a decoder, with embedding and head, become tasks that the client runs
-itself. Nodes get the hidden states behind the first blocks and give those before the last ones.
-That hides tokens and logits from whoever only sees what crosses the network; it is no secrecy
-towards a node that knows the weights, which can usually reconstruct the text from activations.
+itself. Nodes receive the hidden states after the first blocks and return those before the last
+blocks. That hides tokens and logits from anybody who only sees the traffic. It does not hide them
+from a node that knows the weights, which can usually reconstruct the text from activations.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _BLOCK: Final = re.compile(r"block (\d+)\b")
 
 @dataclass(frozen=True, slots=True)
 class Separation:
-    """A cut model in two: tasks of nodes, whose sources count among themselves, and the rest.
+    """A cut model in two parts: the tasks of the nodes, and those of the client.
 
-    ``inputs`` is what nodes get, and where the client has it from; ``outputs`` is what they give:
-    a port's name and which task's output it is. ``sources`` are the client's tasks' inputs'.
+    Sources of the nodes' tasks are numbered among the nodes' tasks. ``inputs`` are the values that
+    nodes receive, each with the client's value that it is; ``outputs`` map the name of a returned
+    value to the task's output that it is. ``sources`` are those of the client's tasks' inputs.
     """
 
     nodes: tuple[CutTask, ...]
@@ -38,10 +39,10 @@ class Separation:
 
 
 def find_borders(regions: Sequence[Region], blocks: int) -> tuple[int, int]:
-    """Return the roots of the first region of the nodes and of the first behind theirs.
+    """Return the roots of the nodes' first region and of the first region after theirs.
 
-    ``blocks`` at each end stay with the client, besides what is before the first and behind the
-    last. Raises InvalidInput when the model has no blocks to keep, or none would be left.
+    ``blocks`` at each end stay with the client, and all that is before the first and after the last
+    block. Raises InvalidInput when the model has no blocks, or none would be left for nodes.
     """
     found = [_BLOCK.match(region.label) for region in regions]
     numbers = [None if match is None else int(match[1]) for match in found]
@@ -65,7 +66,7 @@ def find_borders(regions: Sequence[Region], blocks: int) -> tuple[int, int]:
 def separate(
     tasks: Sequence[CutTask], parts: Sequence[Sequence[Region]], borders: tuple[int, int]
 ) -> Separation:
-    """Split tasks at the borders. Raises InvalidModel where a state keeps two sides together."""
+    """Split tasks at the borders. Raises InvalidModel where a state is used on both sides."""
     begins = [part[0].root for part in parts]
     if any(border not in begins for border in borders):
         raise InvalidModel("the model's first or last blocks share a state with the others")

@@ -1,9 +1,9 @@
-"""A part of a value, computed from parts of what it is computed from.
+"""Compute a part of a value from parts of its operands.
 
 A **box** is an (offset, size) for every axis of a value. ``find_operands`` says which box of each
-operand a node needs for a box of its own; ``restrict_arg`` gives the node's argument for the
-smaller value. The arithmetic of every element stays what it was. A symbolic axis is in a box with
-its largest size, and never divided: a box has all of it, or the first row alone.
+operand a node needs for a box of its own value; ``restrict_arg`` returns the node's argument for
+the smaller value. The arithmetic of every element stays the same. A symbolic axis counts with its
+largest size and is never divided: a box has all of it, or only the first row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ELEMENTWISE: Final = frozenset(ARITHMETIC) | CONVERSIONS | {"CONTIGUOUS"}
 
 
 class Indivisible(Exception):
-    """A box cannot be computed from boxes."""
+    """The box cannot be computed from boxes of the operands."""
 
 
 def make_full_box(shape: Sequence[int]) -> Box:
@@ -35,7 +35,7 @@ def is_full(box: Box, shape: Sequence[int]) -> bool:
 
 
 def has(box: Box, part: Box) -> bool:
-    """Say whether a box has all of another one."""
+    """Say whether a box contains another one."""
     return all(
         start <= first and first + count <= start + size
         for (start, size), (first, count) in zip(box, part, strict=True)
@@ -43,10 +43,10 @@ def has(box: Box, part: Box) -> bool:
 
 
 def join_boxes(boxes: Iterable[Box]) -> list[Box]:
-    """Return the boxes with those joined that touch along the last axis, or are in another one.
+    """Join boxes that touch along the last axis or contain each other.
 
-    So the bytes of a block stay together, its scale and its numbers, which a kernel reads together;
-    rows of their own, as of gate and up, stay apart. Nothing is added that no box has.
+    So the bytes of a quantised block stay together, its scale and its numbers, because a kernel
+    reads them together; separate rows, as of gate and up, stay separate. The union is unchanged.
     """
     joined: list[Box] = []
     pending = sorted(boxes, reverse=True)
@@ -73,10 +73,7 @@ def _join_two(one: Box, two: Box) -> Box | None:
 
 
 def name_sizes(box: Box, dims: Dims) -> tuple[tuple[int, Dim], ...]:
-    """Return a box with a symbol's name as the size of every whole symbolic axis.
-
-    A single row of such an axis is a fixed size.
-    """
+    """Return a box in which the size of every whole symbolic axis is the symbol's name."""
     return tuple(
         (start, dim if isinstance(dim, str) and size > 1 else size)
         for (start, size), dim in zip(box, dims, strict=True)
@@ -107,9 +104,9 @@ def find_operands(
 
 
 def restrict_arg(graph: Graph, dims: Dims, index: int, box: Box, operand: Box) -> Arg:
-    """Return the argument with which a node gives ``box``, from ``operand`` of its operand.
+    """Return the node's argument for computing ``box`` from the box ``operand`` of its operand.
 
-    ``dims`` are the node's own.
+    ``dims`` are the node's own dimensions.
     """
     node = graph.nodes[index]
     named = name_sizes(box, dims)
@@ -118,7 +115,7 @@ def restrict_arg(graph: Graph, dims: Dims, index: int, box: Box, operand: Box) -
     if node.op == "EXPAND":
         return tuple(size for _, size in named[: len(box) - len(operand)])
     if node.op == "SHRINK":
-        return tuple((0, size) for _, size in named)  # the operand's box has the offset already
+        return tuple((0, size) for _, size in named)  # the operand's box has the offset
     if node.op == "PAD":
         pads = _get_pairs(node.arg)
         return tuple(
@@ -194,7 +191,7 @@ def _unreshape(box: Box, result: tuple[int, ...], shape: tuple[int, ...]) -> Box
 
 
 def _map_group(box: Box, result: tuple[int, ...], shape: tuple[int, ...]) -> Box:
-    """Map the box of axes that hold the same elements: an interval of the first one only."""
+    """Map the box of a group of axes; only an interval of the group's first axis is possible."""
     if is_full(box, result):
         return make_full_box(shape)
     axes = [(axis, size) for axis, size in zip(box, result, strict=True) if size > 1]

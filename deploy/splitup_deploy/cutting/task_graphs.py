@@ -1,4 +1,4 @@
-"""Turn a partition into task graphs, and name tasks and ports for people."""
+"""Turn a partition into task graphs, and give tasks and ports readable names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from splitup_deploy.cutting.partition import Region
 class CutTask:
     """One task of a cut graph.
 
-    ``sources`` says for each input where its value comes from: a model input's name, or (task,
-    output position). ``outputs`` are the nodes of the whole graph that the output ports give.
+    ``sources`` holds for each input where its value comes from: a model input's name, or (task,
+    output position). ``outputs`` are the nodes of the whole graph whose values are the outputs.
     """
 
     label: str
@@ -86,7 +86,7 @@ def _extract(
     outputs: Sequence[int],
     names: dict[int, str],
 ) -> tuple[CheckedGraph, list[str]]:
-    """Return the sub-graph of ``nodes`` and the model inputs it reads, before ``reads``."""
+    """Return the sub-graph of ``nodes`` and its inputs: model inputs first, then ``reads``."""
     used: dict[str, list[int]] = {op: [] for op in PARAMS}
     for index in nodes:
         node = graph.nodes[index]

@@ -1,8 +1,8 @@
-"""How long a step takes, predicted: to balance tasks, and to show where the time goes.
+"""Predict how long a step takes, to balance tasks and to show where the time goes.
 
 A value in memory takes the longer of two times: moving bytes from and to device memory, and
-computing. The prediction is there to compare tasks of one model with each other; a time in seconds
-belongs to one device. Whole picoseconds, so that no rounding depends on the machine.
+computing. The prediction serves to compare tasks of one model with each other; absolute times hold
+for one device. Times are whole picoseconds, so that no rounding depends on the machine.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from splitup.graph.rules import CheckedGraph
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A device: memory and arithmetic. Where products have code of their own, the rest is slower.
+    """The speed of a device's memory and arithmetic.
 
-    ``rest_per_ns`` is then how fast whatever is no sum of products is computed, and ``launch_ps``
-    what a value costs besides; 0 where all arithmetic is alike.
+    Where sums of products have special code, ``rest_per_ns`` is the speed of all other operations
+    and ``launch_ps`` the additional time of each value; both are 0 where all operations are alike.
     """
 
     bytes_per_ns: int  # GB/s
@@ -42,13 +42,13 @@ PROCESSOR: Final = Speed(30, 90, rest_per_ns=5, launch_ps=1_000_000)
 _SERIES: Final = frozenset({"EXP2", "LOG2", "SIN"})
 _SERIES_FLOPS: Final = 20
 
-# Two homes on good fibre, 1 Gbit/s. How long the first byte takes is up to which nodes are chosen,
-# not to where the model is cut, so only bytes count.
+# Two homes on good fibre, 1 Gbit/s. Latency depends on which nodes are chosen and not on where the
+# model is cut, so only bytes count.
 NETWORK_BYTES_PER_US: Final = 125
 
 
 def predict_compute_ps(nbytes: int, flops: int, speed: Speed = CARD) -> int:
-    """Return the picoseconds that memory or arithmetic units are busy, whichever is longer."""
+    """Return the picoseconds that memory or arithmetic units are busy, the longer of the two."""
     return max(nbytes * 1000 // speed.bytes_per_ns, flops * 1000 // speed.flops_per_ns)
 
 
@@ -70,7 +70,7 @@ class Clock:
         nodes = sorted(nodes, reverse=True)
         needed = self._count_needed(root, nodes)
         speed, nbytes = self._speed, self._count_bytes(root, nodes, needed)
-        # of a table that is looked up in, only the rows that are found are widened or dequantised
+        # of a table, only the rows that are looked up are widened or dequantised
         flops_of = {
             index: self._flops[index] * needed[index] // math.prod(self._values[index].shape)
             for index in nodes
@@ -103,8 +103,8 @@ class Clock:
     def _count_needed(self, root: int, nodes: Sequence[int]) -> dict[int, int]:
         """Return how many elements of every value a kernel for ``root`` needs; ``nodes`` fall.
 
-        Of every operand, at most as many as the result has, times what a reduction folds. A
-        one-hot sum needs one element for each that it gives.
+        Of every operand it is at most the result's number of elements times what a reduction folds.
+        A one-hot sum needs one element for each of its result's.
         """
         graph, values = self._graph, self._values
         needed = {root: math.prod(values[root].shape)}

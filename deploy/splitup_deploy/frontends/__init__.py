@@ -29,7 +29,7 @@ _Load = Callable[[str, Sizes], SourceModel]
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """``recognises`` looks at the source only as far as it must; ``load`` traces it."""
+    """``recognises`` says cheaply whether a source has this format; ``load`` traces it."""
 
     recognises: Callable[[str], bool]
     load: _Load
@@ -50,7 +50,7 @@ def _fixed(load: _Load) -> _Load:
 
 
 def _textless(load: _Load) -> _Load:
-    """Return a loader for a format that holds no text models."""
+    """Return a loader for a format without text models."""
 
     def load_function(source: str, sizes: Sizes) -> SourceModel:
         for name in ("context", "chunk"):
@@ -81,7 +81,7 @@ def load_model(source: str, sizes: Sizes | None = None) -> SourceModel:
     path = Path(source)
     if path.is_file() and path.suffix in WEIGHT_SUFFIXES:
         raise InvalidModel(
-            f"'{source}' holds weights at most, not what is computed with them: put it into a "
+            f"'{source}' is a file of weights without the model's architecture: put it into a "
             "directory with config.json and tokenizer.json, and give the directory"
         )
     what = "is no model" if path.exists() else "does not exist"

@@ -1,4 +1,4 @@
-"""What every front end gives: a traced model and, for a text model, its tokenizer."""
+"""The result of every front end: a traced model and, for a text model, its tokenizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from splitup_deploy.frontends.tracing import TracedModel
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What somebody who compiles a model may choose; None leaves the choice to the front end.
+    """The sizes that can be chosen when a model is compiled; None is the front end's default.
 
     ``context``: positions of a text model. ``chunk``: the most rows of one of its steps. ``dims``:
     the sizes of an ONNX file's symbolic dimensions.
@@ -25,11 +25,10 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """How to talk to a text model. ``context`` is the largest number of positions.
+    """The tokenizer and limits of a text model. ``context`` is the largest number of positions.
 
-    ``is_recurrent``: it has layers that cannot forget a row that counted.
-
-    ``tokenizer`` is a tokenizer.json, as a file or as its bytes.
+    ``tokenizer`` is a tokenizer.json, as a file or as its bytes. ``is_recurrent``: the model has
+    layers from whose state a valid row cannot be removed.
     """
 
     tokenizer: Path | bytes
@@ -41,7 +40,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class SourceModel:
-    """A model as it came in, before it is cut. ``kind`` is the manifest's."""
+    """A traced model before it is cut. ``kind`` is the manifest's."""
 
     kind: Literal["text-generation", "function"]
     traced: TracedModel

@@ -1,15 +1,15 @@
 """Any tinygrad function, given as ``module:function``.
 
-The function says what it takes in an attribute ``inputs``, ``{name: (dtype, shape)}``; it is called
+The function's attribute ``inputs``, ``{name: (dtype, shape)}``, declares its inputs. It is called
 once, with one placeholder tensor per name, and returns a tensor or a dict of named tensors:
 
     def classify(pixels):
         return (pixels.reshape(1, 784) @ WEIGHT).softmax()
     classify.inputs = {"pixels": ("float32", (1, 28, 28))}
 
-Tensors that the function finds outside (``WEIGHT``) become the model's weights. They must hold
-data: made from numpy arrays, lists or files, or realized. Importing the module runs the developer's
-own code on the developer's machine; nothing of it travels but the traced arithmetic.
+Other tensors that the function uses (``WEIGHT``) become the model's weights. They must hold data:
+made from numpy arrays, lists or files, or realized. Importing the module runs the developer's own
+code on the developer's machine; only the traced arithmetic is published.
 """
 
 from __future__ import annotations

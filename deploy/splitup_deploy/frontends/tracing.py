@@ -1,8 +1,8 @@
 """Trace a function of tinygrad tensors into a graph, without opening a device.
 
 A ``Tracer`` hands out placeholder tensors for inputs, weights and states. What the function does
-with them is recorded by tinygrad; ``finish`` reads the record. The record depends on nothing but
-the function, so the graph's bytes are the same on every machine.
+with them is recorded by tinygrad; ``finish`` reads the record. The record depends only on the
+function, so the graph's bytes are the same on every machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from splitup.core.tensors import TensorSpec
 from splitup.graph.ir import Dims, Graph, Symbol
 from splitup_deploy.frontends.weight_sources import WeightSource, start_hashing
 
-TRACE_DEVICE = "PYTHON"  # never opened; any name that is no real device would do
+TRACE_DEVICE = "PYTHON"  # a name for placeholders; the device is never opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Bank:
     """A value [rows, slots, ...] of which every slot is computed by the expert chosen for it.
 
     ``root``, ``chosen`` (int32 [rows, slots]), ``gates`` (float32 [rows, slots]) and ``inputs`` are
-    nodes that are written to memory. All between these and ``root`` looks its weights up by
-    ``chosen`` along an axis of length ``experts``, and gives zero where a slot's gate is zero.
+    nodes that are written to memory. The nodes between ``inputs`` and ``root`` look up weights by
+    ``chosen`` along an axis of length ``experts``; the result is zero where a gate is zero.
     """
 
     root: int
@@ -43,7 +43,7 @@ class Bank:
 
 @dataclass(frozen=True, slots=True)
 class TracedModel:
-    """A whole model before it is cut. ``labels`` names values in memory for people."""
+    """A whole model before it is cut. ``labels`` are readable names of values in memory."""
 
     graph: Graph
     labels: Mapping[int, str]
@@ -79,7 +79,7 @@ class Tracer:
         self._variables: dict[str, UOp] = {}
 
     def symbol(self, name: str, maximum: int) -> UOp:
-        """Declare a dimension that every step binds anew; an input's spec names it as rows."""
+        """Declare a dimension whose size every step sets; an input's spec names it as its rows."""
         self._symbols[name] = Symbol(name, maximum)
         self._variables[name] = make_variable(self._symbols[name])
         return self._variables[name]
@@ -113,7 +113,7 @@ class Tracer:
         self._placeholders[uop] = Placeholder("IOTA", length, "int32", (length,))
 
     def label(self, uop: UOp, label: str) -> None:
-        """Call an operation's value ``label`` before people, should a pass write it to memory."""
+        """Give an operation's value a readable name, in case a pass writes it to memory."""
         self._labels.setdefault(uop, label)
 
     def knows(self, uop: UOp) -> bool:
@@ -131,13 +131,13 @@ class Tracer:
         return self._iotas[length]
 
     def mark(self, tensor: Tensor, label: str) -> Tensor:
-        """Write a value to memory there: a place to cut, called ``label`` before people.
+        """Write a value to memory, with a readable name: the model can be cut there.
 
         Equal values that are marked twice are written twice.
         """
         uop = tensor.contiguous().uop
         known = self._placeholders.get(uop.base)
-        if known is not None and known.op == "LOOKUP":  # tinygrad holds it for a buffer of its own
+        if known is not None and known.op == "LOOKUP":  # tinygrad treats it as a buffer
             uop = uop.alu(Ops.CONTIGUOUS)
         result = Tensor(uop.replace(tag=len(self._labels)))
         self._labels[result.uop] = label
@@ -153,14 +153,14 @@ class Tracer:
     def mark_bank(
         self, root: Tensor, chosen: Tensor, gates: Tensor, inputs: Sequence[Tensor], experts: int
     ) -> None:
-        """Declare a ``Bank``; all tensors are marked already."""
+        """Declare a ``Bank``; its tensors must be marked already."""
         self._banks.append(([t.uop for t in (root, chosen, gates, *inputs)], experts))
 
     def finish(self, outputs: Mapping[str, Tensor], updates: Mapping[str, Tensor]) -> TracedModel:
-        """Return the traced model, as it is: a pass makes it legal
-        (``splitup_deploy.cutting.passes``).
+        """Return the traced model, which a pass still has to make legal.
 
-        Reads every weight once, for its digest; none when one of them is absent.
+        Reads every weight once, for its digest; reads none when one of them is absent. The passes
+        are in ``splitup_deploy.cutting.passes``.
         """
         sources = list(self._weights.values())
         absent = any(source.is_absent for source in sources)
@@ -193,7 +193,7 @@ class Tracer:
     def _make_view(
         self, op: str, index: int, dtype: str, dims: Dims, operands: tuple[UOp, ...] = ()
     ) -> Tensor:
-        """Return a tensor of its own buffer, of which nothing but the shape is used."""
+        """Return a tensor with its own buffer, of which only the shape is used."""
         shape = tuple(self._symbols[d].maximum if isinstance(d, str) else d for d in dims)
         buffer = UOp.new_buffer(TRACE_DEVICE, math.prod(shape), get_tinygrad_dtype(dtype))
         view = Tensor(buffer).reshape(shape)

@@ -1,4 +1,4 @@
-"""Where a weight's bytes come from, read in chunks so that memory does not grow with the model."""
+"""The sources of weights' bytes, read in chunks so that memory does not grow with the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHUNK_BYTES: Final = 4 * 1024 * 1024  # large enough for full disk speed, small 
 
 
 class HashProgress(Protocol):
-    """Is told how far hashing is: every byte of a model is hashed as a weight and in its task."""
+    """Receives the progress of hashing: every byte is hashed as a weight and again in its task."""
 
     def start(self, what: str, total_bytes: int) -> None:
         """Begin with so many bytes of ``what``."""
@@ -32,13 +32,14 @@ class HashProgress(Protocol):
         ...
 
 
-# Whoever hashes is deep below whoever shows it, with every front end between them.
+# The progress display is far above the code that hashes; a context variable connects them without
+# passing it through every front end.
 _progress: ContextVar[HashProgress | None] = ContextVar("progress", default=None)
 
 
 @contextmanager
 def watch_hashing(progress: HashProgress) -> Iterator[None]:
-    """Tell ``progress`` of all hashing within."""
+    """Report all hashing within the block to ``progress``."""
     token = _progress.set(progress)
     try:
         yield
@@ -47,13 +48,13 @@ def watch_hashing(progress: HashProgress) -> Iterator[None]:
 
 
 def start_hashing(what: str, total_bytes: int) -> None:
-    """Tell whoever watches that so many bytes of ``what`` will be hashed."""
+    """Report that ``total_bytes`` of ``what`` will be hashed."""
     if (progress := _progress.get()) is not None:
         progress.start(what, total_bytes)
 
 
 def compute_digest_of(chunks: Iterator[bytes]) -> tuple[str, int]:
-    """Return the SHA-256 and the number of all bytes, and tell whoever watches of each chunk."""
+    """Return the SHA-256 and the number of all bytes, and report the progress."""
     digest, length, progress = hashlib.sha256(), 0, _progress.get()
     for chunk in chunks:
         digest.update(chunk)
@@ -104,7 +105,7 @@ class Absent:
     def read(self) -> Iterator[bytes]:
         """Raise InvalidModel: there is nothing to read."""
         raise InvalidModel(
-            "the model's weights are not here, so it can be inspected and not run or registered: "
+            "the model's weights are not here, so it can be inspected but not run or registered: "
             "put its safetensors files beside config.json"
         )
 
@@ -148,7 +149,7 @@ class WeightSource:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A box, an (offset, size) for every axis, of a weight's bytes: read whole, given in part."""
+    """A box, an (offset, size) for every axis, of a weight; the whole weight is read for it."""
 
     source: WeightSource
     box: tuple[tuple[int, int], ...]

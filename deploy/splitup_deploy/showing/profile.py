@@ -1,4 +1,4 @@
-"""A cut model as it would run: time of every task, the critical path, what runs side by side."""
+"""How a cut model would run: the time of every task, the critical path, and parallel tasks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from splitup.graph.manifest import Manifest, Task, TaskSource
 from splitup_deploy.cutting.timing import predict_compute_ps, predict_transfer_ps
 
-_BYTES_PER_FLOP = 4  # whatever a step reads takes part in an operation, and has 4 bytes at most
+_BYTES_PER_FLOP = 4  # what a step reads takes part in an operation, and has at most 4 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What task ``source`` sends to task ``target`` in every step."""
+    """The bytes that task ``source`` sends to task ``target`` in every step."""
 
     source: int
     target: int
@@ -25,10 +25,9 @@ class Edge:
 class Profile:
     """Predicted times per step, in picoseconds, and the shape of the DAG.
 
-    ``levels``: tasks of one level read only from earlier ones and run side by side.
-    ``critical``: the tasks, in order, that a step waits for; ``latency_ps`` is how long it takes
-    them and the transfers between them. ``classes_bytes`` holds for every task the smallest
-    memory of the given ones that it fits, None when it fits none.
+    ``levels``: tasks of one level read only from lower levels and run in parallel. ``critical`` is
+    the critical path, and ``latency_ps`` the time of its tasks and of the transfers between them.
+    ``classes_bytes`` holds for every task the smallest of the target sizes that it fits, or None.
     """
 
     manifest: Manifest
@@ -56,7 +55,7 @@ class Profile:
 def compute_profile(
     manifest: Manifest, times_ps: Sequence[int] | None = None, targets_bytes: Sequence[int] = ()
 ) -> Profile:
-    """Return the profile; times that the compiler did not give are estimated from the manifest."""
+    """Return the profile; without times from the compiler they are estimated from the manifest."""
     times = tuple(map(_estimate_ps, manifest.tasks)) if times_ps is None else tuple(times_ps)
     edges = list_edges(manifest)
     levels = [0] * len(times)
@@ -89,7 +88,7 @@ def compute_profile(
 
 
 def list_edges(manifest: Manifest) -> tuple[Edge, ...]:
-    """Return who sends how many bytes to whom, by target and source."""
+    """Return the edges of the task graph, sorted by target and source."""
     sizes: Counter[tuple[int, int]] = Counter()
     for target, task in enumerate(manifest.tasks):
         for port in task.inputs:
@@ -99,6 +98,6 @@ def list_edges(manifest: Manifest) -> tuple[Edge, ...]:
 
 
 def _estimate_ps(task: Task) -> int:
-    """Estimate a task's time: it reads its weights and state, unless it only looks something up."""
+    """Estimate a task's time from its weights and state, or its operations if it reads less."""
     nbytes = min(task.weights_bytes + task.state_bytes, _BYTES_PER_FLOP * task.flops)
     return predict_compute_ps(nbytes, task.flops)

@@ -1,11 +1,11 @@
-"""What the commands of splitup-deploy print: progress on stderr, results on stdout."""
+"""Print the progress and the results of splitup-deploy: progress on stderr, results on stdout."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -21,15 +21,13 @@ from rich.progress import (
 from splitup.cli.console import Output
 from splitup.client.inputs import format_usdc
 from splitup.core.errors import InvalidInput
-from splitup_deploy.publishing.register import Registration
-from splitup_deploy.showing.diagram import draw_mermaid, draw_svg
+from splitup_deploy.publishing.registration import Registration
 from splitup_deploy.showing.profile import Profile
 from splitup_deploy.showing.report import describe_model, render_model
 
-Picture = Literal["text", "mermaid", "svg"]
-
 
 def show_model(output: Output, profile: Profile, name: str | None, is_complete: bool) -> None:
+    """Print a cut model, as text or as JSON."""
     if output.as_json:
         output.print_json(describe_model(profile, name, is_complete=is_complete))
     else:
@@ -37,12 +35,13 @@ def show_model(output: Output, profile: Profile, name: str | None, is_complete: 
 
 
 def show_registration(output: Output, profile: Profile, done: Registration) -> None:
+    """Print a registered model and how its registration ended, as text or as JSON."""
     if output.as_json:
         output.print_json({**describe_model(profile, done.name), **asdict(done)})
         return
     output.out.print(render_model(profile, done.name), soft_wrap=True)
     if done.already_registered:
-        output.out.print(f"already registered as {done.name!r}; nothing was sent", markup=False)
+        output.out.print(f"already registered as {done.name!r}; nothing was uploaded", markup=False)
         return
     output.out.print(
         f"registered as {done.name!r} in block {done.block_number} for "
@@ -53,22 +52,22 @@ def show_registration(output: Output, profile: Profile, done: Registration) -> N
     )
 
 
-def write_picture(profile: Profile, name: str | None, picture: Picture, file: Path | None) -> None:
-    if picture == "text":
-        raise InvalidInput("--output takes a drawing: add --format svg or --format mermaid")
-    text = draw_svg(profile, name) if picture == "svg" else draw_mermaid(profile)
-    if file is None:
-        sys.stdout.write(text)
-        return
-    write_file(file, text)
-
-
 def write_file(file: Path, text: str) -> None:
     """Write a file the user has named; raises InvalidInput."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"cannot write '{file}': {error.strerror}") from None
+
+
+@contextmanager
+def show_status(console: Console, text: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner with a text; give the function that changes it. Nothing off a terminal."""
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(text) as status:
+        yield status.update
 
 
 def _make_bar(console: Console, *, transient: bool = False) -> Progress:
@@ -85,9 +84,9 @@ def _make_bar(console: Console, *, transient: bool = False) -> Progress:
 
 
 class HashBar:
-    """The compiler's progress: a spinner while it thinks, a bar per round while it hashes.
+    """The compiler's progress: a spinner, and a bar while it hashes, which then vanishes.
 
-    Nothing where stderr is no terminal: a bar that vanishes would leave an empty line there.
+    Without a terminal nothing is shown: a bar that vanishes would leave an empty line there.
     """
 
     def __init__(self, console: Console, model: str) -> None:
@@ -111,6 +110,8 @@ class HashBar:
             return
         self._status.stop()
         self._progress.start()
+        if self._task is not None:  # the next round takes the place of the one before
+            self._progress.remove_task(self._task)
         self._task = self._progress.add_task(f"hashing {what}", total=total_bytes)
 
     def advance(self, hashed_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Showing a model's task graph to a person, and as JSON to a program. Pure: data in, text out."""
+"""A model's task graph as text and as JSON. Pure: data in, text out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rich.text import Text
 
 from splitup.client.inputs import format_usdc
 from splitup.graph.manifest import ClientPart, Port, Task, TaskSource
-from splitup_deploy.publishing.register import RegisteredModel
+from splitup_deploy.publishing.model_usage import ModelUsage
+from splitup_deploy.publishing.registered_models import RegisteredModel
 from splitup_deploy.showing.profile import Profile
 
 _PRIVACY: Final = (
-    "         What users give and get stays with them. That is no secrecy: a node\n"
-    "         that knows the weights can usually reconstruct texts from what it gets."
+    "         Inputs and outputs stay with the user. That is no secrecy: a node that\n"
+    "         knows the weights can usually reconstruct the text from what it receives."
 )
 _BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _TIME_UNITS: Final = ("ps", "ns", "µs", "ms", "s", "ks")
@@ -40,7 +41,7 @@ def render_model(profile: Profile, name: str | None, *, is_complete: bool = True
     """
     manifest = profile.manifest
     title = f"{printable(name or manifest.kind)} · {_count_tasks(len(manifest.tasks))}"
-    identity = manifest.model_id if is_complete else "shapes only: no weights, so no id"
+    identity = manifest.model_id if is_complete else "preview only: no weights here"
     head = Text.assemble((title, "bold"), f"\n{identity}", style="default")
     parts = [head, _render_graph(profile), _render_totals(profile)]
     if manifest.client is not None:
@@ -56,7 +57,33 @@ def render_models(models: Sequence[RegisteredModel]) -> Text:
         text.append(
             f"  {_count_tasks(model.task_count)}, "
             f"{format_usdc(model.price_per_step_micro_usdc)} per step\n"
-            f"  {model.model_id}\n  by {model.developer}\n"
+            f"  {model.model_id}\n  by {model.developer}\n  {_describe_use(model)}\n"
+        )
+    text.rstrip()
+    return text
+
+
+def _describe_use(model: RegisteredModel) -> str:
+    if model.is_retired:
+        return "retired: takes no new executions"
+    if model.is_current:
+        return f"used by clients that name {printable(model.name)!r}"
+    return "older version: used by its id only"
+
+
+def render_usage(usage: Sequence[ModelUsage]) -> Text:
+    """Return the lines of ``splitup-deploy usage``: one paragraph for each version."""
+    text = Text()
+    for use in usage:
+        text.append(printable(use.name), "bold")
+        text.append(
+            f"  {use.model_id}\n"
+            f"  executions  {use.executions} by {use.clients} "
+            f"{'client' if use.clients == 1 else 'clients'}: {use.settled} settled, "
+            f"{use.refunded} refunded, {use.open} open\n"
+            f"  steps       {use.steps}\n"
+            f"  paid        {format_usdc(use.paid_micro_usdc)} to nodes, "
+            f"{format_usdc(use.fee_micro_usdc)} to the committee\n"
         )
     text.rstrip()
     return text
@@ -131,7 +158,7 @@ def _describe_client(client: ClientPart) -> dict[str, Any]:
 
 
 def _render_client(client: ClientPart) -> Text:
-    """Return the tasks that are the client's, and what that hides from whom."""
+    """Return the tasks that the client runs, and what that hides."""
     early = set(client.find_early())
     text = Text()
     for index, task in enumerate(client.tasks):
@@ -175,9 +202,9 @@ def _list_costs(task: Task) -> str:
 
 
 def _draw_rails(profile: Profile) -> Iterator[tuple[str, str]]:
-    """Yield for every task how its first and its other lines begin: who runs side by side.
+    """Yield for every task the beginning of its first line and of its other lines.
 
-    Tasks of one level hang from a branch of the line, as neighbours in the manifest's order.
+    Neighbours of one level, which run in parallel, hang from a branch of the line.
     """
     levels = profile.levels
     last = len(levels) - 1
@@ -246,7 +273,7 @@ def _count_tasks(count: int) -> str:
 
 
 def printable(text: str) -> str:
-    """A name comes from a stranger: nothing in it may move the cursor."""
+    """Return a stranger's text without characters that could control the terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

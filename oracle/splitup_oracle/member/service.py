@@ -7,12 +7,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.chain.event_stream import ChainEvent
 from splitup.chain.market import fetch_economics
+from splitup.chain.rejections import explain_retirement
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, InvalidInput
 from splitup.crypto.keystore import load_identity
@@ -45,6 +47,7 @@ _PROBES: Final = 32  # at once
 
 _CURSOR: Final = "cursor"
 _MODEL: Final = "model"  # journal kind: models that were registered before the cursor
+_RETIRED: Final = "retired"  # journal kind: retired models, and where on the chain they were
 
 log = logging.getLogger("splitup.oracle")
 
@@ -166,6 +169,8 @@ class Feeder:
         elif event.name == "ModelRegistered":
             self._journal.put(_MODEL, event.args["modelId"], {})
             self._models_changed.set()
+        elif event.name == "ModelRetired":
+            self._note_retirement(event)
         configuration = self._find_configuration(event)
         translated = make_event(event, self._chain.deployment, configuration)
         if event.removed:
@@ -180,8 +185,27 @@ class Feeder:
             return
         if translated is not None:
             if isinstance(translated, RequestSeen):
+                translated = self._refuse_retired(translated, event)
                 self._open[translated.request.execution_id] = event.block_number
             self._member.feed(translated)
+
+    def _note_retirement(self, event: ChainEvent) -> None:
+        model_id = event.args["modelId"]
+        if event.removed:
+            self._journal.delete(_RETIRED, model_id)
+        else:
+            place = {"block": event.block_number, "log_index": event.log_index}
+            self._journal.put(_RETIRED, model_id, place)
+
+    def _refuse_retired(self, seen: RequestSeen, event: ChainEvent) -> RequestSeen:
+        """Mark a request that the chain holds behind the retirement of its model."""
+        model_id = seen.request.model_id
+        place = self._journal.get(_RETIRED, model_id)
+        if place is None:
+            return seen
+        if (event.block_number, event.log_index) < (place["block"], place["log_index"]):
+            return seen
+        return replace(seen, refusal=explain_retirement(model_id))
 
     def _find_configuration(self, event: ChainEvent) -> int:
         """Return which configuration was current where the chain holds an event."""

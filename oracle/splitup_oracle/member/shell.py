@@ -22,6 +22,7 @@ from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import fetch_node_key
 from splitup.chain.market import exposures_to_abi, terms_to_abi
+from splitup.chain.rejections import explain_retirement
 from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical, parse_json
 from splitup.core.errors import (
@@ -273,7 +274,17 @@ class Member:
         deployment, call = self.chain.deployment, self.chain.call
         if (request.chain_id, request.market) != (deployment.chain_id, deployment.market.lower()):
             raise PeerFault("the request is for another chain or market")
-        head, parameters, price, paused, root, known, balance, frozen = await asyncio.gather(
+        (
+            head,
+            parameters,
+            price,
+            paused,
+            root,
+            known,
+            balance,
+            frozen,
+            retired,
+        ) = await asyncio.gather(
             self.chain.fetch_head(),
             call("market", "parameters"),
             call("market", "quote", request.model_id, request.steps),
@@ -282,6 +293,7 @@ class Member:
             call("market", "executionOf", request.execution_id),
             call("market", "balanceOf", request.client),
             call("market", "frozenUntil", request.client),
+            call("models", "isRetired", request.model_id),
         )
         left_s = request.deadline - head.timestamp
         least_s = parameters["minDeadlineS"] + limits.SIGNED_REQUEST_MARGIN_S
@@ -294,6 +306,8 @@ class Member:
             raise PeerFault(f"the price is {max(price, parameters['minPrice'])} micro-USDC by now")
         if paused:
             raise PeerFault("the market takes no requests now")
+        if retired:
+            raise PeerFault(explain_retirement(request.model_id))
         if root != request.snapshot_root or not request.snapshot_sequence:
             raise PeerFault("the request names no snapshot that the chain remembers")
         if known["status"]:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 from splitup.chain.client import Chain
+from splitup.chain.rejections import explain_retirement
 from splitup.client.inputs import format_usdc
 from splitup.core.errors import ChainRejected, InvalidInput
 from splitup.crypto.keys import Identity
@@ -15,10 +16,17 @@ _PERMIT_S: Final = 600  # a deposit is mined within minutes, or made anew
 
 
 async def fetch_price(chain: Chain, model_id: str, steps: int) -> int:
-    """Return what a request locks, in micro-USDC: the quote, or the market's smallest price."""
-    quote, parameters = await asyncio.gather(
-        chain.call("market", "quote", model_id, steps), chain.call("market", "parameters")
+    """Return what a request locks, in micro-USDC: the quote, or the market's smallest price.
+
+    Raises InvalidInput for a model that its developer has retired.
+    """
+    quote, parameters, retired = await asyncio.gather(
+        chain.call("market", "quote", model_id, steps),
+        chain.call("market", "parameters"),
+        chain.call("models", "isRetired", model_id),
     )
+    if retired:
+        raise InvalidInput(explain_retirement(model_id))
     return max(int(quote), int(parameters["minPrice"]))
 
 

@@ -68,6 +68,7 @@ class SnapshotAccepted:
 class RequestSeen:
     request: Request
     configuration: int = 0  # that was current where the chain holds it; 0: the one that is now
+    refusal: str = ""  # why the committee must not plan it: its model was retired before
 
 
 @dataclass(frozen=True, slots=True)

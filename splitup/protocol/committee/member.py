@@ -321,7 +321,7 @@ class CommitteeMember:
             if is_same(signed.request, request):
                 return commands
             commands += self._end(request.execution_id)
-        return commands + self._begin(request, now)
+        return commands + self._begin(request, now, refusal=event.refusal)
 
     def _process_signed(self, event: RequestSigned, now: float) -> list[Command]:
         """Plan a request that is not on chain; raise what speaks against it."""
@@ -334,9 +334,11 @@ class CommitteeMember:
         commands = self._signed_requests.process_signed(event, self._timestamp_s)
         return commands + self._begin(signed.request, now, signed.signature)
 
-    def _begin(self, request: Request, now: float, client_signature: str = "") -> list[Command]:
+    def _begin(
+        self, request: Request, now: float, client_signature: str = "", refusal: str = ""
+    ) -> list[Command]:
         self._settlements.process_request(request)
-        commands = self._plans.process_request(request, now, client_signature)
+        commands = self._plans.process_request(request, now, client_signature, refusal)
         if self._plans.find_request(request.execution_id) is None:  # too many are open
             self._settlements.process_end(request.execution_id)
         return commands

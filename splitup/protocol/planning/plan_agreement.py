@@ -127,9 +127,13 @@ class PlanAgreement:
     # ---- facts ------------------------------------------------------------------------------
 
     def process_request(
-        self, request: Request, now: float, client_signature: str = ""
+        self, request: Request, now: float, client_signature: str = "", refusal: str = ""
     ) -> list[Command]:
-        """Begin: persist which request this is, and give our share of its seed to all."""
+        """Begin: persist which request this is, and give our share of its seed to all.
+
+        With a ``refusal`` the request is only remembered, and whoever asks for its plan is told why
+        there is none.
+        """
         execution_id = request.execution_id
         if execution_id in self._rounds:
             return []
@@ -137,6 +141,9 @@ class PlanAgreement:
             return [Log(f"too many open executions; {execution_id} is left to be refunded")]
         known = _Round(request, ThresholdSignatureCollector(plan_alpha(request)), client_signature)
         self._rounds[execution_id] = known
+        if refusal:
+            known.refusal = refusal
+            return [Log(f"no plan for {execution_id}: {refusal}"), AnnouncePlan(execution_id)]
         commands = self._begin(known, now)
         for member, messages in self._early.items():
             for kind in (PlanPartial, PlanVote):
@@ -307,7 +314,7 @@ class PlanAgreement:
     # ---- the steps, in order ----------------------------------------------------------------
 
     def _begin(self, known: _Round, now: float) -> list[Command]:
-        if self._context.group is None or known.partial:
+        if self._context.group is None or known.partial or known.refusal:
             return []
         commands = self._signing_guard.claim(
             f"request/{known.request.execution_id}/", compute_digest(known.collector.alpha)

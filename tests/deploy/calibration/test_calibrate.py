@@ -1,4 +1,4 @@
-"""Honest differences, the smallest cheats, and the line between them."""
+"""Differences between variants, small perturbations, and the tolerance between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from splitup_deploy.calibration.calibrate import VARIANTS, Variant, calibrate_model, make_steps
+from splitup_deploy.calibration.calibrate_model import calibrate_model
 from splitup_deploy.calibration.perturbations import (
     iter_skips,
     list_perturbations,
@@ -22,7 +22,8 @@ from splitup_deploy.calibration.separation import (
     take_smaller,
 )
 from splitup_deploy.calibration.tolerances import attach_tolerances, load_tolerances
-from splitup_deploy.cli.app import app
+from splitup_deploy.calibration.variant_runs import VARIANTS, Variant, make_steps
+from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build, prepare
 from splitup_deploy.frontends.source_model import Sizes
 from typer.testing import CliRunner
@@ -193,7 +194,7 @@ def test_a_metric_is_used_only_for_a_perturbation_that_needs_it() -> None:
 
 def test_what_cannot_be_told_apart_leaves_equal_bytes() -> None:
     found = calibrate("float32", spread(relative_l2_ppb=100), {"c": spread()})
-    assert found.tolerance is None and "'c' cannot be told" in found.reason
+    assert found.tolerance is None and "'c' differs too little" in found.reason
     assert calibrate("float32", spread(), {}).tolerance is None
     assert calibrate("int32", spread(), {"c": spread()}).tolerance is None
 
@@ -254,7 +255,7 @@ def test_a_private_model_is_calibrated_where_nodes_compute(
 ) -> None:
     """Nodes' inputs are what the client's tasks make of a text, so these are computed first."""
     monkeypatch.setattr(
-        "splitup_deploy.calibration.calibrate.list_cheats", lambda *_: iter(())
+        "splitup_deploy.calibration.calibrate_model.list_perturbations", lambda *_: iter(())
     )  # slow
     save_llama(tmp_path / "m", {"num_hidden_layers": 1})
     sizes = Sizes(chunk=1)

@@ -10,10 +10,9 @@ import pytest
 from rich.console import Console
 from splitup_deploy.cutting.build import CompiledModel, build, parse_size
 from splitup_deploy.frontends.source_model import Sizes
-from splitup_deploy.showing.diagram import draw_mermaid, draw_svg
+from splitup_deploy.showing.drawing import draw_dot, draw_mermaid
 from splitup_deploy.showing.profile import compute_profile
 from splitup_deploy.showing.report import describe_model, render_model
-from splitup_deploy.showing.scene import make_scene
 from splitup_deploy.uncut_model import load_reference
 
 from splitup.client.execution.private_tasks import ClientPrograms
@@ -132,16 +131,8 @@ def test_inspect_says_whose_task_is_whose_and_what_it_hides() -> None:
 def test_drawings_show_the_client_s_tasks_around_those_of_nodes() -> None:
     compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=1)
     profile = compute_profile(compiled.manifest, compiled.times_ps)
-    scene = make_scene(profile)
-    whose = [card.is_client for card in scene.cards]
-    assert whose == [True] * 3 + [False] * 6 + [True] * 3
-    assert [card.level for card in scene.cards] == list(range(12))
-    assert [(edge.source, edge.target) for edge in scene.edges] == [(n, n + 1) for n in range(11)]
-    assert scene.cards[0].reads == ("tokens",) and scene.cards[3].reads == ("layout",)
-    assert [(port.name, place) for port, place in scene.outputs] == [("logits", 11)]
     lines = draw_mermaid(profile).splitlines()
     assert '  c2 -->|"8.19 kB"| t0' in lines and '  t5 -->|"8.19 kB"| c3' in lines
     assert '  c5 -->|"65.5 kB"| out0' in lines and "  in0 -.-> c0" in lines
     assert lines[-1] == "  class c0,c1,c2,c3,c4,c5 client"
-    svg = draw_svg(profile, "m")
-    assert svg.count('<g class="client">') == 6 and "6 tasks of nodes, 6 of the client" in svg
+    assert '  c5 [label="client head\\n' in draw_dot(profile)

@@ -34,7 +34,7 @@ def test_text_and_context(tmp_path: Path) -> None:
 def test_weights_alone_are_no_model(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(b"never read")
-    with pytest.raises(InvalidModel, match=r"holds weights at most.* directory with config\.json"):
+    with pytest.raises(InvalidModel, match=r"is a file of weights.* directory with config\.json"):
         load_model(str(path))
 
 

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from splitup_deploy.calibration.tolerances import attach_vectors
-from splitup_deploy.cli.app import app
+from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build
-from splitup_deploy.publishing.register import fetch_model, register
+from splitup_deploy.publishing.registered_models import fetch_model
+from splitup_deploy.publishing.registration import publish
 from typer.testing import CliRunner
 
 from splitup.chain.client import Chain
-from splitup.core.errors import StorageUnavailable
+from splitup.client.market.payments import fetch_price
+from splitup.core.errors import InvalidInput, StorageUnavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.devnet.anvil import derive_key
@@ -44,7 +46,9 @@ def _make(seed):
     model.inputs = {"x": ("float32", (1, 64))}
     return model
 
-first, second, third, fourth, fifth = (_make(seed) for seed in range(5))
+(
+    first, second, third, fourth, fifth, sixth, seventh, eighth, ninth
+) = (_make(seed) for seed in range(9))
 """
 
 
@@ -164,15 +168,15 @@ async def test_an_interrupted_upload_goes_on_and_registers_nothing_half(
         GatewayClient((network.url,), developer) as gateway,
     ):
         with pytest.raises(StorageUnavailable, match="cable"):
-            await register(compiled, "second", chain, gateway, Recorder(limit=30_000))
+            await publish(compiled, "second", chain, gateway, Recorder(limit=30_000))
         assert await fetch_model(chain, compiled.model_id) is None
         second = Recorder()
-        done = await register(compiled, "second", chain, gateway, second)
+        done = await publish(compiled, "second", chain, gateway, second)
         assert second.skipped > 0
         assert second.skipped + second.sent == second.total
         assert done.uploaded_objects < len(compiled.blobs) + 1
         third = Recorder()
-        done = await register(compiled, "second", chain, gateway, third)
+        done = await publish(compiled, "second", chain, gateway, third)
         assert (done.already_registered, third.total) == (True, 0)
 
 
@@ -227,6 +231,87 @@ async def test_failures_say_what_to_do(network: Network, models: str, tmp_path: 
     code, answer = await register_cli(write_home(network, poor), model, "fifth")
     assert code == 2 and "has no ether" in answer["error"]
     assert await fetch_model(network.owner, build(model, 20_000).model_id) is None
+
+
+async def test_a_dry_run_and_inspect_show_the_id_of_the_registration(
+    network: Network, models: str, tmp_path: Path
+) -> None:
+    home = write_home(network, tmp_path / "home")
+    flags = ("--target-vram", "20kB", "--price-per-step", "0.001", "--json")
+    model = f"{models}:sixth"
+    arguments = ("register", "--model", model, "--name", "sixth", *flags)
+    code, output = await invoke(*arguments, "--dry-run")
+    assert code == 0
+    dry = json.loads(output.splitlines()[-1])
+    code, output = await invoke("inspect", model, *flags)
+    assert (code, json.loads(output)["model_id"]) == (0, dry["model_id"])
+    code, output = await invoke(*arguments, "--config", str(home))
+    done = json.loads(output.splitlines()[-1])
+    assert (code, done["model_id"]) == (0, dry["model_id"])
+    assert [task["task_id"] for task in done["tasks"]] == [t["task_id"] for t in dry["tasks"]]
+
+    found = await fetch_model(network.owner, done["model_id"])
+    assert found is not None and found.price_per_step_micro_usdc == 1_000
+    assert done["price_per_step_micro_usdc"] == 1_000
+    code, output = await invoke(*arguments[:-3], "--price-per-step", "0.000001", "--dry-run")
+    assert code == 2 and "raise --price-per-step to" in output
+
+
+async def test_a_name_s_newest_version_is_used_until_its_developer_retires_it(
+    network: Network, models: str, tmp_path: Path
+) -> None:
+    home = write_home(network, tmp_path / "home")
+    _, old = await register_cli(home, f"{models}:seventh", "versions")
+    _, new = await register_cli(home, f"{models}:eighth", "versions")
+    assert await list_versions(home) == {
+        old["model_id"]: (False, False),
+        new["model_id"]: (True, False),
+    }
+    code, output = await invoke("list", "--config", str(home))
+    assert code == 0 and "used by clients that name 'versions'" in output
+    assert "older version: used by its id only" in output
+    code, output = await invoke("inspect", "versions", "--json", "--config", str(home))
+    assert json.loads(output)["model_id"] == new["model_id"]
+
+    stranger = write_home(network, tmp_path / "stranger", account=7)
+    code, output = await invoke("retire", "versions", "--json", "--config", str(stranger))
+    assert code == 2 and "only its developer can retire it" in output
+    assert await fetch_price(network.owner, new["model_id"], 3) > 0
+    code, output = await invoke("retire", "versions", "--json", "--config", str(home))
+    assert (code, json.loads(output)["model_id"]) == (0, new["model_id"])
+    assert await list_versions(home) == {
+        old["model_id"]: (False, False),
+        new["model_id"]: (True, True),
+    }
+    with pytest.raises(InvalidInput, match="was retired by its developer"):
+        await fetch_price(network.owner, new["model_id"], 3)
+    assert await fetch_price(network.owner, old["model_id"], 3) > 0
+    code, output = await invoke("retire", new["model_id"], "--config", str(home))
+    assert code == 2 and "is retired already" in output
+    code, answer = await register_cli(home, f"{models}:eighth", "versions")
+    assert code == 2 and "retired for good" in answer["error"]
+
+
+async def list_versions(home: Path) -> dict[str, tuple[bool, bool]]:
+    """Return for each version of the name "versions" whether it is current and retired."""
+    _, output = await invoke("list", "--json", "--config", str(home))
+    return {
+        entry["model_id"]: (entry["is_current"], entry["is_retired"])
+        for entry in json.loads(output)["models"]
+        if entry["name"] == "versions"
+    }
+
+
+async def test_usage_of_a_model_that_nobody_used(
+    network: Network, models: str, tmp_path: Path
+) -> None:
+    home = write_home(network, tmp_path / "home")
+    _, done = await register_cli(home, f"{models}:ninth", "unused")
+    code, output = await invoke("usage", "unused", "--json", "--config", str(home))
+    (found,) = json.loads(output)["models"]
+    assert (code, found["model_id"], found["executions"]) == (0, done["model_id"], 0)
+    code, output = await invoke("usage", "nothing", "--config", str(home))
+    assert code == 2 and "splitup-deploy list" in output
 
 
 async def test_dry_run_needs_no_network(models: str, tmp_path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from io import StringIO
 from itertools import pairwise
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from splitup_deploy.cutting.timing import predict_transfer_ps
-from splitup_deploy.showing.diagram import draw_mermaid, draw_svg
+from splitup_deploy.showing.drawing import draw_dot, draw_mermaid
 from splitup_deploy.showing.profile import Profile, compute_profile
 from splitup_deploy.showing.report import describe_model, format_time, render_model
 
@@ -132,6 +131,10 @@ def test_shapes_alone_have_no_id() -> None:
     profile = compute_profile(make_manifest(DIAMOND))
     described = describe_model(profile, None, is_complete=False)
     assert described["model_id"] is None and described["tasks"][0]["task_id"] is None
+    console = Console(file=StringIO(), width=120)
+    console.print(render_model(profile, "m", is_complete=False))
+    assert isinstance(console.file, StringIO)
+    assert "preview only: no weights here" in console.file.getvalue()
 
 
 def test_mermaid() -> None:
@@ -144,29 +147,13 @@ def test_mermaid() -> None:
     assert lines[-1] == "  class t0,t1,t3 critical"
 
 
-def test_svg_is_well_formed_and_nothing_overlaps() -> None:
-    edges = [(0, i) for i in range(1, 6)] + [(i, 6) for i in range(1, 6)] + [(0, 6), (6, 7)]
-    profile = compute_profile(make_manifest(edges, "<b> &"))
-    svg = draw_svg(profile, "a <model> \x1b[2J")
-    root = ElementTree.fromstring(svg)
-    space = "{http://www.w3.org/2000/svg}"
-    cards = [
-        tuple(int(rect.attrib[key]) for key in ("x", "y", "width", "height"))
-        for rect in root.iter(f"{space}rect")
-        if rect.attrib["class"] == "card"
-    ]
-    assert len(cards) == 8 and "\x1b" not in svg
-    for a, (x, y, width, height) in enumerate(cards):
-        assert x >= 0 and y >= 0 and x + width <= int(root.attrib["width"])
-        assert y + height <= int(root.attrib["height"])
-        for u, v, _, _ in cards[:a]:
-            assert abs(x - u) >= width or abs(y - v) >= height
-    lines = [path for path in root.iter(f"{space}path") if path.attrib["class"].startswith("edge")]
-    assert len(lines) == len(edges)
-    assert sum("hot" in path.attrib["class"] for path in lines) == len(profile.critical) - 1
-    texts = [text.text for text in root.iter(f"{space}text")]
-    assert "a <model> \ufffd[2J · 8 tasks" in texts and texts.count("125 B") == len(edges)
-    assert "script" not in svg and "href" not in svg
+def test_dot() -> None:
+    text = draw_dot(compute_profile(make_manifest(DIAMOND, 'a "b" \\'), [5, 70, 60, 5]))
+    lines = text.splitlines()
+    assert (lines[0], lines[-1]) == ("digraph model {", "}")
+    assert '  t1 [label="1 a \\"b\\" \\\\ 1\\n2 kB · 70 ps", penwidth=2]' in lines
+    assert '  t0 -> t1 [label="125 B", penwidth=2]' in lines
+    assert '  t0 -> t2 [label="125 B"]' in lines and '  in0 -> t0 [label=""]' in lines
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ async def test_f06_members_start_plan_settle_and_survive_a_kill(tmp_path: Path) 
             await network.wait_until(network.is_ready, 3 * HANG_S)
             await network.stop_member(1)  # now the one that came back is needed
             await run_execution(network)
+            await check_retirement(network)
 
             assert await network.stop_member(2) == 0
             assert await network.stop_member(0) == 0
@@ -65,6 +66,19 @@ async def check_payments(network: Network, execution_id: str) -> None:
     paid = next(event.args["paid"] for event in events if event.name == "Settled")
     assert paid == 2 * MANIFEST.price_micro_usdc(STEPS), "executors and one validator per task"
     assert sum(len({o.task for o in node.orders}) for node in network.nodes) == len(MANIFEST.tasks)
+
+
+async def check_retirement(network: Network) -> None:
+    """What was requested before its model is retired goes on; what comes later gets no plan."""
+    gate = asyncio.Event()
+    running, _ = await network.request(gate)
+    await network.fetch_plan(running)
+    await network.owner.send("models", "retire", MANIFEST.model_id)
+    late, _ = await network.request()
+    with pytest.raises(Refused, match="was retired by its developer"):
+        await network.http.get_json(f"{network.endpoints[2]}/v1/plan/{late}?wait_s=20")
+    gate.set()
+    assert await network.wait_until(lambda: network.find_settlement(running), 3 * HANG_S)
 
 
 async def check_interface(network: Network) -> None:

@@ -1,13 +1,13 @@
 """Mixtures of experts as a feed-forward part of the decoder.
 
-For every row a router chooses ``active`` of the experts, its slots, and weighs them by gates. The
-weights of all experts of a layer are one tensor, from which every slot looks its expert's up;
-tinygrad turns that into a load, so a step reads the weights of chosen experts only. The experts of
-a layer are a ``Bank``: one too large for a task is divided by experts
-(``splitup_deploy.cutting.divide``). Shared experts are a dense MLP beside them, which every row
-goes through. What a family chooses of this is in
-``splitup_deploy.frontends.families.mixture_of_experts``. Sources: arXiv 2401.04088, section 2.1;
-arXiv 2505.09388, section 2; arXiv 2412.19437, section 2.1.2.
+For every row a router chooses ``active`` experts, the row's slots, and weights them by gates. The
+weights of all experts of a layer are one tensor, in which every slot looks up its expert; tinygrad
+turns that into a load, so a step reads only the weights of chosen experts. The experts of a layer
+are a ``Bank``; a bank that is too large for a task is divided by experts
+(``splitup_deploy.cutting.divide``). Shared experts are a dense MLP beside them that every row
+passes. ``splitup_deploy.frontends.families.mixture_of_experts`` has each family's choice.
+Sources: arXiv 2401.04088, section 2.1; arXiv 2505.09388, section 2; arXiv 2412.19437, section
+2.1.2.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tinygrad.uop.ops import UOp
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.quantised import dequantise
 from splitup_deploy.frontends.decoder.step_function import (
     MASKED,
-    DecoderConfig,
     FeedForward,
     Step,
     compute_dense_mlp,
@@ -33,19 +33,19 @@ from splitup_deploy.frontends.decoder.step_function import (
 )
 from splitup_deploy.frontends.weight_sources import WeightSource
 
-# What the scores of a row's experts are divided by is at least this, as in llama.cpp: the smallest
-# float16. Sigmoids may all be zero.
+# The sum by which a row's scores are divided is at least this, because sigmoids may all be zero. It
+# is the smallest normal float16, as in llama.cpp.
 MIN_SCORES: Final = 2.0**-14
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """How a row's experts are chosen and weighed.
+    """How a row's experts are chosen and weighted.
 
     ``renormalised``: the gates of a row's chosen experts add up to one. ``scale`` multiplies them
-    after that. ``biased``: the choice, and nothing else, goes by scores plus a bias of every
-    expert. With several ``groups`` of neighbouring experts only those of ``groups_taken`` can be
-    chosen: the groups whose ``group_best`` best experts have the largest sum.
+    after that. ``biased``: the choice, but not the gates, uses scores plus a bias of every expert.
+    With several ``groups`` of neighbouring experts, only experts in the ``groups_taken`` best
+    groups can be chosen; a group is ranked by the sum of its ``group_best`` best experts.
     """
 
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -59,9 +59,9 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The experts that every row goes through: one MLP, ``name`` in a block's MLP.
+    """The shared experts: one MLP for every row, called ``name`` in a block's MLP.
 
-    ``gated``: what it adds is multiplied by the sigmoid of one more output, ``name``_gate.
+    ``gated``: its output is multiplied by the sigmoid of another projection, ``name``_gate.
     """
 
     intermediate: int
@@ -71,7 +71,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of every layer but ``dense_layers``, and what their weights are called.
+    """The experts of all layers except ``dense_layers``, and the names of their weights.
 
     ``prefix`` is their module in a block; ``names`` are gate, up and down projection.
     """
@@ -146,7 +146,7 @@ def compute_shared(step: Step, h: Tensor, layer: int, experts: Experts, shared: 
 def route(step: Step, h: Tensor, layer: int, experts: Experts) -> tuple[Tensor, Tensor]:
     """Return the chosen experts, int32 [rows, slots], and their gates, float32 [rows, slots].
 
-    Of equal scores, the first expert's is taken.
+    Of equal scores, the one of the first expert is taken.
     """
     mark, label, router = step.tracer.mark, f"block {layer} router", experts.router
     count, rows, slots = experts.count, step.rows, experts.active
@@ -208,7 +208,7 @@ def _look_up(
 ) -> Tensor:
     """Return every slot's weights, float32 [rows, slots, len(names) * size, inner].
 
-    The expert is looked up first and widened then: the other way round, all would be read.
+    The expert's weights are looked up first and widened afterwards; otherwise all would be read.
     """
     count, out = experts.count, len(names) * size
     parts = [

@@ -1,9 +1,9 @@
 """Multi-head latent attention: a position's keys and values are one compressed row of the cache.
 
-A row holds what all heads' keys and values are expanded from, and a part of the key that turns with
-the position and is the same for all heads. Keys are never expanded: a query is brought to the
-compressed space instead, where every head reads the same rows, and what it reads there is expanded
-to values. Numbers are those of the expanded form, summed in another order.
+A row holds the compressed form of all heads' keys and values, and a part of the key that rope
+rotates and all heads share. Keys are never expanded. Instead a query is projected into the
+compressed space, where all heads read the same rows, and the result is expanded to values. The
+arithmetic equals that of the expanded form, summed in another order.
 Sources: arXiv 2405.04434, section 2.1 and appendix C; llama.cpp's src/models/deepseek2.cpp.
 """
 
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from tinygrad.tensor import Tensor
 
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Latent, Mixer, Step
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Latent
+from splitup_deploy.frontends.decoder.step_function import Mixer, Step
 
 
 def choose_mixer(config: DecoderConfig) -> Mixer | None:
-    """Return what takes the place of attention, None for a model with plain attention."""
+    """Return the mixer that replaces attention; None for a model with plain attention."""
     latent = config.latent
     if latent is None:
         return None
@@ -76,14 +77,14 @@ def _compute_query(step: Step, h: Tensor, prefix: str, label: str, latent: Laten
 
 
 def _get_expansion(step: Step, prefix: str, latent: Latent) -> Tensor:
-    """Return what expands keys, then values of every head: [heads, fixed + value_dim, rank]."""
+    """Return every head's expansion of keys, then of values: [heads, fixed + value_dim, rank]."""
     c, rest = step.config, step.config.head_dim - latent.turned + latent.value_dim
     source = step.weights.get(f"{prefix}.kv_b_proj.weight", c.heads * rest, latent.rank)
     return step.tensor(source).reshape(c.heads, rest, latent.rank)
 
 
 def _bring(step: Step, query: Tensor, prefix: str, latent: Latent) -> Tensor:
-    """Return queries [rows, heads, fixed] in the compressed space: [rows, heads, rank]."""
+    """Project queries [rows, heads, fixed] into the compressed space: [rows, heads, rank]."""
     c, rows, fixed, rank = step.config, step.rows, int(query.shape[2]), latent.rank
     if latent.split:
         source = step.weights.get(f"{prefix}.k_b_proj.weight", c.heads, rank, fixed)
@@ -94,7 +95,7 @@ def _bring(step: Step, query: Tensor, prefix: str, latent: Latent) -> Tensor:
 
 
 def _expand(step: Step, mixed: Tensor, prefix: str, latent: Latent) -> Tensor:
-    """Return what heads read, [rows, heads, rank], as values [rows, heads * value_dim]."""
+    """Expand the heads' results, [rows, heads, rank], to values [rows, heads * value_dim]."""
     c, rows, rank, size = step.config, step.rows, latent.rank, latent.value_dim
     if latent.split:
         weight = step.tensor(step.weights.get(f"{prefix}.v_b_proj.weight", c.heads, size, rank))

@@ -1,28 +1,29 @@
-"""Layers with a matrix for a memory: the gated delta rule, in the decoder's step function.
+"""Recurrent layers whose memory is a matrix: the gated delta rule, in the decoder's step function.
 
-Such a layer keeps, per head, a matrix S of keys by values instead of a row per position. A token
-with key k, value v, write strength b and decay a (one per head, or one per key channel) does
+Such a layer keeps, for each head, a matrix S of keys by values instead of a row per position. A
+token with key k, value v, write strength b and decay a (one per head or per key channel) computes
 
     S <- diag(a) S,   u = b (v - S^T k),   S <- S + k u^T,   and reads   S^T q
 
-before which queries, keys and values pass a convolution over the last few tokens. A matrix cannot
-forget a row, and a step may not be kept whole, so S stands further back (``docs/adr/0024-…``):
+after a convolution of queries, keys and values over the last few tokens. A row cannot be removed
+from a matrix, and a decoder may keep only some rows of a step, so S lags behind
+(``docs/adr/0024-memories-lag-behind.md``):
 
     Positions are divided into spans of G, a power of two and at least the chunk. A row reads S as
-    it was one whole span before its own, and all rows since then, 2 G at most, one by one. These
-    are rows that count, or new ones along its own path: no branch of a tree reaches behind them.
+    it was one whole span before its own span, and all rows since then, at most 2 G, one by one.
+    These are valid rows, or new ones on its own path; no branch of a tree begins before them.
 
 With the decay D(j, t) of the positions behind j up to t, and u of earlier rows known,
 
     u_t = b_t (v_t - D(., t) S^T k_t - sum_j D(j, t) (k_t . k_j) u_j)
 
-is a triangular system in the rows of t's own span. W, the inverse of its matrix, is found a row at
-a time by joining halves: a row in the second half of 2 m aligned positions takes on what the first
-half's rows have (log2 G times). A path crosses at most one border between spans in a step, so u is
-solved twice over: the second time with the first span's u.
+is a triangular system in the rows of t's own span. W, the inverse of its matrix, is computed for
+one row by joining halves: a row in the second half of 2 m aligned positions adds the rows of the
+first half (log2 G times). A path crosses at most one border between spans in a step, so u is solved
+twice, the second time with the first span's u.
 
-Every value of a row is computed from positions only, along its path and in their order. So it is
-the same bytes whatever else is in the step and whatever the chunks were, as with attention.
+Every value of a row is computed along its path in the order of positions. So it is the same bytes
+whatever else is in the step and however the text was divided into chunks, as with attention.
 Sources: arXiv 2412.06464, section 3; arXiv 2510.26692, section 3 (decay by channel).
 """
 
@@ -35,19 +36,14 @@ from typing import NamedTuple
 from tinygrad.tensor import Tensor
 
 from splitup.core.tensors import TensorSpec
-from splitup_deploy.frontends.decoder.step_function import (
-    DecoderConfig,
-    Mixer,
-    Recurrent,
-    Step,
-    compute_sigmoid,
-)
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
+from splitup_deploy.frontends.decoder.step_function import Mixer, Step, compute_sigmoid
 
 _TINY = 1e-6  # added to a head's squared length
 
 
 def choose_mixer(config: DecoderConfig, attention: Mixer | None) -> Mixer | None:
-    """Return what blocks do between rows: the delta rule, or in the other layers ``attention``."""
+    """Return the mixer: the delta rule, and ``attention`` in the layers that are not recurrent."""
     shape = config.recurrent
     if shape is None:
         return attention
@@ -61,10 +57,10 @@ def choose_mixer(config: DecoderConfig, attention: Mixer | None) -> Mixer | None
 
 
 class Seen(NamedTuple):
-    """Where rows stand that others see: int32 [rows, n], outside for none.
+    """The places of rows that other rows see: int32 [rows, n]; outside the state for none.
 
-    ``places`` are rows of a state as it will be, where new ones begin at 2 spans; ``old`` those of
-    the state as it was.
+    ``places`` are rows of the new state, in which new rows begin at 2 spans; ``old`` are rows of
+    the old state.
     """
 
     places: Tensor
@@ -80,9 +76,9 @@ class DeltaRule:
 
     Its states, with G the span, C the chunk, H value heads:
 
-        memory  float32 [2, H, key_dim, value_dim]  S as the start's own span reads it, and the next
-        rows    float32 [2 G + C, columns]          the last 2 G rows that count, then the new ones
-        conv    float32 [taps - 1 + C, channels]    the same of what the convolution reads
+        memory  float32 [2, H, key_dim, value_dim]  S for rows of the start's span, and of the next
+        rows    float32 [2 G + C, columns]          the last 2 G valid rows, then the new rows
+        conv    float32 [taps - 1 + C, channels]    the same for the convolution's inputs
         start   int32 [1]                           the step's start
     """
 
@@ -116,13 +112,13 @@ class DeltaRule:
         self.position = position.reshape(step.rows, 1)
 
     def compute(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return x plus what the layer adds to it [rows, hidden], and its new states by name."""
+        """Return x [rows, hidden] plus the layer's output, and its new states by name."""
         step, s, span = self.step, self.shape, self.span
         rows, heads, width = step.rows, s.value_heads, s.value_heads * s.value_dim
         h = step.norm(x, f"model.layers.{self.layer}.input_layernorm.weight", f"{self.label}: norm")
         sides, value, states = self._convolve(h)
         rate, strength = self._compute_rates(h)
-        first = (self.position & -span) - span  # where the span before a row's own begins
+        first = (self.position & -span) - span  # the beginning of the span before a row's own
         place = step.tracer.iota(2 * span).reshape(1, 2 * span)
         places = self._find(first + place, 2 * span)
         kept = self._find_kept(2 * span)[: 2 * span]
@@ -138,7 +134,7 @@ class DeltaRule:
         recalled = self._recall(memory, sides, (decay + before).exp())
         lacking = value - recalled[:, 1]
         past = weights[:, 1].reshape(rows, 2 * span, heads, 1)[:, :span]
-        update = value  # anything: what rows of the first span read is old
+        update = value  # any value: rows of the first span read only old rows
         for _ in range(2):
             missed = (past * self._see("update", update, seen.take(0, span))).sum(1)
             error = (lacking - missed) * strength.reshape(rows, heads, 1)
@@ -157,10 +153,10 @@ class DeltaRule:
         x = step.tracer.mark(x + branch, f"{self.label}: output")
         return x, {f"layers.{self.layer}.{name}": state for name, state in states.items()}
 
-    # ---- what rows bring -----------------------------------------------------------------------
+    # ---- queries, keys, values, rates ----------------------------------------------------------
 
     def _convolve(self, h: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return queries and keys [rows, 2, key_heads, key_dim], values, and the state of that."""
+        """Return queries and keys [rows, 2, key_heads, key_dim], values, and the new state."""
         step, s, rows, prefix = self.step, self.shape, self.step.rows, self.prefix
         parts, kernels = [(f"{prefix}.in_proj_qkv", s.channels)], [(f"{prefix}.conv1d", s.channels)]
         if s.by_channel:
@@ -240,13 +236,13 @@ class DeltaRule:
         parts = [(f"{self.prefix}.{name}_b_proj", s.value_heads * s.value_dim)]
         return self._project(low, name, parts, label, s.value_dim)
 
-    # ---- where rows stand ----------------------------------------------------------------------
+    # ---- places of rows ------------------------------------------------------------------------
 
     def _find(self, positions: Tensor, count: int) -> Tensor:
-        """Return where the rows at these positions of a row's path are: int32 [rows, n].
+        """Return the places of the rows at these positions of a row's path: int32 [rows, n].
 
-        That is in a state of the last ``count`` rows that count and the new ones, as it will be;
-        -1 for none.
+        They are places in the new state, of the last ``count`` valid rows and the new rows; -1 for
+        none.
         """
         step, chunk, n = self.step, self.chunk, positions.shape[1]
         ahead = positions - self.start.reshape(1, 1)
@@ -260,7 +256,7 @@ class DeltaRule:
     def _find_kept(self, count: int) -> Tensor:
         """Return which old row each of the last ``count`` before the start is: int32, -1 for none.
 
-        There are ``chunk`` more, without meaning.
+        The result has ``chunk`` further elements without meaning.
         """
         chunk, shifts = self.chunk, self.step.layout.shifts
         shifts = shifts.maximum(0).minimum(chunk)
@@ -270,7 +266,7 @@ class DeltaRule:
         return is_any.where(place + (self.start - self.old_start) + shifts, -1)
 
     def _see(self, name: str, fresh: Tensor, seen: Seen) -> Tensor:
-        """Return a column of the rows seen: [rows, n, *size]; zeros where there is none."""
+        """Return one column of the rows that each row sees: [rows, n, *size]; zeros for none."""
         lookup, old = self.step.tracer.lookup, self._get_column(self.old_rows, name)
         return lookup(old, seen.old) + lookup(fresh, seen.places - 2 * self.span)
 
@@ -283,7 +279,7 @@ class DeltaRule:
     # ---- the rule ------------------------------------------------------------------------------
 
     def _weigh(self, sides: Tensor, decay: Tensor, before: Tensor, seen: Seen) -> Tensor:
-        """Return (q, k of a row) . (k of one it sees), decayed: [rows, 2, 2 span, value_heads]."""
+        """Return a row's (q, k) . k of rows it sees, decayed: [rows, 2, 2 span, value_heads]."""
         s, rows, window = self.shape, self.step.rows, 2 * self.span
         heads, rates = self.sizes["decay"]
         is_before = self.step.tracer.iota(window).reshape(1, window, 1, 1) < self.span
@@ -330,7 +326,7 @@ class DeltaRule:
         return {"matrix": matrix, "inverse": inverse}
 
     def _recall(self, memory: Tensor, sides: Tensor, decay: Tensor) -> Tensor:
-        """Return what queries and keys find in the memory: [rows, 2, value_heads, value_dim]."""
+        """Return the memory read by queries and keys: [rows, 2, value_heads, value_dim]."""
         s, rows = self.shape, self.step.rows
         heads, rates = self.sizes["decay"]
         spread = self._spread(sides, 2) * decay.reshape(rows, 1, heads, rates)
@@ -341,7 +337,7 @@ class DeltaRule:
         return self._mark((spread * found).sum(3), "recalled")
 
     def _move_memory(self) -> Tensor:
-        """Return the memory as this step reads it: one span further when the start is."""
+        """Return the memory for this step, one span further when the start has reached the next."""
         s, span, lookup = self.shape, self.span, self.step.tracer.lookup
         heads, rates = self.sizes["decay"]
         groups = heads // s.key_heads
@@ -351,7 +347,7 @@ class DeltaRule:
         rows = self._mark(lookup(self._find_kept(2 * span) + 1, place) - 1, "rows to remember")
         decay = self._mark(lookup(self._get_column(self.old_rows, "decay"), rows), "their decay")
         last = decay[span - 1 :]
-        # one index per head of a group: broadcast later, they would be written to memory
+        # one index per head of a group: if broadcast later, the rows would be written to memory
         keys = lookup(
             self._get_column(self.old_rows, "key"), rows.reshape(span, 1).expand(span, groups)
         )
@@ -390,7 +386,7 @@ class DeltaRule:
         return self._write(self.old_rows, rows, 2 * self.span)
 
     def _write(self, old: Tensor, fresh: Tensor, count: int) -> Tensor:
-        """Return the last ``count`` rows that count, then the new ones, then zeros."""
+        """Return the last ``count`` valid rows, then the new rows, then zeros."""
         place = self.step.tracer.iota(count + self.chunk)
         kept = self.step.tracer.lookup(old, self._find_kept(count))
         new = self.step.tracer.lookup(fresh, place - count)

@@ -1,4 +1,4 @@
-"""Rotary positions: the angle each pair of a head turns by, scalings for long contexts, the table.
+"""Rotary position embedding (rope): its frequencies, scalings for long contexts, and its table.
 
 Angles are computed in decimal and integer arithmetic, because libm's last bit differs between
 machines and the table is part of a task's identity.
@@ -38,7 +38,7 @@ class Rope:
 
     @property
     def pairs(self) -> int:
-        """Return the number of pairs that turn."""
+        """Return the number of rotated pairs."""
         return len(self.frequencies)
 
     def divide(self, divisors: Sequence[Decimal | float], scale: float = 1.0) -> Rope:
@@ -63,7 +63,7 @@ class RopeTable:
 def make_rope(theta: float, dims: int) -> Rope:
     """Return the frequencies theta^(-2i/dims) for pairs of ``dims`` elements.
 
-    Raises InvalidModel outside the bounds within which exact arithmetic ends in good time.
+    Raises InvalidModel outside the bounds within which exact arithmetic is fast enough.
     """
     if not tuning.MIN_ROPE_THETA <= theta <= tuning.MAX_ROPE_THETA:
         raise InvalidModel(
@@ -88,7 +88,7 @@ def scale_linear(rope: Rope, factor: float) -> Rope:
 
 
 def scale_llama3(rope: Rope, factor: float, low: float, high: float, original: int) -> Rope:
-    """Return ``rope`` as Llama 3.1 stretches it: slow pairs by ``factor``, fast ones not.
+    """Return ``rope`` scaled as in Llama 3.1: slow pairs by ``factor``, fast pairs not at all.
 
     A pair is slow below ``low`` turns in the ``original`` context and fast above ``high`` turns;
     between the two the division is blended.
@@ -115,7 +115,7 @@ def scale_yarn(
     truncate: bool,
     scale: float,
 ) -> Rope:
-    """Return ``rope`` as YaRN stretches it (arXiv 2309.00071, section 3.2).
+    """Return ``rope`` scaled by YaRN (arXiv 2309.00071, section 3.2).
 
     Pairs that turn ``fast`` times in the ``original`` context stay, those that turn ``slow`` times
     are divided by ``factor``, with a ramp over the pairs between.

@@ -1,29 +1,27 @@
 """The step function of decoder-only language models, traced with tinygrad.
 
 One block is described once, with named variations (``DecoderConfig``); a family of models is a
-choice of them (``splitup_deploy.frontends.families.dense``).
+choice of variations (``splitup_deploy.frontends.families.dense``).
 
-One step brings T rows, 1 to C, and returns logits for R of them. ``splitup.decode.step`` describes
-what it is fed, ``docs/adr/0006-one-step-function.md`` why. Every layer keeps one state, ``[context,
-2, kv_heads, head_dim]`` (keys, then values), which the step returns updated; what takes the place
-of attention (a ``Mixer``) may keep others. All rows are looked up and selected, with zeros for what
-is outside, so no input can reach beyond a tensor.
+A step processes T rows, 1 to C, and returns logits for R of them. ``splitup.decode.step`` describes
+its inputs, ``docs/adr/0006-one-step-function.md`` the reasons. Every layer has one state,
+``[context, 2, kv_heads, head_dim]`` (keys, then values), which the step returns updated; a
+``Mixer``, which replaces attention, may have other states. All rows are looked up or selected, with
+zeros for indices outside, so no input can read beyond a tensor.
 
-A row's attention runs over positions, not over places in the cache: whatever way its keys came
-there, they are added up in one order. So logits are the same bytes in every step that shows a row
-the same sequence.
+A row's attention sums over positions, not over places in the cache, so the order of summation does
+not depend on how its keys came there. So logits are the same bytes in every step in which a row
+sees the same sequence.
 
-Values are written to memory where a later kernel would otherwise compute them again, and
-nowhere else; these are the places where the model can be cut. Arithmetic is float32, weights stay
-in the dtype they came in.
+A value is written to memory only where a later kernel would otherwise compute it again; these are
+the places where the model can be cut. Arithmetic is float32, weights stay in their dtype.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
@@ -31,98 +29,15 @@ from tinygrad.uop.ops import UOp
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.quantised import dequantise
-from splitup_deploy.frontends.decoder.rotary import Rope, RopeTable
+from splitup_deploy.frontends.decoder.rotary import RopeTable
+from splitup_deploy.frontends.decoder.row_layout import Layout
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
 from splitup_deploy.frontends.weight_sources import WeightSource
 
-CHUNK = 64  # the largest number of rows of one step, unless somebody asks for another
-MASKED = -1e30  # finite, so that a row that sees nothing gives no NaN
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """The layers that see only the last ``window`` positions, their own included."""
-
-    layers: frozenset[int]
-    window: int
-    rope: Rope
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrent:
-    """The layers with a gated delta rule in the place of attention, and its sizes.
-
-    ``taps`` is the length of the convolution. A memory decays as a whole, or ``by_channel`` of its
-    keys. Of v value heads for every key head, head h has key head h div v. ``converted``: it is
-    h mod key_heads, and what A_log is the logarithm of is stored, negated (GGUF's converter).
-    """
-
-    layers: frozenset[int]
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int
-    by_channel: bool = False
-    converted: bool = False
-
-    @property
-    def channels(self) -> int:
-        """Return how many values of a row the convolution takes: queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-
-@dataclass(frozen=True, slots=True)
-class Latent:
-    """Attention that keeps keys and values compressed
-    (``splitup_deploy.frontends.decoder.latent_attention``).
-
-    A cache row has ``rank`` compressed elements, then ``turned`` ones of a key that all heads
-    share; these turn, 2i and 2i + 1 together. Without ``query_rank`` queries are not compressed.
-    ``split``: what expands keys and values is stored as two weights.
-    """
-
-    rank: int
-    turned: int
-    value_dim: int
-    query_rank: int | None
-    norm_epsilon: float
-    split: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderConfig:
-    """The numbers that shape a decoder, and how it varies from Llama's (the defaults)."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    context: int
-    norm_epsilon: float
-    rope: Rope
-    tied: bool
-    local: Local | None = None
-    latent: Latent | None = None
-    recurrent: Recurrent | None = None
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False  # query and key heads are normed before they turn
-    wide_qk_norm: bool = False  # the same, but all query heads as one row and all key heads as one
-    fused: bool = False  # q, k, v and gate, up are stored as one tensor each
-    output_gate: bool = False  # a query head is stored with a gate behind it, of what it reads
-    unit_norms: bool = False  # norms multiply by 1 + weight
-    post_norms: bool = False  # what attention and MLP add is normed as well
-    activation: Literal["silu", "gelu-tanh"] = "silu"
-    attention_scale: float | None = None  # of the scores; None is head_dim^-0.5
-    attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
-    logit_cap: float | None = None
-    embedding_scale: float = 1.0
+CHUNK = 64  # default of the largest number of rows of one step
+MASKED = -1e30  # finite, so that a row without visible keys gives no NaN
 
 
 class Weights(Protocol):
@@ -133,18 +48,18 @@ class Weights(Protocol):
         ...
 
     def can_join(self, names: list[str]) -> bool:
-        """Say whether these weights are stored in the same way."""
+        """Say whether these weights have the same storage format."""
         ...
 
     def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
-        """Return weights of (name, rows) put under each other, called ``name``."""
+        """Return the weights (name, rows) concatenated along the rows, called ``name``."""
         ...
 
 
-# What a block's MLP adds: gets the step, the normed rows [rows, hidden] in memory and the layer.
+# Computes a block's MLP from the step, the normalised rows [rows, hidden] and the layer.
 FeedForward = Callable[["Step", Tensor, int], Tensor]
-# What a block does between its rows: gets the step, x [rows, hidden] and the layer; returns x plus
-# what it adds, and the new values of the layer's states by name.
+# Computes a block's attention, or what replaces it, from the step, x [rows, hidden] and the layer;
+# returns x plus the result, and the new values of the layer's states by name.
 Mixer = Callable[["Step", Tensor, int], tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -157,9 +72,9 @@ def trace_decoder(
 ) -> TracedModel:
     """Trace a step of up to ``chunk`` rows: tokens, layout, outputs -> logits [R, vocab].
 
-    No chunk means 64 rows, or the context if that is less. ``feed_forward`` takes the place of the
-    dense MLP, ``mixer`` that of attention. Raises InvalidModel for a chunk that is no size or
-    larger than the context.
+    The default of ``chunk`` is 64 rows, or the context if that is less. ``feed_forward`` replaces
+    the dense MLP, ``mixer`` replaces attention. Raises InvalidModel for a chunk that is not within
+    1 and the context.
     """
     if chunk is not None and not 1 <= chunk <= config.context:
         raise InvalidModel(
@@ -196,64 +111,6 @@ def trace_decoder(
         return tracer.finish({"logits": logits}, updates)
 
 
-class Layout:
-    """What a step says about its rows: ``layout`` int32 [rows, 2 + 2 chunk], column by column."""
-
-    def __init__(self, tracer: Tracer, layout: Tensor, rows: UOp | int, chunk: int) -> None:
-        self._tracer, self.chunk, self._rows = tracer, chunk, rows
-        self._layout = layout
-
-    def _take(self, rows: UOp | int, start: int, count: int) -> Tensor:
-        return self._layout.shrink(((0, rows), (start, start + count)))
-
-    @property
-    def positions(self) -> Tensor:
-        """Return the rows' positions: int32 [rows]."""
-        return self._take(self._rows, 0, 1).reshape(self._rows)
-
-    def get_start(self, context: int) -> Tensor:
-        """Return how many cache rows count, as the first row says: int32 [1]."""
-        return self._take(1, 1, 1).reshape(1).maximum(0).minimum(context)
-
-    @property
-    def sources(self) -> Tensor:
-        """Return the new rows seen from the start on, counted from 1: int32 [rows, chunk]."""
-        return self._take(self._rows, 2, self.chunk)
-
-    @property
-    def shifts(self) -> Tensor:
-        """Return how much further on each of the last rows that count stood: int32 [chunk].
-
-        Whoever uses one has to bound it.
-        """
-        return self._take(1, 2 + self.chunk, self.chunk).reshape(self.chunk)
-
-    def find_slots(self, context: int) -> Tensor:
-        """Return where the key that a row sees at a position stands: int32 [rows, context].
-
-        Before the start that is the cache row of this number; behind it the row's own columns name
-        a new row, counted from 1. Where it sees nothing, ``-context``.
-        """
-        start = self.get_start(context)
-        place = self._tracer.iota(context)
-        sources = self.sources.permute(1, 0)  # [chunk, rows]
-        source = self._tracer.lookup(sources, place - start).permute(1, 0)  # [rows, context]
-        place, start = place.reshape(1, context), start.reshape(1, 1)
-        is_named = (source > 0) & (source <= self.chunk)
-        fresh = is_named.where(source, 0) + start - 1
-        return (place < start).where(place, is_named.where(fresh, -context))
-
-    def find_kept(self, context: int) -> Tensor:
-        """Return which old row every cache row before the start takes: int32 [context].
-
-        The last chunk of them look further on by what the first row's columns say.
-        """
-        place = self._tracer.iota(context)
-        last = place - (self.get_start(context) - self.chunk)
-        shift = self._tracer.lookup(self.shifts, last)
-        return place + shift.maximum(0).minimum(self.chunk)
-
-
 class Step:
     """One step while it is traced: the model's parts, for ``trace_decoder`` and feed-forwards."""
 
@@ -269,7 +126,7 @@ class Step:
         self.layout, self.rows = layout, rows
 
     def tensor(self, source: WeightSource) -> Tensor:
-        """Return a weight as float32. bfloat16 is widened by hand: few CPUs and compilers can."""
+        """Return a weight as float32; bfloat16 by bit operations, which every CPU has."""
         if source.encoding:
             return dequantise(self.tracer.weight(source), source.encoding)
         if source.spec.dtype == "bfloat16":
@@ -335,7 +192,7 @@ class Step:
         return x * (mean + (epsilon or self.config.norm_epsilon)).rsqrt() * weight
 
     def add(self, x: Tensor, branch: Tensor, norm: str, label: str) -> Tensor:
-        """Return x plus a branch, which a model with ``post_norms`` norms first."""
+        """Return x plus a branch; a model with ``post_norms`` normalises the branch first."""
         if self.config.post_norms:
             branch = self.tracer.mark(branch, f"{label}: branch")
             branch = self.normalise(branch, self.norm_weight(norm))
@@ -360,10 +217,10 @@ class Step:
         return self.tracer.mark(self.normalise(qk, query.cat(key)), f"{label}: q, k norm")
 
     def rotate(self, heads: Tensor, count: int, layer: int, label: str) -> Tensor:
-        """Return the first ``count`` of heads [rows, heads, size], turned by their position.
+        """Return the first ``count`` of heads [rows, heads, size], rotated by their position.
 
-        Every layer has the table under its own name: a shared one would make the first layer's
-        task send its rows to all others.
+        Every layer has its own copy of the table: with a shared one, the first layer's task would
+        send its rows to all other tasks.
         """
         c = self.config
         rope = c.local.rope if c.local is not None and layer in c.local.layers else c.rope
@@ -375,7 +232,7 @@ class Step:
         cosine, sine = angles[:, 0:1, :], angles[:, 1:2, :]
         if c.latent is None:
             first, second = heads[:, :count, :half], heads[:, :count, half : 2 * half]
-        else:  # what turns together lies side by side, and half a head apart from here on
+        else:  # elements of a pair are neighbours, and half a head apart in the result
             pairs = heads[:, :count, : 2 * half].reshape(self.rows, count, half, 2)
             first, second = pairs[:, :, :, 0], pairs[:, :, :, 1]
         turned = [first * cosine - second * sine, second * cosine + first * sine]
@@ -409,7 +266,7 @@ class Step:
         qk = self.norm_heads(qkv[:, :turned], layer, label) if is_normed else qkv
         qk = self.rotate(qk, turned, layer, label)
         fresh = Tensor.stack(qk[:, c.heads :], qkv[:, turned:], dim=1)
-        fresh = mark(fresh, f"{label}: k, v")  # else the cache is not written in vectors
+        fresh = mark(fresh, f"{label}: k, v")  # otherwise the cache is not written in vectors
         cache = mark(self.write_cache(layer, fresh), f"{label}: KV cache")
         query = qk[:, : c.heads].reshape(rows, c.kv_heads, groups, 1, c.head_dim)
         mixed = self.read_cache(layer, query, cache[:, 0], cache[:, 1])
@@ -431,7 +288,7 @@ class Step:
         label, groups = f"block {layer} attention", int(query.shape[2])
         width = int(query.shape[1]) * groups * int(values.shape[2])
         slots = mark(self.find_slots(layer), f"{label}: cache rows seen")  # [rows, context]
-        # one index per query head: broadcast later, what is looked up would be written to memory
+        # one index per query head: if broadcast later, the rows found would be written to memory
         index = (
             bound_slots(slots, c.context)
             .reshape(rows, 1, c.context)
@@ -462,9 +319,9 @@ class Step:
         return is_near.where(slots, -c.context)
 
     def write_cache(self, layer: int, fresh: Tensor) -> Tensor:
-        """Return the layer's KV cache: kept rows, new ones [rows, *shape of one], zeros.
+        """Return the layer's KV cache: kept rows, new rows [rows, *shape of one], then zeros.
 
-        Nothing is left of rows that were not kept.
+        Rows that are not kept become zeros.
         """
         c = self.config
         row = tuple(int(size) for size in fresh.shape[1:])
@@ -513,9 +370,10 @@ def compute_gated_mlp(step: Step, h: Tensor, prefix: str, inner: int, label: str
 
 
 def bound_slots(slots: Tensor, context: int) -> Tensor:
-    """Return slots as rows of a cache in a way that shows that none is outside; nothing is row 0.
+    """Return slots bounded to the rows of a cache; a slot for "sees nothing" becomes any row.
 
-    A load that may be outside needs a guard, which costs as much as the load.
+    The compiler sees that no index is outside. Otherwise each load would need a guard, which costs
+    as much as the load.
     """
     if context & (context - 1) == 0:
         return slots & (context - 1)

@@ -1,1 +1,1 @@
-"""What each family of language models is, read from its configuration."""
+"""The families of language models: how their configurations are read."""

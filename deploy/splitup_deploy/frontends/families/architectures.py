@@ -1,4 +1,4 @@
-"""Decoders of every family: how their configurations are read, and which parts they consist of."""
+"""All supported decoders: which function reads their configuration, and how they are traced."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from splitup_deploy.frontends.decoder import latent_attention, recurrent_layers
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.expert_layers import choose_feed_forward
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Weights, trace_decoder
+from splitup_deploy.frontends.decoder.step_function import Weights, trace_decoder
 from splitup_deploy.frontends.families import dense, hybrid, mixture_of_experts
 from splitup_deploy.frontends.families.dense import Read
 from splitup_deploy.frontends.source_model import Text
@@ -21,7 +22,7 @@ ARCHITECTURES: Final[dict[str, Read]] = {
 
 
 def make_text(config: DecoderConfig, tokenizer: Path | bytes, eos_ids: tuple[int, ...]) -> Text:
-    """Return how to talk to a decoder."""
+    """Return the tokenizer and limits of a decoder."""
     is_recurrent = config.recurrent is not None
     return Text(tokenizer, eos_ids, config.vocab, config.context, is_recurrent)
 

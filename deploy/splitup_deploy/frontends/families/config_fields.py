@@ -1,7 +1,7 @@
-"""A config.json's fields, read one by one, so that none that matters is overlooked.
+"""The fields of a config.json. Every field is read, known to be harmless, or refused.
 
-Every field that a family does not read must be on ``IGNORED``, be null, or be refused by
-``check_all_read``: a field this compiler has never heard of may change the arithmetic.
+``check_all_read`` refuses a configuration with a field that nobody read, unless it is null or on
+``IGNORED``, because an unknown field may change the arithmetic.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
 
-# They change no logits: training, generation defaults, names, versions, remote code for classes
-# that are built in here, and the dtype, which the weights' file says itself.
+# Fields that change no logits: training, generation defaults, names, versions, remote code for
+# classes that are built in here, and the dtype, which is in the weights' file.
 IGNORED: Final = frozenset(
     """
     architectures model_type dtype torch_dtype transformers_version use_cache
@@ -33,7 +33,7 @@ IGNORED: Final = frozenset(
     transformers.js_config
     """.split()
 )
-# They would change the arithmetic if they were set; families that support one read it.
+# Fields that change the arithmetic when they are set; families that support one read it.
 OFF: Final = (
     "is_encoder_decoder",
     "is_decoder",
@@ -50,7 +50,7 @@ OFF: Final = (
 
 
 class Fields:
-    """One JSON object of a configuration; ``name`` is what messages call it."""
+    """One JSON object of a configuration; messages call it ``name``."""
 
     def __init__(self, table: dict[str, Any], name: str = "config.json") -> None:
         self._table, self._name = table, name
@@ -67,7 +67,7 @@ class Fields:
         return default if value is None else value
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Call fields by other names from here on."""
+        """Rename fields."""
         for old, new in names.items():
             if old in self._table and new in self._table:
                 raise InvalidModel(f"{self._name} has {old} and {new}, which mean the same")
@@ -113,7 +113,7 @@ class Fields:
         return [float(value) for value in values]
 
     def get_written(self, key: str) -> Any:
-        """Return a field that may be null, for none, but must be there."""
+        """Return a field that must be there and may be null, which means none."""
         if key not in self._table:
             raise InvalidModel(f"{self._name} has no {key}; write the number, or null for none")
         return self.get(key)
@@ -144,7 +144,7 @@ class Fields:
             raise self.refuse(key, repr(wanted))
 
     def check_all_read(self) -> None:
-        """Raise InvalidModel when a field was not read that may matter."""
+        """Raise InvalidModel for a field that was not read and may change the arithmetic."""
         for key in OFF:
             if key not in self._read and self.get(key):
                 raise self.refuse(key, "null or false")

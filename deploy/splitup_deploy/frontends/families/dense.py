@@ -1,7 +1,7 @@
-"""What each family of dense models is, as a choice of the decoder's variations.
+"""The families of dense models, each as a choice of the decoder's variations.
 
 Field names, their defaults and their meaning are those of the Hugging Face model of the same name.
-Where a default is not plain, the field must be there.
+Where a default is not obvious, the field must be there.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Local
 from splitup_deploy.frontends.decoder.rotary import Rope
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Local
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.rope_fields import (
     LONG_SCALINGS,
@@ -31,7 +31,7 @@ _ACTIVATIONS: Final[dict[str, Literal["silu", "gelu-tanh"]]] = {
     "gelu_pytorch_tanh": "gelu-tanh",
     "gelu_new": "gelu-tanh",
 }
-# Fields of Phi-3's own code for what no published model does.
+# Fields of Phi-3's own code that no published model uses.
 _PHI3_FIXED: Final = {
     "attention_bias": False,
     "mlp_bias": False,
@@ -152,10 +152,11 @@ def read_shape(
     activation: str = "hidden_act",
     inner: str = "intermediate_size",
 ) -> DecoderConfig:
-    """Read what all families share, as Llama without a rope (see ``add_rope``).
+    """Read the fields that all families share, as Llama without a rope (see ``add_rope``).
 
-    ``grouped``: num_key_value_heads must be given, else there are as many as heads. ``split``:
-    head_dim is by default hidden_size / num_attention_heads, else it must be given.
+    ``grouped``: num_key_value_heads must be given; otherwise its default is the number of heads.
+    ``split``: the default of head_dim is hidden_size / num_attention_heads; otherwise it must be
+    given.
     """
     hidden = fields.get_integer("hidden_size")
     heads = fields.get_integer("num_attention_heads")
@@ -191,9 +192,9 @@ def read_shape(
 
 
 def add_rope(fields: Fields, config: DecoderConfig, partial: float | None = None) -> DecoderConfig:
-    """Return the configuration with the one rope that all its layers share.
+    """Return the configuration with one rope for all its layers.
 
-    ``partial`` is the part of a head that turns where a field may say another one.
+    ``partial`` is the default of the rotated part of a head, for families with a field for it.
     """
     if partial is not None:
         partial = fields.get_number("partial_rotary_factor", partial)
@@ -210,7 +211,7 @@ def add_rope(fields: Fields, config: DecoderConfig, partial: float | None = None
 def add_window(
     fields: Fields, config: DecoderConfig, layers: Iterable[int], rope: Rope | None = None
 ) -> DecoderConfig:
-    """Return the configuration with ``layers`` local, by default with the rope of the others."""
+    """Return the configuration with sliding windows in ``layers``, by default with one rope."""
     local = frozenset(layers)
     if not local:
         fields.get("sliding_window")  # without effect then
@@ -220,7 +221,7 @@ def add_window(
 
 
 def add_qwen_window(fields: Fields, config: DecoderConfig) -> DecoderConfig:
-    """Return the configuration with the upper layers local, where that is switched on."""
+    """Return the configuration with sliding windows in the upper layers, if that is switched on."""
     first = fields.get("max_window_layers", config.layers)
     if type(first) is not int or first < 0:
         raise fields.refuse("max_window_layers", "an integer, at least 0")
@@ -236,7 +237,7 @@ def add_qwen_window(fields: Fields, config: DecoderConfig) -> DecoderConfig:
 def read_local_layers(
     fields: Fields, layers: int, is_local: Callable[[int], bool]
 ) -> frozenset[int]:
-    """Return the local layers by ``layer_types``, or by the family's own pattern without it."""
+    """Return the layers with a window by ``layer_types``, or without it by the family's pattern."""
     kinds: Any = fields.get("layer_types")
     if kinds is None:
         return frozenset(layer for layer in range(layers) if is_local(layer))

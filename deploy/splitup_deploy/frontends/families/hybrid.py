@@ -1,7 +1,7 @@
-"""What each family with recurrent layers is: Qwen3.5, dense and with experts, and Kimi Linear.
+"""The families with recurrent layers: Qwen3.5, dense and with experts, and Kimi Linear.
 
 Field names, their defaults and their meaning are those of the Hugging Face model of the same name.
-Where a default is not plain, the field must be there.
+Where a default is not obvious, the field must be there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
 from splitup_deploy.frontends.decoder.expert_layers import Experts, Router, Shared
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Recurrent
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import read_shape
 from splitup_deploy.frontends.families.mixture_of_experts import (
@@ -29,9 +29,9 @@ from splitup_deploy.frontends.families.rope_fields import (
     read_rope,
 )
 
-# They say how weights are stored while training, or of blocks that predict further ahead.
+# Fields about training, or about blocks that only predict tokens further ahead.
 _UNUSED: Final = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
-# Kimi's names, and what others call the same
+# Kimi's names -> the usual names
 _KIMI_NAMES: Final = {
     "model_max_length": "max_position_embeddings",
     "num_experts": "n_routed_experts",
@@ -48,7 +48,7 @@ _KIMI_FIXED: Final = {
 
 
 def read_qwen3_5(fields: Fields, context: int | None) -> DecoderConfig:
-    """Read a Qwen3_5ForCausalLM configuration: the text model alone, whose positions are plain."""
+    """Read a Qwen3_5ForCausalLM configuration: the text model alone, with plain positions."""
     return _read_qwen3_5(fields, read_shape(fields, context, split=False))
 
 
@@ -69,7 +69,7 @@ def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_kimi_linear(fields: Fields, context: int | None) -> DecoderConfig:
-    """Read a KimiLinearForCausalLM configuration: compressed attention that does not turn."""
+    """Read a KimiLinearForCausalLM configuration: latent attention without rope."""
     fields.rename(_KIMI_NAMES)
     for key, plain in _KIMI_FIXED.items():
         fields.expect(key, plain)
@@ -108,7 +108,7 @@ def _read_qwen3_5(fields: Fields, config: DecoderConfig) -> DecoderConfig:
     fields.expect("attn_output_gate", True)
     bias = fields.get_flag("attention_bias", False)
     parameters = find_rope_parameters(fields)
-    if parameters is not None:  # which part of a pair's angle comes of which axis of an image
+    if parameters is not None:  # how the axes of an image share the angles
         parameters.get("mrope_section"), parameters.get("mrope_interleaved")
     defaults = RopeDefaults(
         config.head_dim,
@@ -142,7 +142,7 @@ def _read_qwen3_5(fields: Fields, config: DecoderConfig) -> DecoderConfig:
 
 
 def make_recurrent(layers: frozenset[int], **sizes: Any) -> Recurrent:
-    """Return the sizes of recurrent layers; raises InvalidModel for some that do not fit."""
+    """Return the sizes of recurrent layers; raises InvalidModel if they do not fit together."""
     shape = Recurrent(layers, **sizes)
     if shape.value_heads % shape.key_heads or shape.taps < 2:
         raise InvalidModel(
@@ -153,7 +153,7 @@ def make_recurrent(layers: frozenset[int], **sizes: Any) -> Recurrent:
 
 
 def _read_numbers(linear: Fields, layers: int) -> frozenset[int]:
-    """Return Kimi's recurrent layers, which it counts from 1, as it does the others."""
+    """Return Kimi's recurrent layers; its configuration numbers layers from 1."""
     kda, full = linear.get("kda_layers", []), linear.get("full_attn_layers", [])
     if (
         not isinstance(kda, list)
@@ -168,7 +168,7 @@ def _read_numbers(linear: Fields, layers: int) -> frozenset[int]:
 def _read_layers(
     fields: Fields, layers: int, is_recurrent: Callable[[int], bool]
 ) -> frozenset[int]:
-    """Return the recurrent layers by ``layer_types``, or by the family's own pattern without it."""
+    """Return the recurrent layers by ``layer_types``, or without it by the family's pattern."""
     kinds: Any = fields.get("layer_types")
     if kinds is None:
         return frozenset(layer for layer in range(layers) if is_recurrent(layer))

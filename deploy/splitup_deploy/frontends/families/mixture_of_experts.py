@@ -1,7 +1,7 @@
-"""What each family with experts is, as a choice of the decoder's variations and of routers.
+"""The families with experts, each as a choice of the decoder's variations and of a router.
 
 Field names, their defaults and their meaning are those of the Hugging Face model of the same name.
-Where a default is not plain, the field must be there.
+Where a default is not obvious, the field must be there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Latent
 from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
 from splitup_deploy.frontends.decoder.rotary import compute_yarn_scale
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig, Latent
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import (
     add_qwen_window,
@@ -26,7 +26,7 @@ from splitup_deploy.frontends.families.dense import (
 )
 from splitup_deploy.frontends.families.rope_fields import find_rope_parameters
 
-# They matter in training only, or say how many blocks follow that predict further ahead.
+# Fields about training, or the number of blocks that only predict tokens further ahead.
 _TRAINING: Final = (
     "output_router_logits",
     "router_aux_loss_coef",
@@ -97,7 +97,7 @@ def read_olmoe(fields: Fields, context: int | None) -> MoeConfig:
 
 
 def read_glm4_moe(fields: Fields, context: int | None) -> MoeConfig:
-    """Read a Glm4MoeForCausalLM configuration; the layers that predict further are left out."""
+    """Read a Glm4MoeForCausalLM configuration, without the layers that predict further ahead."""
     config = read_shape(fields, context, epsilon=1e-5)
     config = _add_rope(fields, config, partial=0.5)
     config = replace(
@@ -127,7 +127,7 @@ def read_deepseek_v2(fields: Fields, context: int | None) -> MoeConfig:
 
 
 def read_deepseek_v3(fields: Fields, context: int | None) -> MoeConfig:
-    """Read a DeepseekV3ForCausalLM configuration; the layers that predict further are left out."""
+    """Read a DeepseekV3ForCausalLM configuration, without the layers that predict further ahead."""
     config = read_latent(fields, context)
     for key, plain in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         fields.expect(key, plain)
@@ -160,9 +160,9 @@ ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
 
 
 def read_sigmoid_router(fields: Fields, *, grouped: bool) -> Router:
-    """Read the router of DeepSeek-V3 and those after it; each group counts by its best two.
+    """Read the router of DeepSeek-V3 and later families; a group ranks by its best two experts.
 
-    ``grouped``: the numbers of groups must be given, else there is one.
+    ``grouped``: the numbers of groups must be given; otherwise there is one group.
     """
     plain = None if grouped else 1
     return Router(
@@ -177,7 +177,7 @@ def read_sigmoid_router(fields: Fields, *, grouped: bool) -> Router:
 
 
 def read_experts(fields: Fields, layers: int, router: Router) -> Experts:
-    """Read the experts of DeepSeek and those after it: behind dense layers, some of them shared."""
+    """Read the experts of DeepSeek and later families: dense layers first, some experts shared."""
     inner = fields.get_integer("moe_intermediate_size")
     shared = fields.get_written("n_shared_experts")
     if shared is not None:
@@ -199,7 +199,7 @@ def read_experts(fields: Fields, layers: int, router: Router) -> Experts:
 
 
 def add_experts(fields: Fields, config: DecoderConfig, experts: Experts) -> MoeConfig:
-    """Return the configuration with experts; raises InvalidModel when they cannot be chosen so."""
+    """Return the configuration with experts; raises InvalidModel when the router cannot work so."""
     for key in _TRAINING:
         fields.get(key)
     if experts.active > experts.count:
@@ -224,10 +224,10 @@ def _add_rope(fields: Fields, config: DecoderConfig, partial: float | None = Non
 
 
 def read_latent(fields: Fields, context: int | None, *, turning: bool = True) -> DecoderConfig:
-    """Read the compressed attention of DeepSeek-V2 and those after it, ``turning`` or without rope.
+    """Read the latent attention of DeepSeek-V2 and later families, with rope if ``turning``.
 
-    The inner norms' epsilon is no field: it is that of the original's class. YaRN's correction of
-    the temperature is one of the scores, and not of the turned part alone.
+    The inner norms' epsilon is no field; it is the default of the original's class. YaRN's
+    temperature correction scales the scores, not only the rotated part.
     """
     fields.expect("attention_bias", False)
     config = read_shape(fields, context, grouped=False)

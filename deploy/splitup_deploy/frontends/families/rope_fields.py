@@ -27,15 +27,15 @@ LONG_SCALINGS: Final = ("default", "longrope", "su")  # Phi-3's; "su" is the old
 
 @dataclass(frozen=True, slots=True)
 class RopeDefaults:
-    """What holds where the parameters say nothing. ``trained`` and ``context`` are positions."""
+    """The values of absent parameters. ``trained`` and ``context`` are positions."""
 
     head_dim: int
     trained: int
     context: int
     theta: float = 10_000.0
     kinds: tuple[str, ...] = SCALINGS
-    partial: float | None = None  # the part of a head that turns; None where it cannot be less
-    original: int | None = None  # positions before scaling, where it is no rope parameter
+    partial: float | None = None  # the rotated part of a head; None if it is always all
+    original: int | None = None  # positions before scaling, if that is no rope parameter
 
 
 def find_rope_parameters(fields: Fields) -> Fields | None:
@@ -50,7 +50,7 @@ def find_rope_parameters(fields: Fields) -> Fields | None:
 def read_rope(parameters: Fields | None, defaults: RopeDefaults) -> Rope:
     """Return the rope that the parameters describe; raises InvalidModel naming what is not known.
 
-    A field that the kind of scaling does not use is refused, not overlooked.
+    A field that the kind of scaling does not use is refused.
     """
     parameters = Fields({}) if parameters is None else parameters
     kind = parameters.get("rope_type", parameters.get("type", "default"))
@@ -108,10 +108,10 @@ def _read_scaling(
 
 
 def _read_longrope(parameters: Fields, defaults: RopeDefaults, rope: Rope, original: int) -> Rope:
-    """Return a LongRoPE (arXiv 2402.13753): its long factors when the context is a long one.
+    """Return a LongRoPE (arXiv 2402.13753), with its long factors when the context is a long one.
 
-    The context that a model is compiled for decides, for all positions and once, as llama.cpp
-    does it: a key in the cache was turned when it came, so a text cannot change over in its middle.
+    As in llama.cpp, the context for which a model is compiled decides once for all positions: a
+    key in the cache is rotated already, so a text cannot change factors in its middle.
     """
     factor = parameters.get_number("factor", defaults.trained / original)
     long = parameters.get_numbers("long_factor", rope.pairs)

@@ -1,7 +1,7 @@
-"""The metadata of a GGUF file, read as a config.json of the same family would be.
+"""The metadata of a GGUF file, translated to the config.json of the same family.
 
-Every key of the family's own must be known: an unknown one may change the results. What a file says
-by having a tensor (biases, norms of heads) is taken from its tensors.
+A key of the family that is not known is refused, because it may change the results. Some properties
+(biases, norms of heads) follow from which tensors a file has.
 Sources: llama.cpp's src/models (which keys a family has, and what holds without them) and
 convert_hf_to_gguf.py.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder import expert_layers
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.gguf.header import GgufFile
@@ -67,11 +67,11 @@ _CHECKED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family of files: the ``architecture`` that its config.json would name.
+    """One family of files; ``architecture`` is the one that its config.json would name.
 
-    ``fields`` are keys that only it has, with their fields; ``defaults`` holds what is meant where
-    they are absent; ``checked`` are keys that are read below; ``names`` are a block's tensors that
-    are called differently. ``interleaved``: the converter reorders query and key heads.
+    ``fields`` maps the family's own keys to config.json's fields; ``defaults`` are the values of
+    absent ones; ``checked`` are keys that are read separately; ``names`` maps names of a block's
+    tensors that differ. ``interleaved``: the converter reorders query and key heads.
     """
 
     architecture: str
@@ -166,14 +166,14 @@ _MIXTRAL: Final = Family(  # a llama with experts
     {**_EXPERT_FIELDS, "expert_count": "num_local_experts"},
     interleaved=True,
 )
-MAX_RADIANS: Final = 16  # models turn by at most 1; the series for sines is slow far from 0
-ROPE_FACTORS: Final = "rope_freqs.weight"  # how Llama 3.1's scaling is written down
+MAX_RADIANS: Final = 16  # models' largest is 1; the series for sines is slow far from 0
+ROPE_FACTORS: Final = "rope_freqs.weight"  # Llama 3.1's scaling
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers
 _BIAS: Final = "exp_probs_b"
 _SPLIT: Final = "attn_k_b.weight"
 _KV_RANK: Final = "attention.kv_lora_rank"
 _FAMILY: Final = "general.architecture"
-# Files may say nothing by a zero.
+# Keys for which zero means that there is none.
 _ABSENT_AT_ZERO: Final = ("n_shared_experts", "n_group", "topk_group", "routed_scaling_factor")
 
 
@@ -213,13 +213,13 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
 
 
 def list_further_blocks(file: GgufFile, config: DecoderConfig) -> tuple[str, ...]:
-    """Return what names of tensors start with of blocks that only predict tokens further ahead."""
+    """Return the name prefixes of blocks that only predict tokens further ahead."""
     last = config.layers + _count_further(file, str(file.metadata[_FAMILY]))
     return tuple(f"blk.{layer}." for layer in range(config.layers, last))
 
 
 def _count_further(file: GgufFile, family: str) -> int:
-    """Return how many of the file's last blocks only predict tokens further ahead."""
+    """Return the number of the file's last blocks that only predict tokens further ahead."""
     blocks, count = (
         file.metadata.get(f"{family}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
     )
@@ -273,7 +273,7 @@ def _check_heads(file: GgufFile, heads: Any, size: Any, rows: int) -> int:
 
 
 def _read_latent(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of compressed attention, from files with one or two expansions."""
+    """Return the fields of latent attention, from files with one or two expansions."""
     block = find_attention(file)
     split = f"{block}{_SPLIT}" in file.tensors
     heads, rank, turned = (
@@ -308,7 +308,7 @@ def _read_latent(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_gating(file: GgufFile, keys: dict[str, Any]) -> int:
-    """Return how deepseek2's router scores; where nothing is said, as the oldest files mean it."""
+    """Return the scoring function of deepseek2's router, by default that of the oldest files."""
     kind = keys.get("expert_gating_func", 0)
     if kind == 0 and not any(_BIAS in name for name in file.tensors):
         return _SOFTMAX
@@ -328,9 +328,9 @@ def _read_gating(file: GgufFile, keys: dict[str, Any]) -> int:
 def _complete_latent(
     file: GgufFile, config: DecoderConfig, frequencies: tuple[Decimal, ...]
 ) -> DecoderConfig:
-    """Return the configuration with what the file's tensors say.
+    """Return the configuration completed from the file's tensors.
 
-    Inner norms have the model's own epsilon in llama.cpp.
+    The inner norms use the model's epsilon, as in llama.cpp.
     """
     assert config.latent is not None and isinstance(config, expert_layers.MoeConfig)
     split = f"{find_attention(file)}{_SPLIT}" in file.tensors
@@ -348,7 +348,7 @@ def _complete_latent(
 
 
 def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any]:
-    """Return what GLM-4 files say in their own way; ``size`` is a head's."""
+    """Return the fields that GLM-4 files have in another form; ``size`` is a head's."""
     turned = keys.get("rope.dimension_count")
     if type(turned) is not int or not 0 < turned <= size:
         raise InvalidModel(f"'{file.path}' turns {turned!r:.40} of a head's {size} elements")
@@ -364,7 +364,7 @@ def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any
 
 
 def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: DecoderConfig) -> None:
-    """Raise InvalidModel where the file says more than the configuration, and something else."""
+    """Raise InvalidModel where other keys of the file contradict the configuration."""
     experts = config.experts if isinstance(config, expert_layers.MoeConfig) else None
     latent = config.latent
     value = keys.get("attention.value_length") if latent else config.head_dim
@@ -410,7 +410,7 @@ def _read_scaling(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any] | None
 
 
 def _divide(file: GgufFile, config: DecoderConfig) -> tuple[Decimal, ...]:
-    """Return the rope's frequencies, divided by the factors in the file if there are some."""
+    """Return the rope, its frequencies divided by the factors in the file, if there are some."""
     tensor = file.tensors.get(ROPE_FACTORS)
     if tensor is None:
         return config.rope.frequencies

@@ -1,8 +1,8 @@
 """Read a GGUF file's header: its metadata, and where its tensors lie.
 
 The file may come from anybody. Every count and length is checked against the bytes that are left
-before anything is made of it, keys and names are unique, and the tensors fill the file to its end,
-apart from padding, without overlap. Tensor data are not read here.
+before it is used, keys and names are unique, and the tensors fill the file to its end, apart from
+padding, without overlap. Tensor data are not read here.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3 (and 2, which only
 lacks big-endian files).
 """
@@ -25,7 +25,7 @@ Metadata = dict[str, Scalar | list[Scalar]]
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """How a tensor's elements are stored: so many in a block of so many bytes."""
+    """How a tensor's elements are stored: the elements and the bytes of a block."""
 
     name: str
     elements: int
@@ -95,7 +95,7 @@ _SCALARS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor in the file. ``shape`` is numpy's, the last axis runs fastest."""
+    """A tensor in the file. ``shape`` is in numpy's order: the last axis is contiguous."""
 
     name: str
     format: BlockFormat
@@ -106,7 +106,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What a GGUF file says about its model."""
+    """The header of a GGUF file."""
 
     path: Path
     metadata: Metadata
@@ -154,13 +154,13 @@ class _Reader:
         return result
 
     def text(self) -> str:
-        """Return a value; tokenizers may hold pieces of characters, which are replaced."""
+        """Return a text; incomplete characters, which tokenizers may hold, are replaced."""
         length = self.number("<Q")
         self.expect(length <= MAX_TEXT_BYTES, f"has a text of {length} bytes")
         return self.take(length).decode(errors="replace")
 
     def name(self) -> str:
-        """Return a name, which messages may repeat."""
+        """Return a name that is safe to print in messages."""
         length = self.number("<Q")
         self.expect(length <= limits.MAX_NAME_CHARS, f"has a name of {length} bytes")
         data = self.take(length)

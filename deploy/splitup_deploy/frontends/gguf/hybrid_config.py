@@ -1,7 +1,8 @@
-"""What GGUF files say of recurrent layers: Qwen3.5 and Kimi Linear.
+"""The recurrent layers of GGUF files: Qwen3.5 and Kimi Linear.
 
-Source: llama.cpp's convert_hf_to_gguf.py, which reorders value heads so that a key head's are one
-key head apart, stores what A_log is the logarithm of, negated, and adds the 1 of Qwen's norms.
+Source: llama.cpp's convert_hf_to_gguf.py. It reorders value heads so that value head h uses key
+head h mod key_heads, stores -exp(A_log) in place of A_log, and adds the 1 to the weights of Qwen's
+norms.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.gguf.header import GgufFile
 
 QWEN_FIELDS: Final = {
@@ -27,13 +28,13 @@ _SIGMOID: Final = 2  # llama.cpp's number
 
 
 def find_attention(file: GgufFile) -> str:
-    """Return what names of the first block with attention begin with; "blk.0." if all have it."""
+    """Return the name prefix of the first block with attention; "blk.0." if all have it."""
     blocks = range(tuning.MAX_LAYERS)
     return next((f"blk.{n}." for n in blocks if f"blk.{n}.ssm_a" not in file.tensors), "blk.0.")
 
 
 def read_qwen(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any]:
-    """Return the fields of Qwen3.5 that files have in another form; ``size`` is a head's."""
+    """Return the fields that Qwen3.5 files have in another form; ``size`` is a head's."""
     inner, heads, turned = (
         keys.get(key) for key in ("ssm.inner_size", "ssm.time_step_rank", "rope.dimension_count")
     )
@@ -45,7 +46,7 @@ def read_qwen(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any]
 
 
 def read_kimi(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
-    """Return Kimi Linear's own fields: a layer without heads for keys and values is recurrent."""
+    """Return Kimi Linear's own fields; a layer without key and value heads is recurrent."""
     counts = keys.get("attention.head_count_kv")
     if not isinstance(counts, list) or not set(counts) <= {0, 1} or 1 not in counts:
         raise InvalidModel(
@@ -73,7 +74,7 @@ def read_kimi(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def complete_recurrent(config: DecoderConfig) -> DecoderConfig:
-    """Return the configuration with recurrent layers as the converter leaves them."""
+    """Return the configuration with recurrent layers in the converter's form."""
     if config.recurrent is None:
         return config
     return replace(config, recurrent=replace(config.recurrent, converted=True), unit_norms=False)

@@ -1,9 +1,8 @@
 """GGUF files of the families in ``splitup_deploy.frontends.gguf.config``.
 
-Quantised weights stay as they are in the file, uint8 blocks, and are dequantised inside the graph.
-The metadata are read as a config.json of the same family would be. Where the tokenizer is a
-byte-level BPE it becomes a tokenizer.json; with any other one the model is compiled as a function
-of token ids.
+Quantised weights stay uint8 blocks, as in the file, and are dequantised inside the graph. The
+metadata are translated to a config.json of the same family. A byte-level BPE tokenizer becomes a
+tokenizer.json; with any other tokenizer the model is compiled as a function of token ids.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder import expert_layers
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import make_text, trace_language_model
 from splitup_deploy.frontends.gguf.config import (
     FAMILIES,
@@ -94,7 +93,7 @@ _LAYER_TENSORS: Final = {
     "self_attn.b_proj": "ssm_beta",
     "self_attn.o_norm": "ssm_norm",
 }
-# those whose names do not end in weight or bias
+# names that do not end in weight or bias
 _PARAMETERS: Final = {
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
@@ -140,10 +139,10 @@ def _read_eos_ids(file: GgufFile, vocab: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SplitHeads:
-    """Rows of a file with every head's pairs side by side, read with them half a head apart.
+    """Rows of query or key heads, read in the order that the step function's rope expects.
 
-    The converter of the llama architecture reorders query and key heads so that elements 2i and
-    2i + 1 turn together; the step function turns i and i + head_dim / 2.
+    The converter of the llama architecture reorders the heads so that rope rotates element 2i with
+    2i + 1; the step function rotates i with i + head_dim / 2.
     """
 
     source: FileSlice
@@ -198,11 +197,11 @@ class GgufWeights:
         return WeightSource(TensorSpec(name, "uint8", blocks), (part,), form.name)
 
     def can_join(self, names: list[str]) -> bool:
-        """Say whether these weights are stored in the same way."""
+        """Say whether these weights have the same storage format."""
         return len({self._find(name)[0].format for name in names}) == 1
 
     def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
-        """Return weights of (name, rows) put under each other, called ``name``."""
+        """Return the weights (name, rows) concatenated along the rows, called ``name``."""
         sources = [self.get(part, rows, *shape[1:]) for part, rows in parts]
         first = sources[0].spec
         spec = TensorSpec(name, first.dtype, (shape[0], *first.shape[1:]))
@@ -210,7 +209,7 @@ class GgufWeights:
         return WeightSource(spec, joined, sources[0].encoding)
 
     def check_all_read(self, allowed: tuple[str, ...], prefixes: tuple[str, ...]) -> None:
-        """Raise InvalidModel for a tensor that nobody asked for: it would change the results."""
+        """Raise InvalidModel for a tensor that was not read: it would change the results."""
         for name in self._file.tensors:
             is_allowed = name in allowed or name.startswith(prefixes)
             if name not in self._asked and not is_allowed:
@@ -220,7 +219,7 @@ class GgufWeights:
                 )
 
     def _find(self, name: str) -> tuple[GgufTensor, int | None]:
-        """Return the tensor that holds a weight, and which of its experts' that is."""
+        """Return the tensor that holds a weight, and which of its experts the weight is."""
         stem, _, kind = name.rpartition(".")
         expert = None
         layer, _, rest = stem.removeprefix("model.layers.").partition(".")

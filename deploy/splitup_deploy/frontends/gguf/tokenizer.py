@@ -1,4 +1,4 @@
-"""A GGUF file's tokenizer as a tokenizer.json, where it is a byte-level BPE.
+"""Convert a GGUF file's tokenizer to a tokenizer.json, if it is a byte-level BPE.
 
 GGUF names how text is split before merging ("pre"); the patterns are those of llama.cpp's
 ``llama_model_loader``/``unicode_regex_split`` and of the models' own tokenizer.json files.
@@ -47,9 +47,9 @@ _DEEPSEEK_V3: Final = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-# pre-tokenizer -> its patterns, one after another (none are GPT-2's own), whether text is
-# normalised (NFC) before, whether a word that is a token is taken whole, and whether a text starts
-# with BOS by default
+# pre-tokenizer -> its patterns, applied one after another (GPT-2's own if there are none), whether
+# text is normalised (NFC) before, whether a word that is a token is not split, and whether a text
+# starts with BOS by default
 _SPLITS: Final[dict[str, tuple[tuple[str, ...], bool, bool, bool]]] = {
     "gpt-2": ((), False, False, False),
     "olmo": ((), True, False, False),
@@ -136,7 +136,7 @@ def make_tokenizer(metadata: Metadata, vocab: int) -> bytes | None:
 def _make_post_processor(
     metadata: Metadata, tokens: list[Any], starts: bool, byte_level: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what puts BOS before a text, if the model wants that."""
+    """Return the post-processor that puts BOS before a text, if the model has one."""
     wanted = metadata.get("tokenizer.ggml.add_bos_token", starts)
     _expect(type(wanted) is bool, "says neither yes nor no to a BOS token")
     if not wanted:

@@ -16,7 +16,7 @@ from splitup_deploy.frontends.weight_sources import FileSlice, WeightSource
 
 FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")
 
-# Computed again from config.json, as Hugging Face does: older versions stored them.
+# Older versions stored these; they are computed from config.json, as Hugging Face does.
 _DERIVED: Final = re.compile(r".*\.(rotary_emb\.inv_freq|masked_bias|attn\.bias)")
 
 
@@ -68,12 +68,12 @@ class DirectoryWeights:
         return source
 
     def can_join(self, names: list[str]) -> bool:
-        """Say whether these weights are stored in the same way; ``get`` finds what is absent."""
+        """Say whether these weights have the same storage format; ``get`` reports absent ones."""
         found = (self._tensors.get(name) for name in names)
         return len({source.spec.dtype for source in found if source is not None}) <= 1
 
     def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
-        """Return weights of (name, rows) put under each other, called ``name``."""
+        """Return the weights (name, rows) concatenated along the rows, called ``name``."""
         sources = [self.get(part, rows, *shape[1:]) for part, rows in parts]
         dtypes = {source.spec.dtype for source in sources}
         if len(dtypes) != 1:
@@ -82,7 +82,7 @@ class DirectoryWeights:
         return WeightSource(spec, tuple(part for source in sources for part in source.parts))
 
     def check_all_read(self, allowed: tuple[str, ...] = (), prefixes: tuple[str, ...] = ()) -> None:
-        """Raise InvalidModel for a weight that nobody asked for: it would change the results."""
+        """Raise InvalidModel for a weight that was not read: it would change the results."""
         for name in self._tensors:
             is_allowed = name in allowed or name.startswith(prefixes) or _DERIVED.fullmatch(name)
             if name not in self._asked and not is_allowed:

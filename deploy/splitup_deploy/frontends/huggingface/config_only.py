@@ -1,7 +1,4 @@
-"""Weights of which only the shapes are known: a config.json that nobody has the weights for.
-
-Enough to show how a model would be cut, before anything is downloaded.
-"""
+"""Models without weights: a config.json is enough to preview how a model would be cut."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def is_without_weights(source: str) -> bool:
 
 
 def load_shapes(source: str, sizes: Sizes) -> SourceModel:
-    """Trace a model from its config.json; the weights are known by their shapes only."""
+    """Trace a model from its config.json; only the shapes of its weights are known."""
     path = Path(source)
     file = path / "config.json" if path.is_dir() else path
     table = read_json(file, tuning.MAX_CONFIG_BYTES)
@@ -41,7 +38,7 @@ def load_shapes(source: str, sizes: Sizes) -> SourceModel:
 
 
 class ShapeWeights:
-    """Answers for every weight with its shape, in the dtype that config.json names."""
+    """Weights without bytes: shapes, and the dtype that config.json names."""
 
     def __init__(self, table: dict[str, Any]) -> None:
         dtype = table.get("dtype", table.get("torch_dtype", "float32"))
@@ -56,9 +53,9 @@ class ShapeWeights:
         return WeightSource(TensorSpec(name, self._dtype, shape), (Absent(),))
 
     def can_join(self, names: list[str]) -> bool:
-        """Say yes: all weights are stored in the same way."""
+        """Return True: all weights have the same storage format."""
         return True
 
     def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
-        """Return weights of (name, rows) put under each other, called ``name``."""
+        """Return the weights (name, rows) concatenated along the rows, called ``name``."""
         return self.get(name, *shape)

@@ -7,7 +7,7 @@ from typing import Any
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.step_function import DecoderConfig
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import (
     ARCHITECTURES,
     make_text,
@@ -53,7 +53,7 @@ def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
 
 
 def _list_further_blocks(table: dict[str, Any], config: DecoderConfig) -> tuple[str, ...]:
-    """Return what names of weights start with of blocks that only predict tokens further ahead."""
+    """Return the name prefixes of blocks that only predict tokens further ahead."""
     count = table.get("num_nextn_predict_layers")
     last = config.layers + min(count, tuning.MAX_LAYERS) if type(count) is int else 0
     return tuple(f"model.layers.{layer}." for layer in range(config.layers, last))

@@ -1,7 +1,7 @@
-"""ONNX operations for which tinygrad's importer has none, or one that differs from the standard.
+"""ONNX operations that tinygrad's importer lacks, or implements differently from the standard.
 
 ``OPERATIONS`` maps an operation to its versions: the function for opset v is the one with the
-largest key up to v; where there is none, tinygrad's is taken.
+largest key up to v. Without such a key tinygrad's implementation is used.
 Source: https://onnx.ai/onnx/operators.
 """
 
@@ -35,7 +35,7 @@ from splitup_deploy.frontends.onnx.tinygrad_ops import OnnxDataType, onnx_ops
 
 Result: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
 
-MAX_SCATTERED: Final = 1_024  # updates: each is some ten operations
+MAX_SCATTERED: Final = 1_024  # updates; each is about ten operations
 
 REFUSED: Final[dict[str, str]] = {
     **dict.fromkeys(
@@ -92,7 +92,7 @@ def split(
 
 
 def concatenate(*parts: Tensor, axis: int) -> Tensor:
-    """Return the parts side by side; empty ones add nothing."""
+    """Return the concatenated parts; empty ones add nothing."""
     filled = [part for part in parts if 0 not in part.shape] or list(parts[:1])
     return Tensor.cat(*filled, dim=axis)
 
@@ -100,7 +100,7 @@ def concatenate(*parts: Tensor, axis: int) -> Tensor:
 def drop_out(
     data: Tensor, ratio: Any = 0.5, training_mode: Any = False, seed: int | None = None
 ) -> Result:
-    """Return the data as they are, and that all of them are kept."""
+    """Return the data unchanged, and a mask that keeps all of them."""
     if training_mode:
         raise NotImplementedError("random numbers: export the model for inference")
     return data, data.const_like(1).cast(dtypes.bool)
@@ -196,9 +196,9 @@ def _get_number(y: Tensor) -> int | None:
 
 
 def _divide_integers(x: Tensor, y: Tensor) -> Tensor:
-    """Divide by way of float64, because a processor stops when integers are divided by 0.
+    """Divide integers in float64, because a processor traps when integers are divided by 0.
 
-    One division of 32-bit numbers is exact; 64-bit ones are estimated, and corrected twice.
+    One division is exact for 32-bit numbers; for 64-bit numbers the estimate is corrected twice.
     """
     if x.dtype == dtypes.uint64:
         raise NotImplementedError("division of uint64 by a tensor")

@@ -11,16 +11,28 @@ from __future__ import annotations
 
 import math
 import mmap
-import re
-import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES
+from splitup_deploy.frontends.onnx.onnx_graph import (
+    OnnxGraph,
+    OnnxModel,
+    OnnxNode,
+    OnnxPort,
+    OnnxTensor,
+)
+from splitup_deploy.frontends.onnx.protobuf_reader import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    MAX_LISTED,
+    Field,
+    ProtobufReader,
+    Span,
+)
 from splitup_deploy.frontends.weight_sources import FileSlice
 
 DTYPES: Final[dict[int, str]] = {
@@ -55,86 +67,7 @@ UNSUPPORTED_DTYPES: Final[dict[int, str]] = {
     26: "int2",
 }
 
-MAX_TEXT_BYTES: Final = 4096  # names of values are paths through modules; 300 is long
 MAX_DEPTH: Final = 8  # subgraphs within subgraphs; real models have 2
-MAX_FIELDS: Final = 2**22  # of all messages together: 65,536 nodes with 64 fields each
-MAX_LISTED: Final = 2**20  # numbers of a tensor that are not in raw form; each costs 100 bytes here
-
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # messages and terminals repeat names
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-Span = tuple[int, int]
-Field = tuple[int, int, "int | Span"]  # number, wire type, and the number or the place of the bytes
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxTensor:
-    """A constant; ``data`` has exactly the little-endian bytes of dtype and shape."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: FileSlice | bytes
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
-
-    def read(self) -> bytes:
-        """Return the bytes; for small tensors."""
-        return self.data if isinstance(self.data, bytes) else b"".join(self.data.read())
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxPort:
-    """An input or output. A dimension is a number, a symbol's name, or None when it is absent.
-
-    ``dtype`` is None when the file does not say it.
-    """
-
-    name: str
-    dtype: str | None
-    shape: tuple[int | str | None, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxNode:
-    """One operation. Graphs among the attributes are those of If, Loop and Scan."""
-
-    op: str
-    domain: str
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: dict[str, object]
-
-    @property
-    def title(self) -> str:
-        """Return its name, or its first output's: files need not name nodes."""
-        return self.name or next(filter(None, self.outputs), "")
-
-    def __str__(self) -> str:
-        return f"node '{self.title:.80}' ({self.op:.40})"
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxGraph:
-    """Nodes in order, each after those it reads from."""
-
-    nodes: tuple[OnnxNode, ...]
-    tensors: dict[str, OnnxTensor]
-    inputs: tuple[OnnxPort, ...]
-    outputs: tuple[OnnxPort, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxModel:
-    """A graph and the version of the operations of each domain ("" is ONNX's own)."""
-
-    graph: OnnxGraph
-    opsets: dict[str, int]
 
 
 def read_onnx(path: Path) -> OnnxModel:
@@ -150,103 +83,7 @@ def read_onnx(path: Path) -> OnnxModel:
         raise InvalidModel(f"cannot read ONNX file '{path}': {error.strerror}") from None
 
 
-class _Reader:
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data = path, data
-        self.fields_left = MAX_FIELDS
-
-    def fail(self, problem: str) -> InvalidModel:
-        return InvalidModel(f"ONNX file '{self.path}' {problem}; export the model again")
-
-    def expect(self, condition: bool, problem: str) -> None:
-        if not condition:
-            raise self.fail(problem)
-
-    # ---- protobuf ------------------------------------------------------------------------------
-
-    def varint(self, position: int, end: int) -> tuple[int, int]:
-        """Return the number at ``position`` (64 bits, unsigned) and the position behind it."""
-        result = 0
-        for count in range(10):
-            self.expect(position < end, "ends in the middle of a number")
-            byte = self.data[position]
-            position += 1
-            result |= (byte & 0x7F) << (7 * count)
-            if byte < 0x80:
-                self.expect(result < 2**64, "has a number of more than 64 bits")
-                return result, position
-        raise self.fail("has a number of more than 64 bits")
-
-    def fields(self, span: Span) -> Iterator[Field]:
-        """Yield the fields of a message; values of fixed size as the place of their bytes."""
-        position, end = span
-        while position < end:
-            self.fields_left -= 1
-            self.expect(self.fields_left >= 0, f"has more than {MAX_FIELDS} fields")
-            tag, position = self.varint(position, end)
-            number, wire = tag >> 3, tag & 7
-            self.expect(1 <= number < 2**29, "has a field without a number")
-            if wire == _VARINT:
-                value, position = self.varint(position, end)
-                yield number, wire, value
-                continue
-            if wire == _BYTES:
-                length, position = self.varint(position, end)
-            elif wire in (_FIXED64, _FIXED32):
-                length = 8 if wire == _FIXED64 else 4
-            else:
-                raise self.fail(f"has a field of unknown kind {wire}")
-            self.expect(length <= end - position, "claims more bytes than it has")
-            yield number, wire, (position, position + length)
-            position += length
-
-    def span(self, field: Field) -> Span:
-        number, wire, value = field
-        self.expect(wire == _BYTES, f"has a number where field {number} holds bytes")
-        assert isinstance(value, tuple)  # as the wire type says
-        return value
-
-    def integer(self, field: Field) -> int:
-        """Return a signed 64-bit integer."""
-        number, wire, value = field
-        self.expect(wire == _VARINT, f"has no integer in field {number}")
-        assert isinstance(value, int)  # as the wire type says
-        return value - 2**64 if value >= 2**63 else value
-
-    def integers(self, field: Field) -> list[int]:
-        """Return one entry of a repeated integer, or many when they are packed."""
-        if field[1] == _VARINT:
-            return [self.integer(field)]
-        position, end = self.span(field)
-        self.expect(end - position <= 10 * MAX_LISTED, "lists too many numbers in one field")
-        result = []
-        while position < end:
-            value, position = self.varint(position, end)
-            result.append(value - 2**64 if value >= 2**63 else value)
-        return result
-
-    def floats(self, field: Field, wire: int, code: str) -> list[float]:
-        """Return one entry of a repeated float or double, or many when they are packed."""
-        size = struct.calcsize(code)
-        self.expect(field[1] in (_BYTES, wire), f"has no float in field {field[0]}")
-        assert isinstance(field[2], tuple)  # as the wire type says
-        start, end = field[2]
-        self.expect((end - start) % size == 0, "has half a float")
-        self.expect((end - start) // size <= MAX_LISTED, "lists too many numbers in one field")
-        return [item[0] for item in struct.iter_unpack(f"<{code}", self.data[start:end])]
-
-    def text(self, field: Field) -> str:
-        start, end = self.span(field)
-        self.expect(end - start <= MAX_TEXT_BYTES, f"has a text of {end - start} bytes")
-        try:
-            text = self.data[start:end].decode()
-        except UnicodeDecodeError:
-            raise self.fail("has a text that is no UTF-8") from None
-        self.expect(not _CONTROL.search(text), "has a text with control characters")
-        return text
-
-    # ---- ONNX ----------------------------------------------------------------------------------
-
+class _Reader(ProtobufReader):
     def read_model(self) -> OnnxModel:
         graph: Span | None = None
         opsets: dict[str, int] = {}
@@ -320,7 +157,7 @@ class _Reader:
             if number == 1:
                 name = self.text(field)
             elif number == 2:
-                values = self.floats(field, _FIXED32, "f")
+                values = self.floats(field, FIXED32, "f")
                 self.expect(len(values) == 1, f"has no float in attribute '{name:.40}'")
                 single[2] = values[0]
             elif number == 3:
@@ -332,7 +169,7 @@ class _Reader:
             elif number == 6:
                 single[6] = self.read_graph(self.span(field), depth + 1)
             elif number == 7:
-                floats += self.floats(field, _FIXED32, "f")
+                floats += self.floats(field, FIXED32, "f")
             elif number == 8:
                 ints += self.integers(field)
             elif number == 9:
@@ -457,7 +294,7 @@ class _Reader:
     def fixed(self, field: Field) -> Span:
         """Return the place of raw data, or of one or many packed floats or doubles."""
         number, wire, value = field
-        allowed = {4: (_BYTES, _FIXED32), 9: (_BYTES,), 10: (_BYTES, _FIXED64)}[number]
+        allowed = {4: (BYTES, FIXED32), 9: (BYTES,), 10: (BYTES, FIXED64)}[number]
         self.expect(wire in allowed, f"has no data in field {number}")
         assert isinstance(value, tuple)  # as the wire type says
         return value

@@ -1,4 +1,4 @@
-"""ONNX operations on pictures, and on volumes alike: resizing, pooling, sampling."""
+"""ONNX operations on pictures and volumes: resizing, pooling, sampling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from splitup_deploy.frontends.onnx.tinygrad_ops import onnx_ops
 
 
 def resize_10(x: Tensor, scales: Sequence[float], mode: str = "nearest") -> Tensor:
-    """Resize with the one way to place samples that opset 10, and Upsample, had."""
+    """Resize with the only coordinate transformation of opset 10 and of Upsample."""
     result: Tensor = onnx_ops["Resize"](
         x,
         scales=list(scales),
@@ -44,7 +44,7 @@ def resize(
 def unpool_max(
     x: Tensor, places: Tensor, output_shape: Sequence[int] | None = None, **options: Any
 ) -> Tensor:
-    """Return the tensor that MaxPool took its values from, with zeros between."""
+    """Return the values at the places from which MaxPool took them, with zeros elsewhere."""
     if output_shape is not None:
         raise NotImplementedError("an explicit output shape")
     return onnx_ops["MaxUnpool"](x, places, None, **options)

@@ -1,10 +1,10 @@
 """ONNX files: any graph of fixed shapes becomes a function model.
 
-The file is read by ``onnx_file``; each node is then traced with tinygrad's implementation of its
-operation (``tinygrad.nn.onnx``), or with ours where that one differs from the specification
-(``onnx_ops``). Inputs and outputs become ports, initialisers weights. What a node needs to know
-while it is traced, such as the shape of a Reshape, is computed here from constants; a value that
-depends on an input is refused, because then a task's memory could not be known before it runs.
+The file is read by ``graph_file``; each node is then traced with tinygrad's implementation of its
+operation (``tinygrad.nn.onnx``), or with our own where tinygrad's differs from the specification
+(``basic_ops``). Inputs and outputs become ports, initialisers become weights. A value that a node
+needs while it is traced, such as the shape of a Reshape, is computed here from constants. If it
+depends on an input, the model is refused, because a task's memory must be known before it runs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,8 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, get_numpy_dtype
 from splitup_deploy.cutting.passes import materialise_reductions
 from splitup_deploy.frontends.onnx.basic_ops import CONSTANT_INPUTS, OPERATIONS, REFUSED
-from splitup_deploy.frontends.onnx.graph_file import (
-    OnnxGraph,
-    OnnxNode,
-    OnnxPort,
-    OnnxTensor,
-    read_onnx,
-)
+from splitup_deploy.frontends.onnx.graph_file import read_onnx
+from splitup_deploy.frontends.onnx.onnx_graph import OnnxGraph, OnnxNode, OnnxPort, OnnxTensor
 from splitup_deploy.frontends.onnx.tinygrad_ops import (
     Domain,
     OpSetId,
@@ -45,14 +40,14 @@ from splitup_deploy.frontends.tracing import TRACE_DEVICE, TracedModel, Tracer, 
 from splitup_deploy.frontends.weight_sources import WeightSource
 
 MIN_OPSET, MAX_OPSET = 7, 28  # 6 broadcast in another way; 28 is what the tests cover
-MICROSOFT: Final = frozenset(  # what tinygrad knows of the domain com.microsoft
+MICROSOFT: Final = frozenset(  # operations of com.microsoft that tinygrad implements
     "Attention BiasGelu DequantizeLinear EmbedLayerNormalization FastGelu Gelu QLinearAdd "
     "QLinearGlobalAveragePool QLinearMul QuantizeLinear SkipLayerNormalization".split()
 )
 MAX_FOLDED_BYTES: Final = 64 * 1024  # a constant that a shape depends on; 16 numbers are usual
 MAX_FOLDED_ELEMENTS: Final = 2**20  # of everything on the way to it: a second in pure Python
 MAX_TRACED: Final = 8 * limits.MAX_GRAPH_NODES  # tinygrad's operations; shapes are some of them
-# operations that read each element of an operand many times: it is written to memory before
+# operations that read each element of an operand many times, so operands are written to memory
 _REREAD: Final = frozenset(
     "Attention AveragePool Conv ConvInteger ConvTranspose Einsum Gemm LRN LayerNormalization "
     "LogSoftmax MatMul MatMulInteger MaxPool QLinearConv QLinearMatMul Resize Softmax TopK".split()
@@ -85,7 +80,7 @@ def load_onnx(source: str, sizes: Sizes) -> SourceModel:
 
 
 def get_constant_inputs(op: str) -> tuple[int, ...]:
-    """Return the places of the inputs that an operation must know before it runs."""
+    """Return the places of the inputs that an operation needs before the model runs."""
     places = CONSTANT_INPUTS.get(op, required_input_python_consts.get(op, ()))
     return tuple(places)
 
@@ -198,7 +193,7 @@ class _Importer:
         return result
 
     def adopt(self, roots: Sequence[UOp]) -> None:
-        """Make weights of the tables that operations made, and IOTA of tinygrad's ranges."""
+        """Turn constant tables of operations into weights, and tinygrad's ranges into IOTA."""
         ranges: dict[int, UOp] = {}
         for uop in UOp.sink(*roots).toposort():
             if uop.op is Ops.BUFFER and not self.tracer.knows(uop):
@@ -255,7 +250,7 @@ class _Importer:
                     raise ValueError(f"a result of shape {list(shape)} is too large")
         except (InvalidModel, MemoryError):
             raise
-        except Exception as error:  # tinygrad's implementations raise whatever they come across
+        except Exception as error:  # tinygrad's implementations raise errors of many types
             problem = str(error).partition("\n")[0] or type(error).__name__
             raise InvalidModel(f"{node}, opset {self.get_opset(node)}: {problem:.300}") from None
         if len(node.outputs) > len(tensors):
@@ -307,7 +302,7 @@ class _Importer:
         return options
 
     def prepare(self, node: OnnxNode, operands: Sequence[Tensor | None]) -> list[Any]:
-        """Return the operands, as numbers where the operation must know them while tracing."""
+        """Return the operands; those that the operation needs while tracing as numbers."""
         wanted = get_constant_inputs(node.op)
         result: list[Any] = []
         for place, tensor in enumerate(operands):
@@ -370,7 +365,7 @@ class _Importer:
         return result
 
     def depends_on_input(self, tensor: Tensor, node: OnnxNode) -> bool:
-        """Say so, and name the reductions on the way that ``node`` added: a pass writes them."""
+        """Say whether a value depends on an input; label reductions, which a pass stores."""
         pending = [tensor.uop]
         while pending:
             uop = pending[-1]
@@ -433,9 +428,9 @@ class _Importer:
 
 
 def _check_operands(node: OnnxNode, function: Any) -> None:
-    """Raise unless every input is one that the function takes as a tensor or number.
+    """Raise unless the function takes every input as a tensor or number.
 
-    The functions' attributes are parameters, too, which an input must not fill.
+    Attributes are parameters of the function as well, and an input must not set one.
     """
     wanted = get_constant_inputs(node.op)
     parameters = inspect.signature(function).parameters.values()

@@ -11,7 +11,7 @@ from tinygrad.tensor import Tensor
 
 from splitup_deploy.frontends.onnx.tinygrad_ops import OnnxDataType
 
-MAX_UNROLLED: Final = 1_024  # steps of a recurrent layer: each is some twenty operations
+MAX_UNROLLED: Final = 1_024  # steps of a recurrent layer; each is about twenty operations
 _FORBIDDEN: Final = -float("inf")
 
 
@@ -33,10 +33,10 @@ def compute_attention(
     left_window_size: int = -1,
     right_window_size: int = -1,
 ) -> tuple[Tensor, ...]:
-    """Return the result, the keys and values with the past, and the scores (by the mode).
+    """Return the result, the keys and values with the past, and the scores that the mode selects.
 
-    A row that may see nothing gives zeros. A causal query sees the keys up to its own place, which
-    counts from the end of the past, or of the valid keys (``nonpad_kv_seqlen``).
+    The result is zero for a query that may see no key. A causal query sees the keys up to its own
+    place, which is counted from the end of the past, or of the valid keys (``nonpad_kv_seqlen``).
     Source: https://onnx.ai/onnx/operators/onnx__Attention.html.
     """
     flat = q.ndim == 3
@@ -62,21 +62,11 @@ def compute_attention(
     past = 0 if past_key is None else int(past_key.shape[2])
     window = (left_window_size, right_window_size)
     allowed = _find_allowed(q, k, past, nonpad_kv_seqlen, bool(is_causal), window)
-    bias: Tensor | None = None
     if attn_mask is not None:
-        missing = int(k.shape[2]) - int(attn_mask.shape[-1])
-        kept: Tensor | None = None
-        if missing > 0:
-            padding = (*((0, 0),) * (attn_mask.ndim - 1), (0, missing))
-            kept = attn_mask.const_like(1).cast(dtypes.bool).pad(padding)
-            attn_mask = attn_mask.pad(padding)
-        if attn_mask.dtype == dtypes.bool:
-            allowed = attn_mask if allowed is None else allowed & attn_mask
-        else:
-            bias = attn_mask if kept is None else kept.where(attn_mask, _FORBIDDEN)
-            seen = bias != _FORBIDDEN
-            allowed = seen if allowed is None else allowed & seen
-            scores = scores + seen.where(bias, 0.0)
+        seen, bias = _read_mask(attn_mask, int(k.shape[2]))
+        allowed = seen if allowed is None else allowed & seen
+        if bias is not None:
+            scores = scores + bias
     if allowed is not None:
         scores = allowed.where(scores, _FORBIDDEN)
     if qk_matmul_output_mode == 2:
@@ -84,14 +74,7 @@ def compute_attention(
     scores = scores.contiguous()
     if softmax_precision is not None:
         scores = scores.cast(OnnxDataType(softmax_precision).to_dtype())
-    if allowed is None:
-        weights = scores.softmax(-1)
-    else:
-        top = scores.max(-1, keepdim=True)
-        top = (top == _FORBIDDEN).where(0.0, top)
-        powers = (scores - top).exp()
-        total = powers.sum(-1, keepdim=True)
-        weights = powers / (total == 0).where(1.0, total)
+    weights = scores.softmax(-1) if allowed is None else _compute_masked_softmax(scores)
     weights = weights.cast(q.dtype)
     if qk_matmul_output_mode == 3:
         shown = weights
@@ -99,6 +82,33 @@ def compute_attention(
     if flat:
         result = result.permute(0, 2, 1, 3).flatten(2)
     return result, keys, values, shown.cast(q.dtype)
+
+
+def _read_mask(mask: Tensor, keys: int) -> tuple[Tensor, Tensor | None]:
+    """Return which of the keys a mask allows, and what a mask of numbers adds to the scores.
+
+    A mask for fewer keys forbids the rest.
+    """
+    missing = keys - int(mask.shape[-1])
+    kept: Tensor | None = None
+    if missing > 0:
+        padding = (*((0, 0),) * (mask.ndim - 1), (0, missing))
+        kept = mask.const_like(1).cast(dtypes.bool).pad(padding)
+        mask = mask.pad(padding)
+    if mask.dtype == dtypes.bool:
+        return mask, None
+    bias = mask if kept is None else kept.where(mask, _FORBIDDEN)
+    seen = bias != _FORBIDDEN
+    return seen, seen.where(bias, 0.0)
+
+
+def _compute_masked_softmax(scores: Tensor) -> Tensor:
+    """Return the softmax over the last axis; zeros where every score is forbidden."""
+    top = scores.max(-1, keepdim=True)
+    top = (top == _FORBIDDEN).where(0.0, top)
+    powers = (scores - top).exp()
+    total = powers.sum(-1, keepdim=True)
+    return powers / (total == 0).where(1.0, total)
 
 
 def _find_allowed(
@@ -141,7 +151,7 @@ def rotate_embedding(
     num_heads: int = 0,
     rotary_embedding_dim: int = 0,
 ) -> Tensor:
-    """Return x with the first elements of every head turned by their positions."""
+    """Return x with the first elements of every head rotated by their positions."""
     shape = x.shape
     if x.ndim == 4:
         x = x.permute(0, 2, 1, 3)
@@ -183,7 +193,7 @@ def reverse_sequence(
 
 # ---- recurrent layers ----------------------------------------------------------------------------
 
-# gets x @ W^T + its bias, and the states; returns the new states, the first of them is the output
+# takes x @ W^T + bias and the states; returns the new states, of which the first is the output
 _Cell = Callable[[Tensor, list[Tensor]], list[Tensor]]
 
 

@@ -1,7 +1,7 @@
-"""What tinygrad knows of ONNX, imported without choosing a device.
+"""tinygrad's implementations of ONNX operations, imported without choosing a device.
 
-tinygrad's module makes tensors while it is imported. Each would choose a device, and on a machine
-without a compiler there is none until ``splitup.backend.devices`` has set one up.
+tinygrad's module makes tensors while it is imported. Each would choose a device, and a machine
+without a compiler has none until ``splitup.backend.devices`` has set one up.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Read a pickle without unpickling: a small machine that only builds plain values.
+"""Read a pickle without unpickling: an interpreter that only builds plain values.
 
-A pickle is a program. This machine knows the opcodes that build None, numbers, strings, lists,
-tuples and dicts; every name in the program must be on a table that the caller gives, whose entries
-are constructors of this project's own. Nothing is imported, no class is instantiated, no method
-of a value is called. Anything else is refused by name. Bytes are not read: they become ``Blob``,
-a place in the file.
+A pickle is a program. This interpreter has the opcodes that build None, numbers, strings, lists,
+tuples and dicts. Every name in the program must be in a table from the caller, whose entries are
+constructors of this project. Nothing is imported, no class is instantiated, no method of a value is
+called; any other opcode or name is refused. Bytes are not read but become ``Blob``, a place in the
+file.
 
 Nothing recurses, strings and integers are bounded, and every opcode is counted.
 Source: the opcodes' definitions in CPython's ``pickletools``.
@@ -38,7 +38,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Constructor:
-    """What stands for a name that a pickle may call: gets the arguments, returns a value."""
+    """The replacement of a name that a pickle may call: takes the arguments, returns a value."""
 
     name: str
     make: Callable[[tuple[Any, ...]], Any]
@@ -46,7 +46,7 @@ class Constructor:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a pickle may name, what its persistent ids give, and how values take their state."""
+    """The names that a pickle may use, its persistent ids, and how values take their state."""
 
     table: Mapping[str, Any]  # "module.name" -> Constructor or plain value
     load: Callable[[Any], Any]  # of a persistent id
@@ -68,7 +68,7 @@ def refuse(file: str, problem: str) -> InvalidModel:
 def read_pickle(file: BinaryIO, name: str, end: int, names: Names) -> Any:
     """Return the value of the pickle at the file's position, which is then behind it.
 
-    ``name`` is what messages call the file, ``end`` the offset it may not read beyond. Raises
+    ``name`` is the file's name in messages, ``end`` the offset at which reading must stop. Raises
     InvalidModel.
     """
     return _Machine(file, name, end, names).run()

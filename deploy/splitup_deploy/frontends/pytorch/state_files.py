@@ -59,7 +59,7 @@ _NUMPY_DTYPES: Final = {
     "u1": "uint8",
     "b1": "bool",
 }
-# what zipfile raises for one broken field or another
+# the errors of zipfile for broken fields
 _ZIP_ERRORS: Final = (
     zipfile.BadZipFile,
     NotImplementedError,
@@ -78,7 +78,7 @@ class _StorageType:
 
 @dataclass(slots=True)
 class _Storage:
-    """A run of equal items. ``start`` is known when the file's layout says so."""
+    """An array of items in the file. ``start`` is set when the file's layout is known."""
 
     dtype: str
     items: int
@@ -272,7 +272,7 @@ class _Reader:
         return storage
 
     def load_nested(self, arguments: tuple[Any, ...]) -> _Storage:
-        """Read a storage that pickle keeps as the bytes of a legacy file of its own."""
+        """Read a storage that is pickled as the bytes of another legacy file."""
         self.check(
             len(arguments) == 1 and isinstance(arguments[0], Blob) and not self.nested,
             "has a malformed storage",
@@ -368,7 +368,7 @@ class _Reader:
 
 
 class _Bounded:
-    """A file of which no single read is large: a zip directory's length may be a lie."""
+    """A file that refuses large reads, because a zip directory may claim any length."""
 
     def __init__(self, file: BinaryIO, reader: _Reader) -> None:
         self._file, self._reader = file, reader

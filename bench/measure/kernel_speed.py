@@ -1,0 +1,243 @@
+"""Measure the speed of one process: ``python -m bench.measure.kernel_speed [ROUNDS]``.
+
+A random Llama of 124 M parameters is written as GGUF files in float32, float16 and Q8_0 and
+run uncut, with tinygrad's kernels alone ("before") and with the matrix products of
+``splitup.cpu.matmul_match``. They are compared with the floor, which is the bytes of the weights
+over the read bandwidth measured in the same round, and, when $LLAMA_PYTHON names a Python that has
+llama-cpp-python, with llama.cpp on the same files. Rounds alternate and medians are of ratios
+within a round, because other programs may share the machine; for the same reason one thread is
+measured by its CPU time. Progress goes to stderr, a JSON object to stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from splitup_deploy.frontends.decoder.step_function import trace_decoder
+from splitup_deploy.frontends.gguf.config import FAMILIES, read_config
+from splitup_deploy.frontends.gguf.header import read_gguf
+from splitup_deploy.frontends.gguf.model_file import GgufWeights
+
+from splitup.backend.devices import select_device
+from splitup.backend.runtime import TaskProgram
+from splitup.decode.step import make_arrays, make_causal_step
+from splitup.graph.rules import check_graph
+
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCAB = 768, 2_048, 12, 12, 4, 32_000
+CONTEXT, ROWS, TOKENS = 256, 64, 24
+FORMS: Final = {"f32": 0, "f16": 1, "q8_0": 8}  # GGUF's numbers
+ROUNDS: Final = 5
+
+Run = Callable[[], float]  # seconds
+
+PEER: Final = """
+import sys, time
+from llama_cpp import Llama
+path, threads, context = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+clock = time.process_time if threads == 1 else time.perf_counter
+model = Llama(path, n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=context,
+              n_ubatch=context, verbose=False, use_mmap=False)
+for line in sys.stdin:
+    count, rows = map(int, line.split())
+    model.reset()
+    model.eval([5])
+    start = clock()
+    for _ in range(count):
+        model.eval([7] * rows)
+    print(clock() - start, flush=True)
+"""
+
+
+def write_model(path: Path, form: str) -> int:
+    """Write a random Llama; return the bytes that one token reads, all except the embedding."""
+    random = np.random.default_rng(0)
+    shapes = {"token_embd": (VOCAB, HIDDEN), "output": (VOCAB, HIDDEN), "output_norm": (HIDDEN,)}
+    for layer in range(LAYERS):
+        block = f"blk.{layer}."
+        kv = KV_HEADS * HIDDEN // HEADS
+        shapes |= {block + name: (HIDDEN,) for name in ("attn_norm", "ffn_norm")}
+        shapes |= {block + name: (HIDDEN, HIDDEN) for name in ("attn_q", "attn_output")}
+        shapes |= {block + name: (kv, HIDDEN) for name in ("attn_k", "attn_v")}
+        shapes |= {block + name: (INNER, HIDDEN) for name in ("ffn_gate", "ffn_up")}
+        shapes[block + "ffn_down"] = (HIDDEN, INNER)
+    head, body, read = b"", b"", 0
+    for name, shape in shapes.items():
+        kind = form if len(shape) == 2 else "f32"
+        data = _encode(random.standard_normal(shape, dtype=np.float32) * 0.02, kind)
+        read += len(data) if name != "token_embd" else 0
+        head += _text(f"{name}.weight") + struct.pack("<I", len(shape))
+        head += struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        head += struct.pack("<IQ", FORMS[kind], len(body))
+        body += data + bytes(-len(data) % 32)
+    head = _make_metadata(len(shapes)) + head
+    path.write_bytes(head + bytes(-len(head) % 32) + body)
+    return read
+
+
+def _make_metadata(tensors: int) -> bytes:
+    numbers = {
+        "block_count": LAYERS,
+        "context_length": CONTEXT,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": INNER,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "rope.dimension_count": HIDDEN // HEADS,
+    }
+    floats = {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10_000.0}
+    tokens = [f"<{index}>" for index in range(VOCAB)]
+    tokens[3:6] = ["a", "b", "ab"]
+    texts = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2"}
+    head = [_text(key) + struct.pack("<I", 8) + _text(text) for key, text in texts.items()]
+    head += [_text(f"llama.{k}") + struct.pack("<II", 4, v) for k, v in numbers.items()]
+    head += [_text(f"llama.{k}") + struct.pack("<If", 6, v) for k, v in floats.items()]
+    lists: dict[str, tuple[int, list[Any]]] = {
+        "tokens": (8, tokens),
+        "merges": (8, ["a b"]),
+        "token_type": (5, [1] * VOCAB),
+    }
+    for key, (kind, items) in lists.items():
+        name = _text(f"tokenizer.ggml.{key}") + struct.pack("<IIQ", 9, kind, len(items))
+        encoded = (_text(i) if isinstance(i, str) else struct.pack("<i", i) for i in items)
+        head.append(name + b"".join(encoded))
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, len(head)) + b"".join(head)
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def _encode(values: np.ndarray, kind: str) -> bytes:
+    if kind == "f32":
+        return values.tobytes()
+    if kind == "f16":
+        return values.astype(np.float16).tobytes()
+    blocks = values.reshape(-1, 32)
+    scales = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16)
+    numbers = np.rint(blocks / scales.astype(np.float32)).astype(np.int8)
+    return np.concatenate([scales.view(np.uint8), numbers.view(np.uint8)], 1).tobytes()
+
+
+def load(path: Path, rows: int, threads: int, *, uses_native_code: bool) -> Run:
+    """Compile the uncut model and return a function that times TOKENS steps, or one of rows."""
+    file = read_gguf(path)
+    config = read_config(file, "llama", CONTEXT)
+    traced = trace_decoder(config, GgufWeights(file, config, FAMILIES["llama"]))
+
+    def get_bytes(name: str) -> memoryview:
+        return memoryview(b"".join(traced.weights[name].read()))
+
+    program = TaskProgram.from_graph(
+        check_graph(traced.graph), get_bytes, threads=threads, uses_native_code=uses_native_code
+    )
+    chunk = next(spec.shape[0] for spec in program.inputs if spec.name == "tokens")
+    steps = []
+    for step in range(TOKENS if rows == 1 else 1):
+        arrays = make_arrays(make_causal_step([7] * rows, step), chunk)
+        steps.append([arrays[spec.name].tobytes() for spec in program.inputs])
+    clock = get_clock(threads)
+
+    def run() -> float:
+        state = program.new_state()
+        start_s = clock()
+        for inputs in steps:
+            program.run(state, inputs)
+        return clock() - start_s
+
+    return run
+
+
+@contextmanager
+def start_peer(python: str, path: Path, threads: int) -> Iterator[Callable[[int, int], float]]:
+    """Run llama.cpp; yields a function that times ``count`` evaluations of ``rows`` tokens."""
+    argv = [python, "-c", PEER, str(path), str(threads), str(CONTEXT)]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def ask(count: int, rows: int) -> float:
+            assert process.stdin is not None and process.stdout is not None
+            print(count, rows, file=process.stdin, flush=True)
+            return float(process.stdout.readline())
+
+        ask(1, ROWS)
+        yield ask
+        process.stdin.close()
+
+
+def get_clock(threads: int) -> Callable[[], float]:
+    """Return the clock to measure with; for one thread its CPU time, which excludes other load."""
+    return time.process_time if threads == 1 else time.perf_counter
+
+
+def measure_bandwidth() -> float:
+    """Return the bytes per second at which one thread sums memory larger than the caches."""
+    data = np.ones(2**26, np.float32)
+    best = math.inf
+    for _ in range(3):
+        start_s = time.process_time()
+        data.max()
+        best = min(best, time.process_time() - start_s)
+    return data.nbytes / best
+
+
+def measure(directory: Path, form: str, threads: int, rounds: int) -> dict[str, Any]:
+    """Return the figures of one precision: tokens per second, and ratios to floor and peer."""
+    path = directory / f"{form}.gguf"
+    read_bytes = write_model(path, form)
+    with ExitStack() as stack:
+        python = os.environ.get("LLAMA_PYTHON")
+        peer = stack.enter_context(start_peer(python, path, threads)) if python else None
+        runs = {
+            "before": load(path, 1, 1, uses_native_code=False),
+            "decode": load(path, 1, threads, uses_native_code=True),
+            "prefill": load(path, ROWS, threads, uses_native_code=True),
+        }
+        rows: list[dict[str, float]] = []
+        for number in range(rounds):
+            print(f"{form}, {threads} threads: round {number + 1} of {rounds}", file=sys.stderr)
+            row = {name: run() for name, run in runs.items()}
+            row["floor"] = TOKENS * read_bytes / measure_bandwidth()
+            if peer is not None:
+                row["peer decode"], row["peer prefill"] = peer(TOKENS, 1), peer(1, ROWS)
+            rows.append(row)
+    result: dict[str, Any] = {"weights": form, "threads": threads, "rounds": rounds}
+    for name in rows[0]:
+        tokens = ROWS if "prefill" in name else TOKENS
+        result[f"{name} tok/s"] = round(statistics.median(tokens / row[name] for row in rows), 1)
+    pairs = {"decode / before": ("before", "decode"), "decode / floor": ("floor", "decode")}
+    if peer is not None:
+        pairs["decode / peer"] = ("peer decode", "decode")
+        pairs["prefill / peer"] = ("peer prefill", "prefill")
+    for name, (slower, faster) in pairs.items():
+        result[name] = round(statistics.median(row[slower] / row[faster] for row in rows), 2)
+    return result
+
+
+def main() -> None:
+    """Run the benchmark."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    report: dict[str, Any] = {"device": select_device().to_dict(), "results": []}
+    with tempfile.TemporaryDirectory(prefix="splitup-kernels-") as directory:
+        for threads in sorted({1, os.cpu_count() or 1}):
+            for form in FORMS:
+                report["results"].append(measure(Path(directory), form, threads, rounds))
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

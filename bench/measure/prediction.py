@@ -1,0 +1,203 @@
+"""Compare predicted and real memory and time of a cut model's tasks, and the cost of cutting.
+
+    python -m bench.measure.prediction MODEL [--target-vram SIZE] [--chunk N] [--rounds N]
+
+Progress goes to stderr, a JSON object to stdout. In each round the tasks and the uncut model run
+one after another, with all rows of the chunk, in one process on its device. Exit code 1 when a
+task's memory is not within 10 % of the prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from splitup_deploy.cutting.build import CompiledModel, build, parse_size
+from splitup_deploy.cutting.partition import find_regions
+from splitup_deploy.cutting.timing import CARD, PROCESSOR, Clock
+from splitup_deploy.frontends.source_model import Sizes
+from splitup_deploy.uncut_model import load_reference
+
+from splitup.backend.runtime import State, TaskProgram, describe_device
+from splitup.core.errors import SplitUpError
+from splitup.core.tensors import TensorSpec
+from splitup.graph.manifest import get_task_key, get_weights_key
+from splitup.graph.rules import load_graph
+
+MEMORY_BAR: Final = 0.1
+ROUNDS: Final = 9
+CLOCK_READINGS: Final = 101
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One task, or the uncut model: predicted and real memory, and seconds per step."""
+
+    label: str
+    predicted_bytes: int
+    allocated_bytes: int
+    predicted_ps: int
+    seconds: tuple[float, ...]
+
+    @property
+    def excess(self) -> float:
+        """Return how much more memory was predicted than is allocated: 0.1 is 10 %."""
+        return self.predicted_bytes / self.allocated_bytes - 1
+
+
+def load_tasks(compiled: CompiledModel) -> tuple[list[TaskProgram], list[int]]:
+    """Compile every task of a cut model; returns the programs and their predicted picoseconds.
+
+    On a CPU the prediction is for a CPU, and not for the card for which the compiler balances.
+    """
+    speed = PROCESSOR if describe_device().device.startswith("CPU") else CARD
+    blobs = {blob.key: blob for blob in compiled.blobs}
+
+    def read(key: str) -> bytes:
+        return b"".join(blobs[key].open())
+
+    programs, times_ps = [], []
+    for task in compiled.manifest.tasks:
+        data = read(get_task_key(task.task_id))
+        weights = read(get_weights_key(task.weights_digest)) if task.weights_digest else None
+        programs.append(TaskProgram(data, weights))
+        graph = load_graph(data)
+        clock = Clock(graph, speed)
+        times_ps.append(sum(clock.predict_ps(r.root, r.nodes) for r in find_regions(graph, {})))
+    return programs, times_ps
+
+
+def make_inputs(specs: Sequence[TensorSpec]) -> list[bytes]:
+    """Return a step's inputs: small numbers, which are valid tokens, positions and gates."""
+    return [np.ones(spec.shape, np.uint8).astype(_get_dtype(spec)).tobytes() for spec in specs]
+
+
+def _get_dtype(spec: TensorSpec) -> str:
+    if spec.dtype == "bfloat16":  # the upper half of a float32; the lower one is a small number
+        return "uint16"
+    return spec.dtype
+
+
+def measure(
+    programs: Sequence[TaskProgram], labels: Sequence[str], times_ps: Sequence[int], rounds: int
+) -> list[Measured]:
+    """Run the programs in turn, ``rounds`` times after one for warming up.
+
+    On a CPU the time is this process's CPU time, which excludes other load. Reading that clock is a
+    system call, whose time is subtracted.
+    """
+    is_processor = describe_device().device.startswith("CPU")
+    clock = time.process_time if is_processor else time.perf_counter
+    jobs: list[tuple[TaskProgram, State, list[bytes]]] = [
+        (program, program.new_state(), make_inputs(program.inputs)) for program in programs
+    ]
+    clock_s = statistics.median(-(clock() - clock()) for _ in range(CLOCK_READINGS))
+    seconds: list[list[float]] = [[] for _ in programs]
+    for number in range(rounds + 1):
+        for (program, state, inputs), row in zip(jobs, seconds, strict=True):
+            begun = clock()
+            program.run(state, inputs)
+            if number:
+                row.append(clock() - begun - clock_s)
+    return [
+        Measured(label, program.vram_bytes, program.allocated_bytes, predicted, tuple(row))
+        for program, label, predicted, row in zip(programs, labels, times_ps, seconds, strict=True)
+    ]
+
+
+def rank_correlation(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    """Return Spearman's rank correlation, 1.0 where all predictions are equal.
+
+    Tasks of equal prediction, such as equal blocks, count as one, with their median time.
+    """
+    groups: dict[float, list[float]] = {}
+    for expected, seconds in zip(predicted, measured, strict=True):
+        groups.setdefault(expected, []).append(seconds)
+    if len(groups) == 1:
+        return 1.0
+    ranks = _rank(list(groups)), _rank([statistics.median(group) for group in groups.values()])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _rank(numbers: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    means = np.cumsum(counts) - (counts - 1) / 2
+    return np.asarray(means[places], np.float64)
+
+
+def compute_overhead(tasks: Sequence[Measured], whole: Measured) -> float:
+    """Return how much longer all tasks take than the uncut model: the median over rounds."""
+    sums = [sum(row) for row in zip(*(task.seconds for task in tasks), strict=True)]
+    ratios = [a / b for a, b in zip(sums, whole.seconds, strict=True)]
+    return float(statistics.median(ratios) - 1)
+
+
+def run_bench(
+    model: str, target_bytes: int, chunk: int | None = None, rounds: int = ROUNDS
+) -> dict[str, Any]:
+    """Compile, run, compare."""
+    sizes = Sizes() if chunk is None else Sizes(chunk=chunk)
+    compiled = build(model, target_bytes, sizes=sizes)
+    manifest = compiled.manifest
+    say(f"{len(manifest.tasks)} tasks of {model} at {target_bytes} bytes")
+    programs, times_ps = load_tasks(compiled)
+    labels = [*(task.label for task in manifest.tasks), "uncut"]
+    *tasks, whole = measure(
+        [*programs, load_reference(model, sizes)], labels, [*times_ps, sum(times_ps)], rounds
+    )
+    for row in (*tasks, whole):
+        say(_describe(row))
+    shortest = [min(task.seconds) for task in tasks]  # other load only makes it longer
+    return {
+        "model": model,
+        "target_bytes": target_bytes,
+        "chunk": chunk,
+        "tasks": len(tasks),
+        "memory_excess": {
+            "min": round(min(row.excess for row in (*tasks, whole)), 4),
+            "max": round(max(row.excess for row in (*tasks, whole)), 4),
+        },
+        "time_rank_correlation": round(rank_correlation(times_ps, shortest), 3),
+        "cutting_overhead": round(compute_overhead(tasks, whole), 4),
+    }
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _describe(row: Measured) -> str:
+    return (
+        f"{row.label:40.40} predicted {row.predicted_bytes:12,} allocated {row.allocated_bytes:12,}"
+        f" {100 * row.excess:+6.2f} %  predicted {row.predicted_ps / 1e6:10.1f} us"
+        f" measured {1e6 * min(row.seconds):10.1f} us"
+    )
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.measure.prediction")
+    parser.add_argument("model")
+    parser.add_argument("--target-vram", default="12GB")
+    parser.add_argument("--chunk", type=int, help="rows of a step")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    try:
+        target = parse_size(options.target_vram)
+        report = run_bench(options.model, target, options.chunk, options.rounds)
+    except SplitUpError as error:
+        raise SystemExit(f"error: {error}") from None
+    print(json.dumps(report, indent=2))
+    if max(map(abs, report["memory_excess"].values())) > MEMORY_BAR:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

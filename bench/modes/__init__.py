@@ -1,0 +1,1 @@
+"""The modes of ``python -m bench``: one module each, with a function ``run(quick)``."""

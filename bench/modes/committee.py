@@ -1,0 +1,92 @@
+"""The committee: time to a certificate, a large plan, CPU of heartbeats."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from typing import Any, Final
+
+from bench.report import Bar, Report, say
+from bench.testbed.run_python import run_python
+from splitup.messages.plans import Request
+from splitup.protocol.planning.selection import compute_plan
+from tests.builders import make_chain_manifest, make_snapshot
+
+TASKS: Final = 1_000
+NODES: Final = 10_000
+HELD: Final = (1, 3, 10)  # tasks that each node holds
+PLANS: Final = 5
+
+
+async def run(quick: bool) -> Report:
+    """Measure all three."""
+    certificate = await _run_committee("certificate")
+    beats = await _run_committee("heartbeats")
+    plans = {held: time_plans(held, 2 if quick else PLANS) for held in HELD}
+    slowest = max(statistics.median(times[1:]) for times in plans.values())
+    bars = [
+        Bar(
+            "finalized request to certificate, n = 4, p50",
+            certificate["p50_ms"],
+            "ms",
+            at_most=60.0,
+            beside={"p90, ms": certificate["p90_ms"], "runs": certificate["runs"]},
+        ),
+        Bar(
+            f"plan of {TASKS} tasks over {NODES} nodes",
+            round(slowest, 1),
+            "ms",
+            at_most=150.0,
+            beside={
+                f"each holds {held}, ms (first call)": [
+                    round(statistics.median(times[1:]), 1),
+                    round(times[0], 1),
+                ]
+                for held, times in plans.items()
+            },
+        ),
+        Bar(
+            f"heartbeats of {NODES} nodes in 5 s at one member",
+            beats["cores_for_10000_per_5_s"],
+            "cores",
+            at_most=0.5,
+            beside={"floor, signature and parsing, µs per beat": beats["verify_us"]},
+        ),
+    ]
+    return Report(bars, {"certificate": certificate, "heartbeats": beats})
+
+
+async def _run_committee(mode: str) -> dict[str, Any]:
+    say(mode)
+    value: dict[str, Any] = json.loads(await run_python("-m", "bench.measure.committee_load", mode))
+    return value
+
+
+def time_plans(held: int, count: int) -> list[float]:
+    """Return the CPU milliseconds of plans over one new snapshot, including the first plan."""
+    say(f"plans, {held} tasks held")
+    resident = {n: [(n * held + i) % TASKS for i in range(held)] for n in range(1, NODES + 1)}
+    snapshot = make_snapshot(NODES, TASKS, resident=resident)
+    manifest = make_chain_manifest(TASKS)
+    request = Request(
+        chain_id=31337,
+        market="0x" + "22" * 20,
+        execution_id="0x" + os.urandom(32).hex(),
+        model_id=manifest.model_id,
+        client="0x" + "33" * 20,
+        client_key="0x" + "44" * 32,
+        steps=1,
+        max_price_micro_usdc=10**6,
+        deadline=2**31,
+        snapshot_sequence=1,
+        snapshot_root="0x" + "44" * 32,
+        block_hash="0x" + "55" * 32,
+    )
+    times = []
+    for number in range(count + 1):
+        begun = time.process_time()
+        compute_plan(request, f"0x{number:064x}", snapshot, manifest)
+        times.append(1000 * (time.process_time() - begun))
+    return times

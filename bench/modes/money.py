@@ -1,0 +1,125 @@
+"""The cost of payment and verification: gas, bytes of a commitment, and recomputing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from bench.modes.split import generate
+from bench.report import ROOT, Bar, Report, read_cpu_s, say
+from bench.testbed.engines import Engines, Model, run_engines
+from bench.testbed.models import CHUNK, NODES, cut_example, place_tasks, spread_tasks
+from bench.testbed.run_python import run_python
+from splitup.messages.completions import (
+    Completion,
+    ExecutorCommitment,
+    TaskCommitment,
+    pack_completion,
+)
+from splitup.net.http import SignedClient
+
+SAMPLING: Final = 0.08
+STEPS: Final = 200
+SESSIONS: Final = 4
+BYTES_BAR: Final = 258
+
+
+async def run(quick: bool) -> Report:
+    """Measure all three."""
+    gas = await measure_gas(1 if quick else 3)
+    share, figures = await measure_recomputing(1 if quick else SESSIONS)
+    snapshots = {
+        f"{file.stem}: {name}": int(value)
+        for file in sorted((ROOT / "contracts/snapshots").glob("*.json"))
+        for name, value in json.loads(file.read_text()).items()
+    }
+    completion, commitment = measure_bytes()
+    bars = [
+        Bar("gas of an execution of 10 tasks, greatest of some", gas, "gas", at_most=600_000),
+        Bar(
+            "… each further task (contract tests)",
+            snapshots["Execution: own request, one more task"],
+            "gas",
+            at_most=8_000,
+        ),
+        Bar(
+            "plan with verified randomness (contract tests)",
+            snapshots["Own 10 tasks: 1 submitCompletePlan"],
+            "gas",
+            at_most=250_000,
+            beside={"of which verifying the randomness": snapshots["Committee: verifyRandomness"]},
+        ),
+        Bar(
+            "snapshot (contract tests)",
+            max(snapshots[f"Committee: submitSnapshot{which}"] for which in ("", ", the first")),
+            "gas",
+            at_most=80_000,
+        ),
+        Bar("what a node commits to, one task and 32 tokens", completion, "bytes",
+            at_most=BYTES_BAR, beside={"its pledge for all tasks, bytes": commitment}),
+        Bar("verification's share of compute at 8 %", share, "%", at_most=10.0, beside=figures),
+    ]  # fmt: skip
+    return Report(bars)
+
+
+async def measure_gas(executions: int) -> int:
+    """Return the largest gas of some executions of ten tasks on a running network."""
+    say("gas")
+    output = await run_python("-m", "bench.measure.gas", "10", "10", str(executions))
+    found = re.findall(r"executors: ([\d,]+) gas", output)
+    return max(int(gas.replace(",", "")) for gas in found)
+
+
+def measure_bytes() -> tuple[int, int]:
+    """Return the bytes of a node's completion of one task, and of its commitment."""
+    digest, prefixed = "ab" * 32, "0x" + "ab" * 32
+    node = "0x" + "cd" * 20
+    commitment = ExecutorCommitment(execution_id=prefixed, node=node, steps=32, root=prefixed)
+    task = TaskCommitment(task=0, inputs=(digest,) * 3, outputs=(digest,), state=digest)
+    head = {"execution_id": prefixed, "node": node, "steps": 32, "salt": prefixed}
+    completion = Completion(**head, tasks=(task,))  # type: ignore[arg-type]
+    return len(pack_completion(completion)), len(commitment.canonical_bytes())
+
+
+async def measure_recomputing(sessions: int) -> tuple[float, dict[str, Any]]:
+    """Return CPU of recomputing 8 % of tasks over that of executing all, in percent.
+
+    Every task is executed on one node and recomputed on another, so that the CPU of each is known.
+    """
+    say("recomputing")
+    with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
+        model = await asyncio.to_thread(cut_example, Path(name) / "cut", CHUNK)
+        everything = (model, range(len(model.manifest.tasks)))
+        async with run_engines([*place_tasks([model]), [everything]]) as engines:
+            await execute(engines, model, 1)
+            before = _read_cpu(engines)
+            await execute(engines, model, sessions)
+            after = _read_cpu(engines)
+    executed = sum(after[:NODES]) - sum(before[:NODES])
+    recomputed = after[NODES] - before[NODES]
+    share = round(100 * SAMPLING * recomputed / executed, 2)
+    return share, {
+        "recomputing everything / executing it, CPU": round(recomputed / executed, 2),
+        "CPU of executing, s": round(executed, 2),
+    }
+
+
+async def execute(engines: Engines, model: Model, sessions: int) -> None:
+    """Run sessions, and recompute every task of each on the last node."""
+    url = f"{engines.nodes[NODES].entry.endpoint}/bench/recompute"
+    for _ in range(sessions):
+        async with engines.session(model.manifest, spread_tasks(model), STEPS) as session:
+            await generate(session, STEPS - 1)
+        certificate = session.certificate.model_dump(mode="json")
+        async with SignedClient() as http:
+            for task in range(len(model.manifest.tasks)):
+                order = {"certificate": certificate, "task": task, "steps": STEPS}
+                await http.post_json(url, order, timeout_s=60)
+
+
+def _read_cpu(engines: Engines) -> list[float]:
+    return [read_cpu_s(node.child.pid) + read_cpu_s(node.worker_pid) for node in engines.nodes]

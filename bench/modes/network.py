@@ -1,0 +1,96 @@
+"""Executions on a network of twenty processes, compared with the uncut model."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from bench.report import Bar, Report, say, spread, summarise_ms
+from splitup.client.connection import SplitUp
+from splitup.client.outcome import compute_transitions
+from splitup.config import NETWORK_FILE
+from splitup.demo.report import Comparison
+from splitup.demo.run import (
+    MAX_TOKENS,
+    NODE_VRAM_BYTES,
+    NODES,
+    PROMPT,
+    Generation,
+    compare,
+    find_example,
+    generate,
+    register,
+    wait_for_holders,
+)
+from splitup.devnet.network import Devnet, DevnetOptions
+
+RUNS: Final = 8
+
+
+@asynccontextmanager
+async def run_network(nodes: int, vram_bytes: int) -> AsyncIterator[tuple[Devnet, SplitUp]]:
+    """Start a network with the example model and a user with a deposit; remove it at the end."""
+    directory = Path(tempfile.mkdtemp(prefix="splitup-bench-"))
+    devnet = Devnet(DevnetOptions(directory, nodes, vram_bytes), say)
+    try:
+        await devnet.start()
+        await register(directory, find_example())
+        async with SplitUp.connect(directory / NETWORK_FILE) as net:
+            await wait_for_holders(net, directory, say)
+            await net.deposit(100)
+            yield devnet, net
+    finally:
+        await devnet.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def run(quick: bool) -> Report:
+    """Run generations one after the other, and compare each with the uncut model."""
+    measured = []
+    async with run_network(NODES, NODE_VRAM_BYTES) as (devnet, net):
+        for number in range(2 if quick else RUNS):
+            say(f"execution {number + 1}")
+            generation = await generate(net, PROMPT, max_tokens=MAX_TOKENS)
+            measured.append(
+                (generation, await compare(devnet.directory, find_example(), generation))
+            )
+            await net.receipt(generation.session.execution_id)
+    return make_report(measured)
+
+
+def make_report(measured: list[tuple[Generation, Comparison]]) -> Report:
+    """Return the figures of all runs."""
+    transitions = [
+        transition
+        for generation, _ in measured
+        for transition in compute_transitions(generation.session.manifest, generation.trace)
+    ]
+    steps = [
+        1000 * (generation.elapsed_s - generation.plan_s) / generation.session.steps
+        for generation, _ in measured
+    ]
+    uncut = [1000 * c.reference_s / generation.session.steps for generation, c in measured]
+    elapsed = spread([generation.elapsed_s for generation, _ in measured])
+    summary = summarise_ms(transitions)
+    figures = {
+        "tasks": len(measured[0][0].session.manifest.tasks),
+        "runs": len(measured),
+        "transition_ms": summary,
+        "transition_remote_ms": summarise_ms([t for t in transitions if not t.is_local]),
+        "transition_local_ms": summarise_ms([t for t in transitions if t.is_local]),
+        "submit_to_result_s": elapsed,
+        "plan_s": spread([generation.plan_s for generation, _ in measured]),
+        "distributed_ms_per_step": spread(steps),
+        "one_process_ms_per_step": spread(uncut),
+    }
+    equal = sum(comparison.equal for _, comparison in measured)
+    bars = [
+        Bar("transition on a whole network, p50", summary["p50"], "ms", at_most=5.0),
+        Bar("submission to the last result", elapsed["median"], "s", at_most=3.0),
+        Bar("runs equal to the uncut model, of all", equal / len(measured), "×", at_least=1.0),
+    ]
+    return Report(bars, figures)

@@ -1,0 +1,1 @@
+"""What the modes run on: nodes as processes, models, delaying proxies, echo servers."""

@@ -1,0 +1,78 @@
+"""Random Llamas of known size, cut into as many tasks as there are nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from splitup_deploy.cutting.build import build
+from splitup_deploy.frontends.source_model import Sizes
+
+from bench.testbed.engines import Model, save_model
+from splitup.demo.run import find_example
+from tests.deploy.llamas import save_llama
+
+NODES: Final = 4
+CHUNK: Final = 8
+_SIZES: Final = Sizes(context=256, chunk=CHUNK)
+_TARGET_BYTES: Final = 10**9  # far more than a task needs, so that the number of tasks decides
+_COMMON: Final[dict[str, Any]] = {"vocab_size": 32_000, "max_position_embeddings": 256}
+LLAMA_15M: Final[dict[str, Any]] = {
+    **_COMMON,
+    "hidden_size": 288,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "tie_word_embeddings": True,
+}
+LLAMA_124M: Final[dict[str, Any]] = {
+    **_COMMON,
+    "hidden_size": 768,
+    "intermediate_size": 2_048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+}
+LLAMA_693M: Final[dict[str, Any]] = {
+    **_COMMON,
+    "hidden_size": 1_536,
+    "intermediate_size": 4_096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+}
+
+
+def make_llama(folder: Path, config: dict[str, Any]) -> tuple[Path, Model]:
+    """Write a random checkpoint; return it and its cut into four tasks of about equal time."""
+    save_llama(folder / "checkpoint", config, scale=0.02)
+    return folder / "checkpoint", _cut(folder / "checkpoint", folder / "cut", _SIZES)
+
+
+def cut_example(folder: Path, chunk: int) -> Model:
+    """Cut the example model into four tasks."""
+    return _cut(find_example(), folder, Sizes(chunk=chunk))
+
+
+def _cut(source: Path, folder: Path, sizes: Sizes) -> Model:
+    compiled = build(str(source), _TARGET_BYTES, sizes=sizes, balance="throughput", max_tasks=NODES)
+    return save_model(compiled, folder)
+
+
+def spread_tasks(model: Model) -> list[int]:
+    """Return which node runs which task: nodes in turn."""
+    return [
+        index * NODES // len(model.manifest.tasks) for index in range(len(model.manifest.tasks))
+    ]
+
+
+def place_tasks(models: list[Model]) -> list[list[tuple[Model, list[int]]]]:
+    """Return the tasks that each node holds."""
+    return [
+        [
+            (model, [task for task, runs in enumerate(spread_tasks(model)) if runs == node])
+            for model in models
+        ]
+        for node in range(NODES)
+    ]

@@ -1,0 +1,66 @@
+"""The commands of splitup-deploy: compile a model, publish it, look at it, take it off the market.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 done (also when there was nothing to
+do), 1 the network or the chain failed or refused, 2 the input cannot be used, 130 interrupted.
+What a command needs is imported when it runs, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from splitup.cli.console import EXIT_CODES
+from splitup_deploy.cli.calibrate import CalibrateOptions, calibrate
+from splitup_deploy.cli.inspect import InspectOptions, inspect
+from splitup_deploy.cli.list import ListOptions, list_models
+from splitup_deploy.cli.options import make_command
+from splitup_deploy.cli.register import RegisterOptions, register
+from splitup_deploy.cli.retire import RetireOptions, retire
+from splitup_deploy.cli.usage import UsageOptions, usage
+
+app = typer.Typer(
+    name="splitup-deploy",
+    help="Compile a model into tasks, register it, and look at registered ones.\n\n" + EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"splitup-deploy {version('splitup')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("register", short_help="Compile a model, store its parts, register it.")(
+    make_command(RegisterOptions, register)
+)
+app.command("inspect", short_help="Show how a model is cut, and what each task needs.")(
+    make_command(InspectOptions, inspect)
+)
+app.command("calibrate", short_help="Measure how much results differ between machines.")(
+    make_command(CalibrateOptions, calibrate)
+)
+app.command("list")(make_command(ListOptions, list_models))
+app.command("retire", short_help="Take a model off the market.")(
+    make_command(RetireOptions, retire)
+)
+app.command("usage", short_help="Show how much a model was used and what was paid for it.")(
+    make_command(UsageOptions, usage)
+)

@@ -1,0 +1,139 @@
+"""``splitup-deploy inspect``: show how a model is cut, registered or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from splitup.cli.console import Output
+from splitup_deploy.cli.options import (
+    TARGET_HELP,
+    CutOptions,
+    JsonFlag,
+    ManifestOptions,
+    NetworkOptions,
+)
+from splitup_deploy.cli.steps import compile_model, run_on_network, run_quietly
+
+if TYPE_CHECKING:
+    from splitup.chain.client import Chain
+    from splitup.graph.manifest import Manifest
+    from splitup.storage.gateway_client import GatewayClient
+    from splitup_deploy.showing.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectOptions:
+    """Which model to show, and how."""
+
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Registered name or id; or, to compile, what 'register --model' takes, or a "
+            "config.json.",
+        ),
+    ]
+    target_vram: Annotated[
+        str | None, typer.Option("--target-vram", metavar="SIZE", help=TARGET_HELP)
+    ] = None
+    cut: CutOptions
+    manifest: ManifestOptions
+    format: Annotated[
+        Literal["text", "mermaid", "dot"],
+        typer.Option("--format", help="Text, or the task graph for Mermaid or Graphviz."),
+    ] = "text"
+    file: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Where the graph goes (default: stdout)."),
+    ] = None
+    network: NetworkOptions
+    as_json: JsonFlag = False
+
+
+def inspect(options: InspectOptions) -> None:
+    """Show a model's task graph with bytes, memory, time and price of every task.
+
+    A directory or config.json without weights is enough to preview how a model would be cut. With
+    weights, the id is the one that 'register' gives with the same flags.
+    """
+    output = Output.open(options.as_json)
+    run_quietly(output, lambda: _inspect(options, output))
+
+
+def _inspect(options: InspectOptions, output: Output) -> None:
+    if ":" in options.model or Path(options.model).exists():
+        profile, is_complete = _compile(options, output)
+        _show(options, output, profile, None, is_complete)
+    else:
+        profile, name = _fetch(options)
+        _show(options, output, profile, name, True)
+
+
+def _compile(options: InspectOptions, output: Output) -> tuple[Profile, bool]:
+    """Return the profile of a model that is compiled, and whether it has weights and so an id."""
+    from splitup.core.errors import InvalidInput
+    from splitup_deploy.cutting.build import parse_sizes
+    from splitup_deploy.showing.profile import compute_profile
+    from splitup_deploy.showing.progress import show_status
+
+    if options.target_vram is None:
+        raise InvalidInput(
+            f"to compile {options.model}, say how much memory a task may need: --target-vram 12GB"
+        )
+    compiled = compile_model(output, options.model, options.target_vram, options.cut)
+    if compiled.is_complete and options.format == "text":  # a drawing does not show the id
+        with show_status(output.log, "completing the manifest") as say:
+            compiled = options.manifest.apply(compiled, say)
+    targets = parse_sizes(options.target_vram)
+    profile = compute_profile(compiled.manifest, compiled.times_ps, targets)
+    return profile, compiled.is_complete
+
+
+def _fetch(options: InspectOptions) -> tuple[Profile, str]:
+    """Return the profile of a registered model, and the name it was registered under."""
+    from splitup.core.errors import ConfigurationError, InvalidInput
+    from splitup.graph.manifest import load_manifest
+    from splitup_deploy.cutting.build import parse_sizes
+    from splitup_deploy.publishing.registered_models import find_model
+    from splitup_deploy.showing.profile import compute_profile
+
+    try:
+        network = options.network.load()
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{options.model!r:.80} is no file or directory here, and cannot be looked up: {error}"
+        ) from None
+
+    async def fetch(chain: Chain, client: GatewayClient) -> tuple[Manifest, str]:
+        try:
+            found = await find_model(chain, options.model)
+        except InvalidInput as error:
+            raise InvalidInput(f"{error}; nor is there such a file or directory") from None
+        return load_manifest(await client.fetch_manifest(found.model_id)), found.name
+
+    manifest, name = run_on_network(network, fetch)
+    targets = () if options.target_vram is None else parse_sizes(options.target_vram)
+    return compute_profile(manifest, targets_bytes=targets), name
+
+
+def _show(
+    options: InspectOptions, output: Output, profile: Profile, name: str | None, is_complete: bool
+) -> None:
+    from splitup.core.errors import InvalidInput
+    from splitup_deploy.showing.drawing import draw_dot, draw_mermaid
+    from splitup_deploy.showing.progress import show_model, write_file
+
+    if options.format == "text":
+        if options.file is not None:
+            raise InvalidInput("--output takes a drawing: add --format mermaid or --format dot")
+        show_model(output, profile, name, is_complete)
+        return
+    text = draw_mermaid(profile) if options.format == "mermaid" else draw_dot(profile)
+    if options.file is None:
+        typer.echo(text, nl=False)
+    else:
+        write_file(options.file, text)

@@ -1,0 +1,232 @@
+"""The commands' options: frozen objects, from whose fields the command line's flags are made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+
+import typer
+
+from splitup.core import limits
+
+if TYPE_CHECKING:
+    from splitup.config import NetworkConfig
+    from splitup_deploy.cutting.build import CompiledModel
+
+_Options = TypeVar("_Options")
+
+TARGET_HELP = (
+    "Memory a task may need: 12GB, 900MB, 6GiB. Several sizes are those of a mixed fleet's cards, "
+    "which get tasks in turn: 8GB,12GB,24GB."
+)
+TargetFlag = Annotated[str, typer.Option("--target-vram", metavar="SIZE", help=TARGET_HELP)]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A registered model: its name (the version used now) or its id."
+    ),
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkOptions:
+    """Where the network is."""
+
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="PATH",
+            help="Network file or directory (default: $SPLITUP_HOME, .splitup).",
+        ),
+    ] = None
+    rpc_url: Annotated[
+        str | None, typer.Option("--rpc-url", metavar="URL", help="The chain's RPC endpoint.")
+    ] = None
+    deployment: Annotated[
+        Path | None,
+        typer.Option("--deployment", metavar="FILE", help="File with the contracts' addresses."),
+    ] = None
+    gateway: Annotated[
+        str | None,
+        typer.Option("--gateway", metavar="URLS", help="Storage gateways' URLs, with commas."),
+    ] = None
+
+    def load(self, key: KeyOptions | None = None) -> NetworkConfig:
+        """Read the network's file and lay the flags over it. Raises ConfigurationError."""
+        from splitup.config import NetworkConfig
+
+        return NetworkConfig.load(
+            self.config,
+            rpc_url=self.rpc_url,
+            deployment=self.deployment,
+            gateway_urls=self.gateway,
+            user_keystore=None if key is None else key.keystore,
+            user_passphrase_file=None if key is None else key.passphrase_file,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyOptions:
+    """Whose key signs."""
+
+    keystore: Annotated[
+        Path | None, typer.Option("--keystore", metavar="FILE", help="Your key file.")
+    ] = None
+    passphrase_file: Annotated[
+        Path | None,
+        typer.Option("--passphrase-file", metavar="FILE", help="File that holds its passphrase."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOptions:
+    """How a model is cut into tasks."""
+
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context",
+            metavar="N",
+            min=1,
+            help="Tokens a sequence may have (default: as many as the model was trained for).",
+        ),
+    ] = None
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            "--chunk", metavar="N", min=1, help="The most tokens of one step (default: 64)."
+        ),
+    ] = None
+    dims: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dim",
+            metavar="NAME=SIZE",
+            help="Size of an ONNX file's symbolic dimension, NAME=SIZE; repeatable.",
+        ),
+    ] = None
+    balance: Annotated[
+        Literal["latency", "throughput"],
+        typer.Option(
+            "--balance",
+            help="Cut for the shortest step of one user, or for the most steps a second of many.",
+        ),
+    ] = "latency"
+    max_tasks: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tasks",
+            metavar="N",
+            min=1,
+            help=f"The most tasks to cut into (default: {limits.MAX_TASKS}).",
+        ),
+    ] = None
+    private: Annotated[
+        int | None,
+        typer.Option(
+            "--private",
+            metavar="K",
+            min=0,
+            help="Blocks at each end that users run themselves, with embedding and head "
+            "(default: nodes run all).",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestOptions:
+    """What the manifest says beside the cut; each changes the model's id."""
+
+    price_per_step: Annotated[
+        str | None,
+        typer.Option(
+            "--price-per-step",
+            metavar="USDC",
+            help="What one step pays the nodes, divided among the tasks in proportion to the "
+            "default prices (default: from operations and memory).",
+        ),
+    ] = None
+    tolerance: Annotated[
+        Path | None,
+        typer.Option(
+            "--tolerance",
+            metavar="FILE",
+            help="What 'splitup-deploy calibrate --output' wrote for this cut.",
+        ),
+    ] = None
+    reference: Annotated[
+        bool | None,
+        typer.Option(
+            "--reference/--no-reference",
+            help="Run every task here once, to publish self-test vectors with which nodes check "
+            "themselves. By default only on machines that give the common result, and so the "
+            "common id: a CPU, x86-64 with AVX2.",
+        ),
+    ] = None
+
+    def apply(self, compiled: CompiledModel, say: Callable[[str], None]) -> CompiledModel:
+        """Put price, tolerances and self-test vectors into the manifest; ``say`` tells progress."""
+        from splitup_deploy.calibration.tolerances import (
+            attach_tolerances,
+            attach_vectors,
+            load_tolerances,
+            makes_vectors,
+        )
+        from splitup_deploy.publishing.prices import parse_price, set_price_per_step
+
+        if self.price_per_step is not None:
+            compiled = set_price_per_step(compiled, parse_price(self.price_per_step))
+        if self.tolerance is not None:
+            compiled = attach_tolerances(compiled, load_tolerances(self.tolerance))
+        wants_vectors = makes_vectors() if self.reference is None else self.reference
+        return attach_vectors(compiled, say) if wants_vectors else compiled
+
+
+def make_command(kind: type[_Options], run: Callable[[_Options], None]) -> Callable[..., None]:
+    """Return the function that Typer takes for ``run``: a parameter for each field of its options.
+
+    A field that is itself an options object gives its own fields.
+    """
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=annotation,
+        )
+        for field, annotation in _list_fields(kind)
+    ]
+
+    def command(**values: Any) -> None:
+        run(_fill(kind, values))
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__doc__ = run.__doc__
+    return command
+
+
+def _list_fields(kind: type[Any]) -> Iterator[tuple[Field[Any], Any]]:
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        if is_dataclass(hints[field.name]):
+            yield from _list_fields(hints[field.name])
+        else:
+            yield field, hints[field.name]
+
+
+def _fill(kind: type[_Options], values: dict[str, Any]) -> _Options:
+    hints = get_type_hints(kind)
+    return kind(
+        **{
+            field.name: _fill(hints[field.name], values)
+            if is_dataclass(hints[field.name])
+            else values[field.name]
+            for field in fields(kind)  # type: ignore[arg-type]
+        }
+    )

@@ -1,0 +1,117 @@
+"""``splitup-deploy register``: compile a model, store its parts, register it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from splitup.cli.console import Output, run_command
+from splitup_deploy.cli.options import (
+    CutOptions,
+    JsonFlag,
+    KeyOptions,
+    ManifestOptions,
+    NetworkOptions,
+    TargetFlag,
+)
+from splitup_deploy.cli.steps import compile_model, run_on_network
+
+if TYPE_CHECKING:
+    from splitup.chain.client import Chain
+    from splitup.storage.gateway_client import GatewayClient
+    from splitup_deploy.cutting.build import CompiledModel
+    from splitup_deploy.publishing.registration import Registration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterOptions:
+    """What to register, as whom, and where."""
+
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Hugging Face directory, *.onnx, *.gguf, or module:function (tinygrad).",
+        ),
+    ]
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Name under which users find it.")
+    ]
+    target_vram: TargetFlag
+    cut: CutOptions
+    manifest: ManifestOptions
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Compile and show, store and register nothing.")
+    ] = False
+    network: NetworkOptions
+    key: KeyOptions
+    as_json: JsonFlag = False
+
+
+def register(options: RegisterOptions) -> None:
+    """Compile a model, store its parts, and register it with one transaction at the end."""
+    output = Output.open(options.as_json)
+    run_command(
+        output,
+        lambda: _register(options, output),
+        interrupted="interrupted; run the command again to go on where it stopped",
+    )
+
+
+def _register(options: RegisterOptions, output: Output) -> None:
+    from splitup_deploy.cutting.build import parse_sizes
+    from splitup_deploy.publishing.registered_models import check_name
+    from splitup_deploy.publishing.registration import check_ready, publish
+    from splitup_deploy.showing.profile import compute_profile
+    from splitup_deploy.showing.progress import UploadBar, show_model, show_registration
+
+    check_name(options.name)
+    targets = parse_sizes(options.target_vram)
+    if options.dry_run:
+        compiled = _compile(options, output)
+        profile = compute_profile(compiled.manifest, compiled.times_ps, targets)
+        show_model(output, profile, options.name, compiled.is_complete)
+        return
+    network = options.network.load(options.key)
+    identity = network.load_user()
+
+    async def check(chain: Chain, client: GatewayClient) -> None:
+        await check_ready(chain, options.name)
+        await client.ping()
+
+    run_on_network(network, check, identity)  # before the compiler's minutes
+    compiled = _compile(options, output)
+
+    async def send(chain: Chain, client: GatewayClient) -> Registration:
+        with UploadBar(output.log) as progress:
+            return await publish(compiled, options.name, chain, client, progress)
+
+    done = run_on_network(network, send, identity)
+    profile = compute_profile(compiled.manifest, compiled.times_ps, targets)
+    show_registration(output, profile, done)
+
+
+def _compile(options: RegisterOptions, output: Output) -> CompiledModel:
+    """Return what is registered, or with --dry-run shown: the same bytes and the same id."""
+    from splitup.core.errors import InvalidInput
+    from splitup_deploy.showing.progress import show_status
+
+    compiled = compile_model(output, options.model, options.target_vram, options.cut)
+    if not compiled.is_complete:
+        if options.dry_run:
+            return compiled
+        raise InvalidInput(
+            f"'{options.model}' has no weights, so it cannot be registered: put them beside "
+            "config.json, or look at the cut with --dry-run"
+        )
+    with show_status(output.log, "completing the manifest") as say:
+        complete = options.manifest.apply(compiled, say)
+    if not complete.has_vectors and options.manifest.reference is None:
+        output.say(
+            "no self-test vectors: this machine's results would give the model another id than "
+            "most machines' (to publish them nevertheless: --reference)"
+        )
+    return complete

@@ -1,0 +1,63 @@
+"""What several commands do: compile a model as their options say, and talk to the network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from splitup.cli.console import Output, run_command
+from splitup_deploy.cli.options import CutOptions
+
+if TYPE_CHECKING:
+    from splitup.chain.client import Chain
+    from splitup.config import NetworkConfig
+    from splitup.crypto.keys import Identity
+    from splitup.storage.gateway_client import GatewayClient
+    from splitup_deploy.cutting.build import CompiledModel
+
+_T = TypeVar("_T")
+run_quietly: Final = partial(run_command, interrupted="interrupted")
+
+
+def compile_model(output: Output, model: str, target_vram: str, cut: CutOptions) -> CompiledModel:
+    """Compile a model, with its progress on stderr. Raises InvalidInput, InvalidModel."""
+    from splitup_deploy.cutting.build import build, parse_dims, parse_sizes
+    from splitup_deploy.frontends import Sizes
+    from splitup_deploy.frontends.weight_sources import watch_hashing
+    from splitup_deploy.showing.progress import HashBar
+
+    targets = parse_sizes(target_vram)
+    sizes = Sizes(cut.context, cut.chunk, parse_dims(cut.dims or []))
+    with HashBar(output.log, model) as progress, watch_hashing(progress):
+        return build(
+            model,
+            targets,
+            sizes=sizes,
+            balance=cut.balance,
+            max_tasks=cut.max_tasks,
+            private=cut.private,
+        )
+
+
+def run_on_network(
+    network: NetworkConfig,
+    act: Callable[[Chain, GatewayClient], Awaitable[_T]],
+    identity: Identity | None = None,
+) -> _T:
+    """Connect to chain and gateway, act, disconnect. Transactions need an identity."""
+    from splitup.chain.client import Chain
+    from splitup.chain.deployment import Deployment
+    from splitup.storage.gateway_client import GatewayClient
+
+    async def connect() -> _T:
+        deployment = Deployment.load(network.deployment)
+        key = None if identity is None else identity.private_key
+        async with (
+            await Chain.connect(network.rpc_url, deployment, private_key=key) as chain,
+            GatewayClient(network.gateway_urls, identity) as client,
+        ):
+            return await act(chain, client)
+
+    return asyncio.run(connect())

@@ -1,0 +1,93 @@
+"""The numbers and variations that describe a decoder-only language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from splitup_deploy.frontends.decoder.rotary import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Layers that see only the last ``window`` positions, their own included."""
+
+    layers: frozenset[int]
+    window: int
+    rope: Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """The layers with a gated delta rule instead of attention, and its sizes.
+
+    ``taps`` is the length of the convolution. A memory decays as a whole, or by key channel
+    (``by_channel``). With v value heads for every key head, value head h uses key head h div v.
+    ``converted`` means the form that GGUF's converter writes: value head h uses key head
+    h mod key_heads, and the file holds -exp(A_log) instead of A_log.
+    """
+
+    layers: frozenset[int]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    by_channel: bool = False
+    converted: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Return the number of values of a row in the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (``splitup_deploy.frontends.decoder.latent_attention``).
+
+    A cache row has ``rank`` compressed elements, then ``turned`` elements of a key that all heads
+    share; rope rotates these, element 2i with 2i + 1. Without ``query_rank`` queries are not
+    compressed. ``split``: the expansions of keys and of values are two weights in the file.
+    """
+
+    rank: int
+    turned: int
+    value_dim: int
+    query_rank: int | None
+    norm_epsilon: float
+    split: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The sizes of a decoder, and its variations; the defaults are Llama's."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int
+    norm_epsilon: float
+    rope: Rope
+    tied: bool
+    local: Local | None = None
+    latent: Latent | None = None
+    recurrent: Recurrent | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # query and key heads are normalised before rope
+    wide_qk_norm: bool = False  # the same, all query heads as one row and all key heads as one
+    fused: bool = False  # q, k, v are one tensor in the file, and gate, up another
+    output_gate: bool = False  # after every query head comes a gate for that head's output
+    unit_norms: bool = False  # norms multiply by 1 + weight
+    post_norms: bool = False  # the outputs of attention and MLP are normalised as well
+    activation: Literal["silu", "gelu-tanh"] = "silu"
+    attention_scale: float | None = None  # factor of the scores; None is head_dim^-0.5
+    attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
+    logit_cap: float | None = None
+    embedding_scale: float = 1.0

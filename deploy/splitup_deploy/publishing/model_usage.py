@@ -1,0 +1,75 @@
+"""How much a model was used, from the chain's events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from splitup.chain.client import Chain
+from splitup.chain.event_stream import ChainEvent
+from splitup.core.errors import InvalidInput
+from splitup_deploy.publishing.registered_models import RegisteredModel, fetch_models
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUsage:
+    """The use of one version of a model. Steps and USDC are those of settled executions.
+
+    ``paid_micro_usdc`` went to nodes, ``fee_micro_usdc`` to the committee. ``open`` executions are
+    neither settled nor refunded yet.
+    """
+
+    model_id: str
+    name: str
+    executions: int = 0
+    settled: int = 0
+    refunded: int = 0
+    open: int = 0
+    clients: int = 0
+    steps: int = 0
+    paid_micro_usdc: int = 0
+    fee_micro_usdc: int = 0
+
+
+async def fetch_usage(chain: Chain, name_or_id: str) -> tuple[ModelUsage, ...]:
+    """Return the usage of all versions of a name, or of one id. Raises InvalidInput."""
+    models = [
+        model for model in await fetch_models(chain) if name_or_id in (model.name, model.model_id)
+    ]
+    if not models:
+        raise InvalidInput(
+            f"there is no registered model {name_or_id!r:.80}; see what there is: "
+            "splitup-deploy list"
+        )
+    return count_usage(models, await chain.fetch_events("market"))
+
+
+def count_usage(
+    models: Sequence[RegisteredModel], events: Sequence[ChainEvent]
+) -> tuple[ModelUsage, ...]:
+    """Return the usage of each model, from all events of the market in their order."""
+    found = {model.model_id: ModelUsage(model.model_id, model.name) for model in models}
+    clients: dict[str, set[str]] = {model_id: set() for model_id in found}
+    model_of: dict[str, str] = {}  # by execution
+    for event in events:
+        args = event.args
+        if event.name == "RequestNodeSelections" and args["modelId"] in found:
+            model_of[args["executionId"]] = args["modelId"]
+            clients[args["modelId"]].add(args["client"])
+            use = found[args["modelId"]]
+            found[use.model_id] = replace(use, executions=use.executions + 1, open=use.open + 1)
+        elif event.name in ("Settled", "Refunded") and args["executionId"] in model_of:
+            use = found[model_of[args["executionId"]]]
+            if event.name == "Refunded":
+                use = replace(use, refunded=use.refunded + 1, open=use.open - 1)
+            else:
+                use = replace(
+                    use,
+                    settled=use.settled + 1,
+                    open=use.open - 1,
+                    steps=use.steps + args["steps"],
+                    paid_micro_usdc=use.paid_micro_usdc + args["paid"],
+                    fee_micro_usdc=use.fee_micro_usdc + args["fee"],
+                )
+            found[use.model_id] = use
+    return tuple(replace(use, clients=len(clients[use.model_id])) for use in found.values())

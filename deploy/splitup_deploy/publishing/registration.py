@@ -1,0 +1,130 @@
+"""Registering a compiled model: its objects are stored first, then the manifest, the chain is last.
+
+Nothing is registered unless everything that it needs is stored; one transaction makes the model
+exist. A call that failed can be made again: it sends what is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from splitup.chain.client import Chain
+from splitup.core.errors import ChainRejected, InvalidInput
+from splitup.graph.manifest import Manifest
+from splitup.storage.gateway_client import GatewayClient
+from splitup_deploy.cutting.build import CompiledModel
+from splitup_deploy.publishing.registered_models import (
+    RegisteredModel,
+    fetch_model,
+    fetch_model_by_name,
+)
+from splitup_deploy.publishing.upload import UploadProgress, upload
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """How a registration ended; ``transaction`` is "" if the model was registered before."""
+
+    model_id: str
+    name: str
+    already_registered: bool
+    transaction: str
+    block_number: int
+    uploaded_objects: int
+    uploaded_bytes: int
+
+
+async def check_ready(chain: Chain, name: str) -> None:
+    """Refuse early for what would fail at the end: a taken name, an account without ether."""
+    await check_name_is_free(chain, name, chain.address)
+    if not await chain.fetch_ether_wei(chain.address):
+        raise InvalidInput(
+            f"{chain.address} has no ether to pay for gas; send it some, or use another --keystore"
+        )
+
+
+async def check_name_is_free(chain: Chain, name: str, developer: str) -> None:
+    """Refuse a name that another developer owns."""
+    owner = await fetch_model_by_name(chain, name)
+    if owner is not None and owner.developer != developer:
+        raise InvalidInput(
+            f"the name {name!r} belongs to {owner.developer}; choose another with --name"
+        )
+
+
+async def publish(
+    compiled: CompiledModel,
+    name: str,
+    chain: Chain,
+    gateway: GatewayClient,
+    progress: UploadProgress,
+) -> Registration:
+    """Store and register a model, or find that it is registered.
+
+    Raises InvalidInput (name taken), StorageUnavailable, ChainUnavailable, ChainRejected (too
+    little ether); after any of them the same call may be made again, and sends what is missing.
+    """
+    existing = await fetch_model(chain, compiled.model_id)
+    if existing is not None:
+        return _already(existing)
+    await check_name_is_free(chain, name, chain.address)
+    objects, sent_bytes = await upload(compiled, gateway, progress)
+    try:
+        receipt = await chain.send(
+            "models",
+            "register",
+            compiled.model_id,
+            name,
+            encode_tasks(compiled.manifest),
+            encode_edges(compiled.manifest),
+        )
+    except ChainRejected as error:
+        existing = await fetch_model(chain, compiled.model_id)
+        if error.error_name == "ModelExists" and existing is not None:
+            return _already(existing)
+        raise
+    return Registration(
+        model_id=compiled.model_id,
+        name=name,
+        already_registered=False,
+        transaction=receipt.transaction,
+        block_number=receipt.block_number or 0,
+        uploaded_objects=objects,
+        uploaded_bytes=sent_bytes,
+    )
+
+
+def encode_tasks(manifest: Manifest) -> list[dict[str, Any]]:
+    """Return the tasks as ``ModelRegistry.register`` takes them."""
+    return [
+        {
+            "taskId": "0x" + task.task_id,
+            "vramBytes": task.vram_bytes,
+            "flops": task.flops,
+            "priceMicroUsdc": task.price_micro_usdc,
+        }
+        for task in manifest.tasks
+    ]
+
+
+def encode_edges(manifest: Manifest) -> list[int]:
+    """Return the task graph's edges, ``from << 16 | to``, ascending."""
+    return sorted(source << 16 | target for source, target in manifest.edges())
+
+
+def _already(model: RegisteredModel) -> Registration:
+    if model.is_retired:
+        raise InvalidInput(
+            f"the model {model.model_id} was registered as {model.name!r} and retired for good; "
+            "change something to register it anew, for example --price-per-step"
+        )
+    return Registration(
+        model_id=model.model_id,
+        name=model.name,
+        already_registered=True,
+        transaction="",
+        block_number=0,
+        uploaded_objects=0,
+        uploaded_bytes=0,
+    )

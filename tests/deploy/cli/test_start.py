@@ -1,0 +1,73 @@
+"""How the program starts: quickly, without a device, and quiet when it is interrupted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("numpy", "splitup.config", "tinygrad", "eth_account", "tokenizers", "rich.progress")
+LIST_LOADED = f"""
+import sys
+from splitup_deploy.cli.app import main
+try:
+    main()
+finally:
+    print("loaded:", *(name for name in {HEAVY!r} if name in sys.modules))
+"""
+INTERRUPT = """
+import sys
+module = sys.argv.pop(1)
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from splitup_deploy.cli.app import main
+main()
+"""
+
+
+def run(code: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+@pytest.mark.parametrize("verb", ["", "register", "inspect", "calibrate", "list", "usage"])
+def test_help_loads_nothing_heavy(verb: str) -> None:
+    done = run(LIST_LOADED, *([verb] if verb else []), "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Usage:" in done.stdout and done.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_version_and_completion() -> None:
+    done = run("from splitup_deploy.cli.app import main; main()", "--version")
+    assert done.returncode == 0 and done.stdout.startswith("splitup-deploy ")
+    done = run("from splitup_deploy.cli.app import main; main()", "--help")
+    assert "--install-completion" in done.stdout
+
+
+def test_the_command_needs_no_device_and_no_compiler() -> None:
+    """On a fresh machine tinygrad finds none, and would say so while it is imported."""
+    nowhere = {"PATH": "/nonexistent", "CC": "/nonexistent/clang", "HOME": "/nonexistent"}
+    done = run(
+        "import splitup_deploy.frontends; from splitup_deploy.cli.app import main; main()",
+        "--help",
+        env=nowhere,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["typer", "splitup_deploy.cutting.build", "numpy"])
+def test_an_interruption_while_it_loads_is_quiet(module: str) -> None:
+    done = run(INTERRUPT, module, "inspect", ".", "--target-vram", "1GB")
+    assert done.returncode == 130
+    assert done.stdout == "" and done.stderr in ("", "interrupted\n")
