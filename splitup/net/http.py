@@ -343,7 +343,7 @@ class SignedClient:
         if response.status >= 500:
             raise Unavailable(f"{url} answered {response.status}: {_get_error(body)}")
         if response.status >= 400:
-            raise Refused(_get_error(body), status=response.status, peer=url)
+            raise Refused(_get_error(body), status=response.status)
         raise PeerFault(f"{url} answered {response.status} instead of a reply", peer=url)
 
 

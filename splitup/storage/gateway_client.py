@@ -252,7 +252,7 @@ class GatewayClient:
         """Stream one object to the store in bounded memory, reading it on a thread.
 
         ``on_sent`` is told the bytes of every chunk. An object that somebody else stored meanwhile
-        is fine: its key is its digest. Raises StorageUnavailable, PeerFault when the store refuses.
+        is fine: its key is its digest. Raises StorageUnavailable, Refused by the store.
         """
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=tuning.HTTP_CONNECT_S, sock_read=tuning.UPLOAD_STALL_S
@@ -283,7 +283,9 @@ class GatewayClient:
                 f"the object store answered {status} to the upload of {grant.key}; try again"
             )
         if status not in (200, 412):
-            raise PeerFault(f"the object store refused the upload of {grant.key} with {status}")
+            raise Refused(
+                f"the object store refused the upload of {grant.key} with {status}", status=status
+            )
 
     async def _ask_grants(self, what: str, typ: str, body: Message) -> Grants:
         return Grants.from_value(await self._ask(what, typ, body))
@@ -313,7 +315,7 @@ class GatewayClient:
                     self._place = (self._place + 1) % len(self._urls)
             except Refused as error:
                 raise Refused(
-                    f"the storage gateway refuses: {error}", status=error.status, peer=error.peer
+                    f"the storage gateway refuses: {error}", status=error.status
                 ) from None
         reasons = "; ".join(str(error) for error in failures)
         raise StorageUnavailable(f"the storage gateway failed: {reasons}; check that it runs")

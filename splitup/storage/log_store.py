@@ -226,7 +226,7 @@ def open_logs(
     async def ask_upfront() -> Grants:
         try:
             return await gateway.execution_grants(certificate)
-        except PeerFault as error:  # only a fallback as yet: everything is asked for one by one
+        except (Refused, PeerFault) as error:  # a fallback so far: it asks for each one later
             _log.debug("no grants upfront: %s", error)
             return Grants(grants=())
 
@@ -448,8 +448,6 @@ async def iter_tensors(
                 yield await read_tensor(store, reader.name, entry)
                 if entry.step + 1 == steps:
                     return
-    except Refused:
-        raise
     except (PeerFault, NotStored) as error:
         raise LogIncomplete(str(error), peer=author) from None
     who = "the client" if source[0] == CLIENT else f"task {source[0]}"

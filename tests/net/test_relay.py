@@ -139,7 +139,7 @@ async def test_requests_reach_a_node_that_only_dialled_out(
     plan = {"plan": "x" * 100_000}
     assert await http.post_json(f"{endpoint}/v1/plan", plan) == {"taken": 1}
     assert node.posted == [plan]
-    with pytest.raises(PeerFault, match="a bad plan"):  # errors come back as they are
+    with pytest.raises(Refused, match="a bad plan"):  # errors come back as they are
         await http.post_json(f"{endpoint}/v1/plan", {"bad": 1})
 
 

@@ -125,7 +125,7 @@ class Node:
             token = self.http.sign("splitup-heartbeat", self.chain.deployment.committee, named)
             try:
                 reply = await self.http.post_token(f"{endpoint}/v1/heartbeat", token)
-            except (PeerFault, Unavailable):
+            except (PeerFault, Refused, Unavailable):
                 return
             self.heads[endpoint] = reply["block"]
             if "tasks" in reply:
@@ -145,7 +145,7 @@ class Node:
             for _ in range(5):
                 try:
                     await self.http.post_token(f"{endpoint}/v1/{path}", token)
-                except PeerFault:
+                except (PeerFault, Refused):
                     return
                 except Unavailable:
                     await asyncio.sleep(0.3)

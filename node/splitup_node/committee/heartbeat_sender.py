@@ -120,7 +120,6 @@ class HeartbeatSender:
         raise Refused(
             f"member {member.account} {why}",
             status=409,
-            peer=member.account,
         )
 
 

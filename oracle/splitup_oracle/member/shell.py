@@ -495,7 +495,7 @@ class Member:
             while len(self._fetched) > limits.MAX_COMMITTEE * tuning.MAX_CHUNKED_MESSAGES:
                 self._fetched.popitem(last=False)
             self.feed_peer(GossipReceived(peer.account, message, configuration))
-        except (PeerFault, Unavailable) as error:
+        except (PeerFault, Refused, Unavailable) as error:
             log.warning("what member %s announced was not taken: %s", peer.account, error)
         finally:
             peer.is_sending = False
@@ -522,7 +522,7 @@ class Member:
                 peer.is_up = False
                 log.warning("member %s is down: %s", peer.account, error)
             self.feed(MemberLost(peer.account))
-        except PeerFault as error:
+        except (PeerFault, Refused) as error:
             log.warning("member %s refused our %s: %s", peer.account, body["kind"], error)
         else:
             if not peer.is_up:
@@ -558,7 +558,7 @@ class Member:
     async def _post(self, url: str, data: dict[str, Any], timeout_s: float) -> bool:
         try:
             await self._node_http.post_json(url, data, timeout_s=timeout_s)
-        except (Unavailable, PeerFault) as error:
+        except (PeerFault, Refused, Unavailable) as error:
             log.warning("%s was not accepted: %s", url, error)
             return False
         return True
@@ -571,7 +571,7 @@ class Member:
             started = time.perf_counter()
             await self._ping(url)
             rtt_ms: int | None = max(1, round((time.perf_counter() - started) * 1000))
-        except (Unavailable, PeerFault) as error:
+        except (PeerFault, Refused, Unavailable) as error:
             log.info("node %s is not reachable: %s", node, error)
             rtt_ms = None
         self.feed(RttMeasured(node, rtt_ms))
@@ -594,7 +594,7 @@ class Member:
                 raise BadSignature(f"{key} is not the key of an active node {request.node}")
             try:
                 answer = await self._ping(f"{request.endpoint}/v1/ping")
-            except (Unavailable, PeerFault) as error:
+            except (PeerFault, Refused, Unavailable) as error:
                 return str(error)[: tuning.MAX_ERROR_CHARS]
         finally:
             self._reaching -= 1

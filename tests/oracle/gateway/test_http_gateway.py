@@ -18,7 +18,6 @@ from splitup.core import limits
 from splitup.core.errors import (
     ConfigurationError,
     InvalidInput,
-    PeerFault,
     Refused,
     StorageUnavailable,
 )
@@ -465,7 +464,7 @@ async def test_uploads_are_content_addressed_and_stored_once(network: Network) -
         answer = await gateway.upload_grants([entry])
         assert answer.present == ()
         [grant] = answer.grants
-        with pytest.raises(PeerFault, match="refused the upload"):
+        with pytest.raises(Refused, match="refused the upload"):
             await gateway.upload_object(grant, lambda: iter([b"x" * len(data)]), lambda _: None)
 
         def break_off() -> Iterator[bytes]:

@@ -23,7 +23,6 @@ from splitup.core import tuning
 from splitup.core.errors import (
     BadSignature,
     ChainUnavailable,
-    PeerFault,
     Refused,
     StorageUnavailable,
 )
@@ -394,6 +393,6 @@ async def test_a25_garbage_and_strangers_are_refused_and_the_honest_served(
             asyncio.gather(*flood), ask(network, network.nodes[1], certificate, writes=(write(1),))
         )
     assert set(statuses) == {400} and granted
-    with pytest.raises(PeerFault):
+    with pytest.raises(Refused):
         async with SignedClient(network.nodes[1]) as http:
             await http.post_signed(f"{network.url}/v1/grants/log", LOG_TYP, network.url, {"x": 1})
