@@ -15,10 +15,9 @@ from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.storage import Grant, Grants
+from splitup.messages.storage import Grant, Grants, LogRead, LogWrite
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
-from splitup.storage.gateway_client import LogRead, LogWrite
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitup.core import limits
 from splitup.core.codec import decode_canonical, encode_canonical
@@ -30,10 +25,11 @@ Credit = Annotated[int, Field(ge=-limits.MAX_CREDIT_MILLI, le=limits.MAX_CREDIT_
 EndpointField = Annotated[
     str, Field(pattern=r"^https?://[^/?#@\s]+$", max_length=limits.MAX_ENDPOINT_CHARS)
 ]
-NodeEndpointField = Annotated[  # where a node is reached: itself, or a relay (splitup.net.relay)
+RELAY_PATH = "/v1/relay"  # of a relay's HTTP interface (splitup.messages.api)
+NodeEndpointField = Annotated[  # where a node is reached: at its own host, or through a relay
     str,
     Field(
-        pattern=r"^https?://[^/?#@\s]+(/v1/relay/0x[0-9a-f]{40})?$",
+        pattern=rf"^https?://[^/?#@\s]+({RELAY_PATH}/0x[0-9a-f]{{40}})?$",
         max_length=limits.MAX_ENDPOINT_CHARS,
     ),
 ]
@@ -77,16 +73,21 @@ class Message(BaseModel):
     def parse(cls, data: bytes, *, max_bytes: int = limits.MAX_MESSAGE_BYTES) -> Self:
         """Parse canonical bytes from a peer; raise PeerFault when they are not a valid message."""
         try:
-            return cls.from_value(decode_canonical(data, max_bytes=max_bytes))
+            decode_canonical(data, max_bytes=max_bytes)
         except InvalidInput as error:
             raise PeerFault(f"{cls.__name__} is malformed: {error}") from None
+        return cls._validate(data)
 
     @classmethod
     def from_value(cls, value: Any) -> Self:
         """Validate an already decoded JSON value; raise PeerFault naming the offending field."""
+        return cls._validate(encode_canonical(value))
+
+    @classmethod
+    def _validate(cls, data: bytes) -> Self:
         try:
             # JSON mode, so that arrays may become tuples although types are strict
-            return cls.model_validate_json(encode_canonical(value))
+            return cls.model_validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "(root)"

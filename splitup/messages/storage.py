@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.messages.base import CLIENT, AddressField, Bytes32Field, Count, DigestField, Message
+from splitup.messages.completions import SignedTakeover
+from splitup.messages.plans import PlanCertificate
+from splitup.messages.verification import VerificationOrder
 
 
 class SegmentHeader(Message):
@@ -59,3 +60,76 @@ class Grants(Message):
         if (grant := self.get(method, key)) is not None:
             return grant
         raise PeerFault(f"the storage gateway issued no {method} grant for {key}")
+
+
+# ---- what a storage gateway is asked ----
+
+
+class UploadObject(Message):
+    """One content-addressed object somebody wants to store."""
+
+    key: str = Field(max_length=limits.OBJECT_KEY_BYTES)
+    length_bytes: Annotated[int, Field(ge=1, le=limits.MAX_UPLOAD_BYTES)]
+    sha256: DigestField
+
+
+class UploadRequest(Message):
+    """``proof`` shows whose deposit or stake stands behind the key (``prove_account``)."""
+
+    proof: Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]
+    objects: tuple[UploadObject, ...] = Field(min_length=1, max_length=limits.MAX_UPLOAD_OBJECTS)
+
+
+class UploadAnswer(Message):
+    """PUT grants for what is missing; the keys that need not be sent again are in ``present``."""
+
+    grants: tuple[Grant, ...]
+    present: tuple[str, ...]
+
+
+class ModelRequest(Message):
+    """``proof`` shows whose key it is (``prove_account``) to a gateway that has not met it."""
+
+    model_id: Bytes32Field
+    proof: Annotated[str, Field(pattern=r"^(0x[0-9a-f]{130})?$")] = ""
+
+
+class ExecutionRequest(Message):
+    certificate: PlanCertificate
+
+
+class LogWrite(Message):
+    """One log object that its producer wants to store, with its exact length and digest."""
+
+    task: Annotated[int, Field(ge=0, le=CLIENT)]
+    port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
+    number: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
+    apart: bool
+    length_bytes: Annotated[int, Field(ge=1, le=limits.MAX_TENSOR_BYTES)]
+    sha256: DigestField
+
+
+class LogRead(Message):
+    """One log object that a consumer or a validator wants to read; it need not exist yet."""
+
+    task: Annotated[int, Field(ge=0, le=CLIENT)]
+    port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
+    node: AddressField
+    number: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
+    apart: bool
+
+
+class LogRequest(Message):
+    """``takeovers`` are those the party knows of: who was replaced is granted nothing more."""
+
+    certificate: PlanCertificate
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
+    writes: tuple[LogWrite, ...] = Field(max_length=limits.LOG_OBJECTS)
+    reads: tuple[LogRead, ...] = Field(max_length=limits.LOG_OBJECTS)
+
+
+class VerificationRequest(Message):
+    """What a validator needs: the task's graph and weights, and the log objects in ``reads``."""
+
+    order: VerificationOrder
+    reads: tuple[LogRead, ...] = Field(default=(), max_length=limits.LOG_OBJECTS)

@@ -54,7 +54,7 @@ class VerificationOrder(Message):
         return self.draw.executors or self.certificate.plan.executors()
 
 
-class VerificationCommitment(Message):
+class ValidatorCommitment(Message):
     """A validator's salted promise of its result, given before anybody reveals anything (JWS)."""
 
     execution_id: Bytes32Field

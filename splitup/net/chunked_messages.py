@@ -1,4 +1,4 @@
-"""Messages too large for one request: announced by digest, fetched from their sender in parts."""
+"""Messages too large for one request: announced by digest, fetched from their sender in chunks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import Field
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
+from splitup.messages import api
 from splitup.messages.base import DigestField, Message
 from splitup.net.http import SignedClient
 
@@ -44,40 +45,44 @@ class ChunkedMessages:
             self._packed.popitem(last=False)
         return ChunkedMessage(packed_digest=digest, packed_bytes=len(packed), raw_bytes=len(data))
 
-    def find_part(self, digest: str, part: int) -> bytes | None:
-        """Return a part, counted from 0; None when there is no such one."""
+    def find_chunk(self, digest: str, index: int) -> bytes | None:
+        """Return a chunk, counted from 0; None when there is no such one."""
         packed = self._packed.get(digest, b"")
-        start = part * limits.MESSAGE_CHUNK_BYTES
+        start = index * limits.MESSAGE_CHUNK_BYTES
         return packed[start : start + limits.MESSAGE_CHUNK_BYTES] or None
 
 
 async def fetch_chunked_message(
     http: SignedClient, endpoint: str, chunked_message: ChunkedMessage
 ) -> bytes:
-    """Fetch what a party offers; raise PeerFault when it is something else, Unavailable."""
+    """Fetch a message that a party offers.
+
+    Raises PeerFault when it sends something else, Refused when it offers it no longer, Unavailable.
+    """
+    route = api.MESSAGE_CHUNK
     packed = bytearray()
-    part = 0
+    index = 0
     while len(packed) < chunked_message.packed_bytes:
         wanted = min(limits.MESSAGE_CHUNK_BYTES, chunked_message.packed_bytes - len(packed))
-        url = f"{endpoint}/v1/parcel/{chunked_message.packed_digest}/{part}"
-        data = await http.get_bytes(url, max_bytes=wanted, timeout_s=tuning.MESSAGE_CHUNK_TIMEOUT_S)
+        url = route.url(endpoint, digest=chunked_message.packed_digest, index=index)
+        data = await http.get_bytes(url, max_bytes=wanted, timeout_s=route.timeout_s)
         if len(data) != wanted:
             raise PeerFault(f"{url} has {len(data)} bytes instead of {wanted}")
         packed += data
-        part += 1
+        index += 1
     return unpack_chunked_message(chunked_message, bytes(packed))
 
 
 def unpack_chunked_message(chunked_message: ChunkedMessage, packed: bytes) -> bytes:
     """Return the message; raise PeerFault for other bytes, or more of them than announced."""
     if hashlib.sha256(packed).hexdigest() != chunked_message.packed_digest:
-        raise PeerFault("a parcel's bytes are not those announced")
+        raise PeerFault("a chunked message's bytes are not those announced")
     decoder = zlib.decompressobj()
     try:
         data = decoder.decompress(packed, chunked_message.raw_bytes)
     except zlib.error as error:
-        raise PeerFault(f"a parcel cannot be unpacked: {error}") from None
+        raise PeerFault(f"a chunked message cannot be unpacked: {error}") from None
     is_whole = decoder.eof and not decoder.unconsumed_tail and not decoder.unused_data
     if len(data) != chunked_message.raw_bytes or not is_whole:
-        raise PeerFault("a parcel holds more or less than announced")
+        raise PeerFault("a chunked message holds more or less than announced")
     return data

@@ -11,10 +11,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, Self, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -33,11 +33,13 @@ from splitup.core.errors import (
 )
 from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
+from splitup.messages.api import Route
 from splitup.messages.base import Message
 from splitup.net.endpoints import make_socket_factory
 
 _log = logging.getLogger("splitup.http")
 _LARGE_BODIES: Final = web.AppKey("large_bodies", asyncio.Semaphore)
+M = TypeVar("M", bound=Message)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -75,6 +77,15 @@ def make_app(*, max_body_bytes: int = limits.HTTP_BODY_BYTES) -> web.Application
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
     app[_LARGE_BODIES] = asyncio.Semaphore(tuning.HTTP_LARGE_BODIES)
     return app
+
+
+def add_routes(
+    app: web.Application, routes: Sequence[Route[Any]], handlers: Mapping[Route[Any], _Handler]
+) -> None:
+    """Register a handler for each of a party's routes (``api.ROUTES``), and for no other."""
+    assert set(handlers) == set(routes), "a handler is missing, or belongs to another party"
+    for route, handler in handlers.items():
+        app.router.add_route(route.method, route.path, handler)
 
 
 async def serve_app(app: web.Application, host: str, port: int) -> Server:
@@ -147,27 +158,55 @@ async def _read_soon(request: web.Request) -> bytes:
 
 async def read_signed(
     request: web.Request,
+    route: Route[Any],
     *,
-    typ: str,
     audience: str,
     now_s: int | None = None,
-    key: str | None = None,
     replays: ReplayCache | None = None,
-) -> Claims:
-    """Verify a signed request and return its claims; ``claims.body`` is the message.
+) -> tuple[Claims, str]:
+    """Verify a signed request; return its claims, whose body is the message, and its token.
 
-    Without ``key`` any valid key may sign: check ``claims.issuer`` for membership before acting.
-    Give ``replays`` unless the request is idempotent. Raises PeerFault or BadSignature.
+    Any valid key may sign: check ``claims.issuer`` before acting. Give ``replays`` unless the
+    request is idempotent. Raises PeerFault or BadSignature.
     """
     body = await read_json(request)
     token = body.get("jws")
     if not isinstance(token, str) or len(body) != 1:
         raise PeerFault('a signed request is {"jws": "<token>"}')
     now = int(time.time()) if now_s is None else now_s
-    claims = verify_jws(token, typ=typ, audience=audience, now_s=now, key=key)
+    claims = verify_jws(token, typ=route.typ, audience=audience, now_s=now)
     if replays is not None:
         replays.add(claims, now)
-    return claims
+    return claims, token
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Generic[M]):
+    """A message, the key that signed it, and the token that proves both to others."""
+
+    message: M
+    issuer: str
+    token: str
+
+
+async def read_message(
+    request: web.Request,
+    route: Route[M],
+    *,
+    audience: str,
+    now_s: int | None = None,
+    replays: ReplayCache | None = None,
+) -> Received[M]:
+    """Verify a signed request as ``read_signed`` does, and parse the route's message."""
+    claims, token = await read_signed(
+        request, route, audience=audience, now_s=now_s, replays=replays
+    )
+    return Received(route.parse(claims.body), claims.issuer, token)
+
+
+async def read_unsigned(request: web.Request, route: Route[M]) -> M:
+    """Parse a message that needs no signature of its own; raise PeerFault."""
+    return route.parse(await read_json(request))
 
 
 @web.middleware
@@ -252,14 +291,14 @@ class SignedClient:
             await self._session.close()
             self._session = None
 
-    def sign(self, typ: str, audience: str, body: Message | dict[str, Any]) -> str:
-        """Return a token over ``body`` that is valid from now; send it with ``post_token``."""
+    def sign(self, route: Route[M], audience: str, body: M | dict[str, Any]) -> str:
+        """Return a token over a route's message, valid from now; send it with ``post_token``."""
         if self._identity is None:
             raise InvalidInput("this HTTP client was opened without an identity and cannot sign")
         value = body.model_dump(mode="json") if isinstance(body, Message) else body
         return sign_jws(
             self._identity,
-            typ=typ,
+            typ=route.typ,
             audience=audience,
             body=value,
             now_s=int(time.time()),
@@ -267,22 +306,15 @@ class SignedClient:
         )
 
     async def post_signed(
-        self,
-        url: str,
-        typ: str,
-        audience: str,
-        body: Message | dict[str, Any],
-        *,
-        timeout_s: float = tuning.HTTP_TIMEOUT_S,
+        self, route: Route[M], endpoint: str, audience: str, body: M | dict[str, Any]
     ) -> dict[str, Any]:
         """Sign and POST one message; return the reply."""
-        return await self.post_token(url, self.sign(typ, audience, body), timeout_s=timeout_s)
+        return await self.post_token(route, endpoint, self.sign(route, audience, body))
 
-    async def post_token(
-        self, url: str, token: str, *, timeout_s: float = tuning.HTTP_TIMEOUT_S
-    ) -> dict[str, Any]:
+    async def post_token(self, route: Route[Any], endpoint: str, token: str) -> dict[str, Any]:
         """POST an already signed token: one signature serves every receiver of one audience."""
-        return await self.post_json(url, {"jws": token}, timeout_s=timeout_s)
+        url = route.url(endpoint)
+        return await self.post_json(url, {"jws": token}, timeout_s=route.timeout_s)
 
     async def post_json(
         self,

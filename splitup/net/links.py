@@ -18,7 +18,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -27,10 +27,8 @@ from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.crypto.jws import ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
+from splitup.messages import api
 from splitup.net.endpoints import open_peer_session
-
-DATA_PATH: Final = "/v1/data"
-DATA_TYP: Final = "splitup-data"
 
 _log = logging.getLogger("splitup.links")
 _Socket = aiohttp.ClientWebSocketResponse[bool] | web.WebSocketResponse
@@ -358,16 +356,16 @@ class LinkPool:
             self._session = open_peer_session(allow_loopback=self._allow_loopback)
         token = sign_jws(
             self._identity,
-            typ=DATA_TYP,
+            typ=api.DATA.typ,
             audience=link.peer,
             body={"execution_id": link.execution_id},
             now_s=int(time.time()),
             ttl_s=limits.JWS_TTL_S,
         )
         try:
-            async with asyncio.timeout(tuning.HTTP_CONNECT_S * 2):
+            async with asyncio.timeout(api.DATA.timeout_s):
                 return await self._session.ws_connect(
-                    endpoint + DATA_PATH,
+                    api.DATA.url(endpoint),
                     headers={"Authorization": f"Bearer {token}"},
                     heartbeat=tuning.LINK_PING_S,
                     max_msg_size=limits.MAX_FRAME_BYTES + 1,
@@ -389,7 +387,7 @@ class LinkPool:
 
 
 class LinkAcceptor:
-    """The ``GET /v1/data`` handler of a node: checks who connects, then reads frames."""
+    """The handler of a node's data route (``api.DATA``): checks who connects, then reads frames."""
 
     def __init__(
         self,
@@ -452,7 +450,7 @@ class LinkAcceptor:
                 "a data connection needs an Authorization header with a Bearer token"
             )
         now_s = int(time.time())
-        claims = verify_jws(token, typ=DATA_TYP, audience=self._address, now_s=now_s)
+        claims = verify_jws(token, typ=api.DATA.typ, audience=self._address, now_s=now_s)
         execution_id = claims.body.get("execution_id")
         if not isinstance(execution_id, str) or len(claims.body) != 1:
             raise PeerFault("a data connection's token names exactly one execution_id, or ''")

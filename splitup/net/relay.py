@@ -1,20 +1,20 @@
 """The relay: how nodes are reached that nobody can connect to (``docs/adr/0019-…``).
 
-A node behind NAT keeps one WebSocket to a relay open, its *control connection*. Whoever wants the
-node talks to the relay instead, below ``/v1/relay/<the node's address>``: requests travel over the
-control connection and back; for a data connection the node dials the relay once more, with a
-single-use ticket, and the relay passes messages between the two sockets. It understands none of
-them and can forge none: frames and requests are signed end to end. What it can do is drop them,
-and then it is a broken connection like any other.
+A node behind NAT keeps one WebSocket to a relay open, its *control connection*. Other parties send
+to the relay what they would send to the node, below ``RELAY_PATH`` and the node's address. Requests
+travel over the control connection and back. For a data connection the node connects to the relay
+once more, with a single-use ticket, and the relay passes messages between the two sockets. It
+cannot forge any: frames and requests are signed end to end. It can drop them, which its users see
+as a broken connection.
 
 On the control connection every message is a header (kind, id, number) and a payload:
 
-    relay → node   REQUEST  number: which of ROUTES     payload: the body
+    relay → node   REQUEST  number: the route (*)        payload: the body
                    OPEN     number: 0                   payload: ticket ‖ Authorization header
     node → relay   REPLY    number: the HTTP status     payload: the body; answers a REQUEST, or
                                                         refuses an OPEN
 
-``splitup.net.tunnel`` is the node's side.
+(*) its place in ``api.RELAYED_REQUESTS``. ``splitup.net.tunnel`` is the node's side.
 """
 
 from __future__ import annotations
@@ -38,18 +38,16 @@ from aiohttp import web
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.crypto.jws import verify_jws
+from splitup.messages import api
+from splitup.messages.base import RELAY_PATH
 from splitup.net.http import read_body
-from splitup.net.links import DATA_PATH
 
-RELAY_PATH: Final = "/v1/relay"
-STREAM_PATH: Final = "/v1/relay/streams"
-RELAY_TYP: Final = "splitup-relay"
 REGISTERED: Final = "registered"
-ROUTES: Final = (("GET", "/v1/ping"), ("POST", "/v1/plan"), ("POST", "/v1/verify"))
 TICKET_CHARS: Final = 32
 
 _HEADER: Final = struct.Struct(">BIH")
 CONTROL_HEADER_BYTES: Final = _HEADER.size
+_NUMBERS: Final = {route.path: number for number, route in enumerate(api.RELAYED_REQUESTS)}
 _ADDRESS: Final = "0x[0-9a-f]{40}"
 _ENDED: Final = (aiohttp.WSCloseCode.OK, aiohttp.WSCloseCode.POLICY_VIOLATION)
 
@@ -175,12 +173,12 @@ class Relay:
 
     def add_routes(self, app: web.Application) -> None:
         """Serve the relay on ``app``."""
-        app.router.add_get(RELAY_PATH, self._register)
-        app.router.add_get(f"{STREAM_PATH}/{{ticket}}", self._accept_stream)
-        below = f"{RELAY_PATH}/{{node:{_ADDRESS}}}"
-        for method, path in ROUTES:
-            app.router.add_route(method, below + path, self._forward)
-        app.router.add_get(below + DATA_PATH, self._open_stream)
+        app.router.add_get(api.RELAY.path, self._register)
+        app.router.add_get(api.RELAY_STREAM.path, self._accept_stream)
+        node = f"{RELAY_PATH}/{{node:{_ADDRESS}}}"
+        for route in api.RELAYED_REQUESTS:
+            app.router.add_route(route.method, node + route.path, self._forward)
+        app.router.add_get(node + api.DATA.path, self._open_stream)
 
     async def close(self) -> None:
         """Send everybody away. Call it before the server is closed."""
@@ -223,7 +221,7 @@ class Relay:
         if not is_text or len(message.data) > limits.LINK_TOKEN_CHARS:
             raise PeerFault("a relay wants the token over its nonce first")
         claims = verify_jws(
-            message.data, typ=RELAY_TYP, audience=self._get_endpoint(), now_s=int(time.time())
+            message.data, typ=api.RELAY.typ, audience=self._get_endpoint(), now_s=int(time.time())
         )
         address = claims.body.get("node")
         if claims.body != {"node": address, "nonce": nonce} or not isinstance(address, str):
@@ -270,7 +268,7 @@ class Relay:
         body = await read_body(request)
         path = request.path.removeprefix(f"{RELAY_PATH}/{node.address}")
         with self._hold(len(body)):
-            status, reply = await node.ask(Kind.REQUEST, ROUTES.index((request.method, path)), body)
+            status, reply = await node.ask(Kind.REQUEST, _NUMBERS[path], body)
         return web.Response(status=status, body=reply, content_type="application/json")
 
     @contextlib.contextmanager

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from splitup.core import limits, tuning
 from splitup.crypto.keys import Identity
+from splitup.messages.base import RELAY_PATH
 from splitup.messages.frames import Piece
 from splitup.net.links import Link
 from splitup.net.object_transfer import compute_sha256
-from splitup.net.relay import RELAY_PATH
 from splitup.net.signed_frames import make_stored_frame, seal_frame
 from splitup.protocol.execution.task_queue import PortId
 

@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
 
@@ -18,15 +19,13 @@ from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity
+from splitup.messages import api
+from splitup.messages.base import RELAY_PATH
 from splitup.net.endpoints import open_peer_session
 from splitup.net.links import LinkAcceptor
 from splitup.net.relay import (
     CONTROL_HEADER_BYTES,
     REGISTERED,
-    RELAY_PATH,
-    RELAY_TYP,
-    ROUTES,
-    STREAM_PATH,
     TICKET_CHARS,
     Kind,
     decode_control,
@@ -84,7 +83,7 @@ class Tunnel:
         try:
             async with asyncio.timeout(tuning.HTTP_TIMEOUT_S):
                 socket = await self._dial(
-                    relay + RELAY_PATH, CONTROL_HEADER_BYTES + limits.HTTP_BODY_BYTES
+                    api.RELAY.url(relay), CONTROL_HEADER_BYTES + limits.HTTP_BODY_BYTES
                 )
                 try:
                     await self._prove(relay, socket)
@@ -104,7 +103,7 @@ class Tunnel:
         if nonce.type is aiohttp.WSMsgType.TEXT:
             token = sign_jws(
                 self._identity,
-                typ=RELAY_TYP,
+                typ=api.RELAY.typ,
                 audience=relay,
                 body={
                     "node": self._identity.address,
@@ -135,7 +134,7 @@ class Tunnel:
         if len(self._tasks) >= _MAX_WORK:
             _log.warning("relay %s sends more than relays may", relay)
             return  # whoever asked will time out
-        if kind is Kind.REQUEST and number < len(ROUTES):
+        if kind is Kind.REQUEST and number < len(api.RELAYED_REQUESTS):
             work = self._answer(socket, place, number, payload)
         elif kind is Kind.OPEN and len(payload) > TICKET_CHARS and payload.isascii():
             text = payload.decode()
@@ -150,21 +149,21 @@ class Tunnel:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, socket: _Socket, place: int, number: int, body: bytes) -> None:
-        method, path = ROUTES[number]
+        route = api.RELAYED_REQUESTS[number]
         try:
-            status, reply = await self._ask_self(method, path, body)
+            status, reply = await self._ask_self(route, body)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             reason = f"the node does not answer itself: {error or type(error).__name__}"
             status, reply = 503, _make_error(reason)
         await _reply(socket, place, status, reply)
 
-    async def _ask_self(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    async def _ask_self(self, route: api.Route[Any], body: bytes) -> tuple[int, bytes]:
         assert self._session is not None  # what asks came through it
         async with self._session.request(
-            method,
-            self._local_url + path,
-            data=body if method == "POST" else None,
-            headers={"Content-Type": "application/json"} if method == "POST" else {},
+            route.method,
+            route.url(self._local_url),
+            data=body if route.method == "POST" else None,
+            headers={"Content-Type": "application/json"} if route.method == "POST" else {},
             timeout=aiohttp.ClientTimeout(total=tuning.HTTP_TIMEOUT_S),
             allow_redirects=False,
         ) as response:
@@ -179,7 +178,7 @@ class Tunnel:
             link.endpoints.appendleft(self.make_endpoint(relay))
             async with asyncio.timeout(tuning.HTTP_TIMEOUT_S):
                 stream = await self._dial(
-                    f"{relay}{STREAM_PATH}/{ticket}", limits.MAX_FRAME_BYTES + 1
+                    api.RELAY_STREAM.url(relay, ticket=ticket), limits.MAX_FRAME_BYTES + 1
                 )
         except SplitUpError as error:
             await _reply(socket, place, _get_status(error), _make_error(str(error)))

@@ -1,4 +1,4 @@
-"""The storage gateway's messages, and the client that asks it for presigned URLs.
+"""The client of storage gateways, which issue presigned URLs.
 
 The gateway holds the object store's secret; everybody else holds URLs for single keys. A request
 is a JWS (``splitup.crypto.jws``) whose issuer's key decides what is granted; URLs are bearer
@@ -11,13 +11,12 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Annotated, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import aiohttp
 from eth_utils.crypto import keccak
-from pydantic import Field
 
-from splitup.core import limits, tuning
+from splitup.core import tuning
 from splitup.core.errors import (
     InvalidInput,
     PeerFault,
@@ -28,101 +27,30 @@ from splitup.core.errors import (
 )
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain, recover_signer, sign_quorum
-from splitup.messages.base import CLIENT, AddressField, Bytes32Field, DigestField, Message
+from splitup.messages import api
 from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.storage import Grant, Grants
+from splitup.messages.storage import (
+    ExecutionRequest,
+    Grant,
+    Grants,
+    LogRead,
+    LogRequest,
+    LogWrite,
+    ModelRequest,
+    UploadAnswer,
+    UploadObject,
+    UploadRequest,
+    VerificationRequest,
+)
 from splitup.messages.verification import VerificationOrder
-from splitup.net.http import SignedClient
-from splitup.protocol.execution.storage_keys import LogName
+from splitup.net.http import M, SignedClient
 
-UPLOAD_TYP: Final = "splitup-upload"
-MODEL_TYP: Final = "splitup-model"
-EXECUTION_TYP: Final = "splitup-execution"
-VERIFICATION_TYP: Final = "splitup-verification"
-LOG_TYP: Final = "splitup-log"
-
-_GRANTS_TIMEOUT_S: Final = 10.0  # thousands of URLs take a gateway a second; then the next is asked
 # a key's account holds on every chain and at every contract: the request that carries the proof is
 # bound to a gateway and a minute
 _ANYWHERE: Final = Domain(0, "0x" + "00" * 20)
 _ACCOUNT_KEY_TYPE: Final = keccak(text="AccountKey(bytes32 signingKey)")
 _T = TypeVar("_T")
-
-
-class UploadObject(Message):
-    """One content-addressed object somebody wants to store."""
-
-    key: str = Field(max_length=limits.OBJECT_KEY_BYTES)
-    length_bytes: Annotated[int, Field(ge=1, le=limits.MAX_UPLOAD_BYTES)]
-    sha256: DigestField
-
-
-class UploadRequest(Message):
-    """``proof`` shows whose deposit or stake stands behind the key (``prove_account``)."""
-
-    proof: Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]
-    objects: tuple[UploadObject, ...] = Field(min_length=1, max_length=limits.MAX_UPLOAD_OBJECTS)
-
-
-class UploadAnswer(Message):
-    """PUT grants for what is missing; the keys that need not be sent again are in ``present``."""
-
-    grants: tuple[Grant, ...]
-    present: tuple[str, ...]
-
-
-class ModelRequest(Message):
-    """``proof`` shows whose key it is (``prove_account``) to a gateway that has not met it."""
-
-    model_id: Bytes32Field
-    proof: Annotated[str, Field(pattern=r"^(0x[0-9a-f]{130})?$")] = ""
-
-
-class ExecutionRequest(Message):
-    certificate: PlanCertificate
-
-
-class LogWrite(Message):
-    """One log object that its producer wants to store, with its exact length and digest."""
-
-    task: Annotated[int, Field(ge=0, le=CLIENT)]
-    port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
-    number: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
-    apart: bool
-    length_bytes: Annotated[int, Field(ge=1, le=limits.MAX_TENSOR_BYTES)]
-    sha256: DigestField
-
-
-class LogRead(Message):
-    """One log object that a consumer or a validator wants to read; it need not exist yet."""
-
-    task: Annotated[int, Field(ge=0, le=CLIENT)]
-    port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
-    node: AddressField
-    number: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
-    apart: bool
-
-    @property
-    def name(self) -> LogName:
-        """Return what the object is called."""
-        return LogName(self.task, self.port, self.node, self.number, self.apart)
-
-
-class LogRequest(Message):
-    """``takeovers`` are those the party knows of: who was replaced is granted nothing more."""
-
-    certificate: PlanCertificate
-    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
-    writes: tuple[LogWrite, ...] = Field(max_length=limits.LOG_OBJECTS)
-    reads: tuple[LogRead, ...] = Field(max_length=limits.LOG_OBJECTS)
-
-
-class VerificationRequest(Message):
-    """What a validator needs: the task's graph and weights, and the log objects in ``reads``."""
-
-    order: VerificationOrder
-    reads: tuple[LogRead, ...] = Field(default=(), max_length=limits.LOG_OBJECTS)
 
 
 def prove_account(identity: Identity) -> str:
@@ -180,14 +108,14 @@ class GatewayClient:
 
     async def ping(self) -> None:
         """Return when a gateway answers; raise StorageUnavailable when none does."""
-        await self._try_each(lambda url: self._http.get_json(f"{url}/v1/ping"))
+        await self._try_each(lambda url: self._http.get_json(api.PING.url(url)))
 
     async def fetch_manifest(self, model_id: str) -> bytes:
         """Return a model's manifest; its SHA-256 is the model's id."""
 
         async def fetch(url: str) -> bytes:
             data = await self._http.get_bytes(
-                f"{url}/v1/models/{model_id}/manifest", max_bytes=limits.MAX_MANIFEST_BYTES
+                api.MANIFEST.url(url, model_id=model_id), max_bytes=api.MANIFEST.max_reply_bytes
             )
             if "0x" + hashlib.sha256(data).hexdigest() != model_id:
                 raise PeerFault(
@@ -203,7 +131,7 @@ class GatewayClient:
         """Return GET grants for a model's manifest, tasks, weights and tokenizer."""
         proof = "" if self._identity is None else prove_account(self._identity)
         request = ModelRequest(model_id=model_id, proof=proof)
-        return await self._ask_grants("model", MODEL_TYP, request)
+        return await self._ask_grants(api.MODEL_REQUEST, request)
 
     async def upload_grants(self, objects: Sequence[UploadObject]) -> UploadAnswer:
         """Return PUT grants for the objects that the store lacks; those it has are ``present``."""
@@ -212,7 +140,7 @@ class GatewayClient:
                 "uploads need a key; pass --keystore FILE and --passphrase-file FILE"
             )
         request = UploadRequest(proof=prove_account(self._identity), objects=tuple(objects))
-        reply = await self._ask("upload", UPLOAD_TYP, request)
+        reply = await self._ask(api.UPLOAD_REQUEST, request)
         return UploadAnswer.from_value(reply)
 
     async def log_grants(
@@ -229,19 +157,19 @@ class GatewayClient:
             writes=tuple(writes),
             reads=tuple(reads),
         )
-        return await self._ask_grants("log", LOG_TYP, request)
+        return await self._ask_grants(api.LOG_REQUEST, request)
 
     async def execution_grants(self, certificate: PlanCertificate) -> Grants:
         """Return grants for the tensors of one execution that are too large for a frame."""
         request = ExecutionRequest(certificate=certificate)
-        return await self._ask_grants("execution", EXECUTION_TYP, request)
+        return await self._ask_grants(api.EXECUTION_REQUEST, request)
 
     async def verification_grants(
         self, order: VerificationOrder, reads: Sequence[LogRead]
     ) -> Grants:
         """Return GET grants for graph and weights of a task to recompute, and for its inputs."""
         request = VerificationRequest(order=order, reads=tuple(reads))
-        return await self._ask_grants("verification", VERIFICATION_TYP, request)
+        return await self._ask_grants(api.VERIFICATION_REQUEST, request)
 
     async def upload_object(
         self,
@@ -287,15 +215,13 @@ class GatewayClient:
                 f"the object store refused the upload of {grant.key} with {status}", status=status
             )
 
-    async def _ask_grants(self, what: str, typ: str, body: Message) -> Grants:
-        return Grants.from_value(await self._ask(what, typ, body))
+    async def _ask_grants(self, route: api.Route[M], body: M) -> Grants:
+        return Grants.from_value(await self._ask(route, body))
 
-    async def _ask(self, what: str, typ: str, body: Message) -> dict[str, Any]:
+    async def _ask(self, route: api.Route[M], body: M) -> dict[str, Any]:
         async def ask(url: str) -> dict[str, Any]:
             # the gateway's own URL is the audience: what is meant for one is refused by the others
-            return await self._http.post_signed(
-                f"{url}/v1/grants/{what}", typ, url, body, timeout_s=_GRANTS_TIMEOUT_S
-            )
+            return await self._http.post_signed(route, url, url, body)
 
         return await self._try_each(ask)
 

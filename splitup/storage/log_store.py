@@ -21,7 +21,7 @@ from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import PlanCertificate, Request
-from splitup.messages.storage import Grant, Grants
+from splitup.messages.storage import Grant, Grants, LogRead, LogWrite
 from splitup.messages.verification import VerificationOrder
 from splitup.net.object_transfer import (
     Body,
@@ -35,7 +35,7 @@ from splitup.protocol.execution.log_segments import LogEntry, LogReader, PortLog
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
-from splitup.storage.gateway_client import GatewayClient, LogRead, LogWrite
+from splitup.storage.gateway_client import GatewayClient
 
 _log = logging.getLogger("splitup.logs")
 _FIRST_PAUSE_S: Final = 0.05

@@ -13,11 +13,10 @@ from aiohttp import web
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Refused, StorageUnavailable
-from splitup.messages.storage import Grant, Grants
+from splitup.messages.storage import Grant, Grants, LogRead, LogWrite
 from splitup.net.object_transfer import NotStored
 from splitup.protocol.execution.log_segments import LogEntry, LogReader
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.storage.gateway_client import LogRead, LogWrite
 from splitup.storage.log_store import GrantedLogs, LogObject, LogWriter, iter_log, read_tensor
 from tests.builders import HANG_S
 

@@ -26,19 +26,19 @@ from splitup.graph.manifest import (
 )
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import Plan
-from splitup.messages.verification import VerificationOrder
-from splitup.protocol.execution.routes import get_sources
-from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.takeovers import ExecutorMap
-from splitup.protocol.planning.validators import check_validators
-from splitup.protocol.settlement.proof_of_sampling import is_sampled
-from splitup.storage.gateway_client import (
+from splitup.messages.storage import (
     LogRead,
     LogRequest,
     LogWrite,
     UploadObject,
     VerificationRequest,
 )
+from splitup.messages.verification import VerificationOrder
+from splitup.protocol.execution.routes import get_sources
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.takeovers import ExecutorMap
+from splitup.protocol.planning.validators import check_validators
+from splitup.protocol.settlement.proof_of_sampling import is_sampled
 
 _UPLOAD_KEY: Final = re.compile(
     r"(?:models/0x(?P<model>[0-9a-f]{64})/manifest\.json"
@@ -211,7 +211,8 @@ def _read_right(plan: Plan, read: LogRead) -> Right:
     )
     if read.node not in authors:
         raise _refuse(f"{read.node} writes no log of task {read.task}")
-    return Right("GET", read.name.get_key(plan.request.execution_id), None)
+    name = LogName(read.task, read.port, read.node, read.number, read.apart)
+    return Right("GET", name.get_key(plan.request.execution_id), None)
 
 
 def _find_nodes(plan: Plan, signing_key: str) -> set[str]:

@@ -23,34 +23,25 @@ from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError
-from splitup.crypto.jws import Claims, ReplayCache
+from splitup.crypto.jws import ReplayCache
 from splitup.graph.manifest import Manifest
+from splitup.messages import api
 from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import Plan, PlanCertificate
-from splitup.messages.storage import Grant, Grants
-from splitup.net.http import (
-    Server,
-    SignedClient,
-    make_app,
-    read_signed,
-    serve_app,
-)
-from splitup.protocol.committee.certificates import CommitteeView, check_draw
-from splitup.protocol.execution.takeovers import ExecutorMap
-from splitup.storage.gateway_client import (
-    EXECUTION_TYP,
-    LOG_TYP,
-    MODEL_TYP,
-    UPLOAD_TYP,
-    VERIFICATION_TYP,
+from splitup.messages.storage import (
     ExecutionRequest,
+    Grant,
+    Grants,
     LogRequest,
     ModelRequest,
     UploadAnswer,
     UploadRequest,
     VerificationRequest,
-    recover_account,
 )
+from splitup.net.http import M, Server, SignedClient, add_routes, make_app, read_signed, serve_app
+from splitup.protocol.committee.certificates import CommitteeView, check_draw
+from splitup.protocol.execution.takeovers import ExecutorMap
+from splitup.storage.gateway_client import recover_account
 from splitup_oracle.config import GatewayConfig
 from splitup_oracle.gateway.access import (
     Right,
@@ -123,16 +114,23 @@ class Gateway:
     def make_app(self) -> web.Application:
         """Return the HTTP application with every route."""
         app = make_app()
-        app.router.add_get("/v1/ping", self._handle_ping)
-        app.router.add_get("/v1/models/{model_id}/manifest", self._handle_manifest)
-        for what, typ, grant in (
-            ("upload", UPLOAD_TYP, self._grant_upload),
-            ("model", MODEL_TYP, self._grant_model),
-            ("execution", EXECUTION_TYP, self._grant_execution),
-            ("log", LOG_TYP, self._grant_log),
-            ("verification", VERIFICATION_TYP, self._grant_verification),
-        ):
-            app.router.add_post(f"/v1/grants/{what}", self._make_handler(what, typ, grant))
+        add_routes(
+            app,
+            api.ROUTES["gateway"],
+            {
+                api.PING: self._handle_ping,
+                api.MANIFEST: self._handle_manifest,
+                api.UPLOAD_REQUEST: self._answer("upload", api.UPLOAD_REQUEST, self._grant_upload),
+                api.MODEL_REQUEST: self._answer("model", api.MODEL_REQUEST, self._grant_model),
+                api.EXECUTION_REQUEST: self._answer(
+                    "execution", api.EXECUTION_REQUEST, self._grant_execution
+                ),
+                api.LOG_REQUEST: self._answer("log", api.LOG_REQUEST, self._grant_log),
+                api.VERIFICATION_REQUEST: self._answer(
+                    "verification", api.VERIFICATION_REQUEST, self._grant_verification
+                ),
+            },
+        )
         return app
 
     # ---- routes --------------------------------------------------------------------------------
@@ -151,20 +149,22 @@ class Gateway:
             headers={"Cache-Control": "public, max-age=31536000, immutable"},
         )
 
-    def _make_handler(
-        self, what: str, typ: str, grant: Callable[[Claims], Awaitable[_Answer]]
+    def _answer(
+        self, what: str, route: api.Route[M], grant: Callable[[M, str], Awaitable[_Answer]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Return the handler of a route; ``what`` is its name in the audit log."""
+
         async def handle(request: web.Request) -> web.Response:
-            claims = await read_signed(
+            claims, _ = await read_signed(
                 request,
-                typ=typ,
+                route,
                 audience=self.audience or "",
                 now_s=int(self._now_s()),
                 replays=self._replays,
             )
             line = {"at_s": round(self._now_s(), 3), "what": what, "key": claims.issuer}
             try:
-                answer = await grant(claims)
+                answer = await grant(route.parse(claims.body), claims.issuer)
             except SplitUpError as error:
                 self._audit.append(line | {"refused": str(error)[: tuning.MAX_ERROR_CHARS]})
                 raise
@@ -175,13 +175,12 @@ class Gateway:
 
     # ---- grants --------------------------------------------------------------------------------
 
-    async def _grant_upload(self, claims: Claims) -> _Answer:
-        request = UploadRequest.from_value(claims.body)
+    async def _grant_upload(self, request: UploadRequest, key: str) -> _Answer:
         rights = [check_upload(entry) for entry in request.objects]
-        await self._check_uploader(claims.issuer, request.proof)
+        await self._check_uploader(key, request.proof)
         present = await self._objects.find_present(rights)
         missing = [right for right in rights if right.key not in present]
-        self._upload_quota.take(claims.issuer, missing, self._now_s())
+        self._upload_quota.take(key, missing, self._now_s())
         grants = await self._presign(missing)
         body = UploadAnswer(grants=grants, present=tuple(sorted(present)))
         return _Answer(f"{len(rights)} objects", body)
@@ -202,11 +201,10 @@ class Gateway:
                 status=403,
             )
 
-    async def _grant_model(self, claims: Claims) -> _Answer:
-        request = ModelRequest.from_value(claims.body)
+    async def _grant_model(self, request: ModelRequest, key: str) -> _Answer:
         model_id = request.model_id
         if not self._policy.open_models:
-            await self._check_reader(claims.issuer, request.proof)
+            await self._check_reader(key, request.proof)
         manifest = await self._objects.fetch_manifest(model_id)
         rights = compute_model_rights(model_id, manifest)
         return _Answer(model_id, Grants(grants=await self._presign(rights)))
@@ -228,26 +226,25 @@ class Gateway:
                 status=403,
             )
 
-    async def _grant_execution(self, claims: Claims) -> _Answer:
-        certificate = ExecutionRequest.from_value(claims.body).certificate
+    async def _grant_execution(self, request: ExecutionRequest, key: str) -> _Answer:
+        certificate = request.certificate
         plan = certificate.plan
         if self._now_s() >= plan.request.deadline:
             raise Refused(
                 f"the deadline of execution {plan.request.execution_id} has passed", status=403
             )
-        manifest = await self._check_part(certificate, claims.issuer)
+        manifest = await self._check_part(certificate, key)
         executor_map = self._update_executor_map(plan, ())
-        rights = compute_execution_rights(plan, manifest, claims.issuer, executor_map)
+        rights = compute_execution_rights(plan, manifest, key, executor_map)
         grants = await self._presign(rights, self._compute_expiry_s(plan.request.deadline))
         return _Answer(plan.request.execution_id, Grants(grants=grants))
 
-    async def _grant_log(self, claims: Claims) -> _Answer:
-        request = LogRequest.from_value(claims.body)
+    async def _grant_log(self, request: LogRequest, key: str) -> _Answer:
         plan = request.certificate.plan
         expiry_s = min(tuning.LOG_URL_S, self._compute_expiry_s(plan.request.deadline))
-        manifest = await self._check_part(request.certificate, claims.issuer)
+        manifest = await self._check_part(request.certificate, key)
         executor_map = self._update_executor_map(plan, request.takeovers)
-        rights = compute_log_rights(plan, manifest, claims.issuer, request, executor_map)
+        rights = compute_log_rights(plan, manifest, key, request, executor_map)
         self._log_quota.take(rights, plan, manifest)
         grants = await self._presign(rights, expiry_s)
         return _Answer(plan.request.execution_id, Grants(grants=grants))
@@ -295,23 +292,22 @@ class Gateway:
                     f"the key {key} is that of {node}, which has left or lost stake", status=403
                 )
 
-    async def _grant_verification(self, claims: Claims) -> _Answer:
-        asked = VerificationRequest.from_value(claims.body)
+    async def _grant_verification(self, asked: VerificationRequest, key: str) -> _Answer:
         order = asked.order
         request = order.certificate.plan.request
         committee = await self._chain.fetch_committee(request.execution_id)
-        is_member = committee.member_with_key(claims.issuer) is not None
+        is_member = committee.member_with_key(key) is not None
         entries = [shown.entry for shown in order.snapshot.entries]
-        nodes = [entry.node for entry in entries if entry.signing_key == claims.issuer]
+        nodes = [entry.node for entry in entries if entry.signing_key == key]
         if not is_member and not nodes:
             raise Refused(
-                f"the key {claims.issuer} is not that of a node that the order shows",
+                f"the key {key} is not that of a node that the order shows",
                 status=403,
             )
         expiry_s = self._compute_expiry_s(request.deadline)
         committee = await self._check_certificate(order.certificate)
         await self._check_open(request.execution_id)
-        await self._check_standing(claims.issuer, nodes)
+        await self._check_standing(key, nodes)
         try:
             check_draw(order.draw, committee)
         except PeerFault as error:
@@ -319,7 +315,7 @@ class Gateway:
         manifest = await self._objects.fetch_manifest(request.model_id)
         sampling_bps = await self._chain.fetch_sampling_bps()
         rights = compute_verification_rights(
-            asked, manifest, claims.issuer, sampling_bps, is_member=is_member
+            asked, manifest, key, sampling_bps, is_member=is_member
         )
         return _Answer(
             f"{request.execution_id} task {order.task}",

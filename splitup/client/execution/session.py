@@ -31,6 +31,7 @@ from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.core.tensors import StepsDigest, bytes_to_array, check_inputs
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
+from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, Takeover
 from splitup.messages.frames import FRAME_HEADER_BYTES, FrameKind, decode_frames, decode_piece
@@ -287,7 +288,7 @@ class Session:
     async def _announce(self, node: str, endpoint: str) -> None:
         # the committee tells the nodes too; whoever is first saves the other's delay
         with contextlib.suppress(SplitUpError):
-            await self._node_http.post_json(f"{endpoint}/v1/plan", self.certificate)
+            await self._node_http.post_json(api.PLAN_CERTIFICATE.url(endpoint), self.certificate)
         self._large.mark_announced(node)
 
     async def _write(self) -> None:

@@ -22,6 +22,7 @@ from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.core.tensors import array_to_bytes
 from splitup.decode.step import make_arrays, make_causal_step
+from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import Frame, FrameKind, decode_frames
 from splitup.messages.plans import PlanCertificate
@@ -93,7 +94,7 @@ async def open_session(
         return await node.acceptor.handle(request)
 
     app.router.add_get(DATA_PATH, handle)
-    app.router.add_post("/v1/plan", take_plan)
+    app.router.add_post(api.PLAN_CERTIFICATE.path, take_plan)
     server = await serve_app(app, "127.0.0.1", 0)
     parties = make_parties(1, steps=steps, endpoint=server.url)
     tasks = parties.plan.tasks * len(compiled.manifest.tasks)

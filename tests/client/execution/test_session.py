@@ -14,6 +14,7 @@ from aiohttp import web
 from splitup.client.execution.session import Session
 from splitup.core import tuning
 from splitup.core.errors import ExecutionFailed, InvalidInput
+from splitup.messages import api
 from splitup.messages.completions import End, SignedEnd
 from splitup.messages.frames import Frame, FrameKind, decode_frames
 from splitup.messages.plans import PlanCertificate
@@ -80,7 +81,7 @@ async def open_session(
         return web.json_response({})
 
     app.router.add_get(DATA_PATH, handle)
-    app.router.add_post("/v1/plan", take_plan)
+    app.router.add_post(api.PLAN_CERTIFICATE.path, take_plan)
     server = await serve_app(app, "127.0.0.1", 0)
     node.parties = make_parties(1, steps=steps, endpoint=server.url)
     node.acceptor = LinkAcceptor(node.parties.nodes[0].address, node.on_frame)
