@@ -1,4 +1,4 @@
-"""What travels on the data plane: frames, bundles of frames under one signature, and pieces.
+"""What travels on the data plane: frames, bundles of frames under one signature, and chunks.
 
 All integers are big-endian. ``splitup.net.signed_frames`` makes and seals them,
 ``splitup.messages`` holds the messages that some of them carry.
@@ -48,7 +48,7 @@ class Frame:
     ``task`` and ``port`` name the producer (``CLIENT`` and the input's index for graph inputs);
     consumers follow from the manifest. ``digest`` is the SHA-256 of the tensor, or of the payload.
     ``length`` is the tensor's size in bytes, also when it is stored rather than inline, or came
-    ``direct``, in pieces ahead of this. Of a tensor of ``zeros`` the payload is not sent; whoever
+    ``direct``, in chunks ahead of this. Of a tensor of ``zeros`` the payload is not sent; whoever
     decodes the frame has it all the same.
     """
 
@@ -205,17 +205,17 @@ def decode_frames(data: bytes) -> tuple[Seal, list[Frame]]:
     return Seal(_BUNDLE_DOMAIN + data[_BUNDLE.size : start], signature), frames
 
 
-# ---- pieces of tensors too large for a frame ----------------------------------------------------
+# ---- chunks of tensors too large for a frame ----------------------------------------------------
 
-_PIECE = struct.Struct(">4s32sHHIQQ")
-_PIECE_MAGIC = b"SUp1"
+_CHUNK = struct.Struct(">4s32sHHIQQ")
+_CHUNK_MAGIC = b"SUp1"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorChunk:
     """A part of a tensor too large for a frame, on its way straight to a reader.
 
-    It is not signed: the ``direct`` frame that follows the last piece binds them all by its digest.
+    It is not signed: the ``direct`` frame that follows the last chunk binds them all by its digest.
     """
 
     execution_id: str
@@ -228,8 +228,8 @@ class Piece:
 
     def encode(self) -> bytes:
         """Return header ‖ payload."""
-        header = _PIECE.pack(
-            _PIECE_MAGIC,
+        header = _CHUNK.pack(
+            _CHUNK_MAGIC,
             bytes.fromhex(self.execution_id[2:]),
             self.task,
             self.port,
@@ -240,18 +240,18 @@ class Piece:
         return b"".join((header, self.payload))
 
 
-def decode_piece(data: bytes) -> Piece | None:
-    """Parse a piece; None for anything else. Raises PeerFault when its bounds are impossible."""
-    if not data.startswith(_PIECE_MAGIC):
+def decode_chunk(data: bytes) -> TensorChunk | None:
+    """Parse a chunk; None for anything else. Raises PeerFault when its bounds are impossible."""
+    if not data.startswith(_CHUNK_MAGIC):
         return None
-    if not _PIECE.size < len(data) <= _PIECE.size + limits.TENSOR_CHUNK_BYTES:
+    if not _CHUNK.size < len(data) <= _CHUNK.size + limits.TENSOR_CHUNK_BYTES:
         raise PeerFault(
-            f"a piece of {len(data)} bytes; at most {limits.TENSOR_CHUNK_BYTES} go in one"
+            f"a chunk of {len(data)} bytes; at most {limits.TENSOR_CHUNK_BYTES} go in one"
         )
-    _, execution, task, port, step, length, offset = _PIECE.unpack_from(data)
-    payload = memoryview(data)[_PIECE.size :]
+    _, execution, task, port, step, length, offset = _CHUNK.unpack_from(data)
+    payload = memoryview(data)[_CHUNK.size :]
     if not limits.INLINE_TENSOR_BYTES < length <= tuning.DIRECT_BYTES:
-        raise PeerFault(f"a piece of a tensor of {length} bytes, which does not travel in pieces")
+        raise PeerFault(f"a chunk of a tensor of {length} bytes, which does not travel in chunks")
     if offset + len(payload) > length:
-        raise PeerFault(f"a piece that ends {offset + len(payload) - length} bytes past its tensor")
-    return Piece("0x" + execution.hex(), task, port, step, length, offset, payload)
+        raise PeerFault(f"a chunk that ends {offset + len(payload) - length} bytes past its tensor")
+    return TensorChunk("0x" + execution.hex(), task, port, step, length, offset, payload)

@@ -23,7 +23,7 @@ from splitup.messages.storage import Grant
 
 RETRYABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
 # what is hashed or written at once: frames wait for it, 0.1 ms
-_PIECE_BYTES: Final = 256 * limits.KIB
+_CHUNK_BYTES: Final = 256 * limits.KIB
 _FIRST_PAUSE_S: Final = 0.05
 
 Body = bytes | memoryview | Sequence[bytes | memoryview]  # in parts: nothing is copied
@@ -39,8 +39,8 @@ def count_bytes(data: Body) -> int:
 
 
 async def compute_sha256(data: Body) -> bytes:
-    """Return the SHA-256 of ``data``, on a thread if it is more than a piece."""
-    if count_bytes(data) <= _PIECE_BYTES:
+    """Return the SHA-256 of ``data``, on a thread if it is more than a chunk."""
+    if count_bytes(data) <= _CHUNK_BYTES:
         return _hash(data)
     return await asyncio.to_thread(_hash, data)
 
@@ -68,7 +68,7 @@ async def put_object(
 ) -> None:
     """Write one object within ``deadline_s`` from now; return when the server has it.
 
-    ``pause_s`` between pieces of 256 KiB leaves the network, and a store on this machine, to what
+    ``pause_s`` between chunks of 256 KiB leaves the network, and a store on this machine, to what
     is more urgent.
 
     Objects are written once. When the key is taken (412), for example by an earlier try of ours
@@ -178,7 +178,7 @@ async def _send(
     session: aiohttp.ClientSession, grant: Grant, data: Body, end: float, pause_s: float
 ) -> int:
     size_bytes = count_bytes(data)
-    is_small = size_bytes <= _PIECE_BYTES
+    is_small = size_bytes <= _CHUNK_BYTES
     async with session.put(
         URL(grant.url, encoded=True),
         data=b"".join(get_parts(data)) if is_small else _slice(data, pause_s),
@@ -191,22 +191,22 @@ async def _send(
 
 
 async def _slice(data: Body, pause_s: float) -> AsyncIterator[bytes | memoryview]:
-    """Yield pieces, the large ones uncopied; the loop's other tasks run between them."""
+    """Yield chunks, the large ones uncopied; the loop's other tasks run between them."""
     small: list[bytes | memoryview] = []
-    room = _PIECE_BYTES
+    room = _CHUNK_BYTES
     for part in get_parts(data):
-        is_small = len(part) <= _PIECE_BYTES // 4
+        is_small = len(part) <= _CHUNK_BYTES // 4
         if small and (len(part) > room or not is_small):
             yield b"".join(small)
             await asyncio.sleep(pause_s)  # a socket that takes all of it suspends nobody
-            small, room = [], _PIECE_BYTES
+            small, room = [], _CHUNK_BYTES
         if is_small:
             small.append(part)
             room -= len(part)
             continue
         view = memoryview(part)
-        for start in range(0, len(view), _PIECE_BYTES):
-            yield view[start : start + _PIECE_BYTES]
+        for start in range(0, len(view), _CHUNK_BYTES):
+            yield view[start : start + _CHUNK_BYTES]
             await asyncio.sleep(pause_s)
     yield b"".join(small)
 

@@ -52,7 +52,7 @@ def make_stored_frame(
 ) -> Frame:
     """Return the frame that announces a tensor too large to travel inline.
 
-    PUT it first, or send its pieces (``direct``).
+    PUT it first, or send its chunks (``direct``).
     """
     return Frame(
         kind=FrameKind.TENSOR,

@@ -33,7 +33,7 @@ from splitup.net.object_transfer import (
     make_refusal,
 )
 
-_PIECE_BYTES: Final = 4 * limits.MIB  # written at once, on a thread
+_WRITE_BYTES: Final = 4 * limits.MIB  # written at once, on a thread
 
 
 async def download_object(
@@ -142,18 +142,18 @@ def _check_answer(response: aiohttp.ClientResponse, grant: Grant, part: _Part) -
 
 
 async def _append_all(response: aiohttp.ClientResponse, grant: Grant, part: _Part) -> None:
-    piece = bytearray()
+    buffer = bytearray()
     try:
         async for chunk in response.content.iter_any():
-            piece += chunk
-            if part.length + len(piece) > part.length_bytes:
-                piece.clear()
+            buffer += chunk
+            if part.length + len(buffer) > part.length_bytes:
+                buffer.clear()
                 raise PeerFault(f"object {grant.key} is longer than {part.length_bytes} bytes")
-            if len(piece) >= _PIECE_BYTES:
-                full, piece = piece, bytearray()
+            if len(buffer) >= _WRITE_BYTES:
+                full, buffer = buffer, bytearray()
                 await asyncio.to_thread(part.append, full)
     finally:
-        part.append(piece)  # what came before the connection broke need not come again
+        part.append(buffer)  # what came before the connection broke need not come again
 
 
 class _Part:

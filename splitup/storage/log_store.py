@@ -68,7 +68,7 @@ class LogStore(Protocol):
     """The log objects of one execution, as one party may write and read them."""
 
     async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
-        """Store objects, once, pausing between pieces (``put_object``).
+        """Store objects, once, pausing between chunks (``put_object``).
 
         Raises SplitUpError when one cannot be stored.
         """
@@ -285,7 +285,7 @@ class LogWriter:
         *,
         pause_s: float = tuning.SEGMENT_PAUSE_S,
     ) -> None:
-        """``pause_s`` is between pieces of a segment, while none waits for it."""
+        """``pause_s`` is between chunks of a segment, while none waits for it."""
         self._execution_id = execution_id
         self._node = node
         self._store = store
