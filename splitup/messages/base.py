@@ -1,7 +1,7 @@
 """The base of every JSON message, and the types of its fields.
 
-JSON objects are pydantic models (strict, frozen, unknown fields refused); ``canonical_bytes`` is
-what gets hashed and signed. Nothing here does I/O; nothing here trusts the sender.
+JSON objects are pydantic models (strict, frozen, unknown fields refused); ``canonical_bytes``
+is what is hashed and signed. Messages from peers enter through ``parse`` or ``from_value``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Bandwidth = Annotated[int, Field(ge=0, le=limits.MAX_BANDWIDTH_KBPS)]
 T = TypeVar("T")
 ZERO_BYTES32 = "0x" + "00" * 32
 TaskField = Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
-CLIENT = 0xFFFF  # the "task" that produces an execution's graph inputs
+CLIENT = 0xFFFF  # the task index that stands for the client, which produces the graph inputs
 
 
 class Message(BaseModel):
-    """Base of every JSON message: strict types, immutable, no unknown fields."""
+    """Base of every JSON message: strict types, immutable, unknown fields refused."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -55,14 +55,14 @@ class Message(BaseModel):
         return "0x" + hashlib.sha256(domain.encode() + b"\0" + self.canonical_bytes()).hexdigest()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; what was computed of the original does not go with it."""
+        """Return a copy without the results that ``once`` keeps of the original."""
         copied = super().model_copy(update=update, deep=deep)
         for name in set(copied.__dict__) - set(type(self).model_fields):
             del copied.__dict__[name]
         return copied
 
     def once(self, compute: Callable[[Self], T]) -> T:
-        """Return what a pure function makes of us; large messages are hashed and indexed once."""
+        """Return ``compute(self)``, a pure function, and keep the result: roots are costly."""
         name = f"{compute.__module__}.{compute.__qualname__}"
         if name not in self.__dict__:
             self.__dict__[name] = compute(self)

@@ -10,16 +10,16 @@ from typing import Annotated
 from pydantic import Field
 
 from splitup.core import limits, tuning
-from splitup.core.errors import PeerFault
+from splitup.core.errors import InvalidInput, PeerFault
 from splitup.messages import api
 from splitup.messages.base import DigestField, Message
 from splitup.net.http import SignedClient
 
-_LEVEL = 1  # four times smaller at 200 MB/s; more effort saves a fifth
+_LEVEL = 1  # compresses to a quarter at 200 MB/s; higher levels save a fifth of that
 
 
 class ChunkedMessage(Message):
-    """What stands for a message: SHA-256 and length of its compressed bytes, length of itself."""
+    """Announces a message: SHA-256 and length of its compressed bytes, and its own length."""
 
     packed_digest: DigestField
     packed_bytes: Annotated[int, Field(ge=1, le=limits.MAX_CHUNKED_MESSAGE_BYTES)]
@@ -27,15 +27,15 @@ class ChunkedMessage(Message):
 
 
 class ChunkedMessages:
-    """What this process offers to be fetched: the latest ``tuning.MAX_CHUNKED_MESSAGES``."""
+    """The latest ``tuning.MAX_CHUNKED_MESSAGES`` messages that this process offers to others."""
 
     def __init__(self) -> None:
         self._packed: OrderedDict[str, bytes] = OrderedDict()
 
     def offer(self, data: bytes) -> ChunkedMessage:
-        """Keep a message for its receivers; raise PeerFault for one that none would take."""
+        """Keep a message for its receivers; raise InvalidInput for one that is too large."""
         if len(data) > limits.MAX_CHUNKED_MESSAGE_BYTES:
-            raise PeerFault(
+            raise InvalidInput(
                 f"a message of {len(data)} bytes; members take {limits.MAX_CHUNKED_MESSAGE_BYTES}"
             )
         packed = zlib.compress(data, _LEVEL)
@@ -46,7 +46,7 @@ class ChunkedMessages:
         return ChunkedMessage(packed_digest=digest, packed_bytes=len(packed), raw_bytes=len(data))
 
     def find_chunk(self, digest: str, index: int) -> bytes | None:
-        """Return a chunk, counted from 0; None when there is no such one."""
+        """Return a chunk by its index from 0, None when it is not offered (any more)."""
         packed = self._packed.get(digest, b"")
         start = index * limits.MESSAGE_CHUNK_BYTES
         return packed[start : start + limits.MESSAGE_CHUNK_BYTES] or None
@@ -74,7 +74,7 @@ async def fetch_chunked_message(
 
 
 def unpack_chunked_message(chunked_message: ChunkedMessage, packed: bytes) -> bytes:
-    """Return the message; raise PeerFault for other bytes, or more of them than announced."""
+    """Decompress a message; raise PeerFault when its bytes are not those announced."""
     if hashlib.sha256(packed).hexdigest() != chunked_message.packed_digest:
         raise PeerFault("a chunked message's bytes are not those announced")
     decoder = zlib.decompressobj()

@@ -1,8 +1,8 @@
 """The client of storage gateways, which issue presigned URLs.
 
-The gateway holds the object store's secret; everybody else holds URLs for single keys. A request
-is a JWS (``splitup.crypto.jws``) whose issuer's key decides what is granted; URLs are bearer
-secrets, so nothing here logs or repeats them.
+Only gateways hold the object store's secret; other parties get URLs for single keys. A request is
+a JWS (``splitup.crypto.jws``), and the key of its issuer decides what is granted. Whoever has a URL
+may use it, so nothing here logs one.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from splitup.messages.storage import (
 from splitup.messages.verification import VerificationOrder
 from splitup.net.http import M, SignedClient
 
-# a key's account holds on every chain and at every contract: the request that carries the proof is
-# bound to a gateway and a minute
+# the proof names no chain and no contract; the request that carries it is for one gateway and
+# expires within a minute
 _ANYWHERE: Final = Domain(0, "0x" + "00" * 20)
 _ACCOUNT_KEY_TYPE: Final = keccak(text="AccountKey(bytes32 signingKey)")
 _T = TypeVar("_T")
 
 
 def prove_account(identity: Identity) -> str:
-    """Return the proof that an account's owner acts with the identity's signing key."""
+    """Return a signature by the account's key that links it to the identity's signing key."""
     struct_hash = _hash_account_key(identity.signing_key_hex)
     return "0x" + sign_quorum(identity.private_key, _ANYWHERE, struct_hash).hex()
 
 
 def recover_account(signing_key: str, proof: str) -> str:
-    """Return whose account a proof links to a signing key; raise BadSignature."""
+    """Return the account that a proof links to a signing key; raise BadSignature."""
     return recover_signer(_ANYWHERE, _hash_account_key(signing_key), bytes.fromhex(proof[2:]))
 
 
@@ -69,12 +69,11 @@ def _hash_account_key(signing_key: str) -> bytes:
 
 
 class GatewayClient:
-    """Asks the gateways of one bucket on behalf of one identity. Close it, or use ``async with``.
+    """A client of the gateways of one bucket. Close it, or use ``async with``.
 
-    One gateway serves until it fails; then the next is asked, each once. Where to begin follows
-    from the identity, which spreads the load. Raises StorageUnavailable when none answers, Refused
-    (with its reason) when one says no, and PeerFault for an answer that is malformed or has another
-    digest than asked for.
+    It uses one gateway until that fails, then the next one; a call tries each once. The first one
+    depends on the identity, which spreads the load. Raises StorageUnavailable when none answers,
+    Refused when one refuses, and PeerFault for an answer that is malformed or has a wrong digest.
     """
 
     def __init__(
@@ -102,16 +101,16 @@ class GatewayClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections, unless they are the caller's."""
+        """Close the HTTP session, unless the caller passed it."""
         if self._owns_http:
             await self._http.close()
 
     async def ping(self) -> None:
-        """Return when a gateway answers; raise StorageUnavailable when none does."""
+        """Check that a gateway answers; raise StorageUnavailable when none does."""
         await self._try_each(lambda url: self._http.get_json(api.PING.url(url)))
 
     async def fetch_manifest(self, model_id: str) -> bytes:
-        """Return a model's manifest; its SHA-256 is the model's id."""
+        """Return a model's manifest, after checking that its SHA-256 is the model's id."""
 
         async def fetch(url: str) -> bytes:
             data = await self._http.get_bytes(
@@ -134,7 +133,7 @@ class GatewayClient:
         return await self._ask_grants(api.MODEL_REQUEST, request)
 
     async def upload_grants(self, objects: Sequence[UploadObject]) -> UploadAnswer:
-        """Return PUT grants for the objects that the store lacks; those it has are ``present``."""
+        """Return PUT grants for the objects that the store lacks, and the keys that it has."""
         if self._identity is None:
             raise InvalidInput(
                 "uploads need a key; pass --keystore FILE and --passphrase-file FILE"
@@ -150,7 +149,7 @@ class GatewayClient:
         reads: Sequence[LogRead],
         takeovers: Sequence[SignedTakeover] = (),
     ) -> Grants:
-        """Return grants for log objects: PUT of one's own, GET of one's own and of others'."""
+        """Return grants for log objects: PUT for one's own, GET for one's own and for others'."""
         request = LogRequest(
             certificate=certificate,
             takeovers=tuple(takeovers),
@@ -160,14 +159,14 @@ class GatewayClient:
         return await self._ask_grants(api.LOG_REQUEST, request)
 
     async def execution_grants(self, certificate: PlanCertificate) -> Grants:
-        """Return grants for the tensors of one execution that are too large for a frame."""
+        """Return grants for the tensors of an execution that are too large for a frame."""
         request = ExecutionRequest(certificate=certificate)
         return await self._ask_grants(api.EXECUTION_REQUEST, request)
 
     async def verification_grants(
         self, order: VerificationOrder, reads: Sequence[LogRead]
     ) -> Grants:
-        """Return GET grants for graph and weights of a task to recompute, and for its inputs."""
+        """Return GET grants for the graph, weights and inputs of a task to recompute."""
         request = VerificationRequest(order=order, reads=tuple(reads))
         return await self._ask_grants(api.VERIFICATION_REQUEST, request)
 
@@ -179,8 +178,8 @@ class GatewayClient:
     ) -> None:
         """Stream one object to the store in bounded memory, reading it on a thread.
 
-        ``on_sent`` is told the bytes of every chunk. An object that somebody else stored meanwhile
-        is fine: its key is its digest. Raises StorageUnavailable, Refused by the store.
+        ``on_sent`` is called with the length of every chunk. An object that exists already counts
+        as stored, since its key is its digest. Raises StorageUnavailable, Refused.
         """
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=tuning.HTTP_CONNECT_S, sock_read=tuning.UPLOAD_STALL_S
@@ -198,11 +197,11 @@ class GatewayClient:
             ) as response:
                 status = response.status
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            if failures:  # ours: the HTTP library only says that the body broke off
+            if failures:  # reading failed: the HTTP library only reports that the body ended
                 raise failures[0] from None
-            raise StorageUnavailable(  # its text may hold the URL, hence only its kind
+            raise StorageUnavailable(  # only the type: the text may contain the URL
                 f"the object store dropped the upload of {grant.key} ({type(error).__name__}); "
-                "run the command again, what is stored already is not sent twice"
+                "run the command again: objects that are stored already are not sent again"
             ) from None
         finally:
             await body.aclose()
@@ -220,24 +219,24 @@ class GatewayClient:
 
     async def _ask(self, route: api.Route[M], body: M) -> dict[str, Any]:
         async def ask(url: str) -> dict[str, Any]:
-            # the gateway's own URL is the audience: what is meant for one is refused by the others
+            # the audience is the gateway's own URL, so that no other gateway accepts the token
             return await self._http.post_signed(route, url, url, body)
 
         return await self._try_each(ask)
 
     async def _try_each(self, call: Callable[[str], Awaitable[_T]]) -> _T:
-        """Return what the first gateway answers that answers at all."""
+        """Return the answer of the first gateway that answers."""
         failures: list[Unavailable] = []
         for _ in self._urls:
             url = self._urls[self._place]
             try:
                 return await call(url)
-            except Throttled as error:  # a quota is no reason to ask the next
+            except Throttled as error:  # the next gateway must not extend a quota
                 failures = [error]
                 break
             except Unavailable as error:
                 failures.append(error)
-                if self._urls[self._place] == url:  # else a call beside this one has moved on
+                if self._urls[self._place] == url:  # a concurrent call may have moved on already
                     self._place = (self._place + 1) % len(self._urls)
             except Refused as error:
                 raise Refused(

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from splitup.core import limits, tuning
-from splitup.core.errors import PeerFault
+from splitup.core.errors import InvalidInput, PeerFault
 from splitup.messages import api
 from splitup.net.chunked_messages import (
     ChunkedMessage,
@@ -60,7 +60,7 @@ def test_only_the_latest_are_kept() -> None:
     chunked_messages = ChunkedMessages()
     first, *_ = [chunked_messages.offer(bytes([n])) for n in range(tuning.MAX_CHUNKED_MESSAGES + 1)]
     assert chunked_messages.find_chunk(first.packed_digest, 0) is None
-    with pytest.raises(PeerFault):
+    with pytest.raises(InvalidInput):
         chunked_messages.offer(bytes(limits.MAX_CHUNKED_MESSAGE_BYTES + 1))
 
 

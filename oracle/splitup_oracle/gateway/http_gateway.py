@@ -1,9 +1,8 @@
-"""The storage gateway: the only holder of the object store's secret.
+"""The storage gateway's HTTP server.
 
-It is stateless: what it grants follows from the chain's committee, the model's manifest and the
-request (``gateway_access``). Its caches may be lost at any time, so any number of gateways serve
-one bucket side by side. Every answer and refusal goes to the audit log, a JSON line each, without
-URLs.
+A gateway has no state that matters: what it grants follows from the chain's committee, the model's
+manifest and the request (``splitup_oracle.gateway.access``), so that any number of gateways can
+serve one bucket. Every answer and refusal is a line in the audit log.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a request is granted: ``subject`` and the number of rights go to the audit log."""
+    """A reply; ``subject`` and the numbers of grants go to the audit log."""
 
     subject: str
     body: UploadAnswer | Grants
@@ -74,7 +73,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an operator decides: the fields of GatewayConfig."""
+    """What an operator decides; the fields are explained in GatewayConfig."""
 
     open_models: bool = False
     open_uploads: bool = False
@@ -83,9 +82,10 @@ class Policy:
 
 
 class Gateway:
-    """Answers grant requests. ``now_s`` is the wall clock, which the tests turn.
+    """Answers requests for grants.
 
-    ``audience`` is the URL that requests must be signed for; None until the port is known.
+    ``audience`` is the URL that requests must be signed for, None until the port is known.
+    ``now_s`` is the wall clock.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class Gateway:
         self._replays = ReplayCache()
         self._log_quota = LogQuota()
         self._upload_quota = UploadQuota(policy.upload_bytes_per_day)
-        self._rosters: OrderedDict[str, ExecutorMap] = OrderedDict()  # of executions with takeovers
+        self._executor_maps: OrderedDict[str, ExecutorMap] = OrderedDict()  # with takeovers only
 
     def make_app(self) -> web.Application:
-        """Return the HTTP application with every route."""
+        """Return the HTTP application with all routes."""
         app = make_app()
         add_routes(
             app,
@@ -186,13 +186,15 @@ class Gateway:
         return _Answer(f"{len(rights)} objects", body)
 
     async def _check_uploader(self, key: str, proof: str) -> None:
-        """Refuse a key behind which there is neither deposit nor stake: storing costs something."""
+        """Refuse a key whose account has neither a deposit nor a stake: storage is not free."""
         if self._policy.open_uploads:
             return
         try:
             account = recover_account(key, proof)
         except BadSignature as error:
-            raise Refused(f"no account stands behind the key: {error}", status=403) from None
+            raise Refused(
+                f"the proof does not link the key to an account: {error}", status=403
+            ) from None
         least = self._policy.upload_deposit_micro_usdc
         if not await self._chain.has_funds(account, least):
             raise Refused(
@@ -210,19 +212,22 @@ class Gateway:
         return _Answer(model_id, Grants(grants=await self._presign(rights)))
 
     async def _check_reader(self, key: str, proof: str) -> None:
-        """Refuse a key that is no node's and could not be: whoever has a stake to put down may
-        try the tasks first (``splitup-node audit --dry-run``), and gets what the stake would give.
+        """Refuse a key that is no node's, unless its account could pay a node's stake.
+
+        Such an account may test the tasks before it stakes (``splitup-node audit --dry-run``).
         """
         if await self._chain.is_node_key(key):
             return
         try:
             account = recover_account(key, proof) if proof else ""
         except BadSignature as error:
-            raise Refused(f"no account stands behind the key: {error}", status=403) from None
+            raise Refused(
+                f"the proof does not link the key to an account: {error}", status=403
+            ) from None
         if not account or not await self._chain.could_stake(account):
             raise Refused(
                 f"the key {key} is not that of an active node, and {account or 'its account'} does "
-                "not hold the USDC to become one; register and stake first, or send it that much",
+                "not hold the USDC for a node's stake; register and stake first, or send it USDC",
                 status=403,
             )
 
@@ -253,7 +258,7 @@ class Gateway:
         """Return the manifest of a plan that is valid and names ``key``."""
         plan = certificate.plan
         keys = {entry.signing_key for entry in plan.nodes} | {plan.request.client_key}
-        if key not in keys:  # before the signatures: strangers cost no pairing
+        if key not in keys:  # before the signatures: strangers must not cost a pairing
             raise Refused(
                 f"the key {key} has no part in execution {plan.request.execution_id}", status=403
             )
@@ -265,27 +270,27 @@ class Gateway:
     def _update_executor_map(
         self, plan: Plan, takeovers: tuple[SignedTakeover, ...]
     ) -> ExecutorMap:
-        """Return who runs what, as far as anybody has shown this gateway takeovers."""
+        """Return the executor of each task, by all takeovers that this gateway has been shown."""
         execution_id = plan.request.execution_id
-        executor_map = self._rosters.get(execution_id) or ExecutorMap(plan)
+        executor_map = self._executor_maps.get(execution_id) or ExecutorMap(plan)
         try:
             changed = [executor_map.apply(signed) for signed in takeovers]
         except PeerFault as error:
             raise Refused(f"a takeover is not valid: {error}", status=403) from None
         if any(changed):
-            self._rosters[execution_id] = executor_map
-            self._rosters.move_to_end(execution_id)
-            while len(self._rosters) > tuning.MAX_CACHED_CERTIFICATES:
-                self._rosters.popitem(last=False)
+            self._executor_maps[execution_id] = executor_map
+            self._executor_maps.move_to_end(execution_id)
+            while len(self._executor_maps) > tuning.MAX_CACHED_CERTIFICATES:
+                self._executor_maps.popitem(last=False)
         return executor_map
 
     async def _check_open(self, execution_id: str) -> None:
-        """Refuse what concerns an execution that is over, whatever its deadline."""
+        """Refuse an execution that is settled or refunded."""
         if (end := await self._chain.find_end(execution_id)) is not None:
             raise Refused(f"execution {execution_id} is {end}", status=403)
 
     async def _check_standing(self, key: str, nodes: list[str]) -> None:
-        """Refuse the key of nodes that have left or were slashed below their least stake."""
+        """Refuse the key of a node that has left or was slashed below the least stake."""
         for node in nodes:
             if not await self._chain.has_standing(node):
                 raise Refused(
@@ -329,10 +334,10 @@ class Gateway:
             raise Refused(f"the plan's certificate is not valid: {error}", status=403) from None
 
     def _compute_expiry_s(self, deadline: int) -> int:
-        """Return how long URLs of an execution live: until the grace after its deadline, or 1 h."""
+        """Return how long URLs of an execution are valid: until deadline and grace, 1 h at most."""
         left_s = int(deadline + limits.GRANT_GRACE_S - self._now_s())
         if left_s < 1:
-            raise Refused("the execution's deadline and its grace have passed", status=403)
+            raise Refused("the execution's deadline and grace period have passed", status=403)
         return min(left_s, limits.PRESIGN_EXPIRY_S)
 
     async def _presign(
@@ -366,7 +371,7 @@ def _presign_all(presigner: Presigner, rights: list[Right], expiry_s: int) -> tu
 
 @dataclass(frozen=True, slots=True)
 class RunningGateway:
-    """A gateway that listens; ``server.url`` is where. Close it."""
+    """A gateway that listens at ``server.url``. Close it."""
 
     server: Server
     _audit: AuditLog

@@ -1,4 +1,4 @@
-"""A committee member's HTTP interface: signed messages in, public facts out."""
+"""A committee member's HTTP server (``splitup.messages.api``)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class MemberServer:
     async def _snapshot(self, request: web.Request) -> web.Response:
         snapshot = self._member.machine.find_snapshot(request.match_info["root"])
         if snapshot is None:
-            return error_reply(404, "this member has no snapshot of that root")
+            return error_reply(404, "this member has no snapshot with that root")
         return _json(snapshot.canonical_bytes())
 
     async def _message_chunk(self, request: web.Request) -> web.Response:
@@ -104,7 +104,7 @@ class MemberServer:
         return web.Response(body=chunk, content_type="application/octet-stream")
 
     async def _plan(self, request: web.Request) -> web.Response:
-        """Answer with the certificate, waiting for it up to ``wait_s`` seconds."""
+        """Reply with the certificate, waiting for it up to ``wait_s`` seconds."""
         execution_id = request.match_info["execution_id"]
         wait_s = _parse_wait(request.query.get("wait_s", "0"))
         if self._waiters >= _MAX_WAITERS:
@@ -123,7 +123,7 @@ class MemberServer:
     async def _evidence(self, request: web.Request) -> web.Response:
         evidence = self._member.machine.find_evidence(request.match_info["execution_id"])
         if evidence is None:
-            return error_reply(404, "this member has not seen that execution settled lately")
+            return error_reply(404, "this member has seen no settlement of that execution lately")
         return _json(evidence.canonical_bytes())
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
@@ -131,14 +131,14 @@ class MemberServer:
         heartbeat = received.message
         machine = self._member.machine
         if not machine.is_recent(heartbeat.block_hash, time.monotonic()):
-            # no error: who starts, or was away, learns by this answer which block to name
+            # no error: a node that just started learns by this answer which block to name
             return web.json_response({"block": machine.get_head()})
         self._member.feed_peer(HeartbeatReceived(heartbeat, received.issuer))
         self._member.note_heartbeat(heartbeat.node)
         return _json(self._member.get_demand())
 
     async def _reach(self, request: web.Request) -> web.Response:
-        """Tell a node whether it can be connected to where it says."""
+        """Tell a node whether this member can connect to its endpoint."""
         received = await read_message(
             request, api.REACH_REQUEST, audience=self._member.audience, replays=self._replays
         )
