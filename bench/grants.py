@@ -85,5 +85,5 @@ class LocalGateway:
             key, length = name.get_key(plan.request.execution_id), write.length_bytes
             grants.append(sign.presign_put(key, length_bytes=length, sha256=write.sha256))
         for read in reads:
-            grants.append(sign.presign_get(read.name.get_key(plan.request.execution_id)))
+            grants.append(sign.presign_get(LogName.of(read).get_key(plan.request.execution_id)))
         return Grants(grants=tuple(grants))

@@ -57,7 +57,7 @@ class FlakyStore:
         if self.refuse:
             raise Refused("the quota is used up", status=403)
         names = [LogName(w.task, w.port, NODE, w.number, w.apart) for w in writes]
-        pairs = [("PUT", name) for name in names] + [("GET", read.name) for read in reads]
+        pairs = [("PUT", name) for name in names] + [("GET", LogName.of(read)) for read in reads]
         return Grants(grants=tuple(self.grant(method, name) for method, name in pairs))
 
     def grant(self, method: str, name: LogName) -> Grant:

@@ -210,8 +210,7 @@ def _read_right(plan: Plan, read: LogRead) -> Right:
     )
     if read.node not in authors:
         raise _refuse(f"{read.node} writes no log of task {read.task}")
-    name = LogName(read.task, read.port, read.node, read.number, read.apart)
-    return Right("GET", name.get_key(plan.request.execution_id), None)
+    return Right("GET", LogName.of(read).get_key(plan.request.execution_id), None)
 
 
 def _find_nodes(plan: Plan, signing_key: str) -> set[str]:
