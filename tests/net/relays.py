@@ -54,6 +54,11 @@ class RelayServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def nodes(self) -> list[str]:
+        """Return the nodes that are registered now."""
+        return list(self.relay._nodes)
+
 
 class BreakingProxy:
     """A TCP proxy whose connections lag, and break after so many bytes; those beyond are whole."""

@@ -24,7 +24,7 @@ from splitup.net.relay import (
     encode_control,
 )
 from splitup.net.tunnel import Tunnel
-from tests.builders import HANG_S
+from tests.builders import HANG_S, wait_open
 from tests.net.relays import BreakingProxy, RelayServer
 
 
@@ -132,7 +132,7 @@ async def test_requests_reach_a_node_that_only_dialled_out(
     relay: RelayServer, node: HiddenNode, http: SignedClient
 ) -> None:
     endpoint = await node.join(relay)
-    assert relay.relay.nodes == (node.identity.address,)
+    assert relay.nodes == [node.identity.address]
     assert await http.get_json(f"{endpoint}/v1/ping") == {}
     plan = {"plan": "x" * 100_000}
     assert await http.post_json(api.PLAN_CERTIFICATE.url(endpoint), plan) == {"taken": 1}
@@ -173,7 +173,7 @@ async def test_a_fault_and_a_refusal_are_told_to_the_one_at_fault(
     assert "found a fault" in str(link.error)
     other = pool.open("0x" + "11" * 20, endpoint)  # the token names another audience
     with pytest.raises(PeerFault, match="refused the connection"):
-        await pool.wait_open(other, HANG_S)
+        await wait_open(other, HANG_S)
     await pool.close(flush_s=0)
 
 
@@ -276,7 +276,7 @@ async def test_a15_registration_is_proved_over_the_relays_nonce(
         assert answer.data == "registered"
     else:
         assert answer.data == aiohttp.WSCloseCode.POLICY_VIOLATION
-        assert relay.relay.nodes == ()
+        assert relay.nodes == []
 
 
 async def test_a_node_that_the_relay_refuses_hears_why(
@@ -356,7 +356,7 @@ async def test_f11_a_node_that_fell_silent_loses_its_place(
         url = f"{relay.url}{api.RELAY.path}/{identity.address}/v1/ping"
         with pytest.raises(Unavailable, match="left this relay"):  # what waited for it, fails
             await http.get_json(url)
-        assert relay.relay.nodes == ()
+        assert relay.nodes == []
         with pytest.raises(Unavailable, match="not registered"):
             await http.get_json(url)
         while (await socket.receive()).type is not aiohttp.WSMsgType.CLOSED:
