@@ -71,7 +71,7 @@ async def test_a13_the_check_is_made_where_the_socket_is_made(host: str) -> None
 
 @dataclass
 class Names:
-    """A resolver that strangers control: every name leads where ``answers`` say, in turn."""
+    """A resolver that an attacker controls: it returns ``answers``, one after the other."""
 
     answers: list[list[str]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
@@ -94,7 +94,7 @@ def names() -> Names:
 
 @dataclass
 class Inside:
-    """A server in the operator's own network; ``seen`` are the requests that got there."""
+    """A server in the operator's own network; ``seen`` are the requests that it received."""
 
     server: Server
     seen: list[str]

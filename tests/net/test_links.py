@@ -85,7 +85,7 @@ async def test_frames_arrive_in_order_on_one_connection(peer: Peer, pool: LinkPo
     assert pool.open(peer.identity.address, peer.url, EXECUTION) is link
     frames = [bytes([number]) * 1000 for number in range(100)]
     for frame in frames:
-        link.send(frame)  # before the connection stands
+        link.send(frame)  # before it is connected
     assert [await peer.take() for _ in frames] == frames
     await link.drain()
     assert link.queued_bytes == 0
@@ -140,7 +140,7 @@ async def test_f09_bulk_goes_behind_frames_and_is_not_sent_again(
 
 
 async def test_slow_reader_is_given_up_at_the_bound(peer: Peer, pool: LinkPool) -> None:
-    link = pool.open("0x" + "11" * 20, "http://127.0.0.1:1")  # nobody ever reads
+    link = pool.open("0x" + "11" * 20, "http://127.0.0.1:1")  # nobody listens there
     chunk = bytes(tuning.LINK_QUEUE_BYTES // 4)
     for _ in range(4):
         link.send(chunk)
