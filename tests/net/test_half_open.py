@@ -58,9 +58,7 @@ async def test_f11_both_ends_of_a_half_open_link_find_out_and_the_slot_is_freed(
     node: tuple[Node, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "LINK_PING_S", 0.4)
-    monkeypatch.setattr(
-        tuning, "MAX_LINKS_PER_PEER", 1
-    )  # the old connection holds the only slot
+    monkeypatch.setattr(tuning, "MAX_LINKS_PER_PEER", 1)  # the old connection holds the only slot
     monkeypatch.setattr(tuning, "LINK_RETRY_MAX_S", 0.2)
     peer, proxy = node
     downs: asyncio.Queue[Link] = asyncio.Queue()
