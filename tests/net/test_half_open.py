@@ -1,4 +1,4 @@
-"""Connections that are open at both ends and carry nothing: found by a time-out, and replaced."""
+"""Half-open connections, which carry nothing, are found by a time-out and replaced."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from aiohttp import web
 from splitup.chain.rpc import Rpc
 from splitup.core import tuning
 from splitup.crypto.keys import generate_identity
+from splitup.messages import api
 from splitup.messages.storage import Grant
 from splitup.net.http import make_app, serve_app
-from splitup.net.links import DATA_PATH, Link, LinkAcceptor, LinkPool
+from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup.storage.download import download_object
 from tests.builders import HANG_S
 from tests.chain.proxy import Proxy
@@ -44,7 +45,7 @@ class Node:
 async def node() -> AsyncIterator[tuple[Node, Proxy]]:
     node = Node()
     app = make_app()
-    app.router.add_get(DATA_PATH, node.acceptor.handle)
+    app.router.add_get(api.DATA.path, node.acceptor.handle)
     server = await serve_app(app, "127.0.0.1", 0)
     proxy = await Proxy.open(0, server.port)
     yield node, proxy
@@ -57,7 +58,7 @@ async def test_f11_both_ends_of_a_half_open_link_find_out_and_the_slot_is_freed(
     node: tuple[Node, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "LINK_PING_S", 0.4)
-    monkeypatch.setattr(tuning, "MAX_LINKS_PER_PEER", 1)  # the slot that was taken is needed
+    monkeypatch.setattr(tuning, "MAX_LINKS_PER_PEER", 1)  # the old connection holds the only slot
     monkeypatch.setattr(tuning, "LINK_RETRY_MAX_S", 0.2)
     peer, proxy = node
     downs: asyncio.Queue[Link] = asyncio.Queue()
@@ -75,7 +76,7 @@ async def test_f11_both_ends_of_a_half_open_link_find_out_and_the_slot_is_freed(
         accepted = await peer.opened.get()
         proxy.freeze()
         for frame in frames[1:]:
-            link.send(frame)  # into the void
+            link.send(frame)  # nothing arrives
         assert await peer.closed.get() is accepted
         assert await downs.get() is link
         seen = []

@@ -25,6 +25,7 @@ from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.graph.manifest import Manifest, get_manifest_key
 from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
+from splitup.messages.storage import UploadObject
 from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import (
     RANDOMNESS_DOMAIN,
@@ -33,7 +34,7 @@ from splitup.protocol.committee.certificates import (
     plan_alpha,
 )
 from splitup.protocol.planning.selection import compute_plan
-from splitup.storage.gateway_client import GatewayClient, UploadObject
+from splitup.storage.gateway_client import GatewayClient
 from tests.builders import find_free_port
 
 MNEMONIC = "test test test test test test test test test test test junk"
@@ -43,7 +44,7 @@ NODE_STAKE = 1_100_000_000
 
 @dataclass(frozen=True)
 class Committee:
-    """Four members; one test key stands in for the group that their ceremony would make."""
+    """Four members; one test key replaces the group key of a key generation."""
 
     members: tuple[Identity, ...]
     group_secret: bytes
@@ -104,7 +105,7 @@ class Committee:
 
 @dataclass(frozen=True)
 class Network:
-    """Everything a test of the gateway needs, and how to make the messages it checks."""
+    """A network for tests of the gateway, which makes the messages that the gateway checks."""
 
     rpc_url: str
     deployment: Deployment

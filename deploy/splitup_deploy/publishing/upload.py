@@ -8,8 +8,8 @@ from typing import Final, Protocol
 
 from splitup.core import limits
 from splitup.core.errors import InvalidModel, StorageUnavailable
-from splitup.messages.storage import Grant
-from splitup.storage.gateway_client import GatewayClient, UploadObject
+from splitup.messages.storage import Grant, UploadObject
+from splitup.storage.gateway_client import GatewayClient
 from splitup_deploy.cutting.build import Blob, CompiledModel
 
 _log = logging.getLogger("splitup.deploy")

@@ -1,4 +1,4 @@
-"""Who may write and read which log objects: those who run tasks now, within what can exist."""
+"""Rights to log objects: only for current executors, and only for objects that can exist."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from splitup.crypto.keys import Identity
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import Takeover
 from splitup.messages.plans import Plan, PlanCertificate, PlanNode
+from splitup.messages.storage import LogRead, LogRequest, LogWrite
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
-from splitup.storage.gateway_client import LogRead, LogRequest, LogWrite
 from tests.builders import address, make_chain_manifest, make_request
 
 MANIFEST = make_chain_manifest(3)
