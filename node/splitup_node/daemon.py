@@ -97,7 +97,7 @@ class Node:
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
         self._cache = Cache(self._config.data_dir / "cache", self._gateway, self._http.session)
         self._loaded_tasks = LoadedTasks(
-            self._supervisor, self._cache, lambda: self.engine.runs.speed
+            self._supervisor, self._cache, lambda: self.engine.step_loop.speed
         )
         self.engine = Engine(
             self._identity,
@@ -415,16 +415,16 @@ class Node:
             "trades": list(self._presence.trades),
             "vram_bytes": int(self._config.vram),
             "vram_used_bytes": self._loaded_tasks.used_bytes,
-            "queue_ms": self.engine.runs.queue_ms,
-            "speed_mflops": self.engine.runs.speed_mflops,
+            "queue_ms": self.engine.step_loop.queue_ms,
+            "speed_mflops": self.engine.step_loop.speed_mflops,
             "bandwidth_kbps": self._cache.bandwidth_kbps,
             "executions": sum(not e.is_over for e in self.engine.executions.values()),
             "sessions": sum(bool(compute_state_bytes(e)) for e in self.engine.executions.values()),
             "state_bytes": sum(map(compute_state_bytes, self.engine.executions.values())),
             "state_limit_bytes": self._loaded_tasks.state_limit_bytes,
             "verified": self._verifier.done,
-            "work": self.engine.runs.live.to_dict(),
-            "work_again": self.engine.runs.background.to_dict(),
+            "work": self.engine.step_loop.live.to_dict(),
+            "work_again": self.engine.step_loop.background.to_dict(),
             "verifications": list(self._verifier.latest),
             "worker_restarts": self._supervisor.restarts,
             "warnings": self._health.warnings,

@@ -23,7 +23,7 @@ from typing import Any
 from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
 from splitup_node.execution.digests import Digests
-from splitup_node.execution.runs import Runs
+from splitup_node.execution.step_loop import StepLoop
 from splitup_node.settlement.reports import Reporter
 from splitup_node.settlement.verifier import RESULT_TYP, Verifier
 from splitup_node.worker.supervisor import WORKER_ARGV
@@ -132,7 +132,7 @@ def corrupt(how: str) -> None:
     elif how == "hide":
         LogWriter.append = lambda self, task, port, entry: None  # type: ignore[method-assign]
     elif how == "mute":
-        Runs.pump = lambda self: None  # type: ignore[method-assign]
+        StepLoop.schedule = lambda self: None  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -85,11 +85,11 @@ class Presence:
             sequence=self._sequence,
             sent_at_ms=int(time.time() * 1000),
             block_hash=ZERO_BYTES32,  # each member's own goes in
-            queue_ms=self._engine.runs.queue_ms,
+            queue_ms=self._engine.step_loop.queue_ms,
             resident=self._get_offers(),
             vram_free_bytes=max(0, self._loaded_tasks.free_bytes),
             determinism=self._get_determinism()[:200],
-            speed_mflops=self._engine.runs.speed_mflops,
+            speed_mflops=self._engine.step_loop.speed_mflops,
             bandwidth_kbps=self._cache.bandwidth_kbps,
         )
         await self._heartbeat_sender.send(beat, committee)

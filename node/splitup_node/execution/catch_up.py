@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from functools import partial
 
 from splitup.core import tuning
@@ -17,21 +16,19 @@ from splitup.core.errors import SplitUpError
 from splitup.protocol.execution.log_segments import LogEntry, LogReader
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.task_queue import PortId, TaskQueue, Tensor
+from splitup.protocol.execution.task_queue import PortId, Tensor
 from splitup.storage.log_store import iter_log, read_tensor
-from splitup_node.execution.executions import Execution, Part
-from splitup_node.execution.outputs import Fail, Spawn
+from splitup_node.execution.execution_table import ExecutionTable
+from splitup_node.execution.executions import Execution, Part, Schedule, Spawn
 
 
 class Replay:
     """Feeds the queue with the past inputs of tasks taken over."""
 
-    def __init__(
-        self, queue: TaskQueue, pump: Callable[[], None], fail: Fail, spawn: Spawn
-    ) -> None:
-        self._queue = queue
-        self._pump = pump
-        self._fail = fail
+    def __init__(self, table: ExecutionTable, schedule: Schedule, spawn: Spawn) -> None:
+        self._table = table
+        self._queue = table.queue
+        self._schedule = schedule
         self._spawn = spawn
         self._ran: dict[tuple[str, int], asyncio.Event] = {}  # while a task catches up
 
@@ -55,10 +52,10 @@ class Replay:
         except* SplitUpError as failures:
             step = self._queue.get_progress(execution.id).get(part.task, 0)
             reason = f"its past inputs cannot be read: {failures.exceptions[0]}"
-            self._fail(execution.id, part.task, step, reason)
+            self._table.fail(execution.id, part.task, step, reason)
         finally:
             del self._ran[key]
-            self._pump()
+            self._schedule()
 
     async def _feed(self, execution: Execution, part: Part, source: PortId) -> None:
         """Read one port until the queue has what would come next."""
@@ -111,7 +108,7 @@ class Replay:
             if entry.step < self._get_step(execution, part):
                 continue
             await self._offer_entry(execution, part, reader.name, entry)
-        self._pump()
+        self._schedule()
 
     async def _offer_entry(
         self, execution: Execution, part: Part, name: LogName, entry: LogEntry

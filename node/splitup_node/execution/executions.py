@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
@@ -273,6 +274,8 @@ def make_execution(
 
 
 OpenStore = Callable[[PlanCertificate, Manifest, ExecutorMap], LogStore]
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]  # starts a background task
+Schedule = Callable[[], None]  # starts the next batch, when there is one
 
 
 def get_first_task(execution: Execution) -> int:

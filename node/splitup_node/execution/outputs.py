@@ -7,15 +7,14 @@ callback.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from splitup.core import limits
 from splitup.core.errors import SplitUpError
+from splitup.core.tensors import holds_zeros
 from splitup.crypto.keys import Identity
 from splitup.messages.frames import Frame
 from splitup.net.links import Link, LinkPool
@@ -26,14 +25,12 @@ from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import PortId, Run, Tensor
 from splitup.storage.log_store import LogObject
 from splitup_node.execution.chunk_transfers import find_direct_links
-from splitup_node.execution.client_links import ClientLinks
-from splitup_node.execution.executions import Execution
+from splitup_node.execution.execution_table import ExecutionTable
+from splitup_node.execution.executions import Execution, Spawn
 
 _log = logging.getLogger("splitup.node.outputs")
 
-Fail = Callable[[str, int, int, str], None]  # execution, task, step, reason
 _Readers = tuple[tuple[str, str], ...]  # nodes and their endpoints
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class Outputs:
@@ -43,16 +40,15 @@ class Outputs:
         self,
         identity: Identity,
         pool: LinkPool,
-        clients: ClientLinks,
-        fail: Fail,
+        table: ExecutionTable,
         spawn: Spawn,
         direct_bytes: int,
     ) -> None:
         """``direct_bytes`` of large tensors may wait for a reader, or be ahead of the store."""
         self._identity = identity
         self._pool = pool
-        self._clients = clients
-        self._fail = fail
+        self._table = table
+        self._clients = table.clients
         self._spawn = spawn
         self._direct_bytes = direct_bytes
         self._waiting: list[tuple[_Readers, Frame]] = []  # what a batch gave so far
@@ -62,19 +58,36 @@ class Outputs:
         self,
         execution: Execution,
         run: Run,
+        outputs: Sequence[bytes | memoryview],
+        on_stored: Callable[[], None],
+    ) -> list[Tensor]:
+        """Queue a run's outputs for their readers on other nodes; ``flush`` sends them.
+
+        Returns the outputs for the readers on this node. ``on_stored`` is called when a large one
+        has been stored.
+        """
+        gates = execution.routes.find_gates(run.task)
+        zeros = {port for port in gates if holds_zeros(outputs[port])}
+        return [
+            self._publish_port(execution, run, port, data, zeros, on_stored)
+            for port, data in enumerate(outputs)
+        ]
+
+    def _publish_port(
+        self,
+        execution: Execution,
+        run: Run,
         port: int,
         data: bytes | memoryview,
         zeros: Collection[int],
-        on_done: Callable[[], None],
+        on_stored: Callable[[], None],
     ) -> Tensor:
-        """Let one output go to whoever reads it elsewhere (``flush``); return it for readers here.
-
-        ``zeros`` are the run's outputs that are zero: what they shut is sent nothing else.
-        ``on_done`` is called when a large one is on its way, or has failed.
+        """Publish one output; ``zeros`` are the run's outputs that are zero: gated readers of
+        which get nothing else.
         """
         if len(data) > limits.INLINE_TENSOR_BYTES:
             execution.publishing_bytes += len(data)
-            self._spawn(self._publish_stored(execution, run, port, data, zeros, on_done))
+            self._spawn(self._publish_stored(execution, run, port, data, zeros, on_stored))
             return Tensor(b"", data, time.time_ns())  # nobody here compares what we made
         tensor = Tensor(hashlib.sha256(data).digest(), data, time.time_ns())
         source = (run.task, port)
@@ -114,6 +127,11 @@ class Outputs:
         if is_result:
             self._clients.send(execution, sealed)
 
+    def open_links(self, execution: Execution) -> None:
+        """Start to connect to the nodes that read what this node's tasks produce."""
+        for reader in execution.routes.successors.values():
+            self._pool.open(reader.node, reader.endpoint)
+
     def send(self, execution: Execution, targets: Iterable[str], sealed: bytes) -> None:
         """Send a sealed frame to nodes of the plan. One that is gone is the client's business."""
         self._send(_find_readers(execution, targets), sealed)
@@ -143,7 +161,7 @@ class Outputs:
         port: int,
         data: bytes | memoryview,
         zeros: Collection[int],
-        on_done: Callable[[], None],
+        on_stored: Callable[[], None],
     ) -> None:
         source = (run.task, port)
         try:
@@ -155,7 +173,7 @@ class Outputs:
             await execution.store.write([LogObject(name, data, digest, len(data))])
         except SplitUpError as error:
             reason = f"its output cannot be stored: {error}"
-            self._fail(execution.id, run.task, run.step, reason)
+            self._table.fail(execution.id, run.task, run.step, reason)
             return
         finally:
             execution.publishing_bytes -= len(data)
@@ -164,7 +182,7 @@ class Outputs:
         entry = LogEntry(run.step, digest, len(data), None)
         execution.writer.append(run.task, port, entry)
         self.send_entry(execution, source, entry, execution.get_targets(source, run.step, zeros))
-        on_done()
+        on_stored()
 
     def _find_direct_links(
         self,

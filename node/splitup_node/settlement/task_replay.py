@@ -55,7 +55,7 @@ async def recompute(
                 continue
             if supervisor.restarts != worker:  # zero state now would give other bytes
                 raise WorkerLost("the worker was lost while a task was run again")
-            answer = await engine.runs.run_background(session, program, inputs)
+            answer = await engine.step_loop.run_background(session, program, inputs)
             digests.add_inputs(inputs)
             digests.add_outputs(answer.outputs)
             on_outputs(step, answer.outputs)

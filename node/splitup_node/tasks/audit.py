@@ -23,7 +23,7 @@ from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.task_cache import Cache
 from splitup_node.config import NodeConfig
-from splitup_node.execution.runs import is_full
+from splitup_node.execution.batches import has_all_rows
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
 from splitup_node.worker.worker_pool import Workers
@@ -71,7 +71,7 @@ async def audit_program(
             data = await asyncio.to_thread(make_inputs, inputs, vectors.seed, step)
             answer = await _run(supervisor, RunRequest(SESSION, program, data))
             results.append([bytes(output) for output in answer.outputs])
-            if speed is not None and step and is_full(task, data):
+            if speed is not None and step and has_all_rows(task, data):
                 speed.add(task.flops, answer.ended_ns - answer.started_ns)
     finally:
         supervisor.drop([SESSION])

@@ -71,6 +71,7 @@ def parse_device(text: str) -> tuple[str, int]:
 
 
 RunHandler = Callable[[RunAnswer | SplitUpError], None]
+BatchHandler = Callable[[Sequence[RunAnswer | SplitUpError]], None]
 _Handler = Callable[[memoryview | SplitUpError], None]
 
 
@@ -179,19 +180,22 @@ class Supervisor:
 
         self._send(Kind.RUN, encode_run(request), self._run_timeout_s, on_answer)
 
-    def run_together(self, requests: Sequence[RunRequest], handlers: Sequence[RunHandler]) -> None:
-        """Send runs of one program in several sessions; each handler is called as in ``run``."""
+    def run_together(self, requests: Sequence[RunRequest], handler: BatchHandler) -> None:
+        """Send runs of one program in several sessions; ``handler`` gets all answers, in order."""
+        if len(requests) == 1:
+            self.run(requests[0], lambda answer: handler([answer]))
+            return
 
         def on_answer(answer: memoryview | SplitUpError) -> None:
             if isinstance(answer, SplitUpError):
-                answers: Sequence[RunAnswer | SplitUpError] = [answer] * len(handlers)
+                handler([answer] * len(requests))
             else:
-                answers = [
-                    TaskFailed(one) if isinstance(one, str) else one
-                    for one in decode_answers(answer)
-                ]
-            for handler, one in zip(handlers, answers, strict=True):
-                handler(one)
+                handler(
+                    [
+                        TaskFailed(one) if isinstance(one, str) else one
+                        for one in decode_answers(answer)
+                    ]
+                )
 
         timeout_s = self._run_timeout_s * len(requests)  # they may run one after the other
         self._send(Kind.RUNS, encode_runs(requests), timeout_s, on_answer)

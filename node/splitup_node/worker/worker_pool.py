@@ -15,7 +15,7 @@ from typing import Any
 
 from splitup.core.errors import ConfigurationError
 from splitup_node.worker.ipc import RunRequest
-from splitup_node.worker.supervisor import RunHandler, Supervisor, WorkerLost
+from splitup_node.worker.supervisor import BatchHandler, RunHandler, Supervisor, WorkerLost
 
 
 class Workers:
@@ -125,12 +125,12 @@ class Workers:
         self._sessions[request.session] = worker
         self._supervisors[worker].run(replace(request, program=program), handler)
 
-    def run_together(self, requests: Sequence[RunRequest], handlers: Sequence[RunHandler]) -> None:
-        """Send runs of one program; ``handlers`` as in Supervisor.run_together."""
+    def run_together(self, requests: Sequence[RunRequest], handler: BatchHandler) -> None:
+        """Send runs of one program; ``handler`` as in Supervisor.run_together."""
         worker, program = self._programs[requests[0].program]
         self._sessions |= dict.fromkeys((request.session for request in requests), worker)
         own = [replace(request, program=program) for request in requests]
-        self._supervisors[worker].run_together(own, handlers)
+        self._supervisors[worker].run_together(own, handler)
 
     async def digest_state(self, session: int) -> str:
         """Return the SHA-256 of a session's state, in hex. Raises TaskFailed or WorkerLost."""

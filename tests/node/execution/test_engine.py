@@ -188,7 +188,7 @@ async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
     started: list[tuple[int, int]] = []  # session, steps of executions that waited
 
     def record(request: RunRequest, handle: Any) -> None:
-        started.append((request.session, len(engine._queue)))
+        started.append((request.session, len(engine._table.queue)))
         start(request, handle)
 
     monkeypatch.setattr(node.supervisor, "run", record)
@@ -197,7 +197,7 @@ async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
 
     async def verify() -> None:
         while not is_over.is_set():
-            await engine.runs.run_background(checking, program, [x])
+            await engine.step_loop.run_background(checking, program, [x])
 
     verifying = [asyncio.create_task(verify()) for _ in range(8)]
     certificate = pair.plan(0, 0, 0, 0, steps=steps)
@@ -210,7 +210,7 @@ async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
     node.supervisor.drop([checking])
     assert {waiting for session, waiting in started if session == checking} == {0}
     assert sum(session != checking for session, _ in started) == TASKS * steps
-    assert 0 < engine.runs.live.compute_ns and 0 < engine.runs.background.runs
+    assert 0 < engine.step_loop.live.compute_ns and 0 < engine.step_loop.background.runs
 
 
 async def test_client_that_connects_again_gets_its_outputs_again(pair: Pair) -> None:

@@ -99,13 +99,13 @@ def watch(moe: Moe) -> None:
 
         node.supervisor.run = run  # type: ignore[method-assign]
     engine = moe.nodes[1].engine
-    take = engine._take_tensor
+    take = engine._inbox._take_tensor
 
     def take_tensor(execution: Any, frame: Frame, signature: bytes) -> None:
         moe.frames.append(frame)
         take(execution, frame, signature)
 
-    engine._take_tensor = take_tensor  # type: ignore[method-assign]
+    engine._inbox._take_tensor = take_tensor  # type: ignore[method-assign]
 
 
 async def load(node: TestNode, compiled: CompiledModel, tasks: Sequence[Task]) -> None:

@@ -286,14 +286,14 @@ async def test_runs_of_several_sessions_go_together_and_fail_alone(tmp_path: Pat
 
         async def run_all(rows: dict[int, int], bad: int = -1) -> list[RunAnswer | SplitUpError]:
             loop = asyncio.get_running_loop()
-            answers = [loop.create_future() for _ in rows]
+            answers = loop.create_future()
             requests = [
                 RunRequest(session, program, [b"?" if session == bad else bytes(16 * count)])
                 for session, count in rows.items()
             ]
-            supervisor.run_together(requests, [answer.set_result for answer in answers])
+            supervisor.run_together(requests, answers.set_result)
             async with asyncio.timeout(HANG_S):
-                return list(await asyncio.gather(*answers))
+                return list(await answers)
 
         answers = await run_all({session: 1 for session in range(1, 6)}, bad=3)
         assert sum(isinstance(answer, RunAnswer) for answer in answers) == 4
