@@ -43,6 +43,7 @@ from splitup.storage.log_store import (
 )
 from splitup.storage.task_cache import Cache
 from splitup_node.committee.committee_client import CommitteeClient
+from splitup_node.committee.outgoing import check_outgoing
 from splitup_node.committee.presence import Presence
 from splitup_node.committee.reachability import Reach
 from splitup_node.config import NodeConfig
@@ -445,53 +446,86 @@ async def run_node(
 ) -> None:
     """Run a node until SIGTERM or SIGINT, or until ``stop`` is set.
 
-    Raises ConfigurationError (keys, port, data directory, no stake), ChainUnavailable.
+    Raises ConfigurationError (keys, port, data directory, no stake, a network that the node may not
+    connect to), ChainUnavailable, and KeyboardInterrupt for a SIGINT that comes before it serves.
     """
     stop = stop or asyncio.Event()
-    identity = config.load_identity()
-    deployment = Deployment.load(config.deployment)
+    is_interrupted = False
+
+    def on_interrupt() -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        stop.set()
+
     async with contextlib.AsyncExitStack() as stack:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        for number, handler in ((signal.SIGTERM, stop.set), (signal.SIGINT, on_interrupt)):
+            loop.add_signal_handler(number, handler)
             stack.callback(loop.remove_signal_handler, number)
-        config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        journal = stack.enter_context(Journal.open(config.data_dir))
-        chain = await Chain.connect(config.rpc_url, deployment, private_key=identity.private_key)
-        stack.push_async_callback(chain.close)
-        entry = await check_registration(chain, identity, config)
-        http = await stack.enter_async_context(SignedClient(identity))
-        supervisor = Workers(
-            [
-                Supervisor(
-                    config.data_dir,
-                    memory_bytes=memory_bytes,
-                    device=device,
-                    threads=config.threads,
-                    name=f"worker-{number}" if number else "worker",
-                    cache_directory=config.kernel_cache,
-                    worker_argv=worker_argv,
-                )
-                for number, (device, memory_bytes) in enumerate(config.device_shares)
-            ]
-        )
-        stack.push_async_callback(supervisor.close)
-        committees = Committees(chain)
-        parts = _Parts(config, identity, journal, chain, committees, http, supervisor)
-        node = Node(
-            parts,
-            committee=await committees.fetch_current(),
-            economics=await fetch_economics(chain),
-            device=await supervisor.start(),
-        )
-        app = make_app()
-        node.add_routes(app)
-        if config.offer_relay:
-            relay = Relay(lambda: node.endpoint, functools.partial(fetch_node_key, chain))
-            relay.add_routes(app)
-            stack.push_async_callback(relay.close)
-        server = await serve_app(app, config.host, config.port)
-        stack.push_async_callback(server.close)
-        await node.settle(server, entry["endpoint"])
-        _log.info("node %s serves on %s; %s", identity.address, server.url, node.device["reason"])
-        await node.run(stop)
+        node = await _unless_stopped(_open_node(config, worker_argv, stack), stop)
+        if node is not None:
+            await node.run(stop)
+            return
+    if is_interrupted:
+        raise KeyboardInterrupt
+
+
+async def _unless_stopped(opening: Coroutine[Any, Any, Node], stop: asyncio.Event) -> Node | None:
+    """Return the opened node, or None when ``stop`` is set before that."""
+    task, stopping = asyncio.create_task(opening), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for one in (task, stopping):
+            one.cancel()
+        await asyncio.gather(task, stopping, return_exceptions=True)
+
+
+async def _open_node(
+    config: NodeConfig, worker_argv: Sequence[str], stack: contextlib.AsyncExitStack
+) -> Node:
+    """Open what a node works with, each to be closed by ``stack``; the node is reached after it."""
+    identity = config.load_identity()
+    deployment = Deployment.load(config.deployment)
+    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    journal = stack.enter_context(Journal.open(config.data_dir))
+    chain = await Chain.connect(config.rpc_url, deployment, private_key=identity.private_key)
+    stack.push_async_callback(chain.close)
+    entry = await check_registration(chain, identity, config)
+    http = await stack.enter_async_context(SignedClient(identity))
+    committees = Committees(chain)
+    committee = await committees.fetch_current()
+    await check_outgoing(config, identity.address, chain, http, committee)
+    workers = Workers(
+        [
+            Supervisor(
+                config.data_dir,
+                memory_bytes=memory_bytes,
+                device=device,
+                threads=config.threads,
+                name=f"worker-{number}" if number else "worker",
+                cache_directory=config.kernel_cache,
+                worker_argv=worker_argv,
+            )
+            for number, (device, memory_bytes) in enumerate(config.device_shares)
+        ]
+    )
+    stack.push_async_callback(workers.close)
+    node = Node(
+        _Parts(config, identity, journal, chain, committees, http, workers),
+        committee=committee,
+        economics=await fetch_economics(chain),
+        device=await workers.start(),
+    )
+    app = make_app()
+    node.add_routes(app)
+    if config.offer_relay:
+        relay = Relay(lambda: node.endpoint, functools.partial(fetch_node_key, chain))
+        relay.add_routes(app)
+        stack.push_async_callback(relay.close)
+    server = await serve_app(app, config.host, config.port)
+    stack.push_async_callback(server.close)
+    await node.settle(server, entry["endpoint"])
+    _log.info("node %s serves on %s; %s", identity.address, server.url, node.device["reason"])
+    return node

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from splitup.storage.download import write_file
+from splitup_node.config import make_command
 
 STATUS_FILE: Final = "status.json"
 _STALE_MS: Final = 10_000  # ten missed updates: it hangs or was killed
@@ -16,17 +17,18 @@ _STALE_MS: Final = 10_000  # ten missed updates: it hangs or was killed
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """The daemon's last word; ``values`` is empty when it never ran."""
+    """What the daemon wrote last; ``values`` is empty when it never ran."""
 
     values: dict[str, Any]
     is_running: bool
 
-    def describe(self) -> str:
-        """Return one line for a person."""
+    def describe(self, config: Path) -> str:
+        """Return one line for a person; ``config`` is the node's configuration file."""
+        start = f"start it with: {make_command('run', config)}"
         if not self.values:
-            return "never ran; start it with: splitup-node run"
+            return f"never ran; {start}"
         if not self.is_running:
-            return "stopped; start it with: splitup-node run"
+            return f"stopped; {start}"
         return f"running as process {self.values['pid']}"
 
     def list_rows(self, now_s: float) -> list[tuple[str, str]]:
@@ -94,7 +96,7 @@ def write_status(data_dir: Path, values: dict[str, Any]) -> None:
 
 
 def read_status(data_dir: Path) -> NodeStatus:
-    """Return the daemon's last word; a status that is old means that the daemon is gone."""
+    """Return what the daemon wrote last; an old status means that the daemon is gone."""
     try:
         values = json.loads((data_dir / STATUS_FILE).read_text())
     except (OSError, ValueError):

@@ -440,7 +440,7 @@ async def test_f23_node_on_a_full_disk_takes_no_work_and_says_why(
         patch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 4096))
         await market.members.wait_for(lambda: not beats[address].resident)
         async with SignedClient() as http:
-            with pytest.raises(Unavailable, match=r"4096 bytes left.*free some space"):
+            with pytest.raises(Unavailable, match=r"less than 16 MiB left.*more free space"):
                 await http.post_json(f"{node.endpoint}/v1/plan", refused)
     await market.members.wait_for(lambda: beats[address].resident)
 

@@ -67,11 +67,11 @@ class HeartbeatSender:
         """Return the demand as each member sees it that answered lately."""
         return [demand for demand in self._outcomes.values() if isinstance(demand, tuple)]
 
-    def list_refusals(self, committee: CommitteeView) -> set[str]:
-        """Return why the members refuse us, empty while one of them does not."""
+    def list_failures(self, committee: CommitteeView) -> set[str]:
+        """Return why no member takes this node's heartbeats, empty while one of them does."""
         outcomes = [self._outcomes.get(member.account) for member in committee.members]
-        refusals = [str(outcome) for outcome in outcomes if isinstance(outcome, Refused)]
-        return set(refusals) if len(refusals) == len(outcomes) else set()
+        failures = [str(outcome) for outcome in outcomes if isinstance(outcome, SplitUpError)]
+        return set(failures) if len(failures) == len(outcomes) else set()
 
     async def close(self) -> None:
         """Give up what is not answered."""

@@ -57,6 +57,7 @@ class Presence:
         self._demand_changed = asyncio.Event()
         self._news = asyncio.Event()
         self._unloadable: dict[str, float] = {}  # task_id -> when to try again
+        self._waiting: set[str] = set()  # tasks that failed to load and are tried again soon
         self._trader = Trader(identity.address)
         self._withdrawn = ""  # the task that is about to be unloaded
         self.trades: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_TRADES)
@@ -93,8 +94,8 @@ class Presence:
             bandwidth_kbps=self._cache.bandwidth_kbps,
         )
         await self._heartbeat_sender.send(beat, committee)
-        self._health.note_refusals(
-            self._heartbeat_sender.list_refusals(committee), len(committee.members)
+        self._health.note_heartbeats(
+            self._heartbeat_sender.list_failures(committee), len(committee.members)
         )
         self._demand = merge_demand(self._heartbeat_sender.get_demands())
         self._demand_changed.set()
@@ -137,6 +138,7 @@ class Presence:
         except SplitUpError as error:
             self._note_failure(choice, error)
             return False
+        self._waiting.discard(choice.task_id)
         return True
 
     def _note_failure(self, choice: DemandEntry, error: SplitUpError) -> None:
@@ -144,8 +146,10 @@ class Presence:
         if isinstance(error, InvalidModel | TaskFailed | WorkerLost):
             _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
             self._unloadable[choice.task_id] = time.monotonic() + tuning.LOAD_RETRY_S
-        else:  # the store, the gateway, the memory: soon again
-            _log.warning("task %s waits: %s", choice.task_id[:12], error)
+        else:  # the store, the gateway, the memory or the disk: tried again soon, said once
+            level = logging.DEBUG if choice.task_id in self._waiting else logging.WARNING
+            _log.log(level, "task %s is not loaded yet: %s", choice.task_id[:12], error)
+            self._waiting.add(choice.task_id)
 
     # ---- trades --------------------------------------------------------------------------------
 

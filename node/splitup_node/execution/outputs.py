@@ -7,12 +7,13 @@ callback.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import SplitUpError
 from splitup.core.tensors import holds_zeros
 from splitup.crypto.keys import Identity
@@ -130,7 +131,25 @@ class Outputs:
     def open_links(self, execution: Execution) -> None:
         """Start to connect to the nodes that read what this node's tasks produce."""
         for reader in execution.routes.successors.values():
-            self._pool.open(reader.node, reader.endpoint)
+            link = self._pool.open(reader.node, reader.endpoint)
+            if not link.has_connected:
+                loop = asyncio.get_running_loop()
+                loop.call_later(tuning.UNREACHED_S, self._check_reached, execution, link)
+
+    def _check_reached(self, execution: Execution, link: Link) -> None:
+        """Fail this node's part when it cannot connect to a reader.
+
+        The client then replaces this node. Otherwise it would replace the reader, which misses its
+        inputs through no fault of its own.
+        """
+        targets = execution.routes.targets
+        tasks = [port[0] for port in targets if link.peer in targets[port]]
+        if link.has_connected or not tasks or execution.ended_at_s:
+            return
+        step = self._table.queue.get_progress(execution.id).get(min(tasks), 0)
+        reason = f"this node cannot connect to node {link.peer}"
+        reason += f": {link.error}" if link.error else ""
+        self._table.fail(execution.id, min(tasks), step, reason)
 
     def send(self, execution: Execution, targets: Iterable[str], sealed: bytes) -> None:
         """Send a sealed frame to nodes of the plan. One that is gone is the client's business."""

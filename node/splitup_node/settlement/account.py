@@ -70,7 +70,8 @@ class Account:
         state = await self.fetch()
         if state["unbonding_at_s"]:
             raise ConfigurationError(
-                f"node {state['address']} is leaving; stay with: splitup-node unstake --cancel"
+                f"node {state['address']} is leaving; stay with: "
+                f"{self._config.make_command('unstake --cancel')}"
             )
         registered = state["stake_micro_usdc"] > 0 or state["vram_gb"] > 0
         vram_gb = state["vram_gb"] if registered else self._config.vram_gb
@@ -147,16 +148,18 @@ async def check_registration(
     entry: dict[str, Any] = await chain.call("nodes", "nodeOf", identity.address)
     if not entry["stake"]:
         raise ConfigurationError(
-            f"node {identity.address} has no stake; put it down with: splitup-node stake"
+            f"node {identity.address} has no stake; "
+            f"put it down with: {config.make_command('stake')}"
         )
     if entry["unbondingAt"]:
         raise ConfigurationError(
-            f"node {identity.address} is leaving; stay with: splitup-node unstake --cancel"
+            f"node {identity.address} is leaving; stay with: "
+            f"{config.make_command('unstake --cancel')}"
         )
     if not entry["active"]:
         raise ConfigurationError(
             f"node {identity.address} lost stake and is inactive; "
-            "fill it up with: splitup-node stake"
+            f"fill it up with: {config.make_command('stake')}"
         )
     if entry["signingKey"] != identity.signing_key_hex:
         raise ConfigurationError(

@@ -1,7 +1,8 @@
-"""Would this machine be slashed? Tasks on seeded inputs, against what registration saw them give.
+"""Does this machine compute correctly? Runs tasks on seeded inputs and compares their outputs.
 
-A node tries every task once before it serves it; ``splitup-node audit --dry-run`` tries all of them
-before any stake is at risk.
+The outputs must be those that the task gave when its model was registered. A node tries every task
+once before it serves it; ``splitup-node audit --dry-run`` tries all of them before there is a stake
+to lose.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from splitup_node.worker.worker_pool import Workers
 SESSION: Final = 0  # the engine counts its own from 1
 
 Check = Callable[[Chain, Identity, NodeConfig], Awaitable[Any]]
+OnProgress = Callable[[str], None]
 
 
 class AuditFailed(TaskFailed):
@@ -84,6 +86,7 @@ async def audit_node(
     models: Sequence[str] = (),
     check: Check | None = None,
     worker_argv: Sequence[str] = WORKER_ARGV,
+    on_progress: OnProgress = lambda text: None,
 ) -> tuple[dict[str, str], list[AuditedTask]]:
     """Try every task that fits the node's memory; return what runs it here, and a row for each.
 
@@ -115,7 +118,7 @@ async def audit_node(
                 )
                 try:
                     device = await supervisor.start()
-                    trial = _Trial(supervisor, cache, memory_bytes)
+                    trial = _Trial(supervisor, cache, memory_bytes, on_progress)
                     found = [
                         row for model_id in model_ids for row in await trial.run_model(model_id)
                     ]
@@ -129,25 +132,33 @@ async def audit_node(
     return device, rows
 
 
-async def check_machine(config: NodeConfig, worker_argv: Sequence[str] = WORKER_ARGV) -> None:
-    """Raise ConfigurationError when there is a task that would cost this machine a stake."""
-    device, rows = await audit_node(config, worker_argv=worker_argv)
+async def check_machine(
+    config: NodeConfig,
+    worker_argv: Sequence[str] = WORKER_ARGV,
+    on_progress: OnProgress = lambda text: None,
+) -> None:
+    """Raise ConfigurationError when this machine cannot run a task, or would be slashed for one."""
+    device, rows = await audit_node(config, worker_argv=worker_argv, on_progress=on_progress)
     refused = [row for row in rows if not row.may_serve]
     if refused:
         raise ConfigurationError(
-            f"{len(refused)} of {len(rows)} tasks must not be served from here "
-            f"({device['determinism_class']}): {refused[0].detail}; nothing was staked; "
-            "see: splitup-node audit --dry-run"
+            f"this machine ({device['determinism_class']}) must not serve {len(refused)} of "
+            f"{len(rows)} tasks, the first of them {refused[0].label}: {refused[0].detail}; "
+            f"nothing was staked; see all with: {config.make_command('audit --dry-run')}; "
+            f"stake to serve the others with: {config.make_command('stake --no-audit')}"
         )
 
 
 class _Trial:
     """Loads one task after the other, into a new worker whenever the memory is full."""
 
-    def __init__(self, supervisor: Supervisor, cache: Cache, memory_bytes: int) -> None:
+    def __init__(
+        self, supervisor: Supervisor, cache: Cache, memory_bytes: int, on_progress: OnProgress
+    ) -> None:
         self._supervisor = supervisor
         self._cache = cache
         self._memory_bytes = memory_bytes
+        self._on_progress = on_progress
         self._used_bytes = 0
         self._done: set[str] = set()
 
@@ -158,6 +169,10 @@ class _Trial:
             if task.task_id in self._done or task.vram_bytes > self._memory_bytes:
                 continue
             self._done.add(task.task_id)
+            self._on_progress(
+                f"trying task {index + 1} of {len(manifest.tasks)} of model {model_id[:10]}: "
+                f"{task.label} ({task.weights_bytes / 1e9:.1f} GB of weights)"
+            )
             try:
                 found = await self._try(model_id, index, task)
                 verdict, may_serve, detail = found.verdict.value, found.may_serve, found.detail

@@ -120,11 +120,11 @@ async def test_refusals_are_told_when_all_refuse() -> None:
     async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
         await heartbeat_sender.send(make_beat(1), view)
         assert heartbeat_sender.get_demands() == []
-        refusals = heartbeat_sender.list_refusals(view)
+        refusals = heartbeat_sender.list_failures(view)
         assert len(refusals) == 4 and all("has seen no block" in said for said in refusals)
         members[0].heads.process_head(BLOCKS[1], time.monotonic())
         await heartbeat_sender.send(make_beat(2), view)
-        assert heartbeat_sender.list_refusals(view) == set()
+        assert heartbeat_sender.list_failures(view) == set()
         assert len(heartbeat_sender.get_demands()) == 1
     assert all(len(member.named) <= 4 for member in members)
 
