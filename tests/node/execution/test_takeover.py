@@ -330,3 +330,32 @@ async def test_session_left_alone_is_dropped_with_a_reason(scene: Scene) -> None
     async with asyncio.timeout(HANG_S):
         failure = await scene.client.failures.get()
     assert "idle" in failure.reason
+
+
+async def test_the_node_that_cannot_connect_fails_and_not_its_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node a refuses loopback addresses, so that its reader b gets nothing."""
+    monkeypatch.setattr(tuning, "UNREACHED_S", 0.2)
+    async with open_nodes(tmp_path, 2) as (a, b):
+        a.engine.pool._allow_loopback = False
+        client = TestClient()
+        try:
+            certificate = make_certificate(
+                MANIFEST,
+                [a.entry, b.entry, b.entry, b.entry],
+                client.identity.signing_key_hex,
+                steps=1,
+            )
+            for node in (a, b):
+                node.engine.start(certificate, MANIFEST)
+            await client.connect(certificate)
+            async with asyncio.timeout(HANG_S):
+                failure = await client.failures.get()
+                assert (await a.failed.get()).id == certificate.plan.request.execution_id
+        finally:
+            await client.pool.close()
+    assert (failure.node, failure.task) == (a.identity.address, 0)
+    assert f"cannot connect to node {b.identity.address}" in failure.reason
+    assert "set allow_loopback" in failure.reason
+    assert b.failed.empty()
