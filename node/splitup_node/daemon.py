@@ -45,7 +45,7 @@ from splitup.storage.task_cache import Cache
 from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.committee.outgoing import check_outgoing
 from splitup_node.committee.presence import Presence
-from splitup_node.committee.reachability import Reach
+from splitup_node.committee.reachability import Reachability
 from splitup_node.config import NodeConfig
 from splitup_node.execution.device_states import compute_state_bytes
 from splitup_node.execution.engine import Engine
@@ -54,7 +54,7 @@ from splitup_node.health import Health
 from splitup_node.settlement.account import check_registration
 from splitup_node.settlement.recovery import Recovery, Unreported, make_end_value, read_unreported
 from splitup_node.settlement.reports import Reporter
-from splitup_node.settlement.verifier import Tools, Verifier
+from splitup_node.settlement.verifier import Verifier, VerifierContext
 from splitup_node.status_file import write_status
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, WorkerLost
@@ -64,7 +64,7 @@ _log = logging.getLogger("splitup.node")
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _Resources:
     """What a node works with; opened in this order, closed in the reverse."""
 
     config: NodeConfig
@@ -80,19 +80,23 @@ class Node:
     """A running node. Made by ``run_node``."""
 
     def __init__(
-        self, parts: _Parts, committee: CommitteeView, economics: Economics, device: dict[str, str]
+        self,
+        resources: _Resources,
+        committee: CommitteeView,
+        economics: Economics,
+        device: dict[str, str],
     ) -> None:
-        self._config = parts.config
-        self._identity = parts.identity
-        self._journal = parts.journal
-        self._chain = parts.chain
-        self._http = parts.http
-        self._supervisor = parts.supervisor
-        self._committees = parts.committees
+        self._config = resources.config
+        self._identity = resources.identity
+        self._journal = resources.journal
+        self._chain = resources.chain
+        self._http = resources.http
+        self._supervisor = resources.supervisor
+        self._committees = resources.committees
         self._committee = committee
         self._economics = economics
         self.device = device
-        self.reach: Reach | None = None  # known once the server listens
+        self.reachability: Reachability | None = None  # known once the server listens
         self._accepting: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
@@ -135,7 +139,7 @@ class Node:
             self._chain.clock.now_s,
         )
         self._verifier = Verifier(
-            Tools(
+            VerifierContext(
                 identity=self._identity,
                 engine=self.engine,
                 supervisor=self._supervisor,
@@ -156,30 +160,30 @@ class Node:
     @property
     def endpoint(self) -> str:
         """Return where others reach the node, "" while they do not."""
-        return self.reach.endpoint if self.reach is not None else ""
+        return self.reachability.endpoint if self.reachability is not None else ""
 
     # ---- life ----------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set; a loop that dies of a bug ends the node."""
-        if (reach := self.reach) is None:
+        if (reachability := self.reachability) is None:
             raise ConfigurationError("a node is settled before it runs")
         self._resume()
         loops = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
-                ("heartbeats", self._presence.beat()),
+                ("heartbeats", self._presence.send_heartbeats()),
                 ("logs", self._every(tuning.FLUSH_PERIOD_S, self._flush_logs)),
                 ("housekeeping", self._every(limits.HEARTBEAT_PERIOD_S, self._keep_house)),
                 ("clock", self._every(tuning.CLOCK_PERIOD_S, self._chain.fetch_head)),
                 ("committee", self._every(tuning.COMMITTEE_CACHE_S, self._refresh_committee)),
-                ("specialising", self._presence.specialise()),
+                ("placement", self._presence.place_tasks()),
                 ("worker", self._watch_worker()),
                 ("reports", self._reporter.run()),
                 ("stake", self._every(tuning.DISTRIBUTE_PERIOD_S, self._reporter.release_stake)),
                 ("verification", self._verifier.run()),
-                ("endpoint", reach.follow()),
-                ("reach", reach.run()),
+                ("endpoint", reachability.follow()),
+                ("reachability", reachability.run()),
             )
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -192,7 +196,7 @@ class Node:
             if all(not task.done() for task in loops):  # asked to stop, not broken
                 await self.engine.leave()
             await self.engine.close()
-            await reach.close()
+            await reachability.close()
             if self._background:  # completions on their way into the journal
                 await asyncio.wait(self._background, timeout=tuning.WORKER_STOP_S)
             for task in (*loops, *self._background, *self._accepting.values()):
@@ -201,9 +205,9 @@ class Node:
             with contextlib.suppress(SplitUpError):
                 self._write_status(running=False)
 
-    async def settle(self, server: Server, listed: str) -> None:
+    async def find_endpoint(self, server: Server, listed: str) -> None:
         """Find out how the node is reached and have that listed; ``listed`` is what is now."""
-        self.reach = Reach(
+        self.reachability = Reachability(
             self._identity.address,
             Tunnel(self._identity, self.engine.acceptor, server.local_url),
             self._http,
@@ -213,8 +217,8 @@ class Node:
             direct=self._config.endpoint or server.url,
             listed=listed,
         )
-        await self.reach.settle()
-        await self.reach.list_endpoint()
+        await self.reachability.choose()
+        await self.reachability.list_endpoint()
 
     def _resume(self) -> None:
         """Take up what the journal holds: report what was completed, complete what had ended."""
@@ -404,8 +408,8 @@ class Node:
             "pid": os.getpid(),
             "address": self._identity.address,
             "endpoint": self.endpoint,
-            "relay": self.reach.relay if self.reach is not None else "",
-            "reach_problem": self.reach.problem if self.reach is not None else "",
+            "relay": self.reachability.relay if self.reachability is not None else "",
+            "reach_problem": self.reachability.problem if self.reachability is not None else "",
             "boot_id": self._presence.boot_id,
             "device": self.device,
             "resident": [
@@ -513,7 +517,7 @@ async def _open_node(
     )
     stack.push_async_callback(workers.close)
     node = Node(
-        _Parts(config, identity, journal, chain, committees, http, workers),
+        _Resources(config, identity, journal, chain, committees, http, workers),
         committee=committee,
         economics=await fetch_economics(chain),
         device=await workers.start(),
@@ -526,6 +530,6 @@ async def _open_node(
         stack.push_async_callback(relay.close)
     server = await serve_app(app, config.host, config.port)
     stack.push_async_callback(server.close)
-    await node.settle(server, entry["endpoint"])
+    await node.find_endpoint(server, entry["endpoint"])
     _log.info("node %s serves on %s; %s", identity.address, server.url, node.device["reason"])
     return node

@@ -58,8 +58,8 @@ async def guess(self: Verifier, order: Any) -> Digests:
 async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
     """Hash the executor's outputs instead of computing any, if the store shows them."""
     request = order.certificate.plan.request
-    manifest = await self._tools.cache.fetch_manifest(request.model_id)
-    entry, store = manifest.tasks[order.task], self._tools.open_store(order)
+    manifest = await self._context.cache.fetch_manifest(request.model_id)
+    entry, store = manifest.tasks[order.task], self._context.open_store(order)
     found = Digests(len(entry.inputs), len(entry.outputs))
 
     async def read(source: tuple[int, int], spec: Any) -> list[bytes]:
@@ -87,12 +87,12 @@ async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
 
 async def overhear(self: Verifier, result: VerificationResult, until_s: float) -> str | None:
     """Return what another validator of the execution has committed to, from what members tell."""
-    herald = self._tools.herald
-    committee = await herald._fetch_committee(result.execution_id)
+    client = self._context.committee_client
+    committee = await client._fetch_committee(result.execution_id)
     while time.time() < until_s:
         for member in committee.members:
             try:
-                signed = await herald._fetch(result.execution_id, member, committee)
+                signed = await client._fetch(result.execution_id, member, committee)
             except SplitUpError:
                 continue
             for held in signed.attestation.held:
@@ -115,9 +115,9 @@ async def repeat(self: Verifier, order: VerificationOrder, result: VerificationR
     validator_commitment = VerificationCommitment(
         execution_id=result.execution_id, task=result.task, validator=result.validator, root=root
     )
-    herald = self._tools.herald
-    if await herald.wait_until_due(result.execution_id, validator_commitment, give_up_s):
-        await herald.spread("/v1/verification", RESULT_TYP, result, give_up_s)
+    client = self._context.committee_client
+    if await client.wait_until_due(result.execution_id, validator_commitment, give_up_s):
+        await client.spread("/v1/verification", RESULT_TYP, result, give_up_s)
 
 
 def corrupt(how: str) -> None:

@@ -1,4 +1,4 @@
-"""What a node tells all committee members, and how it learns from them when to reveal."""
+"""What a node sends to all committee members, and how it learns from them when to reveal."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from splitup.protocol.settlement.attestations import Attestations, check_attesta
 
 VALIDATOR_COMMITMENT_TYP: Final = "splitup-verification-commitment"
 TAKEOVERS_TYP: Final = "splitup-takeovers"
-_OVER: Final = 410  # the member's answer for an execution that was settled or refunded
-_NO_DRAW: Final = 404  # for one that it knows no draw of
+_OVER: Final = 410  # a member's answer for an execution that was settled or refunded
+_NO_DRAW: Final = 404  # its answer for an execution that it has no verification draw of
 
 T = TypeVar("T")
 
-_log = logging.getLogger("splitup.node.heralds")
+_log = logging.getLogger("splitup.node.committee")
 
 
 Said = ExecutorCommitment | Takeovers | Completion | VerificationCommitment | VerificationResult
@@ -35,7 +35,7 @@ CommitteeSource = Callable[[str], Awaitable[CommitteeView]]  # of an execution
 
 
 class CommitteeClient:
-    """Speaks to every member; one that is down is told again."""
+    """Sends to every member; those that are down get the message again later."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class CommitteeClient:
         done: set[str],
         grace_s: float = tuning.REPORT_RETRY_S,
     ) -> bool:
-        """Sign and send to the members that are not in ``done`` yet and add those that took it.
+        """Sign and send to the members that are not in ``done``, and add those that took it.
 
-        Returns whether a quorum has it, ``grace_s`` later than that for the others. One signature
-        serves all members.
+        Returns whether a quorum has it; the other members get ``grace_s`` more to answer. One
+        signature serves all members.
         """
         committee = await self._fetch_committee(message.execution_id)
         token = self._http.sign(typ, committee.domain.committee, message)
@@ -79,18 +79,19 @@ class CommitteeClient:
         return len(done) >= committee.quorum
 
     async def say(self, said: VerificationCommitment | Takeovers, done: set[str]) -> None:
-        """Tell what members have to know before anything is revealed."""
+        """Send what members have to know before anything is revealed."""
         if isinstance(said, Takeovers):
             await self.tell("/v1/takeovers", TAKEOVERS_TYP, said, done)
         else:
             await self.tell("/v1/promise", VALIDATOR_COMMITMENT_TYP, said, done)
 
     async def has_all(self, execution_id: str, done: set[str]) -> bool:
+        """Return whether ``done`` holds all members."""
         committee = await self._fetch_committee(execution_id)
         return done >= {member.account for member in committee.members}
 
     async def spread(self, path: str, typ: str, message: Said, give_up_s: float) -> bool:
-        """Tell until a quorum has it, and for a while the others; return whether a quorum has."""
+        """Send until a quorum has it, then to the others for a while; return whether a quorum has."""
         done: set[str] = set()
         late_tries = 0
         pause_s = tuning.REPORT_RETRY_S
@@ -111,8 +112,8 @@ class CommitteeClient:
     ) -> bool:
         """Wait until 2f+1 members attest that it is time to reveal; False when it never is.
 
-        What is ``said`` before is told to all members meanwhile: a validator's commitment, which
-        has to be fixed before it reveals, or what made a node an executor.
+        Meanwhile ``said`` is sent to all members: a validator's commitment, which must be fixed
+        before the validator reveals, or the takeovers that made this node an executor.
         """
         attestations = Attestations((await self._fetch_committee(execution_id)).quorum)
         told: set[str] = set()
@@ -136,7 +137,7 @@ class CommitteeClient:
     ) -> bool:
         """Collect attestations; return whether a quorum says that the execution is over.
 
-        A member without a draw may have been restarted, and is taken out of ``told``.
+        A member without a draw may have been restarted: it is taken out of ``told``.
         """
         committee = await self._fetch_committee(execution_id)
         answers = await _hear(
@@ -167,10 +168,10 @@ class CommitteeClient:
 async def _hear(
     calls: Iterable[Coroutine[Any, Any, T]], quorum: int, grace_s: float
 ) -> list[T | SplitUpError]:
-    """Return what each call gave or raised; who hangs is not waited for when a quorum answered.
+    """Return what each call gave or raised, at most ``grace_s`` after a quorum has answered.
 
-    ``grace_s`` grows with a caller's patience, so that a slow member is heard where a fast one is
-    of no use. With a quorum of 0 the others had it, and all are waited for.
+    Callers let ``grace_s`` grow from try to try, so that a slow member is heard at last. With a
+    quorum of 0, which others have made up already, all calls are waited for.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
     waiting = set(tasks)
@@ -195,9 +196,9 @@ async def _hear(
 
 
 def _get_outcome(task: asyncio.Future[Any]) -> Any:
-    """Return what a call gave, or what went wrong with the other side; raise any other error."""
+    """Return what a call gave or its SplitUpError; raise any other error, which is a bug."""
     if task.cancelled():
-        return Unavailable("it answers later than a quorum did")
+        return Unavailable("the member did not answer in time; a quorum did")
     error = task.exception()
     if isinstance(error, SplitUpError):
         return error

@@ -68,7 +68,7 @@ class Reporter:
         self._waiting: asyncio.Queue[Report] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._planned_at: dict[str, int] = {}  # execution -> block in which we saw its plan
-        self._pledged: set[str] = set()
+        self._committed: set[str] = set()
         self._released_to = 0  # every execution requested below this block is closed and released
         self.transactions = 0
 
@@ -157,9 +157,9 @@ class Reporter:
     def _commitment(self, report: Report) -> None:
         """Tell the members what we commit to, once in a run of this node."""
         completion = report.completion
-        if completion.execution_id in self._pledged or not completion.steps:
+        if completion.execution_id in self._committed or not completion.steps:
             return  # the chain knows no commitment to nothing
-        self._pledged.add(completion.execution_id)
+        self._committed.add(completion.execution_id)
         commitment = ExecutorCommitment(
             execution_id=completion.execution_id,
             node=completion.node,
@@ -224,7 +224,7 @@ class Reporter:
         """Wait for the time to reveal, then show the completion to the members."""
         completion = report.completion
         self._planned_at.pop(completion.execution_id, None)
-        self._pledged.discard(completion.execution_id)
+        self._committed.discard(completion.execution_id)
         due = await self._committee_client.wait_until_due(
             completion.execution_id, _make_takeovers(completion), report.give_up_s
         )
@@ -238,7 +238,7 @@ class Reporter:
             if self._chain.clock.now_s() > report.give_up_s:
                 _log.error("giving up on %s: %s", report.completion.execution_id, reason)
                 self._planned_at.pop(report.completion.execution_id, None)
-                self._pledged.discard(report.completion.execution_id)
+                self._committed.discard(report.completion.execution_id)
                 continue
             _log.debug("commitment of %s waits: %s", report.completion.execution_id, reason)
             loop = asyncio.get_running_loop()

@@ -41,7 +41,7 @@ _log = logging.getLogger("splitup.node.verifier")
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class VerifierContext:
     """What the verifier uses of the node."""
 
     identity: Identity
@@ -57,8 +57,8 @@ class Tools:
 class Verifier:
     """Takes orders that prove themselves, one after the other."""
 
-    def __init__(self, tools: Tools, sampling_bps: int) -> None:
-        self._tools = tools
+    def __init__(self, context: VerifierContext, sampling_bps: int) -> None:
+        self._context = context
         self._sampling_bps = sampling_bps
         self._orders: asyncio.Queue[VerificationOrder] = asyncio.Queue(tuning.MAX_ORDERS)
         self._known: dict[tuple[str, int], None] = {}
@@ -75,10 +75,10 @@ class Verifier:
         key = (order.certificate.plan.request.execution_id, order.task)
         if key in self._known:
             return
-        manifest = await self._tools.cache.fetch_manifest(order.certificate.plan.request.model_id)
-        node = self._tools.identity.address
+        manifest = await self._context.cache.fetch_manifest(order.certificate.plan.request.model_id)
+        node = self._context.identity.address
         await asyncio.to_thread(check_order, order, manifest, self._sampling_bps, node)
-        committee = await self._tools.committees.check_certificate(order.certificate)
+        committee = await self._context.committees.check_certificate(order.certificate)
         await asyncio.to_thread(check_draw, order.draw, committee)
         if key in self._known:
             return
@@ -115,7 +115,7 @@ class Verifier:
         return VerificationResult(
             execution_id=request.execution_id,
             task=order.task,
-            validator=self._tools.identity.address,
+            validator=self._context.identity.address,
             inputs=found.inputs,
             outputs=found.outputs,
             state=found.state,
@@ -124,14 +124,14 @@ class Verifier:
         )
 
     async def _recompute(self, order: VerificationOrder) -> Digests:
-        tools = self._tools
+        context = self._context
         model_id = order.certificate.plan.request.model_id
-        manifest = await tools.cache.fetch_manifest(model_id)
-        async with tools.loaded_tasks.use(model_id, order.task) as program:
+        manifest = await context.cache.fetch_manifest(model_id)
+        async with context.loaded_tasks.use(model_id, order.task) as program:
             return await recompute(
-                tools.engine,
-                tools.supervisor,
-                tools.open_store(order),
+                context.engine,
+                context.supervisor,
+                context.open_store(order),
                 order.certificate.plan.request,
                 manifest,
                 order.executors,
@@ -143,7 +143,7 @@ class Verifier:
 
     async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
         """Commit to a result, and show it when it is due; a failure is told at once."""
-        committee_client = self._tools.committee_client
+        committee_client = self._context.committee_client
         give_up_s = order.certificate.plan.request.deadline + limits.GRANT_GRACE_S
         validator_commitment = VerificationCommitment(
             execution_id=result.execution_id,

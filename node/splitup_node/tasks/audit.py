@@ -36,12 +36,12 @@ OnProgress = Callable[[str], None]
 
 
 class AuditFailed(TaskFailed):
-    """This machine gives something else than the task: serving it would cost the stake."""
+    """This machine computes other outputs than the task has: serving it would cost the stake."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedTask:
-    """One row of a report; ``verdict`` is "" for a task that could not be tried."""
+    """One row of a report; ``verdict`` is "" when the task could not be tried."""
 
     model_id: str
     index: int
@@ -64,7 +64,7 @@ async def audit_program(
 ) -> Audit:
     """Run a loaded program on the inputs of its vectors. Raises TaskFailed, WorkerLost.
 
-    ``speed`` takes what the runs behind the first one show.
+    The speed of all runs but the first is added to ``speed``.
     """
     inputs, outputs = [port.spec for port in task.inputs], [port.spec for port in task.outputs]
     results = []
@@ -88,12 +88,12 @@ async def audit_node(
     worker_argv: Sequence[str] = WORKER_ARGV,
     on_progress: OnProgress = lambda text: None,
 ) -> tuple[dict[str, str], list[AuditedTask]]:
-    """Try every task that fits the node's memory; return what runs it here, and a row for each.
+    """Try every task that fits the node's memory; return the device's report, and a row per task.
 
-    On every device, with the device's name in a row's detail where there are several.
-    ``models`` are names or ids, by default all that are registered. ``check`` may ask the chain
-    first whether the node may serve at all; without it no stake is needed. Raises InvalidInput (no
-    such model), ChainUnavailable, StorageUnavailable, Unavailable (the worker).
+    Every device tries them; with several devices a row's detail names the device. ``models`` are
+    names or ids, by default all that are registered. ``check`` is called before the first task,
+    with the chain; without it no stake is needed. Raises InvalidInput (no such model),
+    ChainUnavailable, StorageUnavailable, Unavailable (the worker).
     """
     identity = config.load_identity()
     deployment = Deployment.load(config.deployment)
@@ -150,7 +150,7 @@ async def check_machine(
 
 
 class _Trial:
-    """Loads one task after the other, into a new worker whenever the memory is full."""
+    """Tries one task after the other, in a new worker whenever the memory is full."""
 
     def __init__(
         self, supervisor: Supervisor, cache: Cache, memory_bytes: int, on_progress: OnProgress
@@ -178,7 +178,7 @@ class _Trial:
                 verdict, may_serve, detail = found.verdict.value, found.may_serve, found.detail
             except _NoVectors:
                 verdict, may_serve = "", True
-                detail = "its model has no reference vectors, so nothing can be said"
+                detail = "its model has no reference vectors to compare with"
             except (TaskFailed, WorkerLost) as error:
                 verdict, may_serve, detail = "", False, f"it does not run here: {error}"
                 if isinstance(error, WorkerLost):
@@ -199,7 +199,7 @@ class _Trial:
 
     async def _renew(self) -> None:
         if self._supervisor.is_running:
-            self._supervisor.kill("its memory is full; the next tasks get a new one")
+            self._supervisor.kill("its memory is full; the next tasks get a new worker")
         await self._supervisor.restart()
         self._used_bytes = 0
 
@@ -219,7 +219,9 @@ async def _find_models(chain: Chain, models: Sequence[str]) -> list[str]:
         return known
     for model in models:
         if model not in by_name and model not in known:
-            raise InvalidInput(f"there is no model {model!r}; see: splitup-deploy list")
+            raise InvalidInput(
+                f"there is no model {model!r} on this network; leave --model out to try all of them"
+            )
     return list(dict.fromkeys(by_name.get(model, model) for model in models))
 
 

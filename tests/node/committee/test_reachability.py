@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import pytest_asyncio
-from splitup_node.committee.reachability import Reach
+from splitup_node.committee.reachability import Reachability
 
 from splitup.chain.client import Chain
 from splitup.core import tuning
@@ -64,7 +64,7 @@ class Place:
         for member in members:
             member.keys[self.identity.address] = self.identity.signing_key_hex
         view = make_view(members)
-        self.reach = Reach(
+        self.reachability = Reachability(
             self.identity.address,
             Tunnel(self.identity, acceptor, DIRECT),
             self.http,
@@ -79,17 +79,19 @@ class Place:
         return f"{member.url}/v1/relay/{self.identity.address}"
 
     @contextlib.asynccontextmanager
-    async def run(self) -> AsyncIterator[Reach]:
-        await self.reach.settle()
-        await self.reach.list_endpoint()
-        loops = [asyncio.create_task(c) for c in (self.reach.run(), self.reach.follow())]
+    async def run(self) -> AsyncIterator[Reachability]:
+        await self.reachability.choose()
+        await self.reachability.list_endpoint()
+        loops = [
+            asyncio.create_task(c) for c in (self.reachability.run(), self.reachability.follow())
+        ]
         try:
-            yield self.reach
+            yield self.reachability
         finally:
             for loop in loops:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
-            await self.reach.close()
+            await self.reachability.close()
             await self.http.close()
 
 
@@ -134,9 +136,9 @@ async def test_members_say_whether_a_node_is_reached(
         member.problem = problem
     place = Place(members, mode)
     async with place.http:
-        await place.reach.settle()
-    assert place.reach.endpoint == (DIRECT if is_direct else "")
-    assert place.reach.problem == ("" if is_direct else "members say: no")
+        await place.reachability.choose()
+    assert place.reachability.endpoint == (DIRECT if is_direct else "")
+    assert place.reachability.problem == ("" if is_direct else "members say: no")
     for member in members:
         assert [r.endpoint for r in member.asked] == ([DIRECT] if mode == "auto" else [])
 

@@ -217,7 +217,10 @@ async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
     monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 0.01)
     monkeypatch.setattr(presence, "_send_heartbeat", beat)
     monkeypatch.setattr(presence._trader, "is_due", lambda now_s: True)
-    working = [asyncio.create_task(presence.specialise()), asyncio.create_task(presence.beat())]
+    working = [
+        asyncio.create_task(presence.place_tasks()),
+        asyncio.create_task(presence.send_heartbeats()),
+    ]
     async with asyncio.timeout(HANG_S):
         while not presence.trades:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.01)

@@ -141,7 +141,10 @@ async def test_a_choice_waits_for_a_list_that_knows_of_the_last_one(
         get_determinism=lambda: "",
     )
     monkeypatch.setattr(presence, "_send_heartbeat", beat)
-    working = [asyncio.create_task(presence.specialise()), asyncio.create_task(presence.beat())]
+    working = [
+        asyncio.create_task(presence.place_tasks()),
+        asyncio.create_task(presence.send_heartbeats()),
+    ]
     async with asyncio.timeout(HANG_S):
         await done.wait()
     for task in working:
