@@ -1,4 +1,4 @@
-"""A node's configuration: one TOML file, read once. Secrets are in it by path only."""
+"""A node's configuration: one TOML file, read once. It names secrets by their path only."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ DeviceField = Annotated[str, Field(pattern=r"^[A-Za-z0-9:_+.-]+$", max_length=64
 
 
 class NodeConfig(BaseModel):
-    """Everything a node is told; see the comments that ``splitup-node init`` writes."""
+    """All settings of a node; ``splitup-node init`` writes a file with comments on each."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 

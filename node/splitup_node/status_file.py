@@ -1,4 +1,4 @@
-"""What the running daemon says of itself: a small file, replaced every second."""
+"""The status of the running daemon: a small file, replaced every second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from splitup.storage.download import write_file
 from splitup_node.config import make_command
 
 STATUS_FILE: Final = "status.json"
-_STALE_MS: Final = 10_000  # ten missed updates: it hangs or was killed
+_STALE_MS: Final = 10_000  # after ten missed updates the daemon hangs or was killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class NodeStatus:
         return f"running as process {self.values['pid']}"
 
     def list_rows(self, now_s: float) -> list[tuple[str, str]]:
-        """Return what the running daemon does, as (name, words) for a person."""
+        """Return what the running daemon does, as (name, text) for a person."""
         values = self.values
         used, total = values["vram_used_bytes"], values["vram_bytes"]
         state, limit = values["state_bytes"], values["state_limit_bytes"]
@@ -55,7 +55,7 @@ class NodeStatus:
 
     def _describe_trade(self, trade: dict[str, Any], now_s: float) -> str:
         labels = {task["task_id"]: task["label"] for task in self.values["resident"]}
-        wanted = labels.get(trade["wanted"], "one that is not here yet")
+        wanted = labels.get(trade["wanted"], "one that is not loaded yet")
         return (
             f"{trade['label']} ({trade['given'][:12]}, {trade['operators']} operators) for "
             f"{wanted} ({trade['wanted'][:12]}, {trade['wanted_operators']}), "
@@ -69,9 +69,9 @@ class NodeStatus:
         if values["relay"]:
             how = f"relayed by {values['relay']}"
         elif values["endpoint"]:
-            how = f"cut off: the relay of {values['endpoint']} is gone"
+            how = f"not reachable: the connection to the relay of {values['endpoint']} is lost"
         else:
-            how = "none yet: no relay takes the node so far"
+            how = "none: no relay has accepted the node yet"
         return [("endpoint", how), ("", f"not direct: {values['reach_problem']}")]
 
     def to_dict(self) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class CommitteeClient:
         return done >= {member.account for member in committee.members}
 
     async def spread(self, path: str, typ: str, message: Said, give_up_s: float) -> bool:
-        """Send until a quorum has it, then to the others for a while; return whether a quorum has."""
+        """Send until a quorum has it, and a while longer; return whether a quorum has it."""
         done: set[str] = set()
         late_tries = 0
         pause_s = tuning.REPORT_RETRY_S

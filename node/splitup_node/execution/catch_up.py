@@ -1,8 +1,8 @@
-"""How a node that takes a task over catches up: out of the logs of whoever made its inputs.
+"""How a node that takes over a task catches up: it reads the logs of the producers of its inputs.
 
-Each input port is read from its first step on until the stored log meets what its producer sends,
-who sends again all that the store may lack. The task runs every step itself, so that it has the
-state, and answers for all of them.
+Each input port is read from its first step on until the stored log meets the frames of its
+producer, which sends again all that the store may lack. The new node runs every step itself: it
+needs the state, and it commits to all steps.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from splitup_node.execution.executions import Execution, Part, Schedule, Spawn
 
 
 class Replay:
-    """Feeds the queue with the past inputs of tasks taken over."""
+    """Feeds the queue with the past inputs of tasks that this node has taken over."""
 
     def __init__(self, table: ExecutionTable, schedule: Schedule, spawn: Spawn) -> None:
         self._table = table
         self._queue = table.queue
         self._schedule = schedule
         self._spawn = spawn
-        self._ran: dict[tuple[str, int], asyncio.Event] = {}  # while a task catches up
+        self._ran: dict[tuple[str, int], asyncio.Event] = {}  # by task, while it catches up
 
     def start(self, execution: Execution, task: int) -> None:
         """Begin to catch up with one task."""
@@ -58,8 +58,8 @@ class Replay:
             self._schedule()
 
     async def _feed(self, execution: Execution, part: Part, source: PortId) -> None:
-        """Read one port until the queue has what would come next."""
-        if source[0] in execution.parts:  # made here: nobody will send what is not stored yet
+        """Read the log of one port until the queue already has its next step."""
+        if source[0] in execution.parts:  # produced here: nobody else sends what is not stored yet
             name = LogName(*source, execution.node, 0)
             for entry in execution.writer.get_unstored(*source):
                 await self._offer_entry(execution, part, name, entry)
@@ -73,7 +73,7 @@ class Replay:
                 if not self._is_missing(execution, part, source, reader.next_step):
                     return
             if not self._is_missing(execution, part, source, reader.next_step):
-                return  # else another node writes this port now: from the start, its own log
+                return  # otherwise another node produces this port now: read its log from the start
 
     def _is_missing(self, execution: Execution, part: Part, source: PortId, step: int) -> bool:
         if not self._is_current(execution, part) or step == execution.steps:
@@ -81,7 +81,7 @@ class Replay:
         return not self._queue.has(execution.id, source, step, part.task)
 
     def _is_expected(self, execution: Execution, part: Part, reader: LogReader) -> bool:
-        """Return whether the reader's next segment, not stored yet, is worth waiting for."""
+        """Return whether to wait for the reader's next segment, which is not stored yet."""
         name = reader.name
         source = name.task, name.port
         same = name.node == execution.executor_map.get_author(name.task)
@@ -94,7 +94,7 @@ class Replay:
         reader: LogReader,
         entries: list[LogEntry],
     ) -> None:
-        """Hand one segment to the queue, when the task has come near it."""
+        """Offer one segment to the queue once the task is at most REPLAY_AHEAD_STEPS behind it."""
         ran = self._ran[execution.id, part.task]
         while (
             self._is_current(execution, part)

@@ -1,8 +1,8 @@
 """From a finished run to its readers: frames to other nodes and the client, entries to the log.
 
-A tensor too large for a frame is hashed on a thread and stored by itself, while its bytes go to
-whoever reads it; they are told again when the store has it. Small ones leave in the worker's own
-callback.
+A small output is sent in the worker's own callback. An output that is too large for a frame is
+hashed on a thread and stored as an object of its own, while its bytes already go to its readers in
+pieces; a frame tells them when the store has it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ class Outputs:
         self._clients = table.clients
         self._spawn = spawn
         self._direct_bytes = direct_bytes
-        self._waiting: list[tuple[_Readers, Frame]] = []  # what a batch gave so far
-        self._unlogged: list[tuple[Execution, PortId, LogEntry]] = []  # of it
+        self._waiting: list[tuple[_Readers, Frame]] = []  # the frames of this batch
+        self._unlogged: list[
+            tuple[Execution, PortId, LogEntry]
+        ] = []  # the log entries of this batch
 
     def publish(
         self,
@@ -89,7 +91,7 @@ class Outputs:
         if len(data) > limits.INLINE_TENSOR_BYTES:
             execution.publishing_bytes += len(data)
             self._spawn(self._publish_stored(execution, run, port, data, zeros, on_stored))
-            return Tensor(b"", data, time.time_ns())  # nobody here compares what we made
+            return Tensor(b"", data, time.time_ns())  # readers on this node need no digest
         tensor = Tensor(hashlib.sha256(data).digest(), data, time.time_ns())
         source = (run.task, port)
         entry = LogEntry(run.step, tensor.digest, len(data), data)
@@ -103,7 +105,7 @@ class Outputs:
         return tensor
 
     def flush(self) -> None:
-        """Send and log what a batch gave, under one signature for all that goes to one reader."""
+        """Send and log a batch's outputs, with one signature for all frames to the same reader."""
         waiting, self._waiting = self._waiting, []
         groups: dict[_Readers, list[Frame]] = {}
         for readers, frame in waiting:
@@ -152,7 +154,7 @@ class Outputs:
         self._table.fail(execution.id, min(tasks), step, reason)
 
     def send(self, execution: Execution, targets: Iterable[str], sealed: bytes) -> None:
-        """Send a sealed frame to nodes of the plan. One that is gone is the client's business."""
+        """Send a sealed frame to nodes of the plan. The client replaces a node that is gone."""
         self._send(_find_readers(execution, targets), sealed)
 
     def _send(self, readers: _Readers, sealed: bytes) -> None:
@@ -160,17 +162,19 @@ class Outputs:
             try:
                 self._pool.open(node, endpoint).send(sealed)
             except SplitUpError as error:
-                _log.warning("a frame to %s is lost: %s", node, error)
+                _log.warning("a frame to node %s cannot be sent: %s", node, error)
 
     def resend(self, execution: Execution, source: PortId, target: str) -> None:
-        """Send a node what it may not find in the store: it takes a reader's place."""
+        """Send a new reader the entries of an output that are not in the store yet."""
         node = execution.certificate.plan.node_of(target)
         for entry in execution.writer.get_unstored(*source):
             sealed = seal_frame(self._identity, make_entry_frame(execution.id, source, entry))
             try:
                 self._pool.open(node.node, node.endpoint).send(sealed)
             except SplitUpError as error:
-                _log.warning("the rest of %s to %s is lost: %s", execution.id, target, error)
+                _log.warning(
+                    "outputs of %s cannot be sent to node %s: %s", execution.id, target, error
+                )
                 return
 
     async def _publish_stored(
@@ -185,7 +189,7 @@ class Outputs:
         source = (run.task, port)
         try:
             if run.task not in execution.parts:
-                return  # another node's meanwhile
+                return  # another node runs the task by now
             links = self._find_direct_links(execution, source, run.step, zeros, len(data))
             digest = await send_direct(self._identity, links, execution.id, source, run.step, data)
             name = LogName(run.task, port, execution.node, run.step, apart=True)
@@ -211,9 +215,9 @@ class Outputs:
         zeros: Collection[int],
         nbytes: int,
     ) -> list[Link]:
-        """Return the links of readers that a large tensor goes to ahead of the store.
+        """Return the links of readers to which a large tensor goes ahead of the store.
 
-        None while the store is that far behind: it sets the pace then.
+        No links while the store is too far behind: readers then wait for the store.
         """
         most = self._direct_bytes
         if execution.publishing_bytes > most:

@@ -19,7 +19,7 @@ OnOutputs = Callable[[int, Sequence[bytes | memoryview]], None]  # step, one ent
 
 async def recompute(
     engine: Engine,
-    supervisor: Workers,
+    workers: Workers,
     store: LogStore,
     request: Request,
     manifest: Manifest,
@@ -31,10 +31,10 @@ async def recompute(
     *,
     is_drawn: bool = False,
 ) -> Digests:
-    """Run ``steps`` steps of a task from zero state on what ``executors`` and the client logged.
+    """Run ``steps`` steps of a task from zero state, on the logs of ``executors`` and the client.
 
-    Runs when no live run is ready. ``is_drawn``: all executors have committed, so that only the
-    client's log may still grow. Raises PeerFault for logs that are broken or too short,
+    A step runs when no live run is ready. ``is_drawn`` says that all executors have committed: only
+    the client's log may still grow. Raises PeerFault for logs that are damaged or too short,
     StorageUnavailable, TaskFailed, WorkerLost.
     """
     entry = manifest.tasks[task]
@@ -44,7 +44,7 @@ async def recompute(
     ]
     digests = Digests(len(entry.inputs), len(entry.outputs))
     specs = [port.spec for port in entry.inputs], [port.spec for port in entry.outputs]
-    session, worker = engine.new_session(), supervisor.restarts
+    session, worker = engine.new_session(), workers.restarts
     try:
         for step in range(steps):
             inputs = [await anext(stream) for stream in streams]
@@ -53,16 +53,16 @@ async def recompute(
                 digests.add_outputs(zeros[1])
                 on_outputs(step, zeros[1])
                 continue
-            if supervisor.restarts != worker:  # zero state now would give other bytes
-                raise WorkerLost("the worker was lost while a task was run again")
+            if workers.restarts != worker:  # the new worker would begin with zero state
+                raise WorkerLost("the worker died while a task was recomputed")
             answer = await engine.step_loop.run_background(session, program, inputs)
             digests.add_inputs(inputs)
             digests.add_outputs(answer.outputs)
             on_outputs(step, answer.outputs)
         if entry.state_bytes and steps:
-            digests.state = await supervisor.digest_state(session)
+            digests.state = await workers.digest_state(session)
     finally:
-        supervisor.drop([session])
+        workers.drop([session])
         for stream in streams:
             await stream.aclose()
     return digests

@@ -1,6 +1,6 @@
-"""Recomputes tasks that the committee drew, from stored inputs and zero state.
+"""Recomputes tasks that the committee drew for verification, from stored inputs and zero state.
 
-The result is committed to before anybody reveals anything, and revealed with everybody else's.
+A validator commits to its result before anybody reveals, and reveals it together with all others.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _log = logging.getLogger("splitup.node.verifier")
 
 @dataclass(frozen=True, slots=True)
 class VerifierContext:
-    """What the verifier uses of the node."""
+    """The parts of the node that the verifier uses."""
 
     identity: Identity
     engine: Engine
-    supervisor: Workers
+    workers: Workers
     loaded_tasks: LoadedTasks
     cache: Cache
     committee_client: CommitteeClient
@@ -55,7 +55,7 @@ class VerifierContext:
 
 
 class Verifier:
-    """Takes orders that prove themselves, one after the other."""
+    """Takes verification orders, each with its proof, and works them off one after the other."""
 
     def __init__(self, context: VerifierContext, sampling_bps: int) -> None:
         self._context = context
@@ -67,7 +67,7 @@ class Verifier:
         self.latest: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_VERIFICATIONS)
 
     async def accept(self, order: VerificationOrder) -> None:
-        """Queue an order; one that is known already changes nothing.
+        """Queue an order; an order that is known already changes nothing.
 
         Raises PeerFault or BadSignature unless certificate and draw are the committee's and name
         this node, Unavailable when too many orders wait.
@@ -85,13 +85,15 @@ class Verifier:
         try:
             self._orders.put_nowait(order)
         except asyncio.QueueFull:
-            raise Unavailable("this node has too many verifications waiting; ask another") from None
+            raise Unavailable(
+                "too many verifications wait on this node; ask another validator"
+            ) from None
         self._known[key] = None
         while len(self._known) > tuning.MAX_FINISHED:
             self._known.pop(next(iter(self._known)))
 
     async def run(self) -> None:
-        """Work off orders, for ever. Results wait for their time beside the next order."""
+        """Work off orders, for ever. The next one begins while a result waits to be revealed."""
         try:
             while True:
                 order = await self._orders.get()
@@ -130,7 +132,7 @@ class Verifier:
         async with context.loaded_tasks.use(model_id, order.task) as program:
             return await recompute(
                 context.engine,
-                context.supervisor,
+                context.workers,
                 context.open_store(order),
                 order.certificate.plan.request,
                 manifest,
@@ -142,7 +144,7 @@ class Verifier:
             )
 
     async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
-        """Commit to a result, and show it when it is due; a failure is told at once."""
+        """Commit to a result and reveal it when that is due; a failure is sent at once."""
         committee_client = self._context.committee_client
         give_up_s = order.certificate.plan.request.deadline + limits.GRANT_GRACE_S
         validator_commitment = VerificationCommitment(
@@ -172,7 +174,7 @@ class Verifier:
 
 
 def check_order(order: VerificationOrder, manifest: Manifest, sampling_bps: int, node: str) -> None:
-    """Check all that an order claims but its signatures. Raises PeerFault."""
+    """Check everything in an order except its signatures. Raises PeerFault."""
     plan, draw = order.certificate.plan, order.draw
     request = plan.request
     where = f"verification of task {order.task} of {request.execution_id}"

@@ -160,7 +160,7 @@ class Trader:
         )
 
     def note(self, trade: Trade, now_s: float, *, made: bool) -> None:
-        """Hold both tasks of a trade that was made, or the given task of one that was called off."""
+        """Remember a trade: both tasks if it was made, the given one if it was called off."""
         self._held = {task: until for task, until in self._held.items() if until > now_s}
         for entry in (trade.given, trade.wanted) if made else (trade.given,):
             self._held[entry.task_id] = now_s + tuning.TRADE_HOLD_S

@@ -323,7 +323,7 @@ async def test_a15_pieces_that_nobody_may_send_are_faults() -> None:
         check_piece(execution, sender, replace(piece, task=2))
     with pytest.raises(PeerFault, match="bytes"):
         check_piece(execution, sender, replace(piece, length=len(DATA) + 4))
-    with pytest.raises(PeerFault, match="nobody paid"):
+    with pytest.raises(PeerFault, match="not paid for"):
         check_piece(execution, sender, replace(piece, step=2))
 
 
