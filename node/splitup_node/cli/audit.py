@@ -55,13 +55,13 @@ def audit(options: AuditOptions) -> dict[str, Any]:
     check = None if options.dry_run else check_registration
     config = NodeConfig.load(options.config)
     with open_progress() as progress:
-        device, rows = event_loop.run(
+        report = event_loop.run(
             audit_node(config, options.models, check, on_progress=progress.show)
         )
     return {
-        "determinism_class": device["determinism_class"],
-        "may_serve": all(row.may_serve for row in rows),
-        "tasks": [row.to_dict() for row in rows],
+        "determinism_class": report.device["determinism_class"],
+        "may_serve": all(row.may_serve for row in report.rows),
+        "tasks": [row.to_dict() for row in report.rows],
     }
 
 

@@ -1,8 +1,9 @@
-"""How far a long command is, on stderr: one line drawn in place on a terminal, else plain lines."""
+"""How far a command is, on stderr: one line drawn in place on a terminal, else plain lines."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import sys
 from collections.abc import Iterator
@@ -42,3 +43,19 @@ def open_progress(stream: TextIO | None = None) -> Iterator[Progress]:
         yield progress
     finally:
         progress.clear()
+
+
+class InPlaceHandler(logging.StreamHandler[TextIO]):
+    """Logs lines; on a terminal the next line replaces a record that is marked ``in_place``."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._progress = Progress(stream)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        self._progress.clear()
+        if getattr(record, "in_place", False):
+            self._progress.show(self.format(record))
+        else:
+            super().emit(record)

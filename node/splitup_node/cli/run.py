@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from splitup_node.cli.command import DEFAULT_CONFIG, ConfigOption, run_and_print
+from splitup_node.cli.progress import InPlaceHandler
 
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
@@ -52,7 +54,7 @@ def run(options: RunOptions) -> dict[str, Any]:
 
 
 def _start_logging(options: RunOptions) -> None:
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler() if options.log_json else InPlaceHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if options.log_json else logging.Formatter(_LOG_FORMAT))
     level = logging.DEBUG if options.verbose else logging.INFO
     logging.basicConfig(level=level, handlers=[handler])

@@ -26,7 +26,7 @@ from splitup.storage.log_store import LogObject
 from splitup.storage.task_cache import Cache
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.executions import Execution, OpenStore, make_execution
-from splitup_node.settlement.task_replay import recompute
+from splitup_node.settlement.task_replay import TaskReplay, recompute
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.worker_pool import Workers
 
@@ -121,18 +121,15 @@ class Recovery:
                     large.extend(_append(execution, task, port, step, data))
 
         part = execution.add_part(task, self.engine.new_session())
-        part.digests = await recompute(
-            self.engine,
-            self.workers,
+        replay = TaskReplay(
             execution.store,
             execution.certificate.plan.request,
             execution.manifest,
             execution.executor_map.executors,
             task,
-            program,
             execution.steps or 0,
-            log,
         )
+        part.digests = await recompute(self.engine, self.workers, program, replay, log)
         await execution.store.write(large)
 
 

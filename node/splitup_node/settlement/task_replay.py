@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from splitup.graph.gates import shut
 from splitup.graph.manifest import Manifest
@@ -17,29 +18,46 @@ from splitup_node.worker.worker_pool import Workers
 OnOutputs = Callable[[int, Sequence[bytes | memoryview]], None]  # step, one entry per port
 
 
+@dataclass(frozen=True, slots=True)
+class TaskReplay:
+    """A task of an execution that is to be run again, and the logs of its inputs.
+
+    ``is_drawn`` says that all executors have committed: only the client's log may still grow.
+    """
+
+    store: LogStore
+    request: Request
+    manifest: Manifest
+    executors: Sequence[str]  # of every task, since each wrote its own log
+    task: int
+    steps: int
+    is_drawn: bool = False
+
+
 async def recompute(
     engine: Engine,
     workers: Workers,
-    store: LogStore,
-    request: Request,
-    manifest: Manifest,
-    executors: Sequence[str],
-    task: int,
     program: int,
-    steps: int,
+    replay: TaskReplay,
     on_outputs: OnOutputs = lambda step, outputs: None,
-    *,
-    is_drawn: bool = False,
 ) -> Digests:
-    """Run ``steps`` steps of a task from zero state, on the logs of ``executors`` and the client.
+    """Run all steps of a task from zero state, and return their digests.
 
-    A step runs when no live run is ready. ``is_drawn`` says that all executors have committed: only
-    the client's log may still grow. Raises PeerFault for logs that are damaged or too short,
+    A step runs when no live run is ready. Raises PeerFault for logs that are damaged or too short,
     StorageUnavailable, TaskFailed, WorkerLost.
     """
+    task, steps, manifest = replay.task, replay.steps, replay.manifest
     entry = manifest.tasks[task]
     streams = [
-        iter_tensors(store, request, source, executors, port.spec, steps, is_drawn=is_drawn)
+        iter_tensors(
+            replay.store,
+            replay.request,
+            source,
+            replay.executors,
+            port.spec,
+            steps,
+            is_drawn=replay.is_drawn,
+        )
         for source, port in zip(get_sources(manifest, task), entry.inputs, strict=True)
     ]
     digests = Digests(len(entry.inputs), len(entry.outputs))

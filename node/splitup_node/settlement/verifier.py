@@ -31,7 +31,7 @@ from splitup.storage.task_cache import Cache
 from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.execution.digests import Digests
 from splitup_node.execution.engine import Engine
-from splitup_node.settlement.task_replay import recompute
+from splitup_node.settlement.task_replay import TaskReplay, recompute
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.worker_pool import Workers
 
@@ -130,18 +130,16 @@ class Verifier:
         model_id = order.certificate.plan.request.model_id
         manifest = await context.cache.fetch_manifest(model_id)
         async with context.loaded_tasks.use(model_id, order.task) as program:
-            return await recompute(
-                context.engine,
-                context.workers,
+            replay = TaskReplay(
                 context.open_store(order),
                 order.certificate.plan.request,
                 manifest,
                 order.executors,
                 order.task,
-                program,
                 order.steps,
                 is_drawn=True,
             )
+            return await recompute(context.engine, context.workers, program, replay)
 
     async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
         """Commit to a result and reveal it when that is due; a failure is sent at once."""

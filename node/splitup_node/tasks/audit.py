@@ -55,6 +55,18 @@ class AuditedTask:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """The tried tasks, and ``device``: the report of the last device that tried them.
+
+    ``least_bytes`` is the memory that the smallest task needs, 0 when no task is registered.
+    """
+
+    device: dict[str, str]
+    rows: tuple[AuditedTask, ...]
+    least_bytes: int
+
+
 async def audit_program(
     supervisor: Supervisor | Workers,
     program: int,
@@ -87,8 +99,8 @@ async def audit_node(
     check: Check | None = None,
     worker_argv: Sequence[str] = WORKER_ARGV,
     on_progress: OnProgress = lambda text: None,
-) -> tuple[dict[str, str], list[AuditedTask]]:
-    """Try every task that fits the node's memory; return the device's report, and a row per task.
+) -> AuditReport:
+    """Try every task that fits the node's memory.
 
     Every device tries them; with several devices a row's detail names the device. ``models`` are
     names or ids, by default all that are registered. ``check`` is called before the first task,
@@ -106,6 +118,7 @@ async def audit_node(
                 await check(chain, identity, config)
             model_ids = await _find_models(chain, models)
             rows: list[AuditedTask] = []
+            least_bytes = 0  # memory that the smallest of all tasks needs
             shares = config.device_shares
             for name, memory_bytes in shares:
                 supervisor = Supervisor(
@@ -119,6 +132,7 @@ async def audit_node(
                 try:
                     device = await supervisor.start()
                     trial = _Trial(supervisor, cache, memory_bytes, on_progress)
+                    least_bytes = await trial.find_least_bytes(model_ids)
                     found = [
                         row for model_id in model_ids for row in await trial.run_model(model_id)
                     ]
@@ -129,7 +143,7 @@ async def audit_node(
                 rows += found
         finally:
             await chain.close()
-    return device, rows
+    return AuditReport(device, tuple(rows), least_bytes)
 
 
 async def check_machine(
@@ -138,11 +152,17 @@ async def check_machine(
     on_progress: OnProgress = lambda text: None,
 ) -> None:
     """Raise ConfigurationError when this machine cannot run a task, or would be slashed for one."""
-    device, rows = await audit_node(config, worker_argv=worker_argv, on_progress=on_progress)
+    report = await audit_node(config, worker_argv=worker_argv, on_progress=on_progress)
+    rows = report.rows
+    if not rows and report.least_bytes:
+        raise ConfigurationError(
+            f"no task of the network fits into the node's memory: the smallest needs "
+            f"{report.least_bytes} bytes; nothing was staked; raise vram in {config.path}"
+        )
     refused = [row for row in rows if not row.may_serve]
     if refused:
         raise ConfigurationError(
-            f"this machine ({device['determinism_class']}) must not serve {len(refused)} of "
+            f"this machine ({report.device['determinism_class']}) must not serve {len(refused)} of "
             f"{len(rows)} tasks, the first of them {refused[0].label}: {refused[0].detail}; "
             f"nothing was staked; see all with: {config.make_command('audit --dry-run')}; "
             f"stake to serve the others with: {config.make_command('stake --no-audit')}"
@@ -161,6 +181,10 @@ class _Trial:
         self._on_progress = on_progress
         self._used_bytes = 0
         self._done: set[str] = set()
+
+    async def find_least_bytes(self, model_ids: Sequence[str]) -> int:
+        manifests = [await self._cache.fetch_manifest(model_id) for model_id in model_ids]
+        return min((task.vram_bytes for one in manifests for task in one.tasks), default=0)
 
     async def run_model(self, model_id: str) -> list[AuditedTask]:
         manifest = await self._cache.fetch_manifest(model_id)

@@ -155,6 +155,13 @@ class LoadedTasks:
                     f"{self.free_bytes} of {max(self._workers.memory_bytes)} are free"
                 )
             self.loading = task.task_id
+            _log.info(
+                "loading %s (%s, %.3f GB)",
+                task.label,
+                task.task_id[:12],
+                task.vram_bytes / 1e9,
+                extra={"in_place": True},
+            )
             try:
                 graph, weights = await self._cache.fetch_task(model_id, index)
                 await asyncio.to_thread(_check_gate, graph, task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from aiohttp import web
 from splitup_node.cli.app import app
 from splitup_node.cli.init import InitOptions, init
-from splitup_node.cli.progress import Progress, open_progress
+from splitup_node.cli.progress import InPlaceHandler, Progress, open_progress
 from splitup_node.config import NodeConfig
 from typer.testing import CliRunner
 
@@ -73,6 +74,17 @@ def test_progress_is_drawn_in_place_on_a_terminal_only() -> None:
             progress.show("task 2 of 2")
     assert file.getvalue() == "task 1 of 2\ntask 2 of 2\n"
     assert "\n" not in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_loading_task_is_drawn_in_place_among_log_lines() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        log = logging.Logger("test")
+        log.addHandler(InPlaceHandler(stream))
+        log.info("loading a", extra={"in_place": True})
+        log.info("loaded a")
+    assert file.getvalue() == "loading a\nloaded a\n"
+    assert terminal.getvalue() == "\r\x1b[K\r\x1b[Kloading a\r\x1b[Kloaded a\n"
 
 
 async def test_ctrl_c_while_loading_is_quiet(tmp_path: Path) -> None:

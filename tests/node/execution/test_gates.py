@@ -18,7 +18,7 @@ import pytest_asyncio
 from splitup_deploy.cutting.build import CompiledModel, build
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
-from splitup_node.settlement.task_replay import recompute
+from splitup_node.settlement.task_replay import TaskReplay, recompute
 from splitup_node.worker.ipc import RunRequest
 
 from splitup.decode.step import make_arrays, make_causal_step
@@ -205,17 +205,16 @@ async def check_records(moe: Moe, certificate: PlanCertificate, executions: list
     for index in moe.experts:
         (place,) = (p for p, n in enumerate(moe.nodes) if n.identity.address == executors[index])
         node, task = moe.nodes[place], moe.manifest.tasks[index]
-        digests = await recompute(
-            node.engine,
-            node.supervisor,
+        replay = TaskReplay(
             node.store.open(certificate, moe.manifest, executions[place].executor_map),
             request,
             moe.manifest,
             executors,
             index,
-            node.programs[task.task_id],
             STEPS,
         )
+        program = node.programs[task.task_id]
+        digests = await recompute(node.engine, node.supervisor, program, replay)
         own = executions[place].parts[index].digests
         assert (digests.inputs, digests.outputs) == (own.inputs, own.outputs)
         rows = await read_log(node.store, request.execution_id, index, 0, executors[index])
