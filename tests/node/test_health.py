@@ -16,7 +16,7 @@ from splitup.storage.journal import Journal
 _Usage = namedtuple("_Usage", "total used free")
 
 
-async def test_a_low_disk_is_said_once(
+async def test_a_low_disk_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     free = iter([4096, 2048, 1024, 10**9])

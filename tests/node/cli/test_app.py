@@ -118,7 +118,7 @@ async def test_init_writes_what_run_reads(market: NodeMarket) -> None:
     assert again.exit_code == 2 and "exists already" in again.output
 
 
-async def test_errors_are_one_sentence_with_the_way_out(market: NodeMarket) -> None:
+async def test_errors_are_one_sentence_with_a_remedy(market: NodeMarket) -> None:
     market.make_config("broken", 1)
     path = market.root / "broken" / "node.toml"
     good = path.read_text()

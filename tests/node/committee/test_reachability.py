@@ -1,4 +1,4 @@
-"""Where nodes are reached: real relays, real engines, a registry that only remembers."""
+"""How nodes are reached: real relays, real engines, a registry in memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DIRECT = "http://127.0.0.1:7700"
 
 
 class Registry:
-    """What the chain would list."""
+    """The registry's endpoint of the node."""
 
     def __init__(self) -> None:
         self.listed: asyncio.Queue[str] = asyncio.Queue()
@@ -52,7 +52,7 @@ class Registry:
 
 
 class Place:
-    """A node's reach among four members."""
+    """A node and its reachability among four members."""
 
     def __init__(
         self, members: list[RelayServer], mode: str = "auto", listed: str = DIRECT
@@ -129,7 +129,7 @@ async def members() -> AsyncIterator[list[RelayServer]]:
         (["no", "no", "no", "no"], "off", True),
     ],
 )
-async def test_members_say_whether_a_node_is_reached(
+async def test_members_report_whether_they_reach_a_node(
     members: list[RelayServer], problems: list[str | None], mode: str, is_direct: bool
 ) -> None:
     for member, problem in zip(members, problems, strict=True):
@@ -166,7 +166,7 @@ async def test_f11_a_node_moves_from_a_relay_that_died_to_another(
         await dead.start()  # for the fixture's end
 
 
-async def test_a_relay_that_was_listed_comes_first_and_costs_no_transaction(
+async def test_the_listed_relay_is_tried_first_and_needs_no_transaction(
     members: list[RelayServer],
 ) -> None:
     for member in members:
@@ -206,8 +206,10 @@ async def join(node: TestNode, relay: RelayServer) -> tuple[asyncio.Task[None], 
     return serving, tunnel
 
 
-async def test_f11_an_execution_between_relayed_nodes_outlives_its_relay(tmp_path: Path) -> None:
-    """Equal outputs, although the relay between nodes and client dies half way."""
+async def test_f11_an_execution_between_relayed_nodes_survives_the_relays_death(
+    tmp_path: Path,
+) -> None:
+    """The outputs are the same although the relay dies half way."""
     manifest, graphs = make_manifest(4, tasks=4)
     xs = [np.random.default_rng(step).random(4, np.float32) for step in range(8)]
     store, client = Store(), TestClient()

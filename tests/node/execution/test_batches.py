@@ -1,4 +1,4 @@
-"""Sessions that have a step of one task ready at the same time go through the worker together."""
+"""Sessions with a step of the same task ready at the same time run in one batch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def compute(xs: Sequence[np.ndarray]) -> list[np.ndarray]:
     return results
 
 
-async def test_ready_steps_of_sessions_go_together_and_each_gets_its_own(tmp_path: Path) -> None:
+async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     node, client, manifest = TestNode(tmp_path / "a", Store()), TestClient(), make_one_task()
     sizes: list[int] = []

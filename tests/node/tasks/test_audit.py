@@ -69,7 +69,7 @@ async def open_loaded_tasks(
         await workers.close()
 
 
-async def test_a_task_that_gives_what_it_should_is_served(tmp_path: Path) -> None:
+async def test_a_task_that_passes_its_audit_is_served(tmp_path: Path) -> None:
     manifest, _ = make_manifest()
     store(tmp_path / "node" / "cache", manifest)
     async with open_loaded_tasks(tmp_path / "node") as loaded_tasks:
@@ -78,7 +78,7 @@ async def test_a_task_that_gives_what_it_should_is_served(tmp_path: Path) -> Non
         assert len(loaded_tasks.programs) == 2
 
 
-async def test_a_broken_device_serves_nothing_and_says_why(tmp_path: Path) -> None:
+async def test_a_broken_device_fails_the_audit_and_serves_nothing(tmp_path: Path) -> None:
     manifest, _ = make_manifest()
     store(tmp_path / "node" / "cache", manifest)
     async with open_loaded_tasks(tmp_path / "node", FAULTY) as loaded_tasks:
@@ -96,7 +96,7 @@ async def test_a_broken_device_serves_nothing_and_says_why(tmp_path: Path) -> No
         assert loaded_tasks.programs == {} and loaded_tasks.free_bytes == 10**8
 
 
-async def test_a_liar_passes_its_own_audit_and_is_left_to_the_validators(tmp_path: Path) -> None:
+async def test_a_dishonest_worker_passes_its_own_audit(tmp_path: Path) -> None:
     manifest, _ = make_manifest()
     store(tmp_path / "node" / "cache", manifest)
     async with open_loaded_tasks(tmp_path / "node", LYING) as loaded_tasks:

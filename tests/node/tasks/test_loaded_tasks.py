@@ -35,7 +35,7 @@ TASK_BYTES = 1_000_000  # what each task says that it takes
 
 @dataclass
 class LocalCache:
-    """Finds tasks in a directory: what Residents wants of a Cache."""
+    """Finds tasks in a directory; stands in for the Cache of LoadedTasks."""
 
     directory: Path
     graphs: list[Graph]
@@ -81,7 +81,7 @@ async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
     await running.close()
 
 
-async def test_tasks_go_where_memory_is_and_come_back_after_a_loss(
+async def test_tasks_are_loaded_where_memory_is_free_and_again_after_a_worker_died(
     workers: Workers, tmp_path: Path
 ) -> None:
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5)])
@@ -111,8 +111,8 @@ def read_rss(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-async def test_a_traded_task_gives_its_memory_back_to_the_machine(tmp_path: Path) -> None:
-    """Loaded and unloaded three times over, with a state: the process is as small as before."""
+async def test_unloading_a_task_frees_its_memory(tmp_path: Path) -> None:
+    """Load and unload three times, with a state: the process is as small as before."""
     size = 4_000_000  # elements, of 4 bytes each in x, y and the state
     room = 16 * size + TASK_BYTES
     workers = Workers(
@@ -144,9 +144,7 @@ async def test_a_traded_task_gives_its_memory_back_to_the_machine(tmp_path: Path
         await workers.close()
 
 
-async def test_a_task_in_use_stays_and_one_that_is_not_idle(
-    workers: Workers, tmp_path: Path
-) -> None:
+async def test_a_task_in_use_is_not_unloaded(workers: Workers, tmp_path: Path) -> None:
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3)])
     loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
     async with loaded_tasks.use(MODEL, 0) as program, loaded_tasks.use(MODEL, 0) as same:
@@ -177,10 +175,10 @@ async def test_a_task_in_use_stays_and_one_that_is_not_idle(
     )  # given up, so not loaded again
 
 
-async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
+async def test_a_full_node_trades_a_well_served_task_that_is_not_in_use(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is offered no longer first; whoever was planned on it until then keeps it."""
+    """The node stops offering it first; plans made until then still find it."""
     monkeypatch.setattr(tuning, "TRADE_NOTICE_S", 0.01)
     monkeypatch.setattr(tuning, "DEMAND_AGE_S", 0.01)
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5, 6)])

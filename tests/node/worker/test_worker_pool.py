@@ -69,7 +69,7 @@ async def run(workers: Workers, session: int, program: int, *inputs: list[float]
     return np.frombuffer(result.outputs[0], np.float32).tolist()
 
 
-async def test_programs_run_where_they_were_loaded_and_states_stay_apart(
+async def test_programs_run_on_the_worker_that_loaded_them_with_separate_states(
     workers: Workers, tmp_path: Path
 ) -> None:
     assert workers.memory_bytes == MEMORY and len(set(workers.pids)) == 2
@@ -84,15 +84,13 @@ async def test_programs_run_where_they_were_loaded_and_states_stay_apart(
     assert await run(workers, 1, programs[1], [5, 5]) == [5, 5]
 
 
-async def test_a_new_worker_loads_what_another_has_compiled(
-    workers: Workers, tmp_path: Path
-) -> None:
+async def test_workers_share_the_kernel_cache(workers: Workers, tmp_path: Path) -> None:
     path = write(tmp_path, make_sum(3))
     assert not (await workers.load(0, path, None))["is_from_cache"]
     assert (await workers.load(1, path, None))["is_from_cache"]
 
 
-async def test_f25_the_loss_of_one_worker_leaves_the_other_and_its_states(
+async def test_f25_the_death_of_one_worker_does_not_affect_the_other(
     workers: Workers, tmp_path: Path
 ) -> None:
     path = write(tmp_path, make_accumulator(2))
@@ -115,7 +113,7 @@ async def test_f25_the_loss_of_one_worker_leaves_the_other_and_its_states(
     assert await run(workers, 9, again, [1, 1]) == [1, 1]
 
 
-async def test_devices_that_compute_other_bytes_need_a_node_of_their_own(tmp_path: Path) -> None:
+async def test_devices_of_different_determinism_classes_are_refused(tmp_path: Path) -> None:
     other = (sys.executable, "-c", OTHER_CLASS)
     workers = Workers(
         [
@@ -140,7 +138,7 @@ async def test_devices_that_compute_other_bytes_need_a_node_of_their_own(tmp_pat
         ("CPU:2:X86", ("CPU:X86", 2)),
     ],
 )
-async def test_a_devices_number_is_told_from_its_code_generator(
+async def test_a_device_name_is_split_into_renderer_and_number(
     text: str, expected: tuple[str, int]
 ) -> None:
     assert parse_device(text) == expected
