@@ -131,24 +131,22 @@ class Node:
             self._open_store,
             self._chain.clock.now_s,
         )
-        self._verifier = Verifier(
-            VerifierContext(
-                identity=self._identity,
-                engine=self.engine,
-                workers=self._workers,
-                loaded_tasks=self._loaded_tasks,
-                cache=self._cache,
-                committee_client=committee_client,
-                open_store=lambda order: open_verification_logs(
-                    self._gateway,
-                    lambda: self._http.session,
-                    order,
-                    now_s=self._chain.clock.now_s,
-                ),
-                committees=self._committees,
+        self._verifier = self._make_verifier(committee_client)
+
+    def _make_verifier(self, committee_client: CommitteeClient) -> Verifier:
+        context = VerifierContext(
+            identity=self._identity,
+            engine=self.engine,
+            workers=self._workers,
+            loaded_tasks=self._loaded_tasks,
+            cache=self._cache,
+            committee_client=committee_client,
+            open_store=lambda order: open_verification_logs(
+                self._gateway, lambda: self._http.session, order, now_s=self._chain.clock.now_s
             ),
-            economics.sampling_bps,
+            committees=self._committees,
         )
+        return Verifier(context, self._economics.sampling_bps)
 
     @property
     def endpoint(self) -> str:
@@ -286,9 +284,8 @@ class Node:
         manifest = await self._cache.fetch_manifest(plan.request.model_id)
         try:
             self._health.check()
-            async with (
-                contextlib.AsyncExitStack() as stack
-            ):  # keeps the tasks loaded until the start
+            # the tasks stay loaded until the engine has started the execution
+            async with contextlib.AsyncExitStack() as stack:
                 for index, executor in enumerate(plan.executors()):
                     if executor == self._identity.address and index < len(manifest.tasks):
                         use = self._loaded_tasks.use(plan.request.model_id, index)

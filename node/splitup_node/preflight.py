@@ -1,4 +1,4 @@
-"""What is wrong with a node's settings on this machine, said before any stake is taken."""
+"""What is wrong with a node's settings on this machine, checked before any stake is taken."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _check_memory(config: NodeConfig) -> None:
 
 
 def find_memory_bytes(device: str) -> int | None:
-    """Return the memory of a tinygrad device, "" for the largest here; None when nobody knows."""
+    """Return the memory of a tinygrad device, "" for the largest here; None if it is unknown."""
     name, index = parse_device(device or os.environ.get("DEV", ""))
     match name.split(":")[0].upper():
         case "CUDA" | "NV":

@@ -14,7 +14,7 @@ from splitup_node.cli.command import JsonOption, run_and_print
 
 @dataclass(frozen=True, slots=True)
 class InitOptions:
-    """What ``splitup-node init`` is asked for; None stands for what the network's file says."""
+    """The options of ``splitup-node init``; None means: as the network's file says."""
 
     data_dir: Path
     vram: str

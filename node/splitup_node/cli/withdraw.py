@@ -1,4 +1,4 @@
-"""``splitup-node withdraw``: take out what the node has earned, and its stake after it has left."""
+"""``splitup-node withdraw``: take out USDC that is ready, or the stake after unbonding."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 _log = logging.getLogger("splitup.node.committee")
 
 
-Said = ExecutorCommitment | Takeovers | Completion | VerificationCommitment | VerificationResult
+Report = ExecutorCommitment | Takeovers | Completion | VerificationCommitment | VerificationResult
 CommitteeSource = Callable[[str], Awaitable[CommitteeView]]  # of an execution
 
 
@@ -47,11 +47,11 @@ class CommitteeClient:
         self._fetch_committee = fetch_committee
         self._now_s = now_s
 
-    async def tell(
+    async def send_once(
         self,
         path: str,
         typ: str,
-        message: Said,
+        message: Report,
         done: set[str],
         grace_s: float = tuning.REPORT_RETRY_S,
     ) -> bool:
@@ -63,7 +63,7 @@ class CommitteeClient:
         committee = await self._fetch_committee(message.execution_id)
         token = self._http.sign(typ, committee.domain.committee, message)
         missing = [m for m in committee.members if m.account not in done]
-        answers = await _hear(
+        answers = await _gather_quorum(
             (
                 self._http.post_token(f"{m.endpoint}{path}", token, timeout_s=tuning.MEMBER_REPLY_S)
                 for m in missing
@@ -78,25 +78,25 @@ class CommitteeClient:
                 done.add(member.account)
         return len(done) >= committee.quorum
 
-    async def say(self, said: VerificationCommitment | Takeovers, done: set[str]) -> None:
+    async def announce(self, announced: VerificationCommitment | Takeovers, done: set[str]) -> None:
         """Send what members have to know before anything is revealed."""
-        if isinstance(said, Takeovers):
-            await self.tell("/v1/takeovers", TAKEOVERS_TYP, said, done)
+        if isinstance(announced, Takeovers):
+            await self.send_once("/v1/takeovers", TAKEOVERS_TYP, announced, done)
         else:
-            await self.tell("/v1/promise", VALIDATOR_COMMITMENT_TYP, said, done)
+            await self.send_once("/v1/promise", VALIDATOR_COMMITMENT_TYP, announced, done)
 
     async def has_all(self, execution_id: str, done: set[str]) -> bool:
         """Return whether ``done`` holds all members."""
         committee = await self._fetch_committee(execution_id)
         return done >= {member.account for member in committee.members}
 
-    async def spread(self, path: str, typ: str, message: Said, give_up_s: float) -> bool:
+    async def spread(self, path: str, typ: str, message: Report, give_up_s: float) -> bool:
         """Send until a quorum has it, and a while longer; return whether a quorum has it."""
         done: set[str] = set()
         late_tries = 0
         pause_s = tuning.REPORT_RETRY_S
         while self._now_s() < give_up_s:
-            if await self.tell(path, typ, message, done, pause_s):
+            if await self.send_once(path, typ, message, done, pause_s):
                 late_tries += 1
             if late_tries > tuning.RPC_TRIES or await self.has_all(message.execution_id, done):
                 return True
@@ -107,24 +107,24 @@ class CommitteeClient:
     async def wait_until_due(
         self,
         execution_id: str,
-        said: VerificationCommitment | Takeovers | None,
+        announced: VerificationCommitment | Takeovers | None,
         give_up_s: float,
     ) -> bool:
         """Wait until 2f+1 members attest that it is time to reveal; False when it never is.
 
-        Meanwhile ``said`` is sent to all members: a validator's commitment, which must be fixed
-        before the validator reveals, or the takeovers that made this node an executor.
+        Meanwhile ``announced`` is sent to all members: a validator's commitment, which must be
+        fixed before the validator reveals, or the takeovers that made this node an executor.
         """
         attestations = Attestations((await self._fetch_committee(execution_id)).quorum)
-        told: set[str] = set()
+        sent: set[str] = set()
         pause_s = tuning.REPORT_RETRY_S
         while self._now_s() < give_up_s:
-            if said is not None and not await self.has_all(execution_id, told):
-                await self.say(said, told)
-            if await self._ask(execution_id, attestations, told, 2 * pause_s):
+            if announced is not None and not await self.has_all(execution_id, sent):
+                await self.announce(announced, sent)
+            if await self._ask(execution_id, attestations, sent, 2 * pause_s):
                 return False
-            fixed = not isinstance(said, VerificationCommitment) or (
-                attestations.find_fixed(said.task, said.validator) == said.root
+            fixed = not isinstance(announced, VerificationCommitment) or (
+                attestations.find_fixed(announced.task, announced.validator) == announced.root
             )
             if attestations.is_due() and fixed:
                 return True
@@ -133,14 +133,14 @@ class CommitteeClient:
         return False
 
     async def _ask(
-        self, execution_id: str, attestations: Attestations, told: set[str], grace_s: float
+        self, execution_id: str, attestations: Attestations, sent: set[str], grace_s: float
     ) -> bool:
         """Collect attestations; return whether a quorum says that the execution is over.
 
-        A member without a draw may have been restarted: it is taken out of ``told``.
+        A member without a draw may have been restarted: it is taken out of ``sent``.
         """
         committee = await self._fetch_committee(execution_id)
-        answers = await _hear(
+        answers = await _gather_quorum(
             (self._fetch(execution_id, member, committee) for member in committee.members),
             committee.quorum,
             grace_s,
@@ -149,7 +149,7 @@ class CommitteeClient:
             if isinstance(answer, SignedAttestation):
                 attestations.add(answer)
             elif isinstance(answer, Refused) and answer.status == _NO_DRAW:
-                told.discard(member.account)
+                sent.discard(member.account)
         return _count_over(answers) >= committee.quorum
 
     async def _fetch(
@@ -165,7 +165,7 @@ class CommitteeClient:
         return signed
 
 
-async def _hear(
+async def _gather_quorum(
     calls: Iterable[Coroutine[Any, Any, T]], quorum: int, grace_s: float
 ) -> list[T | SplitUpError]:
     """Return what each call gave or raised, at most ``grace_s`` after a quorum has answered.

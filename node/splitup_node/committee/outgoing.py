@@ -59,7 +59,7 @@ async def check_outgoing(
 async def _fetch_peers(
     node: str, chain: Chain, http: SignedClient, committee: CommitteeView
 ) -> list[str]:
-    """Return the endpoints of the other nodes in the latest snapshot; none when nobody shows it."""
+    """Return the endpoints of the other nodes in the latest snapshot; none if no member has it."""
     root = (await chain.call("committee", "latestSnapshot"))["root"]
     if root == ZERO_BYTES32:
         return []

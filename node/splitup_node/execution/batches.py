@@ -58,7 +58,7 @@ class BatchScheduler:
         return []
 
     def make_requests(self, batch: Batch) -> list[RunRequest]:
-        """Return what the worker is asked for."""
+        """Return the worker's requests for a batch."""
         return [
             RunRequest(
                 execution.parts[run.task].session,

@@ -22,7 +22,7 @@ _log = logging.getLogger("splitup.node.executions")
 
 
 class Listener(Protocol):
-    """Is told of the beginning and the end of executions."""
+    """Gets notified of the beginning and the end of executions."""
 
     def on_begun(self, execution: Execution) -> None:
         """Note that this node runs tasks of an execution from now on."""

@@ -29,7 +29,7 @@ _log = logging.getLogger("splitup.node.inbox")
 
 
 class Inbox:
-    """Checks what peers send, puts tensors into the queue and does what clients ask for."""
+    """Checks what peers send, puts tensors into the queue and acts on the messages of clients."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Inbox:
                 self._table.fail(execution.id, task, frame.step, reason)
         self._schedule()
 
-    # ---- what clients ask for ------------------------------------------------------------------
+    # ---- messages of clients -------------------------------------------------------------------
 
     def _end(self, execution: Execution, signed: SignedEnd) -> None:
         """Learn how many steps there are."""

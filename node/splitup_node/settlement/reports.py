@@ -89,7 +89,7 @@ class Reporter:
         report = _read_report(stored)
         if (takeovers := _make_takeovers(report.completion)) is not None:
             self._spawn(
-                self._committee_client.say(takeovers, set())
+                self._committee_client.announce(takeovers, set())
             )  # before our commitment is on chain
         self._waiting.put_nowait(report)
 

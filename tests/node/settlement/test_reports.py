@@ -423,6 +423,6 @@ async def test_f08_a_member_that_hangs_delays_nobody(http: FakeHttp) -> None:
     http.hung = {COMMITTEE.members[0].endpoint}
     completion, done = make_completion(1), set[str]()
     async with asyncio.timeout(HANG_S):
-        assert await committee_client.tell("/v1/completion", "typ", completion, done)
+        assert await committee_client.send_once("/v1/completion", "typ", completion, done)
         assert await committee_client.wait_until_due(completion.execution_id, None, math.inf)
     assert done == {member.account for member in COMMITTEE.members[1:]}
