@@ -10,18 +10,17 @@ from typing import Any, Final, TypeVar
 
 from splitup.core import tuning
 from splitup.core.errors import PeerFault, Refused, SplitUpError, Unavailable
+from splitup.messages import api
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.messages.verification import (
     SignedAttestation,
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationResult,
 )
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 
-VALIDATOR_COMMITMENT_TYP: Final = "splitup-verification-commitment"
-TAKEOVERS_TYP: Final = "splitup-takeovers"
 _OVER: Final = 410  # a member's answer for an execution that was settled or refunded
 _NO_DRAW: Final = 404  # its answer for an execution that it has no verification draw of
 
@@ -30,7 +29,9 @@ T = TypeVar("T")
 _log = logging.getLogger("splitup.node.committee")
 
 
-Report = ExecutorCommitment | Takeovers | Completion | VerificationCommitment | VerificationResult
+ReportT = TypeVar(
+    "ReportT", ExecutorCommitment, Takeovers, Completion, ValidatorCommitment, VerificationResult
+)
 CommitteeSource = Callable[[str], Awaitable[CommitteeView]]  # of an execution
 
 
@@ -49,9 +50,8 @@ class CommitteeClient:
 
     async def send_once(
         self,
-        path: str,
-        typ: str,
-        message: Report,
+        route: api.Route[ReportT],
+        message: ReportT,
         done: set[str],
         grace_s: float = tuning.REPORT_RETRY_S,
     ) -> bool:
@@ -61,13 +61,10 @@ class CommitteeClient:
         signature serves all members.
         """
         committee = await self._fetch_committee(message.execution_id)
-        token = self._http.sign(typ, committee.domain.committee, message)
+        token = self._http.sign(route, committee.domain.committee, message)
         missing = [m for m in committee.members if m.account not in done]
         answers = await _gather_quorum(
-            (
-                self._http.post_token(f"{m.endpoint}{path}", token, timeout_s=tuning.MEMBER_REPLY_S)
-                for m in missing
-            ),
+            (self._http.post_token(route, member.endpoint, token) for member in missing),
             committee.quorum - len(done),
             grace_s,
         )
@@ -78,25 +75,25 @@ class CommitteeClient:
                 done.add(member.account)
         return len(done) >= committee.quorum
 
-    async def announce(self, announced: VerificationCommitment | Takeovers, done: set[str]) -> None:
+    async def announce(self, announced: ValidatorCommitment | Takeovers, done: set[str]) -> None:
         """Send what members have to know before anything is revealed."""
         if isinstance(announced, Takeovers):
-            await self.send_once("/v1/takeovers", TAKEOVERS_TYP, announced, done)
+            await self.send_once(api.TAKEOVERS, announced, done)
         else:
-            await self.send_once("/v1/promise", VALIDATOR_COMMITMENT_TYP, announced, done)
+            await self.send_once(api.VALIDATOR_COMMITMENT, announced, done)
 
     async def has_all(self, execution_id: str, done: set[str]) -> bool:
         """Return whether ``done`` holds all members."""
         committee = await self._fetch_committee(execution_id)
         return done >= {member.account for member in committee.members}
 
-    async def spread(self, path: str, typ: str, message: Report, give_up_s: float) -> bool:
+    async def spread(self, route: api.Route[ReportT], message: ReportT, give_up_s: float) -> bool:
         """Send until a quorum has it, and a while longer; return whether a quorum has it."""
         done: set[str] = set()
         late_tries = 0
         pause_s = tuning.REPORT_RETRY_S
         while self._now_s() < give_up_s:
-            if await self.send_once(path, typ, message, done, pause_s):
+            if await self.send_once(route, message, done, pause_s):
                 late_tries += 1
             if late_tries > tuning.RPC_TRIES or await self.has_all(message.execution_id, done):
                 return True
@@ -107,7 +104,7 @@ class CommitteeClient:
     async def wait_until_due(
         self,
         execution_id: str,
-        announced: VerificationCommitment | Takeovers | None,
+        announced: ValidatorCommitment | Takeovers | None,
         give_up_s: float,
     ) -> bool:
         """Wait until 2f+1 members attest that it is time to reveal; False when it never is.
@@ -123,7 +120,7 @@ class CommitteeClient:
                 await self.announce(announced, sent)
             if await self._ask(execution_id, attestations, sent, 2 * pause_s):
                 return False
-            fixed = not isinstance(announced, VerificationCommitment) or (
+            fixed = not isinstance(announced, ValidatorCommitment) or (
                 attestations.find_fixed(announced.task, announced.validator) == announced.root
             )
             if attestations.is_due() and fixed:
@@ -155,9 +152,8 @@ class CommitteeClient:
     async def _fetch(
         self, execution_id: str, member: CommitteeMember, committee: CommitteeView
     ) -> SignedAttestation:
-        value = await self._http.get_json(
-            f"{member.endpoint}/v1/attestation/{execution_id}", timeout_s=tuning.MEMBER_REPLY_S
-        )
+        url = api.ATTESTATION.url(member.endpoint, execution_id=execution_id)
+        value = await self._http.get_json(url, timeout_s=api.ATTESTATION.timeout_s)
         signed = SignedAttestation.from_value(value)
         if signed.attestation.execution_id != execution_id:
             raise PeerFault("the attestation is about another execution", peer=member.account)

@@ -10,7 +10,7 @@ from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailab
 from splitup.crypto.keys import Identity
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import SignedEnd, SignedTakeover
-from splitup.messages.frames import Frame, FrameKind, Piece, Seal, decode_frames, decode_piece
+from splitup.messages.frames import Frame, FrameKind, Seal, TensorChunk, decode_chunk, decode_frames
 from splitup.messages.progress import Progress, TaskProgress
 from splitup.net.links import Link
 from splitup.net.signed_frames import make_message_frame, seal_frame, verify_seal
@@ -19,7 +19,7 @@ from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import EarlyFrames, PortId, Tensor
 from splitup.storage.log_store import read_tensor
-from splitup_node.execution.chunk_transfers import check_piece
+from splitup_node.execution.chunk_transfers import check_chunk
 from splitup_node.execution.execution_table import ExecutionTable
 from splitup_node.execution.executions import Execution, Schedule, Spawn, get_first_task
 from splitup_node.execution.finishing import Finisher
@@ -51,8 +51,8 @@ class Inbox:
 
     def take(self, link: Link, data: bytes) -> None:
         """Take one message from a link. Raises PeerFault, BadSignature."""
-        if (piece := decode_piece(data)) is not None:
-            self._take_piece(link, piece)
+        if (chunk := decode_chunk(data)) is not None:
+            self._take_chunk(link, chunk)
             return
         seal, frames = decode_frames(data)
         for frame in frames:
@@ -77,12 +77,12 @@ class Inbox:
         """Drop the frames of an execution that this node does not run."""
         self._early.take(execution_id)
 
-    def _take_piece(self, link: Link, piece: Piece) -> None:
-        """Keep a piece of a large tensor; one that comes before its plan is not kept."""
-        execution = self._table.by_id.get(piece.execution_id)
+    def _take_chunk(self, link: Link, chunk: TensorChunk) -> None:
+        """Keep a chunk of a large tensor; one that comes before its plan is not kept."""
+        execution = self._table.by_id.get(chunk.execution_id)
         if execution is not None and execution.parts and not execution.is_over:
-            if check_piece(execution, link.peer, piece):
-                self._table.chunks.add(piece)
+            if check_chunk(execution, link.peer, chunk):
+                self._table.chunks.add(chunk)
 
     def _take_frame(self, execution: Execution, frame: Frame, seal: Seal) -> None:
         if execution.is_over:

@@ -2,7 +2,7 @@
 
 A small output is sent in the worker's own callback. An output that is too large for a frame is
 hashed on a thread and stored as an object of its own, while its bytes already go to its readers in
-pieces; a frame tells them when the store has it.
+chunks; a frame tells them when the store has it.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
 from splitup.graph.manifest import load_manifest
+from splitup.messages import api
 from splitup.messages.base import Message
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.messages.snapshots import ReachRequest, Snapshot
@@ -70,8 +71,8 @@ from splitup.protocol.committee.events import (
     PushPlan,
     PushVerification,
     RecomputeTask,
-    RequestSigned,
     RttMeasured,
+    SignedRequestReceived,
     SnapshotFetched,
     SubmitCommitments,
     SubmitEvidence,
@@ -97,17 +98,8 @@ from splitup.storage.journal import Journal
 from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
 from splitup_oracle.member.rulings import Rulings
 
-HEARTBEAT_TYP: Final = "splitup-heartbeat"
-GOSSIP_TYP: Final = "splitup-gossip"
-COMPLETION_TYP: Final = "splitup-completion"
-EXECUTOR_COMMITMENT_TYP: Final = "splitup-pledge"
-TAKEOVERS_TYP: Final = "splitup-takeovers"
-VALIDATOR_COMMITMENT_TYP: Final = "splitup-verification-commitment"
-RESULT_TYP: Final = "splitup-verification-result"
-REACH_TYP: Final = "splitup-reach"
 CHUNKED_MESSAGE_KIND: Final = "parcel"  # of gossip that is too large for one request
 
-_GOSSIP_TIMEOUT_S: Final = 3.0
 _MAX_OUTSTANDING: Final = 256  # per peer: a hung one must not collect our memory
 _VOTE_PERIOD_S: Final = 5.0  # a vote, or the others', may have been lost
 _SECRET: Final = "secret"  # journal kind: what the secrets of our dealings are derived from
@@ -125,7 +117,7 @@ class _Peer:
     endpoint: str
     is_up: bool = True
     outstanding: int = 0
-    is_sending: bool = False  # a parcel to us
+    is_sending: bool = False  # a chunked message to us
 
 
 @dataclass(slots=True)
@@ -240,8 +232,9 @@ class Member:
 
     def read_result(self, token: str) -> tuple[VerificationResult, str]:
         """Verify a validator's token as evidence and return result and key; raise PeerFault."""
-        claims = verify_jws(token, typ=RESULT_TYP, audience=self.audience, now_s=None)
-        return VerificationResult.from_value(claims.body), claims.issuer
+        route = api.VERIFICATION_RESULT
+        claims = verify_jws(token, typ=route.typ, audience=self.audience, now_s=None)
+        return route.parse(claims.body), claims.issuer
 
     def note_heartbeat(self, node: str) -> None:
         """Have a node probed at once when it is heard for the first time."""
@@ -266,7 +259,7 @@ class Member:
         check_signed(signed)  # before the chain is asked: nobody else may make us
         async with self._opening:
             balance, frozen_until = await self._check_openable(request)
-        self.feed_peer(RequestSigned(signed, balance, frozen_until))
+        self.feed_peer(SignedRequestReceived(signed, balance, frozen_until))
 
     async def _check_openable(self, request: Request) -> tuple[int, int]:
         """Return the client's balance and until when it is frozen; raise PeerFault."""
@@ -495,7 +488,7 @@ class Member:
             while len(self._fetched) > limits.MAX_COMMITTEE * tuning.MAX_CHUNKED_MESSAGES:
                 self._fetched.popitem(last=False)
             self.feed_peer(GossipReceived(peer.account, message, configuration))
-        except (PeerFault, Unavailable) as error:
+        except (PeerFault, Refused, Unavailable) as error:
             log.warning("what member %s announced was not taken: %s", peer.account, error)
         finally:
             peer.is_sending = False
@@ -510,19 +503,13 @@ class Member:
 
     async def _send_gossip(self, peer: _Peer, body: dict[str, Any]) -> None:
         try:
-            await self.http.post_signed(
-                f"{peer.endpoint}/v1/gossip",
-                GOSSIP_TYP,
-                peer.account,
-                body,
-                timeout_s=_GOSSIP_TIMEOUT_S,
-            )
+            await self.http.post_signed(api.GOSSIP, peer.endpoint, peer.account, body)
         except Unavailable as error:
             if peer.is_up:
                 peer.is_up = False
                 log.warning("member %s is down: %s", peer.account, error)
             self.feed(MemberLost(peer.account))
-        except PeerFault as error:
+        except (PeerFault, Refused) as error:
             log.warning("member %s refused our %s: %s", peer.account, body["kind"], error)
         else:
             if not peer.is_up:
@@ -535,7 +522,10 @@ class Member:
         nodes, certificate = command.nodes, command.certificate
         data = certificate.model_dump(mode="json")
         sent = await asyncio.gather(
-            *(self._post(f"{node.endpoint}/v1/plan", data, tuning.RTT_TIMEOUT_S) for node in nodes)
+            *(
+                self._post(api.PLAN_CERTIFICATE.url(node.endpoint), data, tuning.RTT_TIMEOUT_S)
+                for node in nodes
+            )
         )
         unreached = tuple(node.node for node, ok in zip(nodes, sent, strict=True) if not ok)
         self.feed(PlanPushed(certificate.plan.request.execution_id, unreached))
@@ -546,7 +536,8 @@ class Member:
         log.info(
             "node %s is to verify task %d of %s", command.node, command.order.task, execution_id
         )
-        await self._post(f"{command.endpoint}/v1/verify", data, tuning.HTTP_TIMEOUT_S)
+        route = api.VERIFICATION_ORDER
+        await self._post(route.url(command.endpoint), data, route.timeout_s)
 
     async def _recompute(self, command: RecomputeTask) -> None:
         request = command.order.certificate.plan.request
@@ -558,20 +549,20 @@ class Member:
     async def _post(self, url: str, data: dict[str, Any], timeout_s: float) -> bool:
         try:
             await self._node_http.post_json(url, data, timeout_s=timeout_s)
-        except (Unavailable, PeerFault) as error:
+        except (PeerFault, Refused, Unavailable) as error:
             log.warning("%s was not accepted: %s", url, error)
             return False
         return True
 
     async def probe(self, node: str, endpoint: str) -> None:
         """Measure a node's round trip, on a connection that is open already."""
-        url = f"{endpoint}/v1/ping"
+        url = api.PING.url(endpoint)
         try:
             await self._ping(url)
             started = time.perf_counter()
             await self._ping(url)
             rtt_ms: int | None = max(1, round((time.perf_counter() - started) * 1000))
-        except (Unavailable, PeerFault) as error:
+        except (PeerFault, Refused, Unavailable) as error:
             log.info("node %s is not reachable: %s", node, error)
             rtt_ms = None
         self.feed(RttMeasured(node, rtt_ms))
@@ -593,8 +584,8 @@ class Member:
             if await fetch_node_key(self.chain, request.node) != key:
                 raise BadSignature(f"{key} is not the key of an active node {request.node}")
             try:
-                answer = await self._ping(f"{request.endpoint}/v1/ping")
-            except (Unavailable, PeerFault) as error:
+                answer = await self._ping(api.PING.url(request.endpoint))
+            except (PeerFault, Refused, Unavailable) as error:
                 return str(error)[: tuning.MAX_ERROR_CHARS]
         finally:
             self._reaching -= 1
@@ -665,7 +656,8 @@ class Member:
         for peer in self._peers.values():
             try:
                 value = await self.http.get_json(
-                    f"{peer.endpoint}/v1/snapshot/{root}", max_bytes=limits.MAX_SNAPSHOT_BYTES
+                    api.SNAPSHOT.url(peer.endpoint, root=root),
+                    max_bytes=api.SNAPSHOT.max_reply_bytes,
                 )
                 snapshot = await asyncio.to_thread(Snapshot.from_value, value)
             except Refused:
@@ -680,11 +672,11 @@ class Member:
 
 
 def _parse_chunked_message(data: bytes) -> tuple[Message, int]:
-    """Parse what a parcel holds: a gossip body of a message that grows with the nodes."""
+    """Parse what a chunked message holds: the body of a gossip request."""
     try:
         body = parse_json(data)
     except (ValueError, RecursionError):
-        raise PeerFault("a parcel holds no JSON") from None
+        raise PeerFault("a chunked message holds no JSON") from None
     if not isinstance(body, dict):
-        raise PeerFault("a parcel holds no gossip")
+        raise PeerFault("a chunked message holds no gossip")
     return parse_gossip(body)

@@ -19,7 +19,7 @@ from splitup.messages.plans import PlanCertificate, PlanNode, Request, SignedReq
 from splitup.messages.snapshots import Heartbeat, Snapshot
 from splitup.messages.verification import (
     Ruling,
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -168,7 +168,7 @@ class HeartbeatReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSigned:
+class SignedRequestReceived:
     """A client's signed request, and what the chain says of the client. The rest was checked."""
 
     signed: SignedRequest
@@ -200,12 +200,12 @@ class TakeoversReceived:
 class ValidatorCommitmentReceived:
     """A validator's commitment."""
 
-    validator_commitment: VerificationCommitment
+    validator_commitment: ValidatorCommitment
     signing_key: str
 
 
 @dataclass(frozen=True, slots=True)
-class ResultReceived:
+class VerificationResultReceived:
     result: VerificationResult
     signing_key: str
     token: str  # the signed bytes, as evidence for the other members
@@ -284,12 +284,12 @@ Event = (
     | BoardRead
     | GossipReceived
     | HeartbeatReceived
-    | RequestSigned
+    | SignedRequestReceived
     | CompletionReceived
     | ExecutorCommitmentReceived
     | ValidatorCommitmentReceived
     | TakeoversReceived
-    | ResultReceived
+    | VerificationResultReceived
     | TaskRecomputed
     | KeyReady
     | RttMeasured

@@ -42,15 +42,15 @@ from splitup.protocol.committee.events import (
     PlanPushed,
     RequestReverted,
     RequestSeen,
-    RequestSigned,
-    ResultReceived,
     RttMeasured,
+    SignedRequestReceived,
     SnapshotAccepted,
     SnapshotFetched,
     TakeoversReceived,
     TaskRecomputed,
     Tick,
     ValidatorCommitmentReceived,
+    VerificationResultReceived,
 )
 from splitup.protocol.committee.peer_messages import (
     EpochTimeoutVote,
@@ -239,7 +239,7 @@ class CommitteeMember:
                 return self._process_block(event, now)
             case RequestSeen():
                 return self._process_request(event, now)
-            case RequestSigned():
+            case SignedRequestReceived():
                 return self._process_signed(event, now)
             case PlanAccepted():
                 self._settlements.process_accepted(event.execution_id, is_planned=True)
@@ -267,7 +267,7 @@ class CommitteeMember:
                 return self._settlements.process_takeovers(event.takeovers, event.signing_key, now)
             case TaskRecomputed():
                 return self._settlements.process_ruling(event.execution_id, event.ruling, now)
-            case ResultReceived():
+            case VerificationResultReceived():
                 return self._settlements.process_result(
                     event.result, event.signing_key, event.token, now
                 )
@@ -323,7 +323,7 @@ class CommitteeMember:
             commands += self._end(request.execution_id)
         return commands + self._begin(request, now)
 
-    def _process_signed(self, event: RequestSigned, now: float) -> list[Command]:
+    def _process_signed(self, event: SignedRequestReceived, now: float) -> list[Command]:
         """Plan a request that is not on chain; raise what speaks against it."""
         signed, execution_id = event.signed, event.signed.request.execution_id
         known = self._plans.find_request(execution_id)

@@ -25,7 +25,7 @@ from splitup.crypto.quorum import (
 )
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import Request, SignedRequest
-from splitup.protocol.committee.events import Command, Forget, Persist, RequestSigned
+from splitup.protocol.committee.events import Command, Forget, Persist, SignedRequestReceived
 
 OPENING: Final = "opening"  # journal kind: client -> its signed request that we support
 
@@ -91,7 +91,7 @@ class SignedRequests:
         live = self._live.values()
         return next((s for s in live if s.request.execution_id == execution_id), None)
 
-    def process_signed(self, event: RequestSigned, timestamp_s: int) -> list[Command]:
+    def process_signed(self, event: SignedRequestReceived, timestamp_s: int) -> list[Command]:
         """Support a request, or find that we do; return what to persist first.
 
         Raises PeerFault, BadSignature for what is wrong, Unavailable while another one is open.

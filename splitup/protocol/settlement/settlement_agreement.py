@@ -21,7 +21,7 @@ from splitup.messages.verification import (
     Evidence,
     Ruling,
     SignedAttestation,
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationResult,
 )
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
@@ -241,7 +241,7 @@ class SettlementAgreement:
         return self._advance(state, now)
 
     def process_validator_commitment(
-        self, validator_commitment: VerificationCommitment, signing_key: str, now: float
+        self, validator_commitment: ValidatorCommitment, signing_key: str, now: float
     ) -> list[Command]:
         """Keep a validator's commitment, the first; raise PeerFault for anybody else's."""
         state = self._find_state(validator_commitment.execution_id)

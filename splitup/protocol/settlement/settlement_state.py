@@ -26,7 +26,7 @@ from splitup.messages.verification import (
     Ruling,
     SignedAttestation,
     TaskVerdict,
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationResult,
 )
 from splitup.protocol.committee.context import ThresholdSignatureCollector
@@ -229,7 +229,7 @@ class SettlementState:
         elif len(self.results) < limits.MAX_TASKS:
             self.results.setdefault((result.task, result.validator), answer)
 
-    def add_validator_commitment(self, validator_commitment: VerificationCommitment) -> None:
+    def add_validator_commitment(self, validator_commitment: ValidatorCommitment) -> None:
         """Keep a validator's commitment, before the draw for later."""
         if self.checks is not None:
             check = self.checks.get(validator_commitment.task)
@@ -332,7 +332,7 @@ class SettlementState:
         )
 
     def check_validator(
-        self, result: VerificationResult | VerificationCommitment, signing_key: str
+        self, result: VerificationResult | ValidatorCommitment, signing_key: str
     ) -> None:
         """Raise PeerFault unless ``signing_key`` is the validator's in the plan's snapshot."""
         if self.snapshot is None:

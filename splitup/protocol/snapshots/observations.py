@@ -162,7 +162,7 @@ def _make_view(claim: Claim, row: Row) -> NodeView:
 
 
 def choose_fitting(own: str, shares: Sequence[ObservationShare]) -> list[ObservationShare]:
-    """Return those that one parcel takes together, sorted by member.
+    """Return those that one chunked message takes together, sorted by member.
 
     ``own`` observed what is surely true. The others follow by how much they claim besides, so that
     members who invent nodes and tasks crowd out each other and nobody else.
