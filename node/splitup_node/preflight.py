@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,17 +16,25 @@ from splitup_node.config import NodeConfig
 from splitup_node.worker.supervisor import parse_device
 
 _QUERY_TIMEOUT_S: Final = 10.0
+_Locate = Callable[[str], str]  # of a setting: where to change it
 _AMD_MEMORY: Final = "card*/device/mem_info_vram_total"  # bytes, in files of Linux's amdgpu driver
 
 
-def check_settings(config: NodeConfig) -> None:
-    """Raise ConfigurationError for a port, an endpoint or a memory size that cannot work here."""
-    _check_port(config)
-    _check_endpoint(config)
-    _check_memory(config)
+def check_settings(config: NodeConfig, *, from_flags: bool = False) -> None:
+    """Raise ConfigurationError for a port, an endpoint or a memory size that cannot work here.
+
+    ``from_flags`` says that the settings are flags of ``splitup-node init``: there is no file yet.
+    """
+
+    def locate(setting: str) -> str:
+        return f"with --{setting}" if from_flags else f"in {config.path}"
+
+    _check_port(config, locate)
+    _check_endpoint(config, locate)
+    _check_memory(config, locate)
 
 
-def _check_port(config: NodeConfig) -> None:
+def _check_port(config: NodeConfig, locate: _Locate) -> None:
     """Raise unless a server could listen on the configured address now."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.socket(family) as listener:
@@ -35,11 +44,11 @@ def _check_port(config: NodeConfig) -> None:
         except OSError as error:
             raise ConfigurationError(
                 f'nothing can listen on listen = "{config.listen}" ({error.strerror or error}); '
-                f"stop what uses the port, or choose another one for {config.path}"
+                f"stop what uses the port, or choose another one {locate('listen')}"
             ) from None
 
 
-def _check_endpoint(config: NodeConfig) -> None:
+def _check_endpoint(config: NodeConfig, locate: _Locate) -> None:
     """Raise when the announced endpoint is another machine's to reach, but only this one can.
 
     An https endpoint is a proxy's, since a node speaks no TLS: the proxy may be on this machine.
@@ -51,7 +60,7 @@ def _check_endpoint(config: NodeConfig) -> None:
         raise ConfigurationError(
             f'endpoint = "{config.endpoint}" is announced to other machines, but '
             f'listen = "{config.listen}" accepts connections of this machine only; '
-            f'set listen = "0.0.0.0:{config.port}" for {config.path}'
+            f'set listen to "0.0.0.0:{config.port}" {locate("listen")}'
         )
 
 
@@ -64,7 +73,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _check_memory(config: NodeConfig) -> None:
+def _check_memory(config: NodeConfig, locate: _Locate) -> None:
     """Raise when a device is to fill more memory than it has."""
     for device, wanted_bytes in config.device_shares:
         has_bytes = find_memory_bytes(device)
@@ -72,7 +81,7 @@ def _check_memory(config: NodeConfig) -> None:
             raise ConfigurationError(
                 f"the node is to fill {wanted_bytes / 1e9:.1f} GB of device "
                 f"{device or 'memory'}, and this machine has {has_bytes / 1e9:.1f} GB of it; "
-                f"lower vram (or device_memory) for {config.path}"
+                f"lower it {locate('vram')}"
             )
 
 

@@ -26,8 +26,12 @@ def test_a_port_that_is_taken_is_named_with_the_file(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         config = load(tmp_path, listen=f"127.0.0.1:{port}")
-        with pytest.raises(ConfigurationError, match=rf"127.0.0.1:{port}.*choose another"):
+        with pytest.raises(
+            ConfigurationError, match=rf"127.0.0.1:{port}.*choose another one in .*toml"
+        ):
             check_settings(config)
+        with pytest.raises(ConfigurationError, match=r"choose another one with --listen"):
+            check_settings(config, from_flags=True)  # init has written no file yet
 
 
 @pytest.mark.parametrize(
@@ -47,7 +51,7 @@ def test_a_public_endpoint_needs_more_than_a_loopback_listener(
     if not is_wrong:
         check_settings(config)
         return
-    with pytest.raises(ConfigurationError, match=r'set listen = "0\.0\.0\.0:'):
+    with pytest.raises(ConfigurationError, match=r'set listen to "0\.0\.0\.0:'):
         check_settings(config)
     check_settings(load(tmp_path, endpoint=endpoint, listen="0.0.0.0:0"))
 

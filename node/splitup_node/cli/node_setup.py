@@ -68,7 +68,7 @@ def create_node(
         ) from None
     try:
         config = NodeConfig.load(draft)
-        check_settings(config)
+        check_settings(config, from_flags=True)
         create_passphrase(passphrase)
         identity = create_identity(keystore, passphrase)
         draft.replace(path)

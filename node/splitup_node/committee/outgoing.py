@@ -1,4 +1,4 @@
-"""Whether this node may connect to the nodes that it would have to send tensors to."""
+"""Whether this node can connect to the nodes that it would have to send tensors to."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import Sequence
+from typing import Final
 from urllib.parse import urlsplit
 
 from splitup.chain.client import Chain
 from splitup.client.market.plan_check import fetch_snapshot
+from splitup.core import tuning
 from splitup.core.errors import ConfigurationError, SplitUpError
 from splitup.messages.base import ZERO_BYTES32
 from splitup.net.endpoints import EndpointRefused, check_ip
@@ -18,6 +20,7 @@ from splitup.protocol.committee.certificates import CommitteeView
 from splitup_node.config import NodeConfig
 
 _log = logging.getLogger("splitup.node.outgoing")
+_TRIED: Final = 8  # nodes: one that accepts is enough
 
 
 async def check_outgoing(
@@ -26,12 +29,26 @@ async def check_outgoing(
     """Raise ConfigurationError when the node would refuse to connect to every other node.
 
     Looks at the latest snapshot, and at the members while no other node is in it. Such a node would
-    break every execution that it takes part in. Nothing is wrong with endpoints that do not answer
-    now, or whose names do not resolve: they may come back.
+    break every execution that it takes part in. Logs a warning when no other node accepts a
+    connection: a firewall may be the reason, but all of them may also be down.
     """
-    if config.allow_loopback:
-        return
     peers = await _fetch_peers(node, chain, http, committee)
+    if not config.allow_loopback:
+        await _check_addresses(config, peers, [member.endpoint for member in committee.members])
+    tried = peers[:_TRIED]
+    if tried and not any(await asyncio.gather(*map(_accepts, tried))):
+        _log.warning(
+            "none of %d other nodes accepts a connection from this machine (%s, for example); "
+            "they are down, or a firewall blocks outgoing connections",
+            len(tried),
+            tried[0],
+        )
+
+
+async def _check_addresses(
+    config: NodeConfig, peers: Sequence[str], members: Sequence[str]
+) -> None:
+    """Raise ConfigurationError when all peers have addresses that this node never connects to."""
     refused = await find_refused(peers)
     if peers and len(refused) == len(peers):
         raise ConfigurationError(
@@ -47,7 +64,6 @@ async def check_outgoing(
             len(peers),
             ", ".join(refused[:3]),
         )
-    members = [member.endpoint for member in committee.members]
     if not peers and members and all(_is_loopback(endpoint) for endpoint in members):
         raise ConfigurationError(
             f"the network runs on this machine ({members[0]} is a committee member's endpoint), "
@@ -69,6 +85,19 @@ async def _fetch_peers(
         _log.warning("the connections to other nodes are not checked: %s", error)
         return []
     return [entry.endpoint for entry in snapshot.entries if entry.node != node]
+
+
+async def _accepts(endpoint: str) -> bool:
+    """Return whether a TCP connection to an endpoint can be opened."""
+    url = urlsplit(endpoint)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(tuning.HTTP_CONNECT_S):
+            _, writer = await asyncio.open_connection(url.hostname, port)
+    except OSError:  # TimeoutError is one
+        return False
+    writer.close()
+    return True
 
 
 async def find_refused(endpoints: Sequence[str]) -> list[str]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from splitup_node.committee import outgoing
-from splitup_node.committee.outgoing import check_outgoing, find_refused
+from splitup_node.committee.outgoing import _accepts, check_outgoing, find_refused
 from splitup_node.config import NodeConfig
 
 from splitup.core.errors import ConfigurationError
 from splitup.messages.base import ZERO_BYTES32
+from splitup.net.http import make_app, serve_app
 from tests.builders import address
 from tests.node.cli.test_config import write
 
@@ -51,6 +52,10 @@ async def check(
     async def fetch_snapshot(*_: Any) -> Network:
         return network
 
+    async def accept(endpoint: str) -> bool:  # no test connects to a public address
+        return endpoint == PUBLIC or await _accepts(endpoint)
+
+    monkeypatch.setattr(outgoing, "_accepts", accept)
     monkeypatch.setattr(outgoing, "fetch_snapshot", fetch_snapshot)
     config = NodeConfig.load(write(directory, allow_loopback=allow))
     await check_outgoing(config, NODE, network, None, network)  # type: ignore[arg-type]
@@ -77,3 +82,17 @@ async def test_without_other_nodes_the_members_say_where_the_network_is(
 async def test_names_that_do_not_resolve_are_not_refused() -> None:
     endpoints = [LOCAL, PUBLIC, "http://[::1]:1", "http://no-such-host.invalid:1"]
     assert await find_refused(endpoints) == [LOCAL, "http://[::1]:1"]
+
+
+async def test_no_node_that_accepts_a_connection_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed = "http://127.0.0.1:1"
+    server = await serve_app(make_app(), "127.0.0.1", 0)
+    try:
+        await check(tmp_path, monkeypatch, Network([closed, server.url], []), allow=True)
+        assert not caplog.records
+        await check(tmp_path, monkeypatch, Network([closed], []), allow=True)
+    finally:
+        await server.close()
+    assert "none of 1 other nodes accepts a connection" in caplog.text
