@@ -69,7 +69,6 @@ class Reporter:
         self._planned_at: dict[str, int] = {}  # execution -> block in which its plan was seen
         self._committed: set[str] = set()
         self._released_to = 0  # executions requested before this block are closed and released
-        self.transactions = 0
 
     async def submit(
         self, completion: Completion, deadline_s: int, exposure_micro_usdc: int
@@ -203,7 +202,6 @@ class Reporter:
         except SplitUpError as error:
             self._put_off(reports, str(error))
             return
-        self.transactions += 1
         for report in reports:
             _log.info("committed %s in %s", report.completion.execution_id, receipt.transaction)
             await self._mark(report, "committed", {"transaction": receipt.transaction})

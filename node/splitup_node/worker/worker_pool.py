@@ -48,11 +48,6 @@ class Workers:
         """Return how many times a worker was replaced."""
         return sum(supervisor.restarts for supervisor in self._supervisors)
 
-    @property
-    def pids(self) -> tuple[int | None, ...]:
-        """Return the process id of each worker, None where there is none."""
-        return tuple(supervisor.pid for supervisor in self._supervisors)
-
     async def start(self) -> dict[str, str]:
         """Start all workers; returns ``report``.
 
@@ -96,10 +91,6 @@ class Workers:
         """Return whether a program's worker is running."""
         place = self._programs.get(program)
         return place is not None and self._supervisors[place[0]].is_running
-
-    def get_worker(self, program: int) -> int:
-        """Return which worker has a program; programs of different workers can run at once."""
-        return self._programs[program][0]
 
     def get_width(self, program: int) -> int:
         """Return how many runs of a program, in different sessions, fit into one batch."""

@@ -27,6 +27,7 @@ from splitup.graph.ir import Graph
 from splitup.storage.task_cache import Cache
 from tests.builders import HANG_S
 from tests.node.graphs import make_accumulator
+from tests.node.network import get_pids
 
 pytestmark = pytest.mark.asyncio
 MODEL = "0x" + "11" * 32
@@ -87,12 +88,12 @@ async def test_tasks_are_loaded_where_memory_is_free_and_again_after_a_worker_di
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5)])
     loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
     programs = [await loaded_tasks.ensure(MODEL, index) for index in range(3)]
-    assert sorted(workers.get_worker(program) for program in programs) == [0, 1, 1]
+    assert sorted(workers._programs[program][0] for program in programs) == [0, 1, 1]
     assert loaded_tasks.free_bytes == 0 and loaded_tasks.used_bytes == 3 * TASK_BYTES
     with pytest.raises(Unavailable, match="are free"):
         await loaded_tasks.ensure(MODEL, 3)
-    kept = {task: p for task, p in loaded_tasks.programs.items() if workers.get_worker(p) == 0}
-    pid = workers.pids[1]
+    kept = {task: p for task, p in loaded_tasks.programs.items() if workers._programs[p][0] == 0}
+    pid = get_pids(workers)[1]
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(HANG_S):
@@ -102,7 +103,11 @@ async def test_tasks_are_loaded_where_memory_is_free_and_again_after_a_worker_di
     await workers.restart()
     await loaded_tasks.reload()
     assert len(loaded_tasks.tasks) == 3 and kept.items() <= loaded_tasks.programs.items()
-    assert sorted(map(workers.get_worker, loaded_tasks.programs.values())) == [0, 1, 1]
+    assert sorted(workers._programs[program][0] for program in loaded_tasks.programs.values()) == [
+        0,
+        1,
+        1,
+    ]
 
 
 def read_rss(pid: int) -> int:
@@ -123,7 +128,7 @@ async def test_unloading_a_task_frees_its_memory(tmp_path: Path) -> None:
         cache = LocalCache(tmp_path, [make_accumulator(n) for n in (2, size, 3)], room)
         loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
         small = await loaded_tasks.ensure(MODEL, 0)
-        (pid,) = workers.pids
+        (pid,) = get_pids(workers)
         assert pid is not None
         before = read_rss(pid)
         for _ in range(3):
@@ -160,7 +165,7 @@ async def test_a_task_in_use_is_not_unloaded(workers: Workers, tmp_path: Path) -
     assert await loaded_tasks.unload(task.task_id, lambda: True) and not loaded_tasks.tasks
     async with loaded_tasks.use(MODEL, 0) as again:
         assert again != program and loaded_tasks.used_bytes == TASK_BYTES
-    pid = workers.pids[workers.get_worker(again)]
+    pid = get_pids(workers)[workers._programs[again][0]]
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(HANG_S):

@@ -18,6 +18,7 @@ from splitup.core.errors import ConfigurationError, SplitUpError
 from splitup.graph.ir import Graph
 from tests.builders import HANG_S
 from tests.node.graphs import make_accumulator, make_sum
+from tests.node.network import get_pids
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MEMORY = (10**6, 10**7)
@@ -72,10 +73,10 @@ async def run(workers: Workers, session: int, program: int, *inputs: list[float]
 async def test_programs_run_on_the_worker_that_loaded_them_with_separate_states(
     workers: Workers, tmp_path: Path
 ) -> None:
-    assert workers.memory_bytes == MEMORY and len(set(workers.pids)) == 2
+    assert workers.memory_bytes == MEMORY and len(set(get_pids(workers))) == 2
     path = write(tmp_path, make_accumulator(2))
     programs = [(await workers.load(number, path, None))["program"] for number in (0, 1)]
-    assert [workers.get_worker(program) for program in programs] == [0, 1]
+    assert [workers._programs[program][0] for program in programs] == [0, 1]
     for count in (1, 2):
         for session, program in enumerate(programs):
             value = float(session + 1)
@@ -96,7 +97,7 @@ async def test_f25_the_death_of_one_worker_does_not_affect_the_other(
     path = write(tmp_path, make_accumulator(2))
     lost, kept = [(await workers.load(number, path, None))["program"] for number in (0, 1)]
     assert await run(workers, 8, kept, [1, 2]) == [1, 2]
-    before = workers.pids
+    before = get_pids(workers)
     assert before[0] is not None
     os.kill(before[0], signal.SIGKILL)
     async with asyncio.timeout(HANG_S):
@@ -105,7 +106,7 @@ async def test_f25_the_death_of_one_worker_does_not_affect_the_other(
     assert not workers.is_loaded(lost) and workers.is_loaded(kept)
     await workers.restart()
     assert workers.is_running and workers.restarts == 1
-    assert workers.pids[0] != before[0] and workers.pids[1] == before[1]
+    assert get_pids(workers)[0] != before[0] and get_pids(workers)[1] == before[1]
     assert not workers.is_loaded(lost)
     assert await run(workers, 8, kept, [1, 2]) == [2, 4]
     again = (await workers.load(0, path, None))["program"]
