@@ -26,7 +26,7 @@ from aiohttp import web
 from splitup_node.execution.digests import Digests, Recorder
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.executions import Execution
-from splitup_node.settlement.task_replay import recompute
+from splitup_node.settlement.task_replay import TaskReplay, recompute
 from splitup_node.worker.supervisor import Supervisor
 
 from bench.testbed.local_gateway import LocalGateway, ObjectPlace
@@ -140,17 +140,16 @@ class BenchNode:
         plan = certificate.plan
         manifest = self._manifests[plan.request.model_id]
         started_s = time.monotonic()
-        digests = await recompute(
-            self.engine,
-            self.supervisor,
+        replay = TaskReplay(
             self._open_store(certificate, manifest, ExecutorMap(plan)),
             plan.request,
             manifest,
             plan.executors(),
             order["task"],
-            self._programs[manifest.tasks[order["task"]].task_id],
             order["steps"],
         )
+        program = self._programs[manifest.tasks[order["task"]].task_id]
+        digests = await recompute(self.engine, self.supervisor, program, replay)
         seconds = time.monotonic() - started_s
         return web.json_response({"seconds": seconds, "outputs": list(digests.outputs)})
 

@@ -1,4 +1,4 @@
-"""A node's configuration: one TOML file, read once. Secrets are in it by path only."""
+"""A node's configuration: one TOML file, read once. It names secrets by their path only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from splitup.config import GatewayUrlsField, MemoryField, RpcUrlField, load_toml
 from splitup.core import tuning
@@ -16,6 +16,7 @@ from splitup.crypto.keystore import load_identity
 from splitup.messages.base import EndpointField
 
 GIGABYTE: Final = 10**9
+DEFAULT_FILE: Final = "node.toml"
 
 _TEMPLATE: Final = """\
 # A SplitUp node. Run it with: splitup-node run --config {path}
@@ -69,7 +70,7 @@ DeviceField = Annotated[str, Field(pattern=r"^[A-Za-z0-9:_+.-]+$", max_length=64
 
 
 class NodeConfig(BaseModel):
-    """Everything a node is told; see the comments that ``splitup-node init`` writes."""
+    """All settings of a node; ``splitup-node init`` writes a file with comments on each."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -89,12 +90,24 @@ class NodeConfig(BaseModel):
     threads: Annotated[int, Field(ge=1, le=tuning.MAX_KERNEL_THREADS)] = 1
     kernel_cache: Path | None = None
     allow_loopback: bool = False
+    _path: Path = PrivateAttr(default=Path(DEFAULT_FILE))
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a TOML file. Raises ConfigurationError naming the field and the file."""
-        advice = f"make one with: splitup-node init --data-dir {path.parent}"
-        return load_toml(cls, path, advice=advice)
+        advice = f"make one with: splitup-node init --data-dir {path.parent} --vram SIZE"
+        config = load_toml(cls, path, advice=advice)
+        config._path = path
+        return config
+
+    @property
+    def path(self) -> Path:
+        """Return the file that this was read from."""
+        return self._path
+
+    def make_command(self, verb: str) -> str:
+        """Return the command line of a verb for this node, for messages that name a remedy."""
+        return make_command(verb, self._path)
 
     @model_validator(mode="after")
     def _check_memory(self) -> Self:
@@ -128,6 +141,11 @@ class NodeConfig(BaseModel):
     def load_identity(self) -> Identity:
         """Open the node's key file. Raises ConfigurationError."""
         return load_identity(self.keystore, self.passphrase_file)
+
+
+def make_command(verb: str, path: Path) -> str:
+    """Return the command line of a verb for the node with this configuration."""
+    return f"splitup-node {verb}" + ("" if str(path) == DEFAULT_FILE else f" --config {path}")
 
 
 def format_config(path: Path, values: Mapping[str, str | bool | Sequence[str]]) -> str:

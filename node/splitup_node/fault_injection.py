@@ -1,6 +1,6 @@
-"""Places where a test can make the node die: ``CRASH_AT=name`` or ``name:5`` for the fifth time.
+"""Places where a test can crash the node: ``CRASH_AT=name``, or ``name:5`` for the fifth time.
 
-Without the variable a place costs one comparison. The process dies as a power cut would end it.
+Without the variable a place costs one comparison. The process is killed without any cleanup.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _left = int(_COUNT or "1")
 
 
 def crash_point(name: str) -> None:
-    """Die here when the environment says so."""
+    """Kill this process if the environment names this place."""
     if name == _WANTED:
         _count_down()
 

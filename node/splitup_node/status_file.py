@@ -1,4 +1,4 @@
-"""What the running daemon says of itself: a small file, replaced every second."""
+"""The status of the running daemon: a small file, replaced every second."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from splitup.storage.download import write_file
+from splitup_node.config import make_command
 
 STATUS_FILE: Final = "status.json"
-_STALE_MS: Final = 10_000  # ten missed updates: it hangs or was killed
+_STALE_MS: Final = 10_000  # after ten missed updates the daemon hangs or was killed
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """The daemon's last word; ``values`` is empty when it never ran."""
+    """What the daemon wrote last; ``values`` is empty when it never ran."""
 
     values: dict[str, Any]
     is_running: bool
 
-    def describe(self) -> str:
-        """Return one line for a person."""
+    def describe(self, config: Path) -> str:
+        """Return one line for a person; ``config`` is the node's configuration file."""
+        start = f"start it with: {make_command('run', config)}"
         if not self.values:
-            return "never ran; start it with: splitup-node run"
+            return f"never ran; {start}"
         if not self.is_running:
-            return "stopped; start it with: splitup-node run"
+            return f"stopped; {start}"
         return f"running as process {self.values['pid']}"
 
     def list_rows(self, now_s: float) -> list[tuple[str, str]]:
-        """Return what the running daemon does, as (name, words) for a person."""
+        """Return what the running daemon does, as (name, text) for a person."""
         values = self.values
         used, total = values["vram_used_bytes"], values["vram_bytes"]
         state, limit = values["state_bytes"], values["state_limit_bytes"]
@@ -53,7 +55,7 @@ class NodeStatus:
 
     def _describe_trade(self, trade: dict[str, Any], now_s: float) -> str:
         labels = {task["task_id"]: task["label"] for task in self.values["resident"]}
-        wanted = labels.get(trade["wanted"], "one that is not here yet")
+        wanted = labels.get(trade["wanted"], "one that is not loaded yet")
         return (
             f"{trade['label']} ({trade['given'][:12]}, {trade['operators']} operators) for "
             f"{wanted} ({trade['wanted'][:12]}, {trade['wanted_operators']}), "
@@ -67,9 +69,9 @@ class NodeStatus:
         if values["relay"]:
             how = f"relayed by {values['relay']}"
         elif values["endpoint"]:
-            how = f"cut off: the relay of {values['endpoint']} is gone"
+            how = f"not reachable: the connection to the relay of {values['endpoint']} is lost"
         else:
-            how = "none yet: no relay takes the node so far"
+            how = "none: no relay has accepted the node yet"
         return [("endpoint", how), ("", f"not direct: {values['reach_problem']}")]
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def write_status(data_dir: Path, values: dict[str, Any]) -> None:
 
 
 def read_status(data_dir: Path) -> NodeStatus:
-    """Return the daemon's last word; a status that is old means that the daemon is gone."""
+    """Return what the daemon wrote last; an old status means that the daemon is gone."""
     try:
         values = json.loads((data_dir / STATUS_FILE).read_text())
     except (OSError, ValueError):

@@ -38,6 +38,10 @@ STALL_STEPS: Final = 8  # … or this many times the usual, for slow models
 PROBE_S: Final = 1.0  # a healthy node answers within milliseconds
 HANG_RUN_S: Final = 10.0  # a run that takes longer than this, and STALL_STEPS times the usual step
 HANG_LOST_S: Final = 3.0  # a task without inputs while its producers are ahead has lost them
+# A node that cannot connect to its reader for this long fails its own part. Later than CONNECT_S:
+# a reader that is down has been replaced by then. Sooner than the reader is blamed for missing
+# inputs (HANG_LOST_S after a stall).
+UNREACHED_S: Final = 4.0
 
 # ---- messages ----------------------------------------------------------------------------------
 

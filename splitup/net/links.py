@@ -48,7 +48,8 @@ class Link:
         # different ones for a node that has moved. Of an accepted link: the relay's, if any
         self.endpoints = deque([endpoint], maxlen=tuning.LINK_ENDPOINTS)
         self.execution_id = execution_id  # "" when the link serves every execution
-        self.error: SplitUpError | None = None
+        self.error: SplitUpError | None = None  # of an opened link: why the last try failed
+        self.has_connected = False
         self.connected = asyncio.Event()
         self.closed = False
         self._queue: deque[bytes] = deque()
@@ -159,7 +160,7 @@ class Link:
     def mark_closed(self, error: SplitUpError | None) -> None:
         """Refuse further frames and wake all that wait for the link."""
         self.closed = True
-        self.error = self.error or error
+        self.error = error or self.error
         self.connected.set()
         self._drained.set()
 
@@ -301,12 +302,13 @@ class LinkPool:
                 try:
                     socket = await self._connect(link)
                 except Unavailable as failure:
-                    error = failure
+                    link.error = error = failure
                     link.endpoints.rotate(-1)
                     await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                     pause_s = min(2 * pause_s, tuning.LINK_RETRY_MAX_S)
                     continue
                 pause_s = tuning.LINK_RETRY_MIN_S
+                link.has_connected, link.error = True, None
                 link.rewind()
                 if self._on_up is not None:
                     self._on_up(link)

@@ -23,7 +23,7 @@ from typing import Any
 from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
 from splitup_node.execution.digests import Digests
-from splitup_node.execution.runs import Runs
+from splitup_node.execution.step_loop import StepLoop
 from splitup_node.settlement.reports import Reporter
 from splitup_node.settlement.verifier import Verifier
 from splitup_node.worker.supervisor import WORKER_ARGV
@@ -59,8 +59,8 @@ async def guess(self: Verifier, order: Any) -> Digests:
 async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
     """Hash the executor's outputs instead of computing any, if the store shows them."""
     request = order.certificate.plan.request
-    manifest = await self._tools.cache.fetch_manifest(request.model_id)
-    entry, store = manifest.tasks[order.task], self._tools.open_store(order)
+    manifest = await self._context.cache.fetch_manifest(request.model_id)
+    entry, store = manifest.tasks[order.task], self._context.open_store(order)
     found = Digests(len(entry.inputs), len(entry.outputs))
 
     async def read(source: tuple[int, int], spec: Any) -> list[bytes]:
@@ -88,12 +88,12 @@ async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
 
 async def overhear(self: Verifier, result: VerificationResult, until_s: float) -> str | None:
     """Return what another validator of the execution has committed to, from what members tell."""
-    herald = self._tools.herald
-    committee = await herald._fetch_committee(result.execution_id)
+    client = self._context.committee_client
+    committee = await client._fetch_committee(result.execution_id)
     while time.time() < until_s:
         for member in committee.members:
             try:
-                signed = await herald._fetch(result.execution_id, member, committee)
+                signed = await client._fetch(result.execution_id, member, committee)
             except SplitUpError:
                 continue
             for held in signed.attestation.held:
@@ -116,9 +116,9 @@ async def repeat(self: Verifier, order: VerificationOrder, result: VerificationR
     validator_commitment = ValidatorCommitment(
         execution_id=result.execution_id, task=result.task, validator=result.validator, root=root
     )
-    herald = self._tools.herald
-    if await herald.wait_until_due(result.execution_id, validator_commitment, give_up_s):
-        await herald.spread(api.VERIFICATION_RESULT, result, give_up_s)
+    client = self._context.committee_client
+    if await client.wait_until_due(result.execution_id, validator_commitment, give_up_s):
+        await client.spread(api.VERIFICATION_RESULT, result, give_up_s)
 
 
 def corrupt(how: str) -> None:
@@ -133,7 +133,7 @@ def corrupt(how: str) -> None:
     elif how == "hide":
         LogWriter.append = lambda self, task, port, entry: None  # type: ignore[method-assign]
     elif how == "mute":
-        Runs.pump = lambda self: None  # type: ignore[method-assign]
+        StepLoop.schedule = lambda self: None  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A worker on a broken device: one bit of its first output is wrong, and it knows nothing of it."""
+"""A worker on a broken device: one bit of its first output is wrong, which it does not notice."""
 
 from __future__ import annotations
 

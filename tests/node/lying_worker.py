@@ -19,7 +19,7 @@ LIE_EVERY, LIE_AT = 1, 0
 
 
 class LyingWorker(Worker):
-    """Tells the truth while its own daemon tries it, for otherwise it would get no work."""
+    """Computes correctly during the node's own audit: otherwise it would get no work."""
 
     runs_together = False  # it lies in single runs
     _lies = True

@@ -99,7 +99,7 @@ class Members:
         return web.json_response({})
 
     async def on_attestation(self, request: web.Request) -> web.Response:
-        """Say, as one member after the other, that everybody is to reveal what was committed."""
+        """Attest, as one member after the other, that it is time to reveal."""
         execution_id = request.match_info["execution_id"]
         member = next(self.identities)
         attestation = Attestation(
@@ -125,7 +125,7 @@ class Members:
         return web.json_response({})
 
     async def wait_for(self, condition: Any, timeout_s: float = HANG_S) -> None:
-        """Wait until ``condition()`` holds, looking again whenever a node said something."""
+        """Wait until ``condition()`` holds, checked after every message of a node."""
         async with asyncio.timeout(timeout_s), self.changed:
             await self.changed.wait_for(condition)
 

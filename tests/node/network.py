@@ -13,6 +13,7 @@ import numpy as np
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.executions import Execution
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
+from splitup_node.worker.worker_pool import Workers
 
 from splitup.core import limits
 from splitup.core.errors import StorageUnavailable
@@ -405,3 +406,7 @@ class TestClient:
 
 def _digest(graph: Graph) -> str:
     return hashlib.sha256(graph.to_bytes()).hexdigest()
+
+
+def get_pids(workers: Workers) -> list[int | None]:
+    return [supervisor.pid for supervisor in workers._supervisors]

@@ -60,7 +60,7 @@ async def market(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def nodes(market: NodeMarket) -> AsyncIterator[list[RunningNode]]:
-    """Two honest nodes and a liar."""
+    """Two honest nodes and a dishonest one."""
     configs = [market.make_config(f"node-{index}", index) for index in range(3)]
     running = []
     async with contextlib.AsyncExitStack() as stack:
@@ -192,7 +192,7 @@ async def test_execution_is_computed_committed_revealed_and_verified(
     assert (result.outputs == entries[1].outputs) == (result.validator != nodes[2].identity.address)
 
 
-async def test_liar_is_found_out_by_whoever_recomputes(
+async def test_wrong_outputs_are_found_by_recomputing(
     market: NodeMarket, nodes: list[RunningNode]
 ) -> None:
     liar = nodes[2]
@@ -296,7 +296,7 @@ async def wait_for_death(process: asyncio.subprocess.Process) -> None:
         assert await process.wait() == -signal.SIGKILL
 
 
-async def test_f01_node_killed_in_a_task_says_so_after_its_restart(
+async def test_f01_a_node_killed_in_a_task_reports_it_after_its_restart(
     market: NodeMarket, nodes: list[RunningNode], crashing: Crashing
 ) -> None:
     async with run_process(market, crashing.config, "run:5") as process:
@@ -348,7 +348,7 @@ async def test_f02_node_killed_between_its_log_and_its_report_reports_once_after
     assert committed == compute_commitment(STEPS, completion.root())
 
 
-async def test_node_that_is_told_to_stop_ends_what_it_runs_first(
+async def test_a_node_that_is_stopped_finishes_its_executions_first(
     market: NodeMarket, nodes: list[RunningNode], crashing: Crashing
 ) -> None:
     async with run_process(market, crashing.config) as process:
@@ -384,7 +384,7 @@ async def wait_for_warnings(config: NodeConfig, condition: Callable[[str], bool]
             await asyncio.sleep(0.05)
 
 
-async def test_f24_clock_that_is_set_is_named_and_a_node_goes_on_once_it_is_right(
+async def test_f24_a_wrong_clock_is_reported_until_it_is_corrected(
     market: NodeMarket, crashing: Crashing
 ) -> None:
     address = crashing.identity.address
@@ -441,7 +441,7 @@ async def test_f23_node_on_a_full_disk_takes_no_work_and_says_why(
         patch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 4096))
         await market.members.wait_for(lambda: not beats[address].resident)
         async with SignedClient() as http:
-            with pytest.raises(Unavailable, match=r"4096 bytes left.*free some space"):
+            with pytest.raises(Unavailable, match=r"less than 16 MiB left.*more free space"):
                 await http.post_json(api.PLAN_CERTIFICATE.url(node.endpoint), refused)
     await market.members.wait_for(lambda: beats[address].resident)
 
@@ -475,7 +475,7 @@ async def test_forged_plans_are_refused(market: NodeMarket, nodes: list[RunningN
             assert caught.value.status in (400, 401)
 
 
-async def test_orders_that_the_draw_does_not_back_are_refused(
+async def test_verification_orders_that_contradict_their_draw_are_refused(
     market: NodeMarket, nodes: list[RunningNode]
 ) -> None:
     assert market.snapshot is not None
@@ -492,7 +492,7 @@ async def test_orders_that_the_draw_does_not_back_are_refused(
             await http.post_json(api.VERIFICATION_ORDER.url(nodes[1].endpoint), order)
 
 
-async def test_a_node_that_nobody_reaches_serves_behind_another_nodes_relay(
+async def test_a_node_that_nobody_can_connect_to_serves_through_another_nodes_relay(
     market: NodeMarket, nodes: list[RunningNode]
 ) -> None:
     config = market.make_config("hidden", len(nodes) + 2)

@@ -43,10 +43,13 @@ VALUES: dict[str, Any] = {
     [
         ({}, "http://n:1, direct"),
         ({"relay": "http://m:2", "reach_problem": "no route"}, "relayed by http://m:2"),
-        ({"reach_problem": "no route"}, "cut off: the relay of http://n:1 is gone"),
+        (
+            {"reach_problem": "no route"},
+            "not reachable: the connection to the relay of http://n:1 is lost",
+        ),
         (
             {"endpoint": "", "reach_problem": "no route"},
-            "none yet: no relay takes the node so far",
+            "none: no relay has accepted the node yet",
         ),
     ],
 )

@@ -10,6 +10,7 @@ from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keystore import create_identity, create_passphrase
 from splitup_node.config import NodeConfig, format_config
+from splitup_node.preflight import check_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def create_node(
         ) from None
     try:
         config = NodeConfig.load(draft)
+        check_settings(config, from_flags=True)
         create_passphrase(passphrase)
         identity = create_identity(keystore, passphrase)
         draft.replace(path)

@@ -1,4 +1,4 @@
-"""What a node tells all committee members, and how it learns from them when to reveal."""
+"""What a node sends to all committee members, and how it learns from them when to reveal."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 
-_OVER: Final = 410  # the member's answer for an execution that was settled or refunded
-_NO_DRAW: Final = 404  # for one that it knows no draw of
+_OVER: Final = 410  # a member's answer for an execution that was settled or refunded
+_NO_DRAW: Final = 404  # its answer for an execution that it has no verification draw of
 
 T = TypeVar("T")
 
-_log = logging.getLogger("splitup.node.heralds")
+_log = logging.getLogger("splitup.node.committee")
 
 
-SaidT = TypeVar(
-    "SaidT", ExecutorCommitment, Takeovers, Completion, ValidatorCommitment, VerificationResult
+ReportT = TypeVar(
+    "ReportT", ExecutorCommitment, Takeovers, Completion, ValidatorCommitment, VerificationResult
 )
 CommitteeSource = Callable[[str], Awaitable[CommitteeView]]  # of an execution
 
 
 class CommitteeClient:
-    """Speaks to every member; one that is down is told again."""
+    """Sends to every member; those that are down get the message again later."""
 
     def __init__(
         self,
@@ -48,22 +48,22 @@ class CommitteeClient:
         self._fetch_committee = fetch_committee
         self._now_s = now_s
 
-    async def tell(
+    async def send_once(
         self,
-        route: api.Route[SaidT],
-        message: SaidT,
+        route: api.Route[ReportT],
+        message: ReportT,
         done: set[str],
         grace_s: float = tuning.REPORT_RETRY_S,
     ) -> bool:
-        """Sign and send to the members that are not in ``done`` yet and add those that took it.
+        """Sign and send to the members that are not in ``done``, and add those that took it.
 
-        Returns whether a quorum has it, ``grace_s`` later than that for the others. One signature
-        serves all members.
+        Returns whether a quorum has it; the other members get ``grace_s`` more to answer. One
+        signature serves all members.
         """
         committee = await self._fetch_committee(message.execution_id)
         token = self._http.sign(route, committee.domain.committee, message)
         missing = [m for m in committee.members if m.account not in done]
-        answers = await _hear(
+        answers = await _gather_quorum(
             (self._http.post_token(route, member.endpoint, token) for member in missing),
             committee.quorum - len(done),
             grace_s,
@@ -75,24 +75,25 @@ class CommitteeClient:
                 done.add(member.account)
         return len(done) >= committee.quorum
 
-    async def say(self, said: ValidatorCommitment | Takeovers, done: set[str]) -> None:
-        """Tell what members have to know before anything is revealed."""
-        if isinstance(said, Takeovers):
-            await self.tell(api.TAKEOVERS, said, done)
+    async def announce(self, announced: ValidatorCommitment | Takeovers, done: set[str]) -> None:
+        """Send what members have to know before anything is revealed."""
+        if isinstance(announced, Takeovers):
+            await self.send_once(api.TAKEOVERS, announced, done)
         else:
-            await self.tell(api.VALIDATOR_COMMITMENT, said, done)
+            await self.send_once(api.VALIDATOR_COMMITMENT, announced, done)
 
     async def has_all(self, execution_id: str, done: set[str]) -> bool:
+        """Return whether ``done`` holds all members."""
         committee = await self._fetch_committee(execution_id)
         return done >= {member.account for member in committee.members}
 
-    async def spread(self, route: api.Route[SaidT], message: SaidT, give_up_s: float) -> bool:
-        """Tell until a quorum has it, and for a while the others; return whether a quorum has."""
+    async def spread(self, route: api.Route[ReportT], message: ReportT, give_up_s: float) -> bool:
+        """Send until a quorum has it, and a while longer; return whether a quorum has it."""
         done: set[str] = set()
         late_tries = 0
         pause_s = tuning.REPORT_RETRY_S
         while self._now_s() < give_up_s:
-            if await self.tell(route, message, done, pause_s):
+            if await self.send_once(route, message, done, pause_s):
                 late_tries += 1
             if late_tries > tuning.RPC_TRIES or await self.has_all(message.execution_id, done):
                 return True
@@ -103,24 +104,24 @@ class CommitteeClient:
     async def wait_until_due(
         self,
         execution_id: str,
-        said: ValidatorCommitment | Takeovers | None,
+        announced: ValidatorCommitment | Takeovers | None,
         give_up_s: float,
     ) -> bool:
         """Wait until 2f+1 members attest that it is time to reveal; False when it never is.
 
-        What is ``said`` before is told to all members meanwhile: a validator's commitment, which
-        has to be fixed before it reveals, or what made a node an executor.
+        Meanwhile ``announced`` is sent to all members: a validator's commitment, which must be
+        fixed before the validator reveals, or the takeovers that made this node an executor.
         """
         attestations = Attestations((await self._fetch_committee(execution_id)).quorum)
-        told: set[str] = set()
+        sent: set[str] = set()
         pause_s = tuning.REPORT_RETRY_S
         while self._now_s() < give_up_s:
-            if said is not None and not await self.has_all(execution_id, told):
-                await self.say(said, told)
-            if await self._ask(execution_id, attestations, told, 2 * pause_s):
+            if announced is not None and not await self.has_all(execution_id, sent):
+                await self.announce(announced, sent)
+            if await self._ask(execution_id, attestations, sent, 2 * pause_s):
                 return False
-            fixed = not isinstance(said, ValidatorCommitment) or (
-                attestations.find_fixed(said.task, said.validator) == said.root
+            fixed = not isinstance(announced, ValidatorCommitment) or (
+                attestations.find_fixed(announced.task, announced.validator) == announced.root
             )
             if attestations.is_due() and fixed:
                 return True
@@ -129,14 +130,14 @@ class CommitteeClient:
         return False
 
     async def _ask(
-        self, execution_id: str, attestations: Attestations, told: set[str], grace_s: float
+        self, execution_id: str, attestations: Attestations, sent: set[str], grace_s: float
     ) -> bool:
         """Collect attestations; return whether a quorum says that the execution is over.
 
-        A member without a draw may have been restarted, and is taken out of ``told``.
+        A member without a draw may have been restarted: it is taken out of ``sent``.
         """
         committee = await self._fetch_committee(execution_id)
-        answers = await _hear(
+        answers = await _gather_quorum(
             (self._fetch(execution_id, member, committee) for member in committee.members),
             committee.quorum,
             grace_s,
@@ -145,7 +146,7 @@ class CommitteeClient:
             if isinstance(answer, SignedAttestation):
                 attestations.add(answer)
             elif isinstance(answer, Refused) and answer.status == _NO_DRAW:
-                told.discard(member.account)
+                sent.discard(member.account)
         return _count_over(answers) >= committee.quorum
 
     async def _fetch(
@@ -160,13 +161,13 @@ class CommitteeClient:
         return signed
 
 
-async def _hear(
+async def _gather_quorum(
     calls: Iterable[Coroutine[Any, Any, T]], quorum: int, grace_s: float
 ) -> list[T | SplitUpError]:
-    """Return what each call gave or raised; who hangs is not waited for when a quorum answered.
+    """Return what each call gave or raised, at most ``grace_s`` after a quorum has answered.
 
-    ``grace_s`` grows with a caller's patience, so that a slow member is heard where a fast one is
-    of no use. With a quorum of 0 the others had it, and all are waited for.
+    Callers let ``grace_s`` grow from try to try, so that a slow member is heard at last. With a
+    quorum of 0, which others have made up already, all calls are waited for.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
     waiting = set(tasks)
@@ -191,9 +192,9 @@ async def _hear(
 
 
 def _get_outcome(task: asyncio.Future[Any]) -> Any:
-    """Return what a call gave, or what went wrong with the other side; raise any other error."""
+    """Return what a call gave or its SplitUpError; raise any other error, which is a bug."""
     if task.cancelled():
-        return Unavailable("it answers later than a quorum did")
+        return Unavailable("the member did not answer in time; a quorum did")
     error = task.exception()
     if isinstance(error, SplitUpError):
         return error

@@ -1,7 +1,7 @@
-"""One heartbeat to every member of the committee; who does not answer holds up no other.
+"""One heartbeat to every member of the committee; a member that hangs delays no other.
 
-To each member a beat names the block that this very member named last, so that members who are
-behind or ahead of each other all know theirs, and a node needs no chain to stay alive.
+The heartbeat to a member names the block that this member named last. So members that are at
+different blocks all know the block, and a node needs no chain to send heartbeats.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from splitup_node.tasks.placement import DemandEntry, parse_demand
 
 _HASH: Final = re.compile(r"0x[0-9a-f]{64}")
 
-_log = logging.getLogger("splitup.node.beats")
+_log = logging.getLogger("splitup.node.heartbeats")
 
 Demand = tuple[DemandEntry, ...]
 
 
 class HeartbeatSender:
-    """Sends heartbeats, and keeps the members' latest answers."""
+    """Sends heartbeats and keeps the members' latest answers."""
 
     def __init__(self, http: SignedClient) -> None:
         self._http = http
-        self._heads: dict[str, str] = {}  # member -> the block that it named last
-        self._calls: dict[str, asyncio.Task[None]] = {}  # member -> what it has not answered yet
+        self._heads: dict[str, str] = {}  # member -> the hash of the block that it named last
+        self._calls: dict[str, asyncio.Task[None]] = {}  # by member, if unanswered
         self._outcomes: dict[str, Demand | SplitUpError] = {}
 
     async def send(self, beat: Heartbeat, committee: CommitteeView) -> None:
-        """Tell all members; wait for their answers, ``HEARTBEAT_PERIOD_S`` at most.
+        """Send to all members; wait for their answers, ``HEARTBEAT_PERIOD_S`` at most.
 
-        A member whose answer to an earlier beat is still awaited is not told of this one.
+        A member that has not answered an earlier heartbeat does not get this one.
         """
         self._reap()
-        tokens: dict[str, str] = {}  # most members name the same block: one signature serves them
+        tokens: dict[str, str] = {}  # by block: one signature for all members that named it
 
         def sign(head: str) -> str:
             if head not in tokens:
@@ -64,17 +64,17 @@ class HeartbeatSender:
         self._reap()
 
     def get_demands(self) -> list[Demand]:
-        """Return the demand as each member sees it that answered lately."""
+        """Return the demand in the latest answer of each member that answered."""
         return [demand for demand in self._outcomes.values() if isinstance(demand, tuple)]
 
-    def list_refusals(self, committee: CommitteeView) -> set[str]:
-        """Return why the members refuse us, empty while one of them does not."""
+    def list_failures(self, committee: CommitteeView) -> set[str]:
+        """Return why no member takes this node's heartbeats, empty while one of them does."""
         outcomes = [self._outcomes.get(member.account) for member in committee.members]
-        refusals = [str(outcome) for outcome in outcomes if isinstance(outcome, Refused)]
-        return set(refusals) if len(refusals) == len(outcomes) else set()
+        failures = [str(outcome) for outcome in outcomes if isinstance(outcome, SplitUpError)]
+        return set(failures) if len(failures) == len(outcomes) else set()
 
     async def close(self) -> None:
-        """Give up what is not answered."""
+        """Cancel the calls that are not answered."""
         for call in self._calls.values():
             call.cancel()
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
@@ -84,7 +84,7 @@ class HeartbeatSender:
         for account, call in list(self._calls.items()):
             if call.done():
                 del self._calls[account]
-                call.result()  # raises what is nobody's fault but ours
+                call.result()  # raises when the call ended with a bug of ours
 
     async def _tell(self, member: CommitteeMember, sign: Callable[[str], str]) -> None:
         try:
@@ -92,7 +92,7 @@ class HeartbeatSender:
         except Refused as refusal:
             self._outcomes[member.account] = refusal
             _log.debug("heartbeat: %s", refusal)
-        except PeerFault as fault:  # of one member; the others' answers count
+        except PeerFault as fault:  # the other members' answers still count
             self._outcomes[member.account] = fault
             _log.warning("heartbeat: %s", fault)
         except SplitUpError as error:
@@ -100,7 +100,7 @@ class HeartbeatSender:
             _log.debug("heartbeat: %s", error)
 
     async def _fetch_demand(self, member: CommitteeMember, sign: Callable[[str], str]) -> Demand:
-        """Send the beat, and once more when the member names another block than we did."""
+        """Send the heartbeat, and once more when the member names another block than it did."""
         head, named = "", ZERO_BYTES32
         for _ in range(2):
             head = self._heads.get(member.account, ZERO_BYTES32)
@@ -111,9 +111,9 @@ class HeartbeatSender:
             if named in (head, ZERO_BYTES32):
                 break
         if named == ZERO_BYTES32:
-            why = "has seen no block of the chain yet; wait for it"
+            why = "has seen no block of the chain yet; try again later"
         else:
-            why = f"does not know block {head}, though it named it; who runs it has to look"
+            why = f"does not know block {head}, although it named it; its operator has to look"
         raise Refused(
             f"member {member.account} {why}",
             status=409,

@@ -1,4 +1,4 @@
-"""A node's presence: what it tells the committee every second, and what it loads by the answers."""
+"""Heartbeats to the committee every second, and the tasks that a node loads by their answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("splitup.node.presence")
 
 
 class Presence:
-    """Sends heartbeats; takes from their answers which tasks are wanted, and loads them."""
+    """Sends heartbeats; their answers say which tasks are wanted, and those are loaded."""
 
     def __init__(
         self,
@@ -55,24 +55,25 @@ class Presence:
         self._sequence = 0
         self._demand: tuple[DemandEntry, ...] = ()
         self._demand_changed = asyncio.Event()
-        self._news = asyncio.Event()
+        self._heartbeat_due = asyncio.Event()
         self._unloadable: dict[str, float] = {}  # task_id -> when to try again
+        self._waiting: set[str] = set()  # tasks that failed to load and are tried again soon
         self._trader = Trader(identity.address)
-        self._withdrawn = ""  # the task that is about to be unloaded
+        self._withdrawn = ""  # the task that is about to be unloaded: not offered any more
         self.trades: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_TRADES)
 
-    async def beat(self) -> None:
-        """Send a heartbeat per period, and one at once when a task was loaded."""
+    async def send_heartbeats(self) -> None:
+        """Send a heartbeat per period, and one at once when the offered tasks have changed."""
         try:
             while True:
-                self._news.clear()
+                self._heartbeat_due.clear()
                 try:
                     await self._send_heartbeat()
                 except SplitUpError as error:
                     _log.warning("%s", error)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(limits.HEARTBEAT_PERIOD_S):
-                        await self._news.wait()
+                        await self._heartbeat_due.wait()
         finally:
             await self._heartbeat_sender.close()
 
@@ -84,33 +85,33 @@ class Presence:
             boot_id=self.boot_id,
             sequence=self._sequence,
             sent_at_ms=int(time.time() * 1000),
-            block_hash=ZERO_BYTES32,  # each member's own goes in
-            queue_ms=self._engine.runs.queue_ms,
+            block_hash=ZERO_BYTES32,  # replaced by the block that each member named last
+            queue_ms=self._engine.step_loop.queue_ms,
             resident=self._get_offers(),
             vram_free_bytes=max(0, self._loaded_tasks.free_bytes),
             determinism=self._get_determinism()[:200],
-            speed_mflops=self._engine.runs.speed_mflops,
+            speed_mflops=self._engine.step_loop.speed_mflops,
             bandwidth_kbps=self._cache.bandwidth_kbps,
         )
         await self._heartbeat_sender.send(beat, committee)
-        self._health.note_refusals(
-            self._heartbeat_sender.list_refusals(committee), len(committee.members)
+        self._health.note_heartbeats(
+            self._heartbeat_sender.list_failures(committee), len(committee.members)
         )
         self._demand = merge_demand(self._heartbeat_sender.get_demands())
         self._demand_changed.set()
 
     def _get_offers(self) -> tuple[str, ...]:
-        """Return what this node takes work for."""
+        """Return the tasks that this node takes work for."""
         if self._health.trouble:
             return ()
         held = (task.task_id for task in self._loaded_tasks.tasks)
         return tuple(sorted(task_id for task_id in held if task_id != self._withdrawn))
 
-    async def specialise(self) -> None:
-        """Load one task after the other, by demand, for as long as there is memory; then trade.
+    async def place_tasks(self) -> None:
+        """Load one task after the other, by demand, while there is memory; then trade.
 
-        The next choice waits for answers that can know of the last one, and of what others loaded
-        meanwhile: nodes that fill up by an old list leave tasks that nobody has room for.
+        The next choice waits for a list that knows of the last one, and of what other nodes have
+        loaded meanwhile: nodes that fill up by an old list leave tasks that nobody has room for.
         """
         while True:
             self._demand_changed.clear()
@@ -127,9 +128,9 @@ class Presence:
             if choice is None and self._trader.is_due(time.time()):
                 choice = await self._trade(excluded)
             if choice is not None and await self._load(choice):
-                self._news.set()
+                self._heartbeat_due.set()
                 await asyncio.sleep(tuning.DEMAND_AGE_S)
-                self._news.set()
+                self._heartbeat_due.set()
 
     async def _load(self, choice: DemandEntry) -> bool:
         try:
@@ -137,20 +138,23 @@ class Presence:
         except SplitUpError as error:
             self._note_failure(choice, error)
             return False
+        self._waiting.discard(choice.task_id)
         return True
 
     def _note_failure(self, choice: DemandEntry, error: SplitUpError) -> None:
-        # a worker's death may be the task's doing
+        # the task may be what killed the worker
         if isinstance(error, InvalidModel | TaskFailed | WorkerLost):
             _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
             self._unloadable[choice.task_id] = time.monotonic() + tuning.LOAD_RETRY_S
-        else:  # the store, the gateway, the memory: soon again
-            _log.warning("task %s waits: %s", choice.task_id[:12], error)
+        else:  # the store, the gateway, the memory or the disk: tried again soon, said once
+            level = logging.DEBUG if choice.task_id in self._waiting else logging.WARNING
+            _log.log(level, "task %s is not loaded yet: %s", choice.task_id[:12], error)
+            self._waiting.add(choice.task_id)
 
     # ---- trades --------------------------------------------------------------------------------
 
     async def _trade(self, excluded: Collection[str]) -> DemandEntry | None:
-        """Make room for a task that too few serve, if there is one; return it."""
+        """Unload a task for one that too few serve, if there is such; return the latter."""
         loaded_tasks = self._loaded_tasks
         idle = set(loaded_tasks.programs) - loaded_tasks.used - self._engine.list_used()
         rooms = {task_id: loaded_tasks.get_room(task_id) for task_id in idle}
@@ -162,9 +166,10 @@ class Presence:
         return trade.wanted
 
     async def _give_up(self, trade: Trade) -> bool:
-        """Unload a task for another, after notice; return whether there is room for that now.
+        """Unload a task for another one; return whether there is room for that now.
 
-        Whoever was planned on the task before the notice was known still finds it.
+        The node stops to offer the task some time before it unloads it, so that plans made before
+        the members knew of it still find the task.
         """
         given, wanted = trade.given, trade.wanted
         label = next(t.label for t in self._loaded_tasks.tasks if t.task_id == given.task_id)
@@ -174,25 +179,25 @@ class Presence:
             self._note_failure(wanted, error)
             return False
         self._withdrawn = given.task_id
-        self._news.set()
+        self._heartbeat_due.set()
         try:
             await asyncio.sleep(tuning.TRADE_NOTICE_S)
             self._demand_changed.clear()
-            await self._demand_changed.wait()  # by a list that knows of it
+            await self._demand_changed.wait()  # for a list that knows that the task is not offered
             if not self._trader.confirms(trade, self._demand):
                 self._trader.note(trade, time.time(), made=False)
                 return False
             if not await self._loaded_tasks.unload(given.task_id, lambda: self._is_idle(given)):
                 return False
         except SplitUpError as error:
-            _log.warning("the trade of %s is off: %s", label, error)
+            _log.warning("%s is not traded: %s", label, error)
             return False
         finally:
             self._withdrawn = ""
-            self._news.set()
+            self._heartbeat_due.set()
         self._trader.note(trade, time.time(), made=True)
         _log.info(
-            "gave up %s, which %d operators serve, for task %d of %s, which %d do",
+            "unloaded %s, which %d operators serve, to load task %d of %s, which %d serve",
             label,
             given.operators,
             wanted.task,

@@ -1,4 +1,4 @@
-"""Where a node is reached: where it listens, or else at a relay that it keeps a connection to."""
+"""How other parties reach a node: directly, or through a relay that it stays connected to."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from splitup.net.http import SignedClient
 from splitup.net.tunnel import Tunnel
 from splitup.protocol.committee.certificates import CommitteeView
 
-_log = logging.getLogger("splitup.node.reach")
+_log = logging.getLogger("splitup.node.reachability")
 
 
-class Reach:
-    """Finds out how the node is reached and keeps it so. ``endpoint`` is "" until it is."""
+class Reachability:
+    """Finds out how the node is reached and keeps it reachable; ``endpoint`` is "" until it is."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class Reach:
         direct: str,
         listed: str,
     ) -> None:
-        """``mode`` is ``NodeConfig.relay``; ``direct`` where the node is without a relay.
+        """``mode`` is ``NodeConfig.relay``.
 
-        ``listed`` is what the registry says.
+        ``direct`` is the endpoint without a relay, ``listed`` the one in the registry.
         """
         self.endpoint = ""
         self.relay = ""  # the relay in use
@@ -53,17 +53,17 @@ class Reach:
         self._direct = direct
         self._listed = listed
 
-    async def settle(self) -> None:
-        """Decide between direct and relayed; the relay's connection is ``run``'s business."""
+    async def choose(self) -> None:
+        """Decide between direct and relayed; ``run`` connects to the relay."""
         if self._mode == "auto":
             self.problem = await self._find_problem()
         elif self._mode != "off":
-            self.problem = "the configuration names a relay"
+            self.problem = "the configuration says to use a relay"
         if not self.problem:
             self._move(self._direct, "")
 
     async def run(self) -> None:
-        """Keep the node reached, for ever."""
+        """Keep the node reachable, for ever."""
         pause_s = tuning.LINK_RETRY_MIN_S
         while True:
             if not self.problem:
@@ -74,15 +74,15 @@ class Reach:
                         pause_s = tuning.LINK_RETRY_MIN_S
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(2 * pause_s, tuning.RPC_BACKOFF_MAX_S)
-            await self.settle()
+            await self.choose()
 
     async def list_endpoint(self) -> None:
-        """Put the endpoint into the registry if it is another one."""
+        """Write the endpoint into the registry if another one is listed there."""
         if self.endpoint and self.endpoint != self._listed:
             endpoint = self.endpoint
             await self._chain.send("nodes", "setEndpoint", endpoint)
             self._listed = endpoint
-            _log.info("the registry lists %s now", endpoint)
+            _log.info("the registry lists the endpoint %s now", endpoint)
 
     async def follow(self) -> None:
         """Keep the registry up to date, for ever."""
@@ -92,7 +92,7 @@ class Reach:
             try:
                 await self.list_endpoint()
             except SplitUpError as error:
-                _log.warning("the endpoint cannot be listed: %s", error)
+                _log.warning("the endpoint cannot be written into the registry: %s", error)
                 self._changed.set()
                 await asyncio.sleep(tuning.RPC_BACKOFF_MAX_S)
 
@@ -107,12 +107,12 @@ class Reach:
         self.endpoint, self.relay = endpoint, relay
         self._changed.set()
 
-    # ---- is it reached? --------------------------------------------------------------------
+    # ---- directly --------------------------------------------------------------------------
 
     async def _find_problem(self) -> str:
-        """Return why members do not reach the node, "" when f + 1 do or nobody can say.
+        """Return why members do not reach the node, "" when f + 1 do or no member answers.
 
-        f + 1, or all who answer if those are fewer: at least one of them is honest.
+        Of f + 1 members at least one is honest. Where fewer answer, all of them must reach it.
         """
         committee = self._get_committee()
         body = ReachRequest(node=self._node, endpoint=self._direct)
@@ -142,9 +142,9 @@ class Reach:
     # ---- relays ----------------------------------------------------------------------------
 
     def _list_relays(self) -> list[str]:
-        """Return the relays to try; nodes spread over the members by hash.
+        """Return the relays to try, in an order by hash so that nodes spread over the members.
 
-        The one that the registry lists comes first: it saves a transaction.
+        The relay that the registry lists comes first: it needs no transaction.
         """
         if self._mode != "auto":
             return [self._mode]
@@ -156,10 +156,10 @@ class Reach:
         return sorted(relays, key=lambda r: self._tunnel.make_endpoint(r) != self._listed)
 
     async def _keep(self, relay: str) -> bool:
-        """Stay at a relay for as long as it serves; return whether it ever did.
+        """Stay connected to a relay while it serves; return whether it ever did.
 
-        One that was lost gets ``tuning.RELAY_PATIENCE_S`` to come back: moving costs a
-        transaction, and plans that name the old endpoint.
+        A relay that was lost gets ``tuning.RELAY_PATIENCE_S`` to come back: another one costs a
+        transaction, and the plans that name the old endpoint.
         """
         served = False
 

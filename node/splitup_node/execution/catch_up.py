@@ -1,15 +1,14 @@
-"""How a node that takes a task over catches up: out of the logs of whoever made its inputs.
+"""How a node that takes over a task catches up: it reads the logs of the producers of its inputs.
 
-Each input port is read from its first step on until the stored log meets what its producer sends,
-who sends again all that the store may lack. The task runs every step itself, so that it has the
-state, and answers for all of them.
+Each input port is read from its first step on until the stored log meets the frames of its
+producer, which sends again all that the store may lack. The new node runs every step itself: it
+needs the state, and it commits to all steps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from functools import partial
 
 from splitup.core import tuning
@@ -17,23 +16,21 @@ from splitup.core.errors import SplitUpError
 from splitup.protocol.execution.log_segments import LogEntry, LogReader
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.task_queue import PortId, TaskQueue, Tensor
+from splitup.protocol.execution.task_queue import PortId, Tensor
 from splitup.storage.log_store import iter_log, read_tensor
-from splitup_node.execution.executions import Execution, Part
-from splitup_node.execution.outputs import Fail, Spawn
+from splitup_node.execution.execution_table import ExecutionTable
+from splitup_node.execution.executions import Execution, Part, Schedule, Spawn
 
 
 class Replay:
-    """Feeds the queue with the past inputs of tasks taken over."""
+    """Feeds the queue with the past inputs of tasks that this node has taken over."""
 
-    def __init__(
-        self, queue: TaskQueue, pump: Callable[[], None], fail: Fail, spawn: Spawn
-    ) -> None:
-        self._queue = queue
-        self._pump = pump
-        self._fail = fail
+    def __init__(self, table: ExecutionTable, schedule: Schedule, spawn: Spawn) -> None:
+        self._table = table
+        self._queue = table.queue
+        self._schedule = schedule
         self._spawn = spawn
-        self._ran: dict[tuple[str, int], asyncio.Event] = {}  # while a task catches up
+        self._ran: dict[tuple[str, int], asyncio.Event] = {}  # by task, while it catches up
 
     def start(self, execution: Execution, task: int) -> None:
         """Begin to catch up with one task."""
@@ -55,14 +52,14 @@ class Replay:
         except* SplitUpError as failures:
             step = self._queue.get_progress(execution.id).get(part.task, 0)
             reason = f"its past inputs cannot be read: {failures.exceptions[0]}"
-            self._fail(execution.id, part.task, step, reason)
+            self._table.fail(execution.id, part.task, step, reason)
         finally:
             del self._ran[key]
-            self._pump()
+            self._schedule()
 
     async def _feed(self, execution: Execution, part: Part, source: PortId) -> None:
-        """Read one port until the queue has what would come next."""
-        if source[0] in execution.parts:  # made here: nobody will send what is not stored yet
+        """Read the log of one port until the queue already has its next step."""
+        if source[0] in execution.parts:  # produced here: nobody else sends what is not stored yet
             name = LogName(*source, execution.node, 0)
             for entry in execution.writer.get_unstored(*source):
                 await self._offer_entry(execution, part, name, entry)
@@ -76,7 +73,7 @@ class Replay:
                 if not self._is_missing(execution, part, source, reader.next_step):
                     return
             if not self._is_missing(execution, part, source, reader.next_step):
-                return  # else another node writes this port now: from the start, its own log
+                return  # otherwise another node produces this port now: read its log from the start
 
     def _is_missing(self, execution: Execution, part: Part, source: PortId, step: int) -> bool:
         if not self._is_current(execution, part) or step == execution.steps:
@@ -84,7 +81,7 @@ class Replay:
         return not self._queue.has(execution.id, source, step, part.task)
 
     def _is_expected(self, execution: Execution, part: Part, reader: LogReader) -> bool:
-        """Return whether the reader's next segment, not stored yet, is worth waiting for."""
+        """Return whether to wait for the reader's next segment, which is not stored yet."""
         name = reader.name
         source = name.task, name.port
         same = name.node == execution.executor_map.get_author(name.task)
@@ -97,7 +94,7 @@ class Replay:
         reader: LogReader,
         entries: list[LogEntry],
     ) -> None:
-        """Hand one segment to the queue, when the task has come near it."""
+        """Offer one segment to the queue once the task is at most REPLAY_AHEAD_STEPS behind it."""
         ran = self._ran[execution.id, part.task]
         while (
             self._is_current(execution, part)
@@ -111,7 +108,7 @@ class Replay:
             if entry.step < self._get_step(execution, part):
                 continue
             await self._offer_entry(execution, part, reader.name, entry)
-        self._pump()
+        self._schedule()
 
     async def _offer_entry(
         self, execution: Execution, part: Part, name: LogName, entry: LogEntry

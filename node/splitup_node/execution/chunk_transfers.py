@@ -1,4 +1,4 @@
-"""Which tensors this node sends in chunks, and which it takes (``splitup.net.tensor_chunks``)."""
+"""Which tensors this node sends and takes in chunks (``splitup.net.tensor_chunks``)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def find_direct_links(
         try:
             link = pool.open(node.node, node.endpoint)
         except SplitUpError:
-            continue  # one that is gone is the client's business
+            continue  # the client replaces a node that is gone
         if has_room(link, nbytes, most_bytes):
             links.append(link)
     return links
 
 
 def check_chunk(execution: Execution, sender: str, chunk: TensorChunk) -> bool:
-    """Return whether a chunk from the peer with the Ed25519 key ``sender`` is worth its room.
+    """Return whether to keep a chunk from the peer with the Ed25519 key ``sender``.
 
     Raises PeerFault when nobody may send it here.
     """
@@ -39,5 +39,5 @@ def check_chunk(execution: Execution, sender: str, chunk: TensorChunk) -> bool:
             return False  # the executor was replaced
         raise PeerFault(f"{sender} sends chunks of task {chunk.task} of {execution.id}")
     if chunk.step >= execution.certificate.plan.request.steps:
-        raise PeerFault(f"a chunk of step {chunk.step} of {execution.id}: nobody paid for it")
+        raise PeerFault(f"a chunk of step {chunk.step} of {execution.id}, which was not paid for")
     return True

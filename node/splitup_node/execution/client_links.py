@@ -1,4 +1,4 @@
-"""The clients of this node's executions: which links are theirs, and what they may have missed."""
+"""The clients of this node's executions: their links, and the frames they may have missed."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ClientLinks:
         self._refused: OrderedDict[str, tuple[str, bytes]] = OrderedDict()  # client key, ERROR
 
     def is_refused(self, execution_id: str) -> bool:
-        """Return whether this node said no to an execution."""
+        """Return whether this node refused an execution."""
         return execution_id in self._refused
 
     def refuse(self, certificate: PlanCertificate, reason: str) -> bool:
-        """Say why this node does not run an execution, now or when its client comes.
+        """Tell a client why this node does not run its execution, now or when it connects.
 
-        Returns False when the plan gives it nothing to run.
+        Returns False when the plan gives this node nothing to run.
         """
         plan = certificate.plan
         node = self._identity.address
@@ -87,7 +87,7 @@ class ClientLinks:
                 yield link
 
     def on_opened(self, link: Link) -> None:
-        """Send a client that is there, perhaps again, all that it may have missed."""
+        """Send a client that connects, perhaps again, all frames that it may have missed."""
         self._links.setdefault(link.peer, []).append(link)
         for execution in self._executions.values():
             if execution.client_key == link.peer and link.execution_id in ("", execution.id):

@@ -1,8 +1,8 @@
-"""Which states may stay on the device. Pure functions.
+"""Which states stay on the device. Pure functions.
 
-Every task of every execution that has begun holds a state. When another does not fit, the session
-that was used least recently goes, unless all were used just now: then the newcomer has to go
-elsewhere.
+Every task of every execution that has begun holds a state. When another one does not fit, the
+execution that was used least recently is failed, unless all were used just now: then the new one
+fails, and its client chooses another node.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from splitup_node.execution.executions import Execution
 
 
 def compute_state_bytes(execution: Execution) -> int:
-    """Return what an execution holds on the device."""
+    """Return the bytes of an execution's states on the device."""
     return 0 if execution.is_over else sum(p.state_bytes for p in execution.parts.values())
 
 
 def choose_idle(
     executions: Iterable[Execution], limit_bytes: int, newcomer: Execution, needed_bytes: int
 ) -> Execution | None:
-    """Return the execution to drop for ``needed_bytes`` of ``newcomer``; None when nothing has to.
+    """Return the execution to fail, so that ``needed_bytes`` of ``newcomer`` fit.
 
-    Or when nothing may: what ran within ``tuning.SESSION_SPARE_S`` stays.
+    None when they fit already, or when all others ran within ``tuning.SESSION_SPARE_S``.
     """
     holding = [e for e in executions if compute_state_bytes(e)]
     if sum(map(compute_state_bytes, holding)) + needed_bytes <= limit_bytes:
@@ -37,7 +37,7 @@ def choose_idle(
 
 
 def find_stale(executions: Iterable[Execution], now_s: float) -> list[Execution]:
-    """Return the executions whose client let them lie for too long."""
+    """Return the executions whose client has sent nothing for too long."""
     return [
         execution
         for execution in executions

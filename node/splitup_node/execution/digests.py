@@ -1,4 +1,4 @@
-"""What a task consumed and produced, as running digests for the commitment."""
+"""Running digests of a task's inputs and outputs, for the commitment."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Digests:
 
 
 class Recorder:
-    """Adds runs to digests in their order; large tensors of unknown digest are hashed on a thread.
+    """Adds runs to digests in order; large tensors without a digest are hashed on a thread.
 
-    Tensors that came in a frame, or leave in one, have their digests.
+    Tensors that came in a frame, or left in one, have a digest.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Recorder:
     def add(
         self, digests: Digests, inputs: _Tensors, outputs: _Tensors, on_done: Callable[[], None]
     ) -> None:
-        """Account for one run, then call ``on_done``."""
+        """Add one run to the digests, then call ``on_done``."""
         unknown = sum(len(one.data) for one in (*inputs, *outputs) if not one.digest)
         if not self._waiting and unknown <= limits.INLINE_TENSOR_BYTES:
             digests.add(_get_digests(inputs), _get_digests(outputs))
@@ -76,7 +76,7 @@ class Recorder:
             self._task = asyncio.create_task(self._work())
 
     async def close(self) -> None:
-        """Stop, whatever waits."""
+        """Stop; runs that wait are not added."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
@@ -22,20 +23,20 @@ from splitup.protocol.execution.task_queue import PortId, Run
 from splitup.storage.log_store import LogStore, LogWriter
 from splitup_node.execution.digests import Digests, Recorder
 
-# task, step, and four times in nanoseconds: tuples of integers take six times as much
+# task, step, and four times in nanoseconds; tuples would take six times the memory
 _SPAN: Final = struct.Struct("<HIQQQQ")
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A number of rows that differs from step to step, and the input that shows it."""
+    """A number of rows that differs from step to step, and the input that has so many rows."""
 
     place: int
     row_bytes: int
     most: int
 
     def count(self, run: Run) -> int:
-        """Return how many rows a run has; whether its other inputs agree is checked later."""
+        """Return how many rows a run has; the worker checks that its other inputs agree."""
         return len(run.inputs[self.place].data) // self.row_bytes
 
 
@@ -44,18 +45,18 @@ class Part:
     """One task that this node runs in an execution."""
 
     task: int
-    session: int  # the worker's, with the task's state
+    session: int  # in the worker, where it holds the task's state
     digests: Digests
     symbols: tuple[Symbol, ...]
-    full_bytes: int  # of the inputs of a step with all the rows that the task's flops are for
-    send_from: int = 0  # the steps before are only repeated, and known to their readers
-    recorded: int = 0  # runs in the digests
+    full_bytes: int  # of a step's inputs with all the rows that the task's flops are for
+    send_from: int = 0  # earlier steps only repeat what their readers have already
+    recorded: int = 0  # how many runs are in the digests
     state_bytes: int = 0  # on the device, once the first step has run
 
 
 @dataclass(slots=True)
 class Execution:
-    """Everything a node holds for one execution. Without parts it is only a fallback."""
+    """Everything a node holds for one execution. Without parts the node is only a fallback."""
 
     id: str
     certificate: PlanCertificate
@@ -67,13 +68,13 @@ class Execution:
     writer: LogWriter
     recorder: Recorder = field(default_factory=Recorder)
     parts: dict[int, Part] = field(default_factory=dict)  # by task
-    # readers that took a task over and may lack steps that everybody else has
+    # readers that took over a task, and may lack steps that the other readers have
     new_readers: dict[PortId, tuple[str, ...]] = field(default_factory=dict)
     takeovers: dict[int, bytes] = field(default_factory=dict)  # the client's frames, by task
     end: SignedEnd | None = None  # the client's
-    publishing_bytes: int = 0  # large tensors on their way to the store
+    publishing_bytes: int = 0  # of large tensors that are being stored
     spans: bytearray = field(default_factory=bytearray)
-    outbox: deque[bytes] = field(default_factory=deque)  # what the client may have to get again
+    outbox: deque[bytes] = field(default_factory=deque)  # frames that the client may have missed
     outbox_bytes: int = 0
     failure: str = ""
     finished: bool = False
@@ -87,7 +88,7 @@ class Execution:
 
     @property
     def steps(self) -> int | None:
-        """Return how many steps there are, None before the client said."""
+        """Return how many steps there are, None before the client has said so."""
         return None if self.end is None else self.end.end.steps
 
     @property
@@ -97,7 +98,7 @@ class Execution:
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing will run any more."""
+        """Return whether the execution has finished or failed."""
         return self.finished or bool(self.failure)
 
     @property
@@ -108,7 +109,7 @@ class Execution:
     def check_tensor(self, port: PortId, length_bytes: int) -> bool:
         """Return whether a local task reads this port; raise PeerFault for an impossible tensor.
 
-        When tasks have changed hands, tensors for a task that is gone from here are no fault.
+        After a takeover, a tensor for a task that has left this node is no fault.
         """
         spec = self.routes.specs.get(port)
         if spec is None or port[0] in self.parts:
@@ -134,7 +135,7 @@ class Execution:
         return part
 
     def reroute(self) -> None:
-        """Find out anew who reads what, after a takeover."""
+        """Compute the readers of every output again, after a takeover."""
         plan = self.certificate.plan
         executors = self.executor_map.executors
         self.routes = compute_routes(plan, self.manifest, self.node, executors)
@@ -155,7 +156,8 @@ class Execution:
     def get_targets(self, port: PortId, step: int, zeros: Collection[int] = ()) -> tuple[str, ...]:
         """Return the nodes to send one step of an output to.
 
-        ``zeros`` are the task's outputs that are zero in it: experts that they shut get no more.
+        ``zeros`` are the task's outputs that are zero in this step: readers that they gate get only
+        those.
         """
         if step >= self.parts[port[0]].send_from:
             gates = self.routes.gates[port]
@@ -171,11 +173,11 @@ class Execution:
         return self.routes.successors.get(address) or self.certificate.plan.node_of(address)
 
     def is_result(self, port: PortId, step: int) -> bool:
-        """Return whether the client waits for one step of an output."""
+        """Return whether one step of an output goes to the client."""
         return port in self.routes.to_client and step >= self.parts[port[0]].send_from
 
     def add_span(self, task: int, step: int, times: tuple[int, int, int, int]) -> None:
-        """Remember when a run's inputs came, when it started and ended, and was sent (in ns)."""
+        """Remember when a run's inputs arrived, when it started, ended, and was sent (in ns)."""
         if len(self.spans) < limits.MAX_SPANS * _SPAN.size:
             self.spans += _SPAN.pack(task, step, *times)
 
@@ -187,7 +189,7 @@ class Execution:
             self.outbox_bytes -= len(self.outbox.popleft())
 
     def forget_outputs(self) -> None:
-        """Drop what was kept for the client: it ends when it has the outputs, or wants none."""
+        """Drop the frames kept for the client, which ends when it has all outputs or wants none."""
         self.outbox.clear()
         self.outbox_bytes = 0
 
@@ -213,7 +215,7 @@ class Execution:
         )
 
     def make_traces(self) -> Iterator[tuple[int, Trace]]:
-        """Yield the spans in traces that fit a frame, with the number of traces still to come."""
+        """Yield the spans in traces that fit into a frame, with the number of traces to come."""
         size = limits.SPANS_PER_FRAME * _SPAN.size
         chunks = [self.spans[i : i + size] for i in range(0, len(self.spans), size)] or [
             bytearray()
@@ -237,7 +239,7 @@ class Execution:
 
 
 def _find_symbols(specs: Sequence[TensorSpec]) -> tuple[Symbol, ...]:
-    """Return what tells the rows of a step, by the first input of every symbol."""
+    """Return, for every symbolic number of rows, the first input that has so many rows."""
     places = {spec.rows: place for place, spec in reversed(list(enumerate(specs))) if spec.rows}
     return tuple(
         Symbol(
@@ -252,7 +254,7 @@ def _find_symbols(specs: Sequence[TensorSpec]) -> tuple[Symbol, ...]:
 def make_execution(
     certificate: PlanCertificate, manifest: Manifest, node: str, open_store: OpenStore
 ) -> Execution:
-    """Return an execution at its beginning, without its parts.
+    """Return a new execution without its parts.
 
     Raises PeerFault when plan and manifest do not fit or the plan does not name ``node``.
     """
@@ -273,6 +275,8 @@ def make_execution(
 
 
 OpenStore = Callable[[PlanCertificate, Manifest, ExecutorMap], LogStore]
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]  # starts a background task
+Schedule = Callable[[], None]  # starts the next batch, when there is one
 
 
 def get_first_task(execution: Execution) -> int:

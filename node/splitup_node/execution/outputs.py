@@ -1,8 +1,8 @@
 """From a finished run to its readers: frames to other nodes and the client, entries to the log.
 
-A tensor too large for a frame is hashed on a thread and stored by itself, while its bytes go to
-whoever reads it; they are told again when the store has it. Small ones leave in the worker's own
-callback.
+A small output is sent in the worker's own callback. An output that is too large for a frame is
+hashed on a thread and stored as an object of its own, while its bytes already go to its readers in
+chunks; a frame tells them when the store has it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.errors import SplitUpError
+from splitup.core.tensors import holds_zeros
 from splitup.crypto.keys import Identity
 from splitup.messages.frames import Frame
 from splitup.net.links import Link, LinkPool
@@ -26,14 +26,12 @@ from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import PortId, Run, Tensor
 from splitup.storage.log_store import LogObject
 from splitup_node.execution.chunk_transfers import find_direct_links
-from splitup_node.execution.client_links import ClientLinks
-from splitup_node.execution.executions import Execution
+from splitup_node.execution.execution_table import ExecutionTable
+from splitup_node.execution.executions import Execution, Spawn
 
 _log = logging.getLogger("splitup.node.outputs")
 
-Fail = Callable[[str, int, int, str], None]  # execution, task, step, reason
 _Readers = tuple[tuple[str, str], ...]  # nodes and their endpoints
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class Outputs:
@@ -43,39 +41,57 @@ class Outputs:
         self,
         identity: Identity,
         pool: LinkPool,
-        clients: ClientLinks,
-        fail: Fail,
+        table: ExecutionTable,
         spawn: Spawn,
         direct_bytes: int,
     ) -> None:
         """``direct_bytes`` of large tensors may wait for a reader, or be ahead of the store."""
         self._identity = identity
         self._pool = pool
-        self._clients = clients
-        self._fail = fail
+        self._table = table
+        self._clients = table.clients
         self._spawn = spawn
         self._direct_bytes = direct_bytes
-        self._waiting: list[tuple[_Readers, Frame]] = []  # what a batch gave so far
-        self._unlogged: list[tuple[Execution, PortId, LogEntry]] = []  # of it
+        self._waiting: list[tuple[_Readers, Frame]] = []  # the frames of this batch
+        self._unlogged: list[
+            tuple[Execution, PortId, LogEntry]
+        ] = []  # the log entries of this batch
 
     def publish(
+        self,
+        execution: Execution,
+        run: Run,
+        outputs: Sequence[bytes | memoryview],
+        on_stored: Callable[[], None],
+    ) -> list[Tensor]:
+        """Queue a run's outputs for their readers on other nodes; ``flush`` sends them.
+
+        Returns the outputs for the readers on this node. ``on_stored`` is called when a large one
+        has been stored.
+        """
+        gates = execution.routes.find_gates(run.task)
+        zeros = {port for port in gates if holds_zeros(outputs[port])}
+        return [
+            self._publish_port(execution, run, port, data, zeros, on_stored)
+            for port, data in enumerate(outputs)
+        ]
+
+    def _publish_port(
         self,
         execution: Execution,
         run: Run,
         port: int,
         data: bytes | memoryview,
         zeros: Collection[int],
-        on_done: Callable[[], None],
+        on_stored: Callable[[], None],
     ) -> Tensor:
-        """Let one output go to whoever reads it elsewhere (``flush``); return it for readers here.
-
-        ``zeros`` are the run's outputs that are zero: what they shut is sent nothing else.
-        ``on_done`` is called when a large one is on its way, or has failed.
+        """Publish one output; ``zeros`` are the run's outputs that are zero: gated readers of
+        which get nothing else.
         """
         if len(data) > limits.INLINE_TENSOR_BYTES:
             execution.publishing_bytes += len(data)
-            self._spawn(self._publish_stored(execution, run, port, data, zeros, on_done))
-            return Tensor(b"", data, time.time_ns())  # nobody here compares what we made
+            self._spawn(self._publish_stored(execution, run, port, data, zeros, on_stored))
+            return Tensor(b"", data, time.time_ns())  # readers on this node need no digest
         tensor = Tensor(hashlib.sha256(data).digest(), data, time.time_ns())
         source = (run.task, port)
         entry = LogEntry(run.step, tensor.digest, len(data), data)
@@ -89,7 +105,7 @@ class Outputs:
         return tensor
 
     def flush(self) -> None:
-        """Send and log what a batch gave, under one signature for all that goes to one reader."""
+        """Send and log a batch's outputs, with one signature for all frames to the same reader."""
         waiting, self._waiting = self._waiting, []
         groups: dict[_Readers, list[Frame]] = {}
         for readers, frame in waiting:
@@ -114,8 +130,31 @@ class Outputs:
         if is_result:
             self._clients.send(execution, sealed)
 
+    def open_links(self, execution: Execution) -> None:
+        """Start to connect to the nodes that read what this node's tasks produce."""
+        for reader in execution.routes.successors.values():
+            link = self._pool.open(reader.node, reader.endpoint)
+            if not link.has_connected:
+                loop = asyncio.get_running_loop()
+                loop.call_later(tuning.UNREACHED_S, self._check_reached, execution, link)
+
+    def _check_reached(self, execution: Execution, link: Link) -> None:
+        """Fail this node's part when it cannot connect to a reader.
+
+        The client then replaces this node. Otherwise it would replace the reader, which misses its
+        inputs through no fault of its own.
+        """
+        targets = execution.routes.targets
+        tasks = [port[0] for port in targets if link.peer in targets[port]]
+        if link.has_connected or not tasks or execution.ended_at_s:
+            return
+        step = self._table.queue.get_progress(execution.id).get(min(tasks), 0)
+        reason = f"this node cannot connect to node {link.peer}"
+        reason += f": {link.error}" if link.error else ""
+        self._table.fail(execution.id, min(tasks), step, reason)
+
     def send(self, execution: Execution, targets: Iterable[str], sealed: bytes) -> None:
-        """Send a sealed frame to nodes of the plan. One that is gone is the client's business."""
+        """Send a sealed frame to nodes of the plan. The client replaces a node that is gone."""
         self._send(_find_readers(execution, targets), sealed)
 
     def _send(self, readers: _Readers, sealed: bytes) -> None:
@@ -123,17 +162,19 @@ class Outputs:
             try:
                 self._pool.open(node, endpoint).send(sealed)
             except SplitUpError as error:
-                _log.warning("a frame to %s is lost: %s", node, error)
+                _log.warning("a frame to node %s cannot be sent: %s", node, error)
 
     def resend(self, execution: Execution, source: PortId, target: str) -> None:
-        """Send a node what it may not find in the store: it takes a reader's place."""
+        """Send a new reader the entries of an output that are not in the store yet."""
         node = execution.certificate.plan.node_of(target)
         for entry in execution.writer.get_unstored(*source):
             sealed = seal_frame(self._identity, make_entry_frame(execution.id, source, entry))
             try:
                 self._pool.open(node.node, node.endpoint).send(sealed)
             except SplitUpError as error:
-                _log.warning("the rest of %s to %s is lost: %s", execution.id, target, error)
+                _log.warning(
+                    "outputs of %s cannot be sent to node %s: %s", execution.id, target, error
+                )
                 return
 
     async def _publish_stored(
@@ -143,19 +184,19 @@ class Outputs:
         port: int,
         data: bytes | memoryview,
         zeros: Collection[int],
-        on_done: Callable[[], None],
+        on_stored: Callable[[], None],
     ) -> None:
         source = (run.task, port)
         try:
             if run.task not in execution.parts:
-                return  # another node's meanwhile
+                return  # another node runs the task by now
             links = self._find_direct_links(execution, source, run.step, zeros, len(data))
             digest = await send_direct(self._identity, links, execution.id, source, run.step, data)
             name = LogName(run.task, port, execution.node, run.step, apart=True)
             await execution.store.write([LogObject(name, data, digest, len(data))])
         except SplitUpError as error:
             reason = f"its output cannot be stored: {error}"
-            self._fail(execution.id, run.task, run.step, reason)
+            self._table.fail(execution.id, run.task, run.step, reason)
             return
         finally:
             execution.publishing_bytes -= len(data)
@@ -164,7 +205,7 @@ class Outputs:
         entry = LogEntry(run.step, digest, len(data), None)
         execution.writer.append(run.task, port, entry)
         self.send_entry(execution, source, entry, execution.get_targets(source, run.step, zeros))
-        on_done()
+        on_stored()
 
     def _find_direct_links(
         self,
@@ -174,9 +215,9 @@ class Outputs:
         zeros: Collection[int],
         nbytes: int,
     ) -> list[Link]:
-        """Return the links of readers that a large tensor goes to ahead of the store.
+        """Return the links of readers to which a large tensor goes ahead of the store.
 
-        None while the store is that far behind: it sets the pace then.
+        No links while the store is too far behind: readers then wait for the store.
         """
         most = self._direct_bytes
         if execution.publishing_bytes > most:

@@ -1,4 +1,4 @@
-"""The node's money: stake, unbonding, earnings. Every verb looks first, sends what is missing."""
+"""The node's money: stake, unbonding, payments. Every verb reads the chain before it sends."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Account:
         await self._chain.close()
 
     async def fetch(self) -> dict[str, Any]:
-        """Return what the chain knows of the node."""
+        """Return what the chain says about the node."""
         address = self._identity.address
-        entry, earned, wallet = await asyncio.gather(
+        entry, balance, wallet = await asyncio.gather(
             self._chain.call("nodes", "nodeOf", address),
             self._chain.call("market", "balanceOf", address),
             self._chain.call("usdc", "balanceOf", address),
@@ -58,19 +58,20 @@ class Account:
             "vram_gb": entry["vramGb"],
             "endpoint": entry["endpoint"],
             "unbonding_at_s": entry["unbondingAt"],
-            "balance_micro_usdc": earned,
+            "balance_micro_usdc": balance,
             "wallet_micro_usdc": wallet,
         }
 
     async def stake(self, check: Callable[[], Awaitable[None]] | None = None) -> dict[str, Any]:
-        """Register, or fill a slashed stake up; do nothing when the stake is complete.
+        """Register, or top up a slashed stake; do nothing when the stake is complete.
 
-        ``check`` has the last word before a new node registers: it raises when it had better not.
+        ``check`` is called before a new node registers; nothing is staked when it raises.
         """
         state = await self.fetch()
         if state["unbonding_at_s"]:
             raise ConfigurationError(
-                f"node {state['address']} is leaving; stay with: splitup-node unstake --cancel"
+                f"node {state['address']} is leaving; stay with: "
+                f"{self._config.make_command('unstake --cancel')}"
             )
         registered = state["stake_micro_usdc"] > 0 or state["vram_gb"] > 0
         vram_gb = state["vram_gb"] if registered else self._config.vram_gb
@@ -95,19 +96,19 @@ class Account:
         }
 
     async def unstake(self) -> dict[str, Any]:
-        """Begin to leave."""
+        """Begin to leave: the stake is free after the unbonding period."""
         await self._chain.send("nodes", "requestUnstake")
         return {"unbonding_at_s": (await self.fetch())["unbonding_at_s"]}
 
     async def cancel_unstake(self) -> dict[str, Any]:
-        """Stay after all."""
+        """Cancel ``unstake``."""
         await self._chain.send("nodes", "cancelUnstake")
         return {"unbonding_at_s": 0}
 
     async def withdraw(self, stake: bool, balance: bool) -> dict[str, Any]:
-        """Take out the stake (after unbonding) and/or what was earned.
+        """Take out the stake (after unbonding), the balance that is ready to withdraw, or both.
 
-        First what settlements decided is credited, and with it the stake released that they held.
+        First has settled executions credited, which also releases the stake that they locked.
         """
         await distribute(self._chain, self._identity.address)
         state = await self.fetch()
@@ -143,20 +144,22 @@ class Account:
 async def check_registration(
     chain: Chain, identity: Identity, config: NodeConfig
 ) -> dict[str, Any]:
-    """Return the node's registry entry; ConfigurationError, and the cure, if it may not run."""
+    """Return the node's registry entry. Raises ConfigurationError when the node may not run."""
     entry: dict[str, Any] = await chain.call("nodes", "nodeOf", identity.address)
     if not entry["stake"]:
         raise ConfigurationError(
-            f"node {identity.address} has no stake; put it down with: splitup-node stake"
+            f"node {identity.address} has no stake; "
+            f"put it down with: {config.make_command('stake')}"
         )
     if entry["unbondingAt"]:
         raise ConfigurationError(
-            f"node {identity.address} is leaving; stay with: splitup-node unstake --cancel"
+            f"node {identity.address} is leaving; stay with: "
+            f"{config.make_command('unstake --cancel')}"
         )
     if not entry["active"]:
         raise ConfigurationError(
             f"node {identity.address} lost stake and is inactive; "
-            "fill it up with: splitup-node stake"
+            f"fill it up with: {config.make_command('stake')}"
         )
     if entry["signingKey"] != identity.signing_key_hex:
         raise ConfigurationError(

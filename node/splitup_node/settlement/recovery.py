@@ -1,8 +1,8 @@
-"""What a node does after a crash about the executions it had not reported.
+"""What a node does after a crash with the executions that it had not reported.
 
-One whose client had ended it is brought to its end: inputs and most outputs are in the store, so
-the tasks are run again from the logs, the node's own log is completed, and the same digests come
-out. One that was still under way belongs to another node by now.
+An execution that its client had ended is completed: inputs and most outputs are in the store, so
+the tasks are run again from the logs, the node's own log is completed, and the digests are the same
+as without the crash. An execution that was under way has been taken over by another node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from splitup.storage.log_store import LogObject
 from splitup.storage.task_cache import Cache
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.executions import Execution, OpenStore, make_execution
-from splitup_node.settlement.task_replay import recompute
+from splitup_node.settlement.task_replay import TaskReplay, recompute
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.worker_pool import Workers
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("splitup.node.recovery")
 
 @dataclass(frozen=True, slots=True)
 class Unreported:
-    """An execution of the last run of the node; ``end`` is None when it was under way."""
+    """An execution of the node's last run; ``end`` is None when it was still under way."""
 
     certificate: PlanCertificate
     end: SignedEnd | None
@@ -43,7 +43,7 @@ class Unreported:
 
 
 def make_end_value(execution: Execution) -> dict[str, Any]:
-    """Return what the journal keeps of an execution's end."""
+    """Return what the journal stores at an execution's end."""
     takeovers = [
         signed.model_dump(mode="json") for signed in execution.executor_map.takeovers.values()
     ]
@@ -52,7 +52,7 @@ def make_end_value(execution: Execution) -> dict[str, Any]:
 
 
 def read_unreported(journal: Journal, now_s: float) -> list[Unreported]:
-    """Return the executions that were assigned and have no completion; forget the expired."""
+    """Return the executions that were assigned and have no completion; delete expired ones."""
     completed = {execution_id for execution_id, _ in journal.items("completion")}
     ended = dict(journal.items("ended"))
     found = []
@@ -71,20 +71,20 @@ def read_unreported(journal: Journal, now_s: float) -> list[Unreported]:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Brings ended executions to their completion."""
+    """Completes executions that had ended before a crash."""
 
     node: str
     engine: Engine
-    supervisor: Workers
+    workers: Workers
     loaded_tasks: LoadedTasks
     cache: Cache
     open_store: OpenStore
     now_s: Callable[[], float]
 
     async def run(self, lost: Unreported) -> Execution:
-        """Run every task of the node in an ended execution again; return it with its digests.
+        """Run every task of this node in an ended execution again; return it with its digests.
 
-        Raises what loading, the store or the worker raise, once the deadline is near.
+        Tries until the deadline is near, then raises the last error of loading, store or worker.
         """
         deadline_s = lost.certificate.plan.request.deadline
         while True:
@@ -93,7 +93,7 @@ class Recovery:
             except SplitUpError as error:
                 if self.now_s() + tuning.LOAD_RETRY_S / 10 > deadline_s:
                     raise
-                _log.warning("an execution of the last run waits: %s", error)
+                _log.warning("an execution of the last run cannot be completed yet: %s", error)
             await asyncio.sleep(tuning.RPC_BACKOFF_MAX_S)
 
     async def _try(self, lost: Unreported) -> Execution:
@@ -121,25 +121,22 @@ class Recovery:
                     large.extend(_append(execution, task, port, step, data))
 
         part = execution.add_part(task, self.engine.new_session())
-        part.digests = await recompute(
-            self.engine,
-            self.supervisor,
+        replay = TaskReplay(
             execution.store,
             execution.certificate.plan.request,
             execution.manifest,
             execution.executor_map.executors,
             task,
-            program,
             execution.steps or 0,
-            log,
         )
+        part.digests = await recompute(self.engine, self.workers, program, replay, log)
         await execution.store.write(large)
 
 
 def _append(
     execution: Execution, task: int, port: int, step: int, data: bytes | memoryview
 ) -> list[LogObject]:
-    """Add one output to the log; return the object to store when it is too large for a frame."""
+    """Add one output to the log; return it as an object to store if it is too large for a frame."""
     digest = hashlib.sha256(data).digest()
     is_large = len(data) > limits.INLINE_TENSOR_BYTES
     execution.writer.append(

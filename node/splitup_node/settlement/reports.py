@@ -1,10 +1,10 @@
-"""From a finished execution to its payment: pledge, see it on chain, reveal when it is due.
+"""From a finished execution to its payment: commit, see that on chain, reveal when it is due.
 
-The members bring all executors' pledges to the chain in one transaction. Where they do not within a
-few blocks, the node commits there itself, in batches.
+The members bring all executors' commitments to the chain in one transaction. If they have not done
+so within a few blocks, the node commits on chain itself, in batches.
 
-The completion with its salt is in the journal before anything is sent, so a node that dies in
-between commits and reveals the same bytes after its restart, or finds that it had.
+The completion with its salt is in the journal before anything is sent. So a node that crashes
+commits and reveals the same bytes after its restart, or finds that it had done so.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A completion on its way; it is given up after ``give_up_s`` (Unix seconds).
+    """A completion to be reported; it is given up after ``give_up_s`` (Unix seconds).
 
-    ``exposure_micro_usdc`` is what lies in all its tasks would cost, locked with a commitment.
+    ``exposure_micro_usdc`` is what the node would lose if all its tasks were wrong: a commitment
+    locks this part of the stake.
     """
 
     completion: Completion
@@ -65,15 +66,14 @@ class Reporter:
         self._committee_client = committee_client
         self._waiting: asyncio.Queue[Report] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._planned_at: dict[str, int] = {}  # execution -> block in which we saw its plan
-        self._pledged: set[str] = set()
-        self._released_to = 0  # every execution requested below this block is closed and released
-        self.transactions = 0
+        self._planned_at: dict[str, int] = {}  # execution -> block in which its plan was seen
+        self._committed: set[str] = set()
+        self._released_to = 0  # executions requested before this block are closed and released
 
     async def submit(
         self, completion: Completion, deadline_s: int, exposure_micro_usdc: int
     ) -> None:
-        """Journal a completion; it is reported from then on, across restarts too."""
+        """Write a completion to the journal; it is reported from then on, also after restarts."""
         give_up_s = deadline_s + limits.GRANT_GRACE_S
         value = {
             "completion": completion.model_dump(mode="json"),
@@ -86,12 +86,12 @@ class Reporter:
         report = _read_report(stored)
         if (takeovers := _make_takeovers(report.completion)) is not None:
             self._spawn(
-                self._committee_client.say(takeovers, set())
+                self._committee_client.announce(takeovers, set())
             )  # before our commitment is on chain
         self._waiting.put_nowait(report)
 
     def resume(self) -> None:
-        """Take up the completions that an earlier run of the node did not bring to an end."""
+        """Take up the completions that an earlier run of the node has not fully reported."""
         for execution_id, value in self._journal.items("completion"):
             report = _read_report(value)
             if self._journal.get("revealed", execution_id) is None:
@@ -116,17 +116,17 @@ class Reporter:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def release_stake(self) -> None:
-        """Have closed executions credited when they lock too much of the stake."""
+        """Have closed executions credited when their locks take too much of the stake."""
         account = self._chain.address
         entry = await self._chain.call("nodes", "nodeOf", account)
         if entry["locked"] <= tuning.DISTRIBUTE_LOCKED_SHARE * entry["stake"]:
             return
         done = await distribute(self._chain, account, from_block=self._released_to)
         self._released_to = done.next_block
-        _log.info("had %d executions credited to release stake", done.executions)
+        _log.info("%d executions were credited, which releases stake", done.executions)
 
     async def _commit(self, batch: Sequence[Report]) -> None:
-        """Send one transaction for those that the members left out; put off the others."""
+        """Commit in one transaction what the members left out; put off the others."""
         ready: list[Report] = []
         for report in batch:
             self._commitment(report)
@@ -139,7 +139,10 @@ class Reporter:
         for report, (status, committed) in zip(batch, states, strict=True):
             if status in (Status.SETTLED, Status.REFUNDED):
                 if not committed:
-                    _log.warning("%s ended without us", report.completion.execution_id)
+                    _log.warning(
+                        "%s was closed without this node's commitment",
+                        report.completion.execution_id,
+                    )
                 await self._mark(report, "revealed", {})
             elif committed:
                 self._spawn(self._reveal(report))
@@ -148,16 +151,16 @@ class Reporter:
             elif self._is_left_out(report, head.number):
                 ready.append(report)
             else:
-                self._put_off([report], "the members are to bring it to the chain")
+                self._put_off([report], "the members still have time to bring it to the chain")
         if ready:
             await self._send(ready)
 
     def _commitment(self, report: Report) -> None:
-        """Tell the members what we commit to, once in a run of this node."""
+        """Send the commitment to the members, once in a run of this node."""
         completion = report.completion
-        if completion.execution_id in self._pledged or not completion.steps:
-            return  # the chain knows no commitment to nothing
-        self._pledged.add(completion.execution_id)
+        if completion.execution_id in self._committed or not completion.steps:
+            return  # the chain takes no commitment to zero steps
+        self._committed.add(completion.execution_id)
         commitment = ExecutorCommitment(
             execution_id=completion.execution_id,
             node=completion.node,
@@ -169,7 +172,7 @@ class Reporter:
         self._spawn(self._committee_client.spread(api.EXECUTOR_COMMITMENT, commitment, give_up_s))
 
     def _is_left_out(self, report: Report, block_number: int) -> bool:
-        """Return whether the members had their time, or there is none left."""
+        """Return whether the members have had their time to commit, or the deadline is near."""
         since = self._planned_at.setdefault(report.completion.execution_id, block_number)
         deadline_s = report.give_up_s - limits.GRANT_GRACE_S
         return (
@@ -193,20 +196,19 @@ class Reporter:
             if len(reports) == 1:
                 self._put_off(reports, str(error))
                 return
-            for report in reports:  # one bad apple must not hold up the others
+            for report in reports:  # a single rejected report must not delay the others
                 await self._send([report])
             return
         except SplitUpError as error:
             self._put_off(reports, str(error))
             return
-        self.transactions += 1
         for report in reports:
             _log.info("committed %s in %s", report.completion.execution_id, receipt.transaction)
             await self._mark(report, "committed", {"transaction": receipt.transaction})
             self._spawn(self._reveal(report))
 
     async def _fetch_state(self, report: Report, head: Block) -> tuple[Status, bool]:
-        """Return the execution's state, and whether we are bound: all were, or we by ourselves."""
+        """Return the execution's state, and whether a commitment of this node is on chain."""
         execution_id = report.completion.execution_id
         execution, commitment = await asyncio.gather(
             self._chain.call("market", "executionOf", execution_id, at=head),
@@ -215,10 +217,10 @@ class Reporter:
         return Status(execution["status"]), execution["certified"] or commitment != _ZERO
 
     async def _reveal(self, report: Report) -> None:
-        """Wait for the time to reveal, then show the completion to the members."""
+        """Wait until it is time to reveal, then send the completion to the members."""
         completion = report.completion
         self._planned_at.pop(completion.execution_id, None)
-        self._pledged.discard(completion.execution_id)
+        self._committed.discard(completion.execution_id)
         due = await self._committee_client.wait_until_due(
             completion.execution_id, _make_takeovers(completion), report.give_up_s
         )
@@ -230,9 +232,11 @@ class Reporter:
     def _put_off(self, reports: Sequence[Report], reason: str) -> None:
         for report in reports:
             if self._chain.clock.now_s() > report.give_up_s:
-                _log.error("giving up on %s: %s", report.completion.execution_id, reason)
+                _log.error(
+                    "%s is not reported any more: %s", report.completion.execution_id, reason
+                )
                 self._planned_at.pop(report.completion.execution_id, None)
-                self._pledged.discard(report.completion.execution_id)
+                self._committed.discard(report.completion.execution_id)
                 continue
             _log.debug("commitment of %s waits: %s", report.completion.execution_id, reason)
             loop = asyncio.get_running_loop()
@@ -243,7 +247,7 @@ class Reporter:
             execution_id = report.completion.execution_id
             await asyncio.to_thread(self._journal.put, kind, execution_id, value)
         except Unavailable as error:
-            _log.error("the journal cannot note %s: %s", kind, error)
+            _log.error("'%s' of %s cannot be journaled: %s", kind, execution_id, error)
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.create_task(coroutine)
@@ -253,11 +257,11 @@ class Reporter:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a report failed", exc_info=error)
+            _log.error("an execution cannot be reported", exc_info=error)
 
 
 def _make_takeovers(completion: Completion) -> Takeovers | None:
-    """Return what the members have to know of a completion before it is revealed, if anything."""
+    """Return the takeovers that made this node an executor, None when there were none."""
     if not completion.takeovers:
         return None
     return Takeovers(

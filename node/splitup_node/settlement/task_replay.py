@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from splitup.graph.gates import shut
 from splitup.graph.manifest import Manifest
@@ -17,34 +18,51 @@ from splitup_node.worker.worker_pool import Workers
 OnOutputs = Callable[[int, Sequence[bytes | memoryview]], None]  # step, one entry per port
 
 
+@dataclass(frozen=True, slots=True)
+class TaskReplay:
+    """A task of an execution that is to be run again, and the logs of its inputs.
+
+    ``is_drawn`` says that all executors have committed: only the client's log may still grow.
+    """
+
+    store: LogStore
+    request: Request
+    manifest: Manifest
+    executors: Sequence[str]  # of every task, since each wrote its own log
+    task: int
+    steps: int
+    is_drawn: bool = False
+
+
 async def recompute(
     engine: Engine,
-    supervisor: Workers,
-    store: LogStore,
-    request: Request,
-    manifest: Manifest,
-    executors: Sequence[str],
-    task: int,
+    workers: Workers,
     program: int,
-    steps: int,
+    replay: TaskReplay,
     on_outputs: OnOutputs = lambda step, outputs: None,
-    *,
-    is_drawn: bool = False,
 ) -> Digests:
-    """Run ``steps`` steps of a task from zero state on what ``executors`` and the client logged.
+    """Run all steps of a task from zero state, and return their digests.
 
-    Runs when no live run is ready. ``is_drawn``: all executors have committed, so that only the
-    client's log may still grow. Raises PeerFault for logs that are broken or too short,
+    A step runs when no live run is ready. Raises PeerFault for logs that are damaged or too short,
     StorageUnavailable, TaskFailed, WorkerLost.
     """
+    task, steps, manifest = replay.task, replay.steps, replay.manifest
     entry = manifest.tasks[task]
     streams = [
-        iter_tensors(store, request, source, executors, port.spec, steps, is_drawn=is_drawn)
+        iter_tensors(
+            replay.store,
+            replay.request,
+            source,
+            replay.executors,
+            port.spec,
+            steps,
+            is_drawn=replay.is_drawn,
+        )
         for source, port in zip(get_sources(manifest, task), entry.inputs, strict=True)
     ]
     digests = Digests(len(entry.inputs), len(entry.outputs))
     specs = [port.spec for port in entry.inputs], [port.spec for port in entry.outputs]
-    session, worker = engine.new_session(), supervisor.restarts
+    session, worker = engine.new_session(), workers.restarts
     try:
         for step in range(steps):
             inputs = [await anext(stream) for stream in streams]
@@ -53,16 +71,16 @@ async def recompute(
                 digests.add_outputs(zeros[1])
                 on_outputs(step, zeros[1])
                 continue
-            if supervisor.restarts != worker:  # zero state now would give other bytes
-                raise WorkerLost("the worker was lost while a task was run again")
-            answer = await engine.runs.run_background(session, program, inputs)
+            if workers.restarts != worker:  # the new worker would begin with zero state
+                raise WorkerLost("the worker died while a task was recomputed")
+            answer = await engine.step_loop.run_background(session, program, inputs)
             digests.add_inputs(inputs)
             digests.add_outputs(answer.outputs)
             on_outputs(step, answer.outputs)
         if entry.state_bytes and steps:
-            digests.state = await supervisor.digest_state(session)
+            digests.state = await workers.digest_state(session)
     finally:
-        supervisor.drop([session])
+        workers.drop([session])
         for stream in streams:
             await stream.aclose()
     return digests

@@ -1,6 +1,6 @@
-"""Recomputes tasks that the committee drew, from stored inputs and zero state.
+"""Recomputes tasks that the committee drew for verification, from stored inputs and zero state.
 
-The result is committed to before anybody reveals anything, and revealed with everybody else's.
+A validator commits to its result before anybody reveals, and reveals it together with all others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from splitup.storage.task_cache import Cache
 from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.execution.digests import Digests
 from splitup_node.execution.engine import Engine
-from splitup_node.settlement.task_replay import recompute
+from splitup_node.settlement.task_replay import TaskReplay, recompute
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.worker_pool import Workers
 
@@ -40,12 +40,12 @@ _log = logging.getLogger("splitup.node.verifier")
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
-    """What the verifier uses of the node."""
+class VerifierContext:
+    """The parts of the node that the verifier uses."""
 
     identity: Identity
     engine: Engine
-    supervisor: Workers
+    workers: Workers
     loaded_tasks: LoadedTasks
     cache: Cache
     committee_client: CommitteeClient
@@ -54,10 +54,10 @@ class Tools:
 
 
 class Verifier:
-    """Takes orders that prove themselves, one after the other."""
+    """Takes verification orders, each with its proof, and works them off one after the other."""
 
-    def __init__(self, tools: Tools, sampling_bps: int) -> None:
-        self._tools = tools
+    def __init__(self, context: VerifierContext, sampling_bps: int) -> None:
+        self._context = context
         self._sampling_bps = sampling_bps
         self._orders: asyncio.Queue[VerificationOrder] = asyncio.Queue(tuning.MAX_ORDERS)
         self._known: dict[tuple[str, int], None] = {}
@@ -66,7 +66,7 @@ class Verifier:
         self.latest: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_VERIFICATIONS)
 
     async def accept(self, order: VerificationOrder) -> None:
-        """Queue an order; one that is known already changes nothing.
+        """Queue an order; an order that is known already changes nothing.
 
         Raises PeerFault or BadSignature unless certificate and draw are the committee's and name
         this node, Unavailable when too many orders wait.
@@ -74,23 +74,25 @@ class Verifier:
         key = (order.certificate.plan.request.execution_id, order.task)
         if key in self._known:
             return
-        manifest = await self._tools.cache.fetch_manifest(order.certificate.plan.request.model_id)
-        node = self._tools.identity.address
+        manifest = await self._context.cache.fetch_manifest(order.certificate.plan.request.model_id)
+        node = self._context.identity.address
         await asyncio.to_thread(check_order, order, manifest, self._sampling_bps, node)
-        committee = await self._tools.committees.check_certificate(order.certificate)
+        committee = await self._context.committees.check_certificate(order.certificate)
         await asyncio.to_thread(check_draw, order.draw, committee)
         if key in self._known:
             return
         try:
             self._orders.put_nowait(order)
         except asyncio.QueueFull:
-            raise Unavailable("this node has too many verifications waiting; ask another") from None
+            raise Unavailable(
+                "too many verifications wait on this node; ask another validator"
+            ) from None
         self._known[key] = None
         while len(self._known) > tuning.MAX_FINISHED:
             self._known.pop(next(iter(self._known)))
 
     async def run(self) -> None:
-        """Work off orders, for ever. Results wait for their time beside the next order."""
+        """Work off orders, for ever. The next one begins while a result waits to be revealed."""
         try:
             while True:
                 order = await self._orders.get()
@@ -114,7 +116,7 @@ class Verifier:
         return VerificationResult(
             execution_id=request.execution_id,
             task=order.task,
-            validator=self._tools.identity.address,
+            validator=self._context.identity.address,
             inputs=found.inputs,
             outputs=found.outputs,
             state=found.state,
@@ -123,26 +125,24 @@ class Verifier:
         )
 
     async def _recompute(self, order: VerificationOrder) -> Digests:
-        tools = self._tools
+        context = self._context
         model_id = order.certificate.plan.request.model_id
-        manifest = await tools.cache.fetch_manifest(model_id)
-        async with tools.loaded_tasks.use(model_id, order.task) as program:
-            return await recompute(
-                tools.engine,
-                tools.supervisor,
-                tools.open_store(order),
+        manifest = await context.cache.fetch_manifest(model_id)
+        async with context.loaded_tasks.use(model_id, order.task) as program:
+            replay = TaskReplay(
+                context.open_store(order),
                 order.certificate.plan.request,
                 manifest,
                 order.executors,
                 order.task,
-                program,
                 order.steps,
                 is_drawn=True,
             )
+            return await recompute(context.engine, context.workers, program, replay)
 
     async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
-        """Commit to a result, and show it when it is due; a failure is told at once."""
-        committee_client = self._tools.committee_client
+        """Commit to a result and reveal it when that is due; a failure is sent at once."""
+        committee_client = self._context.committee_client
         give_up_s = order.certificate.plan.request.deadline + limits.GRANT_GRACE_S
         validator_commitment = ValidatorCommitment(
             execution_id=result.execution_id,
@@ -171,7 +171,7 @@ class Verifier:
 
 
 def check_order(order: VerificationOrder, manifest: Manifest, sampling_bps: int, node: str) -> None:
-    """Check all that an order claims but its signatures. Raises PeerFault."""
+    """Check everything in an order except its signatures. Raises PeerFault."""
     plan, draw = order.certificate.plan, order.draw
     request = plan.request
     where = f"verification of task {order.task} of {request.execution_id}"

@@ -1,7 +1,8 @@
-"""Would this machine be slashed? Tasks on seeded inputs, against what registration saw them give.
+"""Does this machine compute correctly? Runs tasks on seeded inputs and compares their outputs.
 
-A node tries every task once before it serves it; ``splitup-node audit --dry-run`` tries all of them
-before any stake is at risk.
+The outputs must be those that the task gave when its model was registered. A node tries every task
+once before it serves it; ``splitup-node audit --dry-run`` tries all of them before there is a stake
+to lose.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.task_cache import Cache
 from splitup_node.config import NodeConfig
-from splitup_node.execution.runs import is_full
+from splitup_node.execution.batches import has_all_rows
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
 from splitup_node.worker.worker_pool import Workers
@@ -31,15 +32,16 @@ from splitup_node.worker.worker_pool import Workers
 SESSION: Final = 0  # the engine counts its own from 1
 
 Check = Callable[[Chain, Identity, NodeConfig], Awaitable[Any]]
+OnProgress = Callable[[str], None]
 
 
 class AuditFailed(TaskFailed):
-    """This machine gives something else than the task: serving it would cost the stake."""
+    """This machine computes other outputs than the task has: serving it would cost the stake."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedTask:
-    """One row of a report; ``verdict`` is "" for a task that could not be tried."""
+    """One row of a report; ``verdict`` is "" when the task could not be tried."""
 
     model_id: str
     index: int
@@ -53,6 +55,18 @@ class AuditedTask:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """The tried tasks, and ``device``: the report of the last device that tried them.
+
+    ``least_bytes`` is the memory that the smallest task needs, 0 when no task is registered.
+    """
+
+    device: dict[str, str]
+    rows: tuple[AuditedTask, ...]
+    least_bytes: int
+
+
 async def audit_program(
     supervisor: Supervisor | Workers,
     program: int,
@@ -62,7 +76,7 @@ async def audit_program(
 ) -> Audit:
     """Run a loaded program on the inputs of its vectors. Raises TaskFailed, WorkerLost.
 
-    ``speed`` takes what the runs behind the first one show.
+    The speed of all runs but the first is added to ``speed``.
     """
     inputs, outputs = [port.spec for port in task.inputs], [port.spec for port in task.outputs]
     results = []
@@ -71,7 +85,7 @@ async def audit_program(
             data = await asyncio.to_thread(make_inputs, inputs, vectors.seed, step)
             answer = await _run(supervisor, RunRequest(SESSION, program, data))
             results.append([bytes(output) for output in answer.outputs])
-            if speed is not None and step and is_full(task, data):
+            if speed is not None and step and has_all_rows(task, data):
                 speed.add(task.flops, answer.ended_ns - answer.started_ns)
     finally:
         supervisor.drop([SESSION])
@@ -84,13 +98,14 @@ async def audit_node(
     models: Sequence[str] = (),
     check: Check | None = None,
     worker_argv: Sequence[str] = WORKER_ARGV,
-) -> tuple[dict[str, str], list[AuditedTask]]:
-    """Try every task that fits the node's memory; return what runs it here, and a row for each.
+    on_progress: OnProgress = lambda text: None,
+) -> AuditReport:
+    """Try every task that fits the node's memory.
 
-    On every device, with the device's name in a row's detail where there are several.
-    ``models`` are names or ids, by default all that are registered. ``check`` may ask the chain
-    first whether the node may serve at all; without it no stake is needed. Raises InvalidInput (no
-    such model), ChainUnavailable, StorageUnavailable, Unavailable (the worker).
+    Every device tries them; with several devices a row's detail names the device. ``models`` are
+    names or ids, by default all that are registered. ``check`` is called before the first task,
+    with the chain; without it no stake is needed. Raises InvalidInput (no such model),
+    ChainUnavailable, StorageUnavailable, Unavailable (the worker).
     """
     identity = config.load_identity()
     deployment = Deployment.load(config.deployment)
@@ -103,6 +118,7 @@ async def audit_node(
                 await check(chain, identity, config)
             model_ids = await _find_models(chain, models)
             rows: list[AuditedTask] = []
+            least_bytes = 0  # memory that the smallest of all tasks needs
             shares = config.device_shares
             for name, memory_bytes in shares:
                 supervisor = Supervisor(
@@ -115,7 +131,8 @@ async def audit_node(
                 )
                 try:
                     device = await supervisor.start()
-                    trial = _Trial(supervisor, cache, memory_bytes)
+                    trial = _Trial(supervisor, cache, memory_bytes, on_progress)
+                    least_bytes = await trial.find_least_bytes(model_ids)
                     found = [
                         row for model_id in model_ids for row in await trial.run_model(model_id)
                     ]
@@ -126,30 +143,48 @@ async def audit_node(
                 rows += found
         finally:
             await chain.close()
-    return device, rows
+    return AuditReport(device, tuple(rows), least_bytes)
 
 
-async def check_machine(config: NodeConfig, worker_argv: Sequence[str] = WORKER_ARGV) -> None:
-    """Raise ConfigurationError when there is a task that would cost this machine a stake."""
-    device, rows = await audit_node(config, worker_argv=worker_argv)
+async def check_machine(
+    config: NodeConfig,
+    worker_argv: Sequence[str] = WORKER_ARGV,
+    on_progress: OnProgress = lambda text: None,
+) -> None:
+    """Raise ConfigurationError when this machine cannot run a task, or would be slashed for one."""
+    report = await audit_node(config, worker_argv=worker_argv, on_progress=on_progress)
+    rows = report.rows
+    if not rows and report.least_bytes:
+        raise ConfigurationError(
+            f"no task of the network fits into the node's memory: the smallest needs "
+            f"{report.least_bytes} bytes; nothing was staked; raise vram in {config.path}"
+        )
     refused = [row for row in rows if not row.may_serve]
     if refused:
         raise ConfigurationError(
-            f"{len(refused)} of {len(rows)} tasks must not be served from here "
-            f"({device['determinism_class']}): {refused[0].detail}; nothing was staked; "
-            "see: splitup-node audit --dry-run"
+            f"this machine ({report.device['determinism_class']}) must not serve {len(refused)} of "
+            f"{len(rows)} tasks, the first of them {refused[0].label}: {refused[0].detail}; "
+            f"nothing was staked; see all with: {config.make_command('audit --dry-run')}; "
+            f"stake to serve the others with: {config.make_command('stake --no-audit')}"
         )
 
 
 class _Trial:
-    """Loads one task after the other, into a new worker whenever the memory is full."""
+    """Tries one task after the other, in a new worker whenever the memory is full."""
 
-    def __init__(self, supervisor: Supervisor, cache: Cache, memory_bytes: int) -> None:
+    def __init__(
+        self, supervisor: Supervisor, cache: Cache, memory_bytes: int, on_progress: OnProgress
+    ) -> None:
         self._supervisor = supervisor
         self._cache = cache
         self._memory_bytes = memory_bytes
+        self._on_progress = on_progress
         self._used_bytes = 0
         self._done: set[str] = set()
+
+    async def find_least_bytes(self, model_ids: Sequence[str]) -> int:
+        manifests = [await self._cache.fetch_manifest(model_id) for model_id in model_ids]
+        return min((task.vram_bytes for one in manifests for task in one.tasks), default=0)
 
     async def run_model(self, model_id: str) -> list[AuditedTask]:
         manifest = await self._cache.fetch_manifest(model_id)
@@ -158,12 +193,16 @@ class _Trial:
             if task.task_id in self._done or task.vram_bytes > self._memory_bytes:
                 continue
             self._done.add(task.task_id)
+            self._on_progress(
+                f"trying task {index + 1} of {len(manifest.tasks)} of model {model_id[:10]}: "
+                f"{task.label} ({task.weights_bytes / 1e9:.1f} GB of weights)"
+            )
             try:
                 found = await self._try(model_id, index, task)
                 verdict, may_serve, detail = found.verdict.value, found.may_serve, found.detail
             except _NoVectors:
                 verdict, may_serve = "", True
-                detail = "its model has no reference vectors, so nothing can be said"
+                detail = "its model has no reference vectors to compare with"
             except (TaskFailed, WorkerLost) as error:
                 verdict, may_serve, detail = "", False, f"it does not run here: {error}"
                 if isinstance(error, WorkerLost):
@@ -184,7 +223,7 @@ class _Trial:
 
     async def _renew(self) -> None:
         if self._supervisor.is_running:
-            self._supervisor.kill("its memory is full; the next tasks get a new one")
+            self._supervisor.kill("its memory is full; the next tasks get a new worker")
         await self._supervisor.restart()
         self._used_bytes = 0
 
@@ -204,7 +243,9 @@ async def _find_models(chain: Chain, models: Sequence[str]) -> list[str]:
         return known
     for model in models:
         if model not in by_name and model not in known:
-            raise InvalidInput(f"there is no model {model!r}; see: splitup-deploy list")
+            raise InvalidInput(
+                f"there is no model {model!r} on this network; leave --model out to try all of them"
+            )
     return list(dict.fromkeys(by_name.get(model, model) for model in models))
 
 

@@ -1,7 +1,7 @@
-"""The tasks loaded in the worker: what they take, and how they get back after its death.
+"""The tasks that are loaded in the workers, their memory, and how they are loaded again.
 
-A task is served only after it has given what its reference vectors say
-(``splitup_node.tasks.audit``).
+A task is served only after it has given the outputs of its reference vectors
+(``splitup_node.tasks.audit``). When a worker dies, its tasks are loaded into the next one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from splitup_node.tasks.audit import AuditFailed, audit_program
 from splitup_node.worker.supervisor import WorkerLost
 from splitup_node.worker.worker_pool import Workers
 
-_log = logging.getLogger("splitup.node.residents")
+_log = logging.getLogger("splitup.node.loaded_tasks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +46,36 @@ class LoadedTasks:
     def __init__(
         self, workers: Workers, cache: Cache, get_speed: Callable[[], Rate] = Rate
     ) -> None:
-        """``get_speed`` gives what a trial's runs are added to."""
+        """``get_speed`` returns the rate that an audit's runs are added to."""
         self._workers = workers
         self._cache = cache
         self._get_speed = get_speed
         self._lock = asyncio.Lock()
         self._tasks: dict[str, LoadedTask] = {}
-        self._users: Counter[str] = Counter()  # task_id -> who needs it to stay
-        self._failed: dict[str, str] = {}  # task_id -> why it must not be served from here
-        self._places: dict[str, tuple[int, int]] = {}  # task_id -> worker, program; served or not
+        self._users: Counter[str] = Counter()  # task_id -> how many need it to stay loaded
+        self._failed: dict[str, str] = {}  # task_id -> why this node must not serve it
+        self._places: dict[str, tuple[int, int]] = {}  # task_id -> worker, program
         self.programs: dict[str, int] = {}  # task_id -> program, of those that are served
         self.loading = ""
 
     @property
     def tasks(self) -> tuple[LoadedTask, ...]:
-        """Return what can run right now."""
+        """Return the tasks that can run right now."""
         return tuple(self._tasks[task_id] for task_id in self.programs)
 
     @property
     def used(self) -> frozenset[str]:
-        """Return the tasks that somebody needs to stay."""
+        """Return the tasks that an execution or a verification needs to stay loaded."""
         return frozenset(self._users)
 
     @property
     def free_bytes(self) -> int:
-        """Return the memory of the device with the most that no task has been given."""
+        """Return the free memory of the device that has most of it."""
         return max(self._list_free())
 
     @property
     def used_bytes(self) -> int:
-        """Return the memory that tasks have been given, on all devices."""
+        """Return the memory that tasks take, on all devices."""
         return sum(task.vram_bytes for task in self._tasks.values())
 
     def _list_free(self) -> list[int]:
@@ -86,9 +86,9 @@ class LoadedTasks:
 
     @property
     def state_limit_bytes(self) -> int:
-        """Return what the states of all executions together may take, as the workers count.
+        """Return the bytes that the states of all executions may take together.
 
-        They may all lie in one worker, so the one with the least room says it.
+        They may all be in one worker, so this is the room of the worker that has the least.
         """
         room = list(self._workers.memory_bytes)
         for task_id, (worker, _) in self._places.items():
@@ -97,25 +97,25 @@ class LoadedTasks:
         return min((room[worker] for worker in used), default=max(room))
 
     def get_room(self, task_id: str) -> int:
-        """Return the memory that a resident task's device would have for another in its place."""
+        """Return the free memory of a loaded task's device once the task is unloaded."""
         return self._list_free()[self._places[task_id][0]] + self._tasks[task_id].vram_bytes
 
     @contextlib.asynccontextmanager
     async def use(self, model_id: str, index: int) -> AsyncIterator[int]:
-        """Give the program of a task, which stays resident meanwhile. Raises as ``ensure``."""
+        """Give the program of a task and keep it loaded meanwhile. Raises as ``ensure``."""
         task_id = (await self._cache.fetch_manifest(model_id)).tasks[index].task_id
         self._users[task_id] += 1
         try:
-            program = self.programs.get(task_id)  # without waiting for what is being loaded
+            program = self.programs.get(task_id)  # does not wait for another task that is loading
             yield await self.ensure(model_id, index) if program is None else program
         finally:
             self._users[task_id] -= 1
-            self._users += Counter()  # without those at zero
+            self._users += Counter()  # drops the zero counts
 
     async def prepare(self, model_id: str, index: int) -> None:
-        """Fetch what loading a task takes, so that its place stays empty for seconds only.
+        """Download all files of a task, so that loading it later takes seconds only.
 
-        Raises as ``ensure``, but for lack of memory.
+        Raises as ``ensure`` does, except for lack of memory.
         """
         task = (await self._cache.fetch_manifest(model_id)).tasks[index]
         if task.task_id in self._failed:
@@ -125,10 +125,10 @@ class LoadedTasks:
         await self._cache.fetch_vectors(model_id, index)
 
     async def unload(self, task_id: str, is_idle: Callable[[], bool]) -> bool:
-        """Free a task's memory unless somebody needs it by now; return whether it is gone.
+        """Unload a task unless it is needed by now; return whether it was unloaded.
 
-        ``is_idle`` is asked right before, when nothing else can come between.
-        Raises TaskFailed (the worker would not), WorkerLost (then it is not loaded again, either).
+        ``is_idle`` is called right before, with no task switch in between. Raises TaskFailed when
+        the worker refuses, and WorkerLost; the task is not loaded again then.
         """
         async with self._lock:
             if task_id in self._users or task_id not in self.programs or not is_idle():
@@ -138,10 +138,10 @@ class LoadedTasks:
             return True
 
     async def ensure(self, model_id: str, index: int) -> int:
-        """Return the program of a task, downloaded, loaded and tried if it is not resident.
+        """Return the program of a task, downloaded, loaded and audited if it is not loaded yet.
 
         Raises Unavailable (no memory, worker lost), InvalidModel, StorageUnavailable, PeerFault,
-        AuditFailed (this machine would be slashed for the task; said again without trying again).
+        AuditFailed (this machine would be slashed for the task; it is not tried again).
         """
         task = (await self._cache.fetch_manifest(model_id)).tasks[index]
         async with self._lock:
@@ -155,43 +155,52 @@ class LoadedTasks:
                     f"{self.free_bytes} of {max(self._workers.memory_bytes)} are free"
                 )
             self.loading = task.task_id
+            _log.info(
+                "loading %s (%s, %.3f GB)",
+                task.label,
+                task.task_id[:12],
+                task.vram_bytes / 1e9,
+                extra={"in_place": True},
+            )
             try:
                 graph, weights = await self._cache.fetch_task(model_id, index)
                 await asyncio.to_thread(_check_gate, graph, task)
                 vectors = await self._cache.fetch_vectors(model_id, index)
-                resident = LoadedTask(
+                loading = LoadedTask(
                     task.task_id, task.label, task.vram_bytes, task.state_bytes, graph, weights
                 )
-                program = await self._load(resident)
+                program = await self._load(loading)
                 if vectors is not None:
                     await self._try(task, program, vectors)
             finally:
                 self.loading = ""
-            if task.task_id not in self._places:  # nothing asks for it until it is loaded again
-                raise WorkerLost(f"the worker was lost right after it loaded {task.label}")
+            if task.task_id not in self._places:  # its worker died during the audit
+                raise WorkerLost(
+                    f"the worker died right after it loaded {task.label}; it is loaded again later"
+                )
             self.programs[task.task_id] = program
             _log.info("loaded %s (%s)", task.label, task.task_id[:12])
             return program
 
     async def reload(self) -> None:
-        """Load what died with a worker; a task that fails now is resident no longer."""
+        """Load the tasks of a worker that died into its successor; forget those that fail."""
         async with self._lock:
             self.forget_programs()
-            for resident in list(self._tasks.values()):
-                if resident.task_id in self._places:
+            for task in list(self._tasks.values()):
+                if task.task_id in self._places:
                     continue
-                del self._tasks[resident.task_id]  # for good, if it is what kills workers
-                if resident.task_id in self._failed:
+                del self._tasks[task.task_id]  # it stays deleted if loading it kills the worker
+                if task.task_id in self._failed:
                     continue
                 try:
-                    self.programs[resident.task_id] = await self._load(resident)
+                    self.programs[task.task_id] = await self._load(task)
                 except WorkerLost:
                     raise
                 except SplitUpError as error:
-                    _log.error("task %s is gone: %s", resident.label, error)
+                    _log.error("task %s cannot be loaded again: %s", task.label, error)
 
     def forget_programs(self) -> None:
-        """Advertise nothing that a lost worker had until it is loaded again."""
+        """Stop to serve the tasks of a lost worker until they are loaded again."""
         for task_id, (_, program) in list(self._places.items()):
             if not self._workers.is_loaded(program):
                 self.programs.pop(task_id, None)
@@ -201,44 +210,44 @@ class LoadedTasks:
         try:
             audit = await audit_program(self._workers, program, task, vectors, self._get_speed())
         except WorkerLost:
-            del self._tasks[task.task_id], self._places[task.task_id]  # it may kill workers
+            del self._tasks[task.task_id], self._places[task.task_id]  # the task may kill workers
             raise
         except SplitUpError as error:
-            self._failed[task.task_id] = f"{task.label} cannot be tried: {error}"
+            self._failed[task.task_id] = f"the audit of {task.label} failed: {error}"
             await self._unload(task.task_id)
             raise AuditFailed(self._failed[task.task_id]) from error
         if not audit.may_serve:
             self._failed[task.task_id] = (
                 f"{task.label} is not served, because this machine would be slashed for it: "
-                f"{audit.detail}; see 'splitup-node audit --dry-run'"
+                f"{audit.detail}; try all tasks with: splitup-node audit"
             )
             await self._unload(task.task_id)
             raise AuditFailed(self._failed[task.task_id])
-        _log.info("%s against its reference vectors: %s", task.label, audit.verdict.value)
+        _log.info("audit of %s: %s", task.label, audit.verdict.value)
 
-    async def _load(self, resident: LoadedTask) -> int:
-        """Load a task, which then has its memory; returns its program."""
+    async def _load(self, task: LoadedTask) -> int:
+        """Load a task into the worker with the most free memory; return its program."""
         free = self._list_free()
         worker = free.index(max(free))
-        if resident.vram_bytes > free[worker]:
-            raise Unavailable(f"no device has {resident.vram_bytes} bytes left")
-        loaded = await self._workers.load(worker, resident.graph, resident.weights)
-        if loaded["task_id"] != resident.task_id:
-            raise InvalidModel(f"{resident.graph} is not task {resident.task_id}; delete the file")
-        self._tasks[resident.task_id] = resident
+        if task.vram_bytes > free[worker]:
+            raise Unavailable(f"no device has {task.vram_bytes} free bytes for {task.label}")
+        loaded = await self._workers.load(worker, task.graph, task.weights)
+        if loaded["task_id"] != task.task_id:
+            raise InvalidModel(f"{task.graph} is not task {task.task_id}; delete the file")
+        self._tasks[task.task_id] = task
         program: int = loaded["program"]
-        self._places[resident.task_id] = (worker, program)
+        self._places[task.task_id] = (worker, program)
         return program
 
     async def _unload(self, task_id: str) -> None:
         del self._tasks[task_id]
-        self.programs.pop(task_id, None)  # from here on nobody begins to run it
+        self.programs.pop(task_id, None)  # no run of it begins from here on
         place = self._places.pop(task_id, None)
-        if place is not None:  # None: its worker is gone, and the memory with it
+        if place is not None:  # None: its worker died, which freed the memory
             await self._workers.unload(place[1])
 
 
 def _check_gate(path: Path, task: Task) -> None:
-    """Raise InvalidModel when zeros would be claimed of outputs that are none."""
+    """Raise InvalidModel when the outputs are not all zero although the gate is."""
     if task.gate is not None:
         check_gate(load_graph(path.read_bytes()), task.gate)

@@ -1,7 +1,8 @@
-"""Which tasks a node takes on: the least served first, then the best paid, as long as they fit.
+"""Which tasks a node loads: the least served first, then the best paid, as long as they fit.
 
-Pure: the committee's list of tasks in, one choice out. Nodes that start together see the same list,
-so ties are broken by a hash of node and task, and they spread. A node that is full trades.
+Pure functions: the committee's list of tasks in, one choice out. Nodes that start together see the
+same list; a hash of node and task breaks ties, so that they choose different tasks. A node whose
+memory is full trades: it unloads a task that many nodes serve for one that too few serve.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def parse_demand(value: object) -> tuple[DemandEntry, ...]:
 
 
 def merge_demand(answers: Iterable[Iterable[DemandEntry]]) -> tuple[DemandEntry, ...]:
-    """Return one entry per (model, task) with the lowest number of holders that a member reports.
+    """Return one entry per (model, task), with the lowest number of holders that a member reports.
 
-    The lowest, because the harm of serving a task once too often is small.
+    The lowest number is safe: one holder too many does little harm.
     """
     merged: dict[tuple[str, int], DemandEntry] = {}
     for answer in answers:
@@ -53,18 +54,18 @@ def merge_demand(answers: Iterable[Iterable[DemandEntry]]) -> tuple[DemandEntry,
 def choose_task(
     node: str,
     demand: Iterable[DemandEntry],
-    resident: Collection[str],
+    loaded: Collection[str],
     excluded: Collection[str],
     free_bytes: int,
 ) -> DemandEntry | None:
-    """Return the task to load next, None when nothing fits or all is resident.
+    """Return the task to load next, None when nothing fits or all tasks are loaded.
 
-    ``excluded`` are tasks that failed to load here.
+    ``loaded`` are the tasks of this node, ``excluded`` those that failed to load here.
     """
     fitting = [
         entry
         for entry in demand
-        if entry.task_id not in resident
+        if entry.task_id not in loaded
         and entry.task_id not in excluded
         and entry.vram_bytes <= free_bytes
     ]
@@ -81,29 +82,30 @@ def _tie(node: str, entry: DemandEntry) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Trade:
-    """A task to give up, and the one that gets its place."""
+    """A task to unload, and the one to load in its place."""
 
     given: DemandEntry
     wanted: DemandEntry
 
 
 class Trader:
-    """When a node without room gives up a task that many serve for one that too few do.
+    """Decides when a node without free memory unloads a task that many serve for a scarce one.
 
-    Nodes decide apart and by equal lists, so each looks at a moment of its own in every period, and
-    goes ahead by lot: of all that could, about as many as are lacking. A trade never makes the
-    given task the scarcer of the two, so that trades end; nor one with enough operators one with
-    too few: else models that nobody asks for would take the verification from those in use. What
-    was traded stays for ``TRADE_HOLD_S``.
+    Nodes decide independently, from equal lists. So each looks at its own moment in every period,
+    and a random draw decides whether it goes ahead: of all nodes that could, about as many trade as
+    operators are lacking. A trade never makes the given task the scarcer of the two, so trades come
+    to an end. It never takes a task below the operators that verification needs: otherwise models
+    that nobody uses would take the verification from models in use. Traded tasks are not traded
+    again for ``TRADE_HOLD_S``.
     """
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._epoch = -1  # the last in which it looked
-        self._held: dict[str, float] = {}  # task_id -> until when it is not traded
+        self._epoch = -1  # the last period in which the node looked
+        self._held: dict[str, float] = {}  # task_id -> the time until which it is not traded
 
     def is_due(self, now_s: float) -> bool:
-        """Say once in a period, at this node's moment in it, that it is time to choose."""
+        """Return True once in a period, at this node's own moment in it."""
         epoch, past_s = divmod(now_s, tuning.TRADE_PERIOD_S)
         if self._epoch < 0:  # nodes that start together do not look together
             self._epoch = int(epoch)
@@ -116,14 +118,14 @@ class Trader:
     def choose(
         self,
         demand: Iterable[DemandEntry],
-        resident: Collection[str],
+        loaded: Collection[str],
         rooms: Mapping[str, int],
         excluded: Collection[str],
         now_s: float,
     ) -> Trade | None:
-        """Return the trade to make, None when there is none or the lot does not fall on it.
+        """Return the trade to make, None when there is none or the draw decides against it.
 
-        ``rooms`` are the resident tasks that may go, with the bytes that each would make room for.
+        ``rooms`` are the loaded tasks that may go, with the bytes that each would make room for.
         """
         entries = [entry for entry in demand if now_s >= self._held.get(entry.task_id, 0.0)]
         mine = [entry for entry in entries if entry.task_id in rooms and not _is_needed(entry)]
@@ -131,13 +133,13 @@ class Trader:
         wanted = [
             entry
             for entry in entries
-            if _is_scarce(entry) and entry.task_id not in resident and entry.task_id not in excluded
+            if _is_scarce(entry) and entry.task_id not in loaded and entry.task_id not in excluded
         ]
         wanted.sort(key=lambda entry: (*_count(entry), _tie(self._node, entry)))
         for want in wanted:
             for given in mine:
                 if not _is_gain(*_count_left(given), want):
-                    break  # nor are those behind it, which fewer serve
+                    break  # nor are the next ones, which fewer serve
                 if want.vram_bytes <= rooms[given.task_id]:
                     equal = sum(_count(entry) == _count(want) for entry in wanted)
                     lacking = equal * (limits.MIN_OPERATORS - want.operators)
@@ -146,7 +148,7 @@ class Trader:
         return None
 
     def confirms(self, trade: Trade, demand: Iterable[DemandEntry]) -> bool:
-        """Say whether a trade is still good by a list that knows of the task as given up."""
+        """Return whether a trade is still good by a list that no longer counts this node."""
         now = {entry.task_id: entry for entry in demand}
         given, wanted = now.get(trade.given.task_id), now.get(trade.wanted.task_id)
         return (
@@ -158,13 +160,13 @@ class Trader:
         )
 
     def note(self, trade: Trade, now_s: float, *, made: bool) -> None:
-        """Remember a trade that was made, or that the given task turned out to be needed for."""
+        """Remember a trade: both tasks if it was made, the given one if it was called off."""
         self._held = {task: until for task, until in self._held.items() if until > now_s}
         for entry in (trade.given, trade.wanted) if made else (trade.given,):
             self._held[entry.task_id] = now_s + tuning.TRADE_HOLD_S
 
     def _draw(self, what: str) -> float:
-        """Return a number in [0, 1) that looks random and is this node's own."""
+        """Return a pseudo-random number in [0, 1) that only this node draws."""
         digest = hashlib.sha256(f"{self._node}/{what}".encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48
 
@@ -178,18 +180,18 @@ def _is_scarce(entry: DemandEntry) -> bool:
 
 
 def _count_left(entry: DemandEntry) -> tuple[int, int]:
-    """Return the operators and holders that a task may have without one of its holders.
+    """Return the fewest operators and holders that a task may have left without one of its holders.
 
-    Where an operator has several nodes, whether it stays shows when the node has left.
+    Where an operator has several nodes, the count shows only after the node has left.
     """
     return entry.operators - (entry.operators == entry.holders), entry.holders - 1
 
 
 def _is_needed(entry: DemandEntry) -> bool:
-    """Say whether a task would be sold without verification if one more node left it."""
+    """Return whether a task would be sold without verification if one more node left it."""
     return not _is_scarce(entry) and _count_left(entry)[0] < limits.MIN_OPERATORS
 
 
 def _is_gain(operators: int, holders: int, wanted: DemandEntry) -> bool:
-    """Say whether a task that so many serve is served better than the wanted one."""
+    """Return whether a task with so many operators and holders is served better than ``wanted``."""
     return (operators, holders > wanted.holders) > (wanted.operators, False)

@@ -1,7 +1,7 @@
-"""What the daemon and its worker say to each other: length-prefixed frames over a socket pair.
+"""The messages between the daemon and its worker: length-prefixed frames over a socket pair.
 
-Both ends are this package, started together; the worker still checks nothing it computes on less
-than a stranger's input, since the bytes inside come from strangers. A run carries no JSON: it is on
+Both ends are this package and start together, so the framing is trusted. The tensors inside come
+from strangers, so the worker checks them like any stranger's input. A run carries no JSON: it is on
 the path of every token.
 
     message   u64 body bytes | u8 kind | u64 request id | body
@@ -38,7 +38,7 @@ class Kind(IntEnum):
     FAILED = 5  # UTF-8 sentence
     STATE = 6  # u64 session -> SHA-256 of its state, 32 bytes
     RUNS = 7  # of one program in several sessions
-    UNLOAD = 8  # u64 program -> nothing; its memory is the device's again
+    UNLOAD = 8  # u64 program -> nothing; its memory is freed
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def encode_answer(answer: RunAnswer) -> list[bytes | memoryview]:
 
 
 def decode_answer(body: memoryview) -> RunAnswer:
-    """Parse the answer to a run; small outputs are copies, which keep no buffer alive."""
+    """Parse the answer to a run; small outputs are copied, so that they keep no buffer alive."""
     started_ns, ended_ns, count = _ANSWER.unpack_from(body)
     return RunAnswer(
         started_ns, ended_ns, [_keep(view) for view in _split(body, _ANSWER.size, count)]
@@ -128,7 +128,7 @@ def decode_answers(body: memoryview) -> list[RunAnswer | str]:
 
 
 def describe_failure(error: Exception) -> str:
-    """Return what a worker says of an error; of one that is not ours, what kind it is."""
+    """Return the text of an error, with its type when it is not a SplitUpError."""
     return (
         str(error) if isinstance(error, SplitUpError) else f"{type(error).__name__}: {error}"[:400]
     )

@@ -1,8 +1,8 @@
-"""The process that owns the device: loads tasks, keeps them and their state resident, runs steps.
+"""The process that owns the device: loads tasks, keeps them and their states in memory, runs steps.
 
-It has no network, no keys and no configuration but its arguments; it answers one request after the
-other over the socket it inherited and ends when that closes. Whatever a task makes tinygrad do, the
-worst is that this process dies, which the daemon survives.
+It has no network, no keys, and no configuration except its arguments. It answers one request after
+the other over the socket that it inherited, and ends when that closes. Whatever a task makes
+tinygrad do, at worst this process dies, and the daemon survives that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Worker:
         threads: int = 1,
         cache_directory: Path | None = None,
     ) -> None:
-        from splitup.backend import runtime  # tinygrad takes a second to import, after the fork
+        from splitup.backend import runtime  # imports tinygrad, which takes a second
         from splitup.backend.kernel_cache import KernelCache
 
         self._runtime = runtime
@@ -64,7 +64,7 @@ class Worker:
         self._state_bytes = 0
 
     def describe(self) -> dict[str, str]:
-        """Return what runs the kernels here."""
+        """Return a report of the device."""
         report: dict[str, str] = self._runtime.describe_device(
             self._options["device_index"]
         ).to_dict()
@@ -86,14 +86,14 @@ class Worker:
         }
 
     def unload(self, number: int) -> None:
-        """Free a program's memory and that of its sessions; its number is not given again."""
+        """Free a program's memory and that of its sessions; its number is not used again."""
         self._find_program(number)
         self.drop([session for session, known in self._states.items() if known[0] == number])
         del self._programs[number]
         self._runtime.free_memory(self._options["device_index"])
 
     def run(self, request: RunRequest) -> RunAnswer:
-        """Run one step in a session, whose state is zero at its first step."""
+        """Run one step in a session; the state is zero at the first step."""
         program, state = self._get_state(request)
         started_ns = time.time_ns()
         outputs = self.compute(program, state, request.inputs)
@@ -102,7 +102,7 @@ class Worker:
     def run_all(self, requests: Sequence[RunRequest]) -> list[RunAnswer | Exception]:
         """Run one step of one program in each session, as many of them at once as fit.
 
-        One that fails does so alone.
+        The failure of one step does not affect the others.
         """
         answers: dict[int, RunAnswer | Exception] = {}
         group: dict[int, tuple[Any, dict[str, int]]] = {}  # by request: state, rows
@@ -127,7 +127,7 @@ class Worker:
             program = self._programs[requests[next(iter(group))].program]
             steps = [(state, requests[index].inputs) for index, (state, _) in group.items()]
             started_ns = time.time_ns()
-            with suppress(Exception):  # no state was advanced: each may try alone
+            with suppress(Exception):  # no state has advanced, so each can be tried alone
                 outputs = program.run_together(steps)
                 ended_ns = time.time_ns()
                 return {
@@ -143,7 +143,7 @@ class Worker:
             return error
 
     def _get_state(self, request: RunRequest) -> tuple[Any, Any]:
-        """Return a session's program and state, which is made at its first step."""
+        """Return a session's program and state; the first step creates the state."""
         program = self._find_program(request.program)
         known = self._states.get(request.session)
         if known is None:
@@ -183,7 +183,9 @@ class Worker:
 
     def _reserve(self, program: Any) -> None:
         if len(self._states) >= tuning.MAX_SESSIONS:
-            raise Unavailable(f"the node holds {len(self._states)} states already")
+            raise Unavailable(
+                f"the node holds {len(self._states)} states already, which is the limit"
+            )
         state_bytes, programs = program.state_bytes, self._programs.values()
         fixed = sum(one.vram_bytes - one.state_bytes for one in programs)
         spare = sum(one.spare_bytes for one in programs)
@@ -194,7 +196,7 @@ class Worker:
         if state_bytes and fixed + self._state_bytes + state_bytes > self._memory_bytes:
             raise Unavailable(
                 f"no memory for another state of {state_bytes} bytes: {fixed} bytes of tasks and "
-                f"{self._state_bytes} bytes of states are resident; the limit is "
+                f"{self._state_bytes} bytes of states are in memory; the limit is "
                 f"{self._memory_bytes}"
             )
         self._state_bytes += state_bytes
@@ -271,7 +273,7 @@ def main(argv: Sequence[str] | None = None, worker_class: type[Worker] = Worker)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cache", type=Path)
     arguments = parser.parse_args(argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it closes our socket
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C and closes the socket
     with socket.socket(fileno=arguments.fd) as stream:
         worker = worker_class(
             arguments.memory,

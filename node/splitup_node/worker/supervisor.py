@@ -1,9 +1,9 @@
-"""Keeps one worker process alive and talks to it; survives its crash, hang and lack of memory.
+"""Starts one worker process and talks to it; survives its crash, hang and lack of memory.
 
 Answers arrive in the event loop's own callback, so that a finished run leads to the next one, and
-to the frames it sends, without a task switch. When the worker dies, every pending request fails
-with ``WorkerLost``, the states it held are gone, and the daemon starts another one and loads its
-tasks again.
+to the frames with its outputs, without a task switch. When the worker dies, every pending request
+fails with ``WorkerLost`` and the states it held are lost. The daemon then starts another worker and
+loads the tasks again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from splitup_node.worker.ipc import (
 WORKER_ARGV: Final = (sys.executable, "-m", "splitup_node.worker.process")
 
 _log = logging.getLogger("splitup.node.worker")
-_PASSED_ENVIRONMENT: Final = (  # how compilers and drivers are found; nothing else gets through
+_PASSED_ENVIRONMENT: Final = (  # what compilers and drivers need; nothing else is passed on
     "PATH",
     "HOME",
     "LANG",
@@ -59,7 +59,7 @@ class WorkerLost(Unavailable):
 
 
 class TaskFailed(SplitUpError):
-    """The worker refused or failed a request; it lives on."""
+    """The worker refused or failed a request; it is still running."""
 
 
 def parse_device(text: str) -> tuple[str, int]:
@@ -71,6 +71,7 @@ def parse_device(text: str) -> tuple[str, int]:
 
 
 RunHandler = Callable[[RunAnswer | SplitUpError], None]
+BatchHandler = Callable[[Sequence[RunAnswer | SplitUpError]], None]
 _Handler = Callable[[memoryview | SplitUpError], None]
 
 
@@ -100,7 +101,7 @@ class Supervisor:
         self.memory_bytes = memory_bytes
         self._device, self._device_index = parse_device(device)
         self._threads = threads
-        self._name = name  # of its log
+        self._name = name  # of the log file
         self._cache_directory = cache_directory or directory / "kernels"
         self._worker_argv = tuple(worker_argv)
         self._run_timeout_s = run_timeout_s
@@ -108,14 +109,14 @@ class Supervisor:
         self._connection: _Connection | None = None
         self._pending: dict[int, _Pending] = {}  # in the order of the answers
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = 0.0  # when it wakes
-        self._due_s = 0.0  # when the oldest must have been answered: the others wait for it
+        self._timer_s = 0.0  # when the timer fires
+        self._due_s = 0.0  # when the oldest request must have been answered
         self._next_id = 0
-        self._widths: dict[int, int] = {}  # program -> how many of its runs go together
+        self._widths: dict[int, int] = {}  # program -> how many of its runs fit into one batch
         self._lost: asyncio.Event = asyncio.Event()
         self._closing = False
         self.restarts = 0
-        self.report: dict[str, str] = {}  # what the present worker says of its device
+        self.report: dict[str, str] = {}  # the device report of the present worker
 
     @property
     def is_running(self) -> bool:
@@ -128,7 +129,7 @@ class Supervisor:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> dict[str, str]:
-        """Start a worker and return what it says of its device. Raises WorkerLost, TaskFailed."""
+        """Start a worker and return its device report. Raises WorkerLost, TaskFailed."""
         try:
             await self._spawn()
         except OSError as error:  # no memory for another process, no descriptor, no disk
@@ -163,37 +164,40 @@ class Supervisor:
         return loaded
 
     async def unload(self, program: int) -> None:
-        """Free a program, behind what runs of it. Raises TaskFailed or WorkerLost."""
+        """Free a program after its runs that wait. Raises TaskFailed or WorkerLost."""
         await self._ask(Kind.UNLOAD, [struct.pack("<Q", program)], self._run_timeout_s)
         self._widths.pop(program, None)
 
     def get_width(self, program: int) -> int:
-        """Return how many runs of a program, in different sessions, can go together."""
+        """Return how many runs of a program, in different sessions, fit into one batch."""
         return self._widths[program]
 
     def run(self, request: RunRequest, handler: RunHandler) -> None:
-        """Send one run; ``handler`` gets its answer, TaskFailed or WorkerLost, never right here."""
+        """Send one run; ``handler`` is called later, with the answer, TaskFailed or WorkerLost."""
 
         def on_answer(answer: memoryview | SplitUpError) -> None:
             handler(answer if isinstance(answer, SplitUpError) else decode_answer(answer))
 
         self._send(Kind.RUN, encode_run(request), self._run_timeout_s, on_answer)
 
-    def run_together(self, requests: Sequence[RunRequest], handlers: Sequence[RunHandler]) -> None:
-        """Send runs of one program in several sessions; each handler is called as in ``run``."""
+    def run_together(self, requests: Sequence[RunRequest], handler: BatchHandler) -> None:
+        """Send runs of one program in several sessions; ``handler`` gets all answers, in order."""
+        if len(requests) == 1:
+            self.run(requests[0], lambda answer: handler([answer]))
+            return
 
         def on_answer(answer: memoryview | SplitUpError) -> None:
             if isinstance(answer, SplitUpError):
-                answers: Sequence[RunAnswer | SplitUpError] = [answer] * len(handlers)
+                handler([answer] * len(requests))
             else:
-                answers = [
-                    TaskFailed(one) if isinstance(one, str) else one
-                    for one in decode_answers(answer)
-                ]
-            for handler, one in zip(handlers, answers, strict=True):
-                handler(one)
+                handler(
+                    [
+                        TaskFailed(one) if isinstance(one, str) else one
+                        for one in decode_answers(answer)
+                    ]
+                )
 
-        timeout_s = self._run_timeout_s * len(requests)  # they may run one after the other
+        timeout_s = self._run_timeout_s * len(requests)  # they may have to run one by one
         self._send(Kind.RUNS, encode_runs(requests), timeout_s, on_answer)
 
     async def digest_state(self, session: int) -> str:
@@ -202,13 +206,13 @@ class Supervisor:
         return bytes(answer).hex()
 
     def drop(self, sessions: Sequence[int]) -> None:
-        """Free the states of sessions; nobody waits for it."""
+        """Free the states of sessions; does not wait for the answer."""
         if self._connection is not None and sessions:
             body = struct.pack(f"<{len(sessions)}Q", *sessions)
             self._send(Kind.DROP, [body], self._run_timeout_s, lambda answer: None)
 
     def kill(self, reason: str) -> None:
-        """End a worker that misbehaves; its requests fail with ``reason``."""
+        """Kill the worker; its pending requests fail with ``reason``."""
         _log.warning("killing the worker: %s", reason)
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -231,7 +235,7 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             stack.callback(ours.close)
             await self._connect(ours, theirs)
-            stack.pop_all()  # the transport's now
+            stack.pop_all()  # the transport closes it from now on
 
     async def _connect(self, ours: socket.socket, theirs: socket.socket) -> None:
         for end in (ours, theirs):
@@ -257,7 +261,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 env=self._make_environment(),
-                start_new_session=True,  # a terminal's Ctrl-C is the daemon's business
+                start_new_session=True,  # keeps a terminal's Ctrl-C from it
             )
         loop = asyncio.get_running_loop()
         _, self._connection = await loop.create_unix_connection(
@@ -306,7 +310,8 @@ class Supervisor:
     def _start_timer(self) -> None:
         """Watch the oldest request from now on.
 
-        A timer that wakes too early looks again: cheaper than one for every run.
+        One timer serves all requests: it is set again when it fires too early, which is cheaper
+        than a timer for every run.
         """
         oldest = next(iter(self._pending.values()), None)
         if oldest is None:
@@ -351,11 +356,11 @@ class Supervisor:
             return
         self._connection = None
         if not self._closing:
-            _log.warning("the worker is lost: %s", reason)
+            _log.warning("the worker died: %s", reason)
         pending, self._pending = self._pending, {}
         self._stop_timer()
         for entry in pending.values():
-            entry.handler(WorkerLost(f"the worker process was lost: {reason}"))
+            entry.handler(WorkerLost(f"the worker process died: {reason}"))
         self._lost.set()
 
     async def _reap(self) -> None:
@@ -398,7 +403,9 @@ class _Connection(asyncio.Protocol):
             self._on_message(kind, request_id, memoryview(message)[HEADER.size : end])
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._on_lost(str(error) if error else "it ended (out of memory, or a crash in a kernel)")
+        self._on_lost(
+            str(error) if error else "its process ended (out of memory, or a crash in a kernel)"
+        )
 
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
         assert self._transport is not None  # set before the connection is handed out

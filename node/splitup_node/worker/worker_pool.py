@@ -1,8 +1,8 @@
-"""The node's worker processes, one per device, as if they were one.
+"""The node's worker processes, one per device, behind one interface.
 
-A task is loaded into one worker and runs there. Programs get numbers of the node's own; a session
-is one task of one execution and so never changes its worker. All devices of a node must compute the
-same bytes: what the node says of itself in heartbeats decides who checks it.
+A task is loaded into one worker and runs there. The pool gives programs its own numbers. A session
+is one task of one execution, so it never changes its worker. All devices of a node must compute the
+same bytes: the node announces one determinism class, which decides who verifies it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from splitup.core.errors import ConfigurationError
 from splitup_node.worker.ipc import RunRequest
-from splitup_node.worker.supervisor import RunHandler, Supervisor, WorkerLost
+from splitup_node.worker.supervisor import BatchHandler, RunHandler, Supervisor, WorkerLost
 
 
 class Workers:
@@ -23,7 +23,7 @@ class Workers:
 
     def __init__(self, supervisors: Sequence[Supervisor]) -> None:
         self._supervisors = tuple(supervisors)
-        self._programs: dict[int, tuple[int, int]] = {}  # number -> worker, its own number
+        self._programs: dict[int, tuple[int, int]] = {}  # number -> worker, the worker's number
         self._sessions: dict[int, int] = {}  # session -> worker
         self._next_program = 0
 
@@ -39,24 +39,19 @@ class Workers:
 
     @property
     def report(self) -> dict[str, str]:
-        """Return what the first worker says of its device, with all devices' names."""
+        """Return the device report of the first worker, with the names of all devices."""
         names = ", ".join(one.report["device"] for one in self._supervisors)
         return {**self._supervisors[0].report, "device": names}
 
     @property
     def restarts(self) -> int:
-        """Return how often a worker was replaced."""
+        """Return how many times a worker was replaced."""
         return sum(supervisor.restarts for supervisor in self._supervisors)
-
-    @property
-    def pids(self) -> tuple[int | None, ...]:
-        """Return the process id of each worker, None where there is none."""
-        return tuple(supervisor.pid for supervisor in self._supervisors)
 
     async def start(self) -> dict[str, str]:
         """Start all workers; returns ``report``.
 
-        Raises WorkerLost, TaskFailed, and ConfigurationError when devices compute other bytes.
+        Raises WorkerLost, TaskFailed, and ConfigurationError when the devices' classes differ.
         """
         reports = await asyncio.gather(*(one.start() for one in self._supervisors))
         classes = {report["determinism_class"] for report in reports}
@@ -68,7 +63,7 @@ class Workers:
         return self.report
 
     async def wait_lost(self) -> None:
-        """Wait until a worker is gone."""
+        """Wait until a worker has died."""
         waits = [asyncio.create_task(one.wait_lost()) for one in self._supervisors]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -77,9 +72,9 @@ class Workers:
                 wait.cancel()
 
     async def restart(self) -> dict[str, str]:
-        """Replace every worker that was lost; returns ``report``.
+        """Replace every worker that died; returns ``report``.
 
-        Raises WorkerLost, also when a new one computes other bytes than the rest.
+        Raises WorkerLost, also when a new worker's determinism class differs from the others'.
         """
         for worker, supervisor in enumerate(self._supervisors):
             if not supervisor.is_running:
@@ -88,21 +83,17 @@ class Workers:
                     del self._programs[number]
                 await supervisor.restart()
                 if len({one.report["determinism_class"] for one in self._supervisors}) > 1:
-                    supervisor.kill("it computes other bytes than the node's other devices")
-                    raise WorkerLost(f"worker {worker} came back as another kind of device")
+                    supervisor.kill("its determinism class is not that of the node's other devices")
+                    raise WorkerLost(f"worker {worker} restarted with another determinism class")
         return self.report
 
     def is_loaded(self, program: int) -> bool:
-        """Say whether a program's worker is alive."""
+        """Return whether a program's worker is running."""
         place = self._programs.get(program)
         return place is not None and self._supervisors[place[0]].is_running
 
-    def get_worker(self, program: int) -> int:
-        """Return which worker has a program: programs of different ones can run at once."""
-        return self._programs[program][0]
-
     def get_width(self, program: int) -> int:
-        """Return how many runs of a program, in different sessions, can go together."""
+        """Return how many runs of a program, in different sessions, fit into one batch."""
         worker, own = self._programs[program]
         return self._supervisors[worker].get_width(own)
 
@@ -125,20 +116,22 @@ class Workers:
         self._sessions[request.session] = worker
         self._supervisors[worker].run(replace(request, program=program), handler)
 
-    def run_together(self, requests: Sequence[RunRequest], handlers: Sequence[RunHandler]) -> None:
-        """Send runs of one program; ``handlers`` as in Supervisor.run_together."""
+    def run_together(self, requests: Sequence[RunRequest], handler: BatchHandler) -> None:
+        """Send runs of one program; ``handler`` as in Supervisor.run_together."""
         worker, program = self._programs[requests[0].program]
         self._sessions |= dict.fromkeys((request.session for request in requests), worker)
         own = [replace(request, program=program) for request in requests]
-        self._supervisors[worker].run_together(own, handlers)
+        self._supervisors[worker].run_together(own, handler)
 
     async def digest_state(self, session: int) -> str:
         """Return the SHA-256 of a session's state, in hex. Raises TaskFailed or WorkerLost."""
-        worker = self._sessions.get(session, 0)  # one that never ran is unknown to every worker
+        worker = self._sessions.get(
+            session, 0
+        )  # a session that never ran is unknown to every worker
         return await self._supervisors[worker].digest_state(session)
 
     def drop(self, sessions: Sequence[int]) -> None:
-        """Free the states of sessions, wherever they are."""
+        """Free the states of sessions in all workers."""
         for session in sessions:
             self._sessions.pop(session, None)
         for supervisor in self._supervisors:

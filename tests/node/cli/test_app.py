@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from splitup_node.cli.app import _app
+from splitup_node.cli.app import app
 from splitup_node.tasks.audit import check_machine
 from typer.testing import CliRunner, Result
 
@@ -40,7 +40,7 @@ async def market(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node
 
 async def call(*arguments: object) -> Result:
     """Run a command in a thread: it brings its own event loop."""
-    return await asyncio.to_thread(CliRunner().invoke, _app, [str(a) for a in arguments])
+    return await asyncio.to_thread(CliRunner().invoke, app, [str(a) for a in arguments])
 
 
 async def call_json(*arguments: object) -> dict[str, Any]:
@@ -94,12 +94,12 @@ async def test_audit_before_and_after_staking(market: NodeMarket) -> None:
     assert len(report["tasks"]) == 2  # accumulators are one task, however often they occur
     assert report["determinism_class"].startswith("tinygrad")
     result = await call("audit", "--config", path, "--model", "tiny", "--dry-run")
-    assert "No stake would be lost" in result.stdout
+    assert "no stake would be lost" in result.stdout
     result = await call("audit", "--config", path, "--model", "huge", "--dry-run")
     assert result.exit_code == 2 and "no model 'huge'" in result.output
     result = await call("audit", "--config", path)
     assert result.exit_code == 2 and "has no stake" in result.output
-    with pytest.raises(ConfigurationError, match="nothing was staked"):
+    with pytest.raises(ConfigurationError, match=r"must not serve.*nothing was staked"):
         await check_machine(config, FAULTY)
 
 
@@ -118,7 +118,7 @@ async def test_init_writes_what_run_reads(market: NodeMarket) -> None:
     assert again.exit_code == 2 and "exists already" in again.output
 
 
-async def test_errors_are_one_sentence_with_the_way_out(market: NodeMarket) -> None:
+async def test_errors_are_one_sentence_with_a_remedy(market: NodeMarket) -> None:
     market.make_config("broken", 1)
     path = market.root / "broken" / "node.toml"
     good = path.read_text()

@@ -4,13 +4,11 @@ import stat
 from pathlib import Path
 
 import pytest
-from splitup_node.cli import node_setup as node_setup
 from splitup_node.cli.node_setup import create_node
 from splitup_node.config import NodeConfig, format_config
 
 from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
-from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity
 
 VALUES: dict[str, str | bool] = {
     "rpc_url": "http://127.0.0.1:8545",
@@ -40,14 +38,6 @@ def network(tmp_path: Path) -> NetworkConfig:
         deployment=tmp_path / "deployment.json",
         gateway_urls="http://127.0.0.1:9000",
     )
-
-
-@pytest.fixture(autouse=True)
-def cheap_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    def create(path: Path, passphrase: Path) -> object:
-        return create_identity(path, passphrase, work_factor=DEVNET_WORK_FACTOR)
-
-    monkeypatch.setattr(node_setup, "create_identity", create)
 
 
 @pytest.mark.parametrize(

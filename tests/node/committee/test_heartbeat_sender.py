@@ -1,4 +1,4 @@
-"""A node's heartbeats over real HTTP: every member hears the block that it named itself."""
+"""A node's heartbeats over real HTTP: each names the block that its member named last."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCKS = [f"0x{n:064x}" for n in range(9)]
 
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A beat waits for all answers, however long a busy machine takes."""
+    """Let a heartbeat wait for all answers, however slow the machine is."""
     monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", HANG_S)
 
 
@@ -90,7 +90,7 @@ def make_members(*heads: str) -> list[Member]:
     return members
 
 
-async def test_every_member_hears_the_block_that_it_named() -> None:
+async def test_each_member_gets_the_block_that_it_named() -> None:
     """The first beat learns the block; members on different blocks each know theirs."""
     members = make_members(BLOCKS[4], BLOCKS[4], BLOCKS[3], BLOCKS[1])
     async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
@@ -103,7 +103,7 @@ async def test_every_member_hears_the_block_that_it_named() -> None:
     assert [member.named for member in members] == learnt
 
 
-async def test_a_member_that_restarted_is_told_at_once_what_it_knows() -> None:
+async def test_a_restarted_member_gets_a_block_it_knows_at_once() -> None:
     members = make_members(*BLOCKS[1:5])
     async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
         await heartbeat_sender.send(make_beat(1), view)
@@ -114,23 +114,23 @@ async def test_a_member_that_restarted_is_told_at_once_what_it_knows() -> None:
     assert members[0].named[-2:] == [BLOCKS[1], BLOCKS[6]]
 
 
-async def test_refusals_are_told_when_all_refuse() -> None:
-    """Members without a chain cost two exchanges a beat and no more."""
+async def test_failures_are_listed_when_all_members_refuse() -> None:
+    """Members without a chain cost at most two requests a heartbeat."""
     members = [Member() for _ in range(4)]
     async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
         await heartbeat_sender.send(make_beat(1), view)
         assert heartbeat_sender.get_demands() == []
-        refusals = heartbeat_sender.list_refusals(view)
+        refusals = heartbeat_sender.list_failures(view)
         assert len(refusals) == 4 and all("has seen no block" in said for said in refusals)
         members[0].heads.process_head(BLOCKS[1], time.monotonic())
         await heartbeat_sender.send(make_beat(2), view)
-        assert heartbeat_sender.list_refusals(view) == set()
+        assert heartbeat_sender.list_failures(view) == set()
         assert len(heartbeat_sender.get_demands()) == 1
     assert all(len(member.named) <= 4 for member in members)
 
 
-async def test_f11_a_member_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told again when it has answered, not once more for every beat it missed."""
+async def test_f11_a_member_that_hangs_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the next heartbeat when it has answered, and not all that it missed."""
     monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 0.1)
     monkeypatch.setattr(limits, "HEARTBEAT_TIMEOUT_S", HANG_S)
     members = make_members(*BLOCKS[1:5])

@@ -1,4 +1,4 @@
-"""Where nodes are reached: real relays, real engines, a registry that only remembers."""
+"""How nodes are reached: real relays, real engines, a registry in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import pytest_asyncio
-from splitup_node.committee.reachability import Reach
+from splitup_node.committee.reachability import Reachability
 
 from splitup.chain.client import Chain
 from splitup.core import tuning
@@ -37,7 +37,7 @@ DIRECT = "http://127.0.0.1:7700"
 
 
 class Registry:
-    """What the chain would list."""
+    """The registry's endpoint of the node."""
 
     def __init__(self) -> None:
         self.listed: asyncio.Queue[str] = asyncio.Queue()
@@ -52,7 +52,7 @@ class Registry:
 
 
 class Place:
-    """A node's reach among four members."""
+    """A node and its reachability among four members."""
 
     def __init__(
         self, members: list[RelayServer], mode: str = "auto", listed: str = DIRECT
@@ -64,7 +64,7 @@ class Place:
         for member in members:
             member.keys[self.identity.address] = self.identity.signing_key_hex
         view = make_view(members)
-        self.reach = Reach(
+        self.reachability = Reachability(
             self.identity.address,
             Tunnel(self.identity, acceptor, DIRECT),
             self.http,
@@ -79,17 +79,19 @@ class Place:
         return f"{member.url}/v1/relay/{self.identity.address}"
 
     @contextlib.asynccontextmanager
-    async def run(self) -> AsyncIterator[Reach]:
-        await self.reach.settle()
-        await self.reach.list_endpoint()
-        loops = [asyncio.create_task(c) for c in (self.reach.run(), self.reach.follow())]
+    async def run(self) -> AsyncIterator[Reachability]:
+        await self.reachability.choose()
+        await self.reachability.list_endpoint()
+        loops = [
+            asyncio.create_task(c) for c in (self.reachability.run(), self.reachability.follow())
+        ]
         try:
-            yield self.reach
+            yield self.reachability
         finally:
             for loop in loops:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
-            await self.reach.close()
+            await self.reachability.close()
             await self.http.close()
 
 
@@ -127,16 +129,16 @@ async def members() -> AsyncIterator[list[RelayServer]]:
         (["no", "no", "no", "no"], "off", True),
     ],
 )
-async def test_members_say_whether_a_node_is_reached(
+async def test_members_report_whether_they_reach_a_node(
     members: list[RelayServer], problems: list[str | None], mode: str, is_direct: bool
 ) -> None:
     for member, problem in zip(members, problems, strict=True):
         member.problem = problem
     place = Place(members, mode)
     async with place.http:
-        await place.reach.settle()
-    assert place.reach.endpoint == (DIRECT if is_direct else "")
-    assert place.reach.problem == ("" if is_direct else "members say: no")
+        await place.reachability.choose()
+    assert place.reachability.endpoint == (DIRECT if is_direct else "")
+    assert place.reachability.problem == ("" if is_direct else "members say: no")
     for member in members:
         assert [r.endpoint for r in member.asked] == ([DIRECT] if mode == "auto" else [])
 
@@ -164,7 +166,7 @@ async def test_f11_a_node_moves_from_a_relay_that_died_to_another(
         await dead.start()  # for the fixture's end
 
 
-async def test_a_relay_that_was_listed_comes_first_and_costs_no_transaction(
+async def test_the_listed_relay_is_tried_first_and_needs_no_transaction(
     members: list[RelayServer],
 ) -> None:
     for member in members:
@@ -204,8 +206,10 @@ async def join(node: TestNode, relay: RelayServer) -> tuple[asyncio.Task[None], 
     return serving, tunnel
 
 
-async def test_f11_an_execution_between_relayed_nodes_outlives_its_relay(tmp_path: Path) -> None:
-    """Equal outputs, although the relay between nodes and client dies half way."""
+async def test_f11_an_execution_between_relayed_nodes_survives_the_relays_death(
+    tmp_path: Path,
+) -> None:
+    """The outputs are the same although the relay dies half way."""
     manifest, graphs = make_manifest(4, tasks=4)
     xs = [np.random.default_rng(step).random(4, np.float32) for step in range(8)]
     store, client = Store(), TestClient()

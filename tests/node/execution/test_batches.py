@@ -1,4 +1,4 @@
-"""Sessions that have a step of one task ready at the same time go through the worker together."""
+"""Sessions with a step of the same task ready at the same time run in one batch."""
 
 from __future__ import annotations
 
@@ -63,25 +63,25 @@ def compute(xs: Sequence[np.ndarray]) -> list[np.ndarray]:
     return results
 
 
-async def test_ready_steps_of_sessions_go_together_and_each_gets_its_own(tmp_path: Path) -> None:
+async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     node, client, manifest = TestNode(tmp_path / "a", Store()), TestClient(), make_one_task()
     sizes: list[int] = []
     run_together = node.supervisor.run_together
 
-    def record(requests: Sequence[RunRequest], handlers: Sequence[Any]) -> None:
+    def record(requests: Sequence[RunRequest], handler: Any) -> None:
         sizes.append(len(requests))
-        run_together(requests, handlers)
+        run_together(requests, handler)
 
-    ready, pump = asyncio.Event(), node.engine.runs.pump
+    ready, schedule = asyncio.Event(), node.engine.step_loop.schedule
 
     def watch() -> None:
-        pump()
-        if len(node.engine._queue) == SESSIONS:
+        schedule()
+        if len(node.engine._table.queue) == SESSIONS:
             ready.set()
 
     node.supervisor.run_together = record  # type: ignore[method-assign]
-    node.engine.runs.pump = watch  # type: ignore[method-assign]
+    node.engine.step_loop.schedule = watch  # type: ignore[method-assign]
     random = np.random.default_rng(0)
     try:
         await node.start({TASK_ID: GRAPH})
@@ -99,14 +99,14 @@ async def test_ready_steps_of_sessions_go_together_and_each_gets_its_own(tmp_pat
         ]
         async with asyncio.timeout(HANG_S):
             for step in range(STEPS):
-                node.engine.runs.pause()
+                node.engine.step_loop.pause()
                 for certificate, xs in zip(sessions, inputs, strict=True):
                     if not step:
                         await client.connect(certificate)
                     client.send(certificate, step, xs[step], {node.identity.address})
                 await ready.wait()
                 ready.clear()
-                node.engine.runs.resume()
+                node.engine.step_loop.resume()
                 for _ in sessions:
                     frame = await client.outputs.get()
                     data = np.frombuffer(frame.payload, np.float32)

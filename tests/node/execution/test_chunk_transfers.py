@@ -47,7 +47,7 @@ X = np.random.default_rng(1).random(SIZE, np.float32)
 
 
 class Large:
-    """Two nodes that pass large tensors on (one, the other, the one again), and their client."""
+    """Two nodes with three tasks of large tensors (first, second, first), and their client."""
 
     def __init__(self, nodes: list[TestNode], store: Store, client: TestClient) -> None:
         self.nodes, self.store, self.client = nodes, store, client
@@ -125,7 +125,7 @@ async def test_large_tensors_reach_the_next_node_before_the_store(large: Large) 
 
 
 @pytest.mark.parametrize("direct_bytes", [0, limits.INLINE_TENSOR_BYTES])
-async def test_f20_what_may_not_go_directly_goes_through_the_store(
+async def test_f20_tensors_that_cannot_go_directly_go_through_the_store(
     large: Large, monkeypatch: pytest.MonkeyPatch, direct_bytes: int
 ) -> None:
     for node in large.nodes:
@@ -142,7 +142,7 @@ async def test_f20_what_may_not_go_directly_goes_through_the_store(
     [((0,), True), ((limits.TENSOR_CHUNK_BYTES,), True), (None, False)],
     ids=["the rest is lost", "the first is lost", "other bytes than the digest's"],
 )
-async def test_f21_chunks_that_do_not_make_the_tensor_are_never_computed_on(
+async def test_f21_chunks_with_a_wrong_digest_are_never_computed_on(
     large: Large, offsets: tuple[int, ...] | None, is_right: bool
 ) -> None:
     certificate = await large.begin()
@@ -155,7 +155,7 @@ async def test_f21_chunks_that_do_not_make_the_tensor_are_never_computed_on(
     await large.finish(certificate, [X])
 
 
-async def test_chunks_of_the_client_are_taken_too(large: Large) -> None:
+async def test_chunks_from_the_client_are_accepted(large: Large) -> None:
     certificate = await large.begin()
     large.client.send_chunks(certificate, 0, X, large.nodes[0].identity.address)
     await large.finish(certificate, [X])
@@ -222,7 +222,7 @@ async def test_client_needs_no_store_for_large_tensors(
 
 
 @pytest.mark.parametrize("direct_bytes", [0, limits.INLINE_TENSOR_BYTES])
-async def test_f20_client_has_the_store_where_chunks_have_no_room(
+async def test_f20_the_client_uses_the_store_when_chunks_do_not_fit(
     large: Large, monkeypatch: pytest.MonkeyPatch, direct_bytes: int
 ) -> None:
     opening = open_session(large, monkeypatch, 3, direct_bytes)
@@ -230,7 +230,7 @@ async def test_f20_client_has_the_store_where_chunks_have_no_room(
         await check_steps(session, large, [X, X + 1, X + 2])
 
 
-async def test_f20_nobody_is_blamed_while_the_store_takes_its_time(
+async def test_f20_nobody_is_blamed_while_the_store_is_slow(
     large: Large, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with asyncio.timeout(HANG_S), open_session(large, monkeypatch, 1, 0) as session:
@@ -258,7 +258,7 @@ async def test_f20_nobody_is_blamed_while_the_store_takes_its_time(
         (f"http://127.0.0.1:1{RELAY_PATH}/0x12", True, 100, False),
     ],
 )
-async def test_chunks_go_where_they_are_fast(
+async def test_chunks_are_sent_over_fast_links_only(
     endpoint: str, is_up: bool, most_bytes: int, expected: bool
 ) -> None:
     link = Link("0x12", "", endpoint=endpoint)
@@ -308,7 +308,7 @@ async def test_chunks_in_order_make_the_tensor_once() -> None:
     assert chunks.take(execution.id, (0, 0), 0, DIGEST) is None
 
 
-async def test_tensor_with_a_gap_is_left_to_the_store() -> None:
+async def test_a_tensor_with_a_missing_chunk_comes_from_the_store() -> None:
     (execution, _), chunks = make_reader(), TensorChunks()
     first, second, *rest = cut(execution)
     for chunk in (first, *rest, second):
@@ -316,7 +316,7 @@ async def test_tensor_with_a_gap_is_left_to_the_store() -> None:
     assert chunks.take(execution.id, (0, 0), 0, DIGEST) is None
 
 
-async def test_a15_chunks_that_nobody_may_send_are_faults() -> None:
+async def test_a15_chunks_from_the_wrong_sender_are_faults() -> None:
     execution, sender = make_reader()
     chunk = cut(execution)[0]
     with pytest.raises(PeerFault, match="sends chunks"):
@@ -325,7 +325,7 @@ async def test_a15_chunks_that_nobody_may_send_are_faults() -> None:
         check_chunk(execution, sender, replace(chunk, task=2))
     with pytest.raises(PeerFault, match="bytes"):
         check_chunk(execution, sender, replace(chunk, length=len(DATA) + 4))
-    with pytest.raises(PeerFault, match="nobody paid"):
+    with pytest.raises(PeerFault, match="not paid for"):
         check_chunk(execution, sender, replace(chunk, step=2))
 
 

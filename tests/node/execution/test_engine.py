@@ -169,7 +169,7 @@ async def test_frames_that_come_before_the_plan_are_kept(pair: Pair) -> None:
     assert np.array_equal(await running, compute_reference(xs, TASKS))
 
 
-async def test_executions_of_one_node_interleave_with_states_of_their_own(pair: Pair) -> None:
+async def test_executions_of_one_node_interleave_with_separate_states(pair: Pair) -> None:
     certificates = [pair.plan(0, 0, 1, 0) for _ in range(3)]
     for certificate in certificates:
         for node in pair.nodes:
@@ -188,7 +188,7 @@ async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
     started: list[tuple[int, int]] = []  # session, steps of executions that waited
 
     def record(request: RunRequest, handle: Any) -> None:
-        started.append((request.session, len(engine._queue)))
+        started.append((request.session, len(engine._table.queue)))
         start(request, handle)
 
     monkeypatch.setattr(node.supervisor, "run", record)
@@ -197,7 +197,7 @@ async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
 
     async def verify() -> None:
         while not is_over.is_set():
-            await engine.runs.run_background(checking, program, [x])
+            await engine.step_loop.run_background(checking, program, [x])
 
     verifying = [asyncio.create_task(verify()) for _ in range(8)]
     certificate = pair.plan(0, 0, 0, 0, steps=steps)
@@ -210,7 +210,7 @@ async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
     node.supervisor.drop([checking])
     assert {waiting for session, waiting in started if session == checking} == {0}
     assert sum(session != checking for session, _ in started) == TASKS * steps
-    assert 0 < engine.runs.live.compute_ns and 0 < engine.runs.background.runs
+    assert 0 < engine.step_loop.live.compute_ns and 0 < engine.step_loop.background.runs
 
 
 async def test_client_that_connects_again_gets_its_outputs_again(pair: Pair) -> None:
@@ -243,7 +243,7 @@ async def test_failed_step_is_reported_to_the_client_by_task_and_node(pair: Pair
     assert (await pair.nodes[0].failed.get()).failure
 
 
-async def test_f25_crash_fails_what_had_state_and_spares_what_had_not_begun(own_pair: Pair) -> None:
+async def test_f25_a_worker_crash_fails_only_executions_with_state(own_pair: Pair) -> None:
     node = own_pair.nodes[0]
     begun, fresh = own_pair.plan(0, 0, 0, 0), own_pair.plan(0, 0, 0, 0)
     crashing = own_pair.plan(0, 0, 0, 0)
@@ -268,7 +268,9 @@ async def test_f25_crash_fails_what_had_state_and_spares_what_had_not_begun(own_
     assert np.array_equal(await own_pair.run(fresh, xs), compute_reference(xs, TASKS))
 
 
-async def test_a_bundle_serves_several_executions_and_one_that_is_not_known_yet(pair: Pair) -> None:
+async def test_a_bundle_carries_frames_of_several_executions_and_of_one_without_a_plan(
+    pair: Pair,
+) -> None:
     first, second = pair.plan(0, 1, 0, 1), pair.plan(0, 1, 0, 1)
     for node in pair.nodes:
         node.engine.start(first, MANIFEST)
@@ -292,7 +294,7 @@ async def test_a_bundle_serves_several_executions_and_one_that_is_not_known_yet(
         assert np.array_equal(results[execution_id], compute_reference([x], TASKS)[0])
 
 
-async def test_a_bundle_counts_for_nobody_who_did_not_sign_it(pair: Pair) -> None:
+async def test_a_bundle_counts_only_for_its_signer(pair: Pair) -> None:
     certificate = pair.plan(0, 0, 0, 0)
     node = pair.nodes[0]
     node.engine.start(certificate, MANIFEST)
@@ -341,7 +343,7 @@ async def test_forged_frames_close_the_link_and_change_nothing(pair: Pair) -> No
     ("task", "port", "size"),
     [(CLIENT, 1, SIZE), (CLIENT, 0, SIZE + 1), (0, 0, SIZE), (99, 0, SIZE)],
 )
-async def test_tensors_that_nobody_here_reads_are_faults(
+async def test_tensors_without_a_reader_on_this_node_are_faults(
     pair: Pair, task: int, port: int, size: int
 ) -> None:
     certificate = pair.plan(0, 0, 0, 0)
@@ -371,7 +373,9 @@ async def test_store_that_is_down_fails_the_execution_before_anything_is_committ
     assert pair.nodes[0].finished.empty()
 
 
-async def test_deadline_ends_an_execution_and_grace_forgets_it(pair: Pair) -> None:
+async def test_an_execution_fails_at_its_deadline_and_is_forgotten_after_the_grace_period(
+    pair: Pair,
+) -> None:
     certificate = pair.plan(0, 0, 0, 0)
     engine = pair.nodes[0].engine
     execution = engine.start(certificate, MANIFEST)
@@ -383,7 +387,7 @@ async def test_deadline_ends_an_execution_and_grace_forgets_it(pair: Pair) -> No
     assert execution.id not in engine.executions and engine.is_known(execution.id)
 
 
-async def test_refused_execution_is_explained_to_the_client_when_it_comes(pair: Pair) -> None:
+async def test_a_refused_execution_is_explained_to_the_client_when_it_connects(pair: Pair) -> None:
     certificate = pair.plan(0, 0, 0, 0)
     pair.nodes[0].engine.refuse(certificate, "the node was restarted and lost its state")
     await pair.client.connect(certificate)

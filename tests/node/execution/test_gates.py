@@ -1,4 +1,4 @@
-"""Experts over real nodes: who is not chosen gets a frame of zeros, nothing else, and is not run.
+"""Experts on real nodes: one that is not chosen gets only a frame of zeros, and does not run.
 
 Layers of four experts, two of them chosen per token. The first node has everything but the
 third and fourth experts, which the second has.
@@ -18,7 +18,7 @@ import pytest_asyncio
 from splitup_deploy.cutting.build import CompiledModel, build
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
-from splitup_node.settlement.task_replay import recompute
+from splitup_node.settlement.task_replay import TaskReplay, recompute
 from splitup_node.worker.ipc import RunRequest
 
 from splitup.decode.step import make_arrays, make_causal_step
@@ -99,13 +99,13 @@ def watch(moe: Moe) -> None:
 
         node.supervisor.run = run  # type: ignore[method-assign]
     engine = moe.nodes[1].engine
-    take = engine._take_tensor
+    take = engine._inbox._take_tensor
 
     def take_tensor(execution: Any, frame: Frame, signature: bytes) -> None:
         moe.frames.append(frame)
         take(execution, frame, signature)
 
-    engine._take_tensor = take_tensor  # type: ignore[method-assign]
+    engine._inbox._take_tensor = take_tensor  # type: ignore[method-assign]
 
 
 async def load(node: TestNode, compiled: CompiledModel, tasks: Sequence[Task]) -> None:
@@ -162,7 +162,7 @@ def compute_whole(moe: Moe) -> list[bytes]:
     ]
 
 
-async def test_experts_that_nobody_chose_are_neither_sent_anything_nor_run(moe: Moe) -> None:
+async def test_experts_that_are_not_chosen_get_no_inputs_and_do_not_run(moe: Moe) -> None:
     manifest, tasks = moe.manifest, moe.manifest.tasks
     chosen = len(moe.experts) // 2
     assert chosen in (2, 4)  # of one layer, or two
@@ -185,7 +185,7 @@ async def test_experts_that_nobody_chose_are_neither_sent_anything_nor_run(moe: 
 
 
 def check_frames(moe: Moe, certificate: PlanCertificate, run: set[int]) -> None:
-    """An expert that is not run got its gate, as zeros; what both read came once or not at all."""
+    """An expert that does not run gets its gate as zeros; a shared input comes once or never."""
     tasks = moe.manifest.tasks
     seen = {(frame.task, frame.port): frame for frame in moe.frames}
     assert len(seen) == len(moe.frames)
@@ -200,22 +200,21 @@ def check_frames(moe: Moe, certificate: PlanCertificate, run: set[int]) -> None:
 
 
 async def check_records(moe: Moe, certificate: PlanCertificate, executions: list[Any]) -> None:
-    """What experts commit to is what a validator gets from the logs; zeros take no room there."""
+    """A validator gets the experts' commitments from the logs, in which zeros take no space."""
     request, executors = certificate.plan.request, certificate.plan.executors()
     for index in moe.experts:
         (place,) = (p for p, n in enumerate(moe.nodes) if n.identity.address == executors[index])
         node, task = moe.nodes[place], moe.manifest.tasks[index]
-        digests = await recompute(
-            node.engine,
-            node.supervisor,
+        replay = TaskReplay(
             node.store.open(certificate, moe.manifest, executions[place].executor_map),
             request,
             moe.manifest,
             executors,
             index,
-            node.programs[task.task_id],
             STEPS,
         )
+        program = node.programs[task.task_id]
+        digests = await recompute(node.engine, node.supervisor, program, replay)
         own = executions[place].parts[index].digests
         assert (digests.inputs, digests.outputs) == (own.inputs, own.outputs)
         rows = await read_log(node.store, request.execution_id, index, 0, executors[index])

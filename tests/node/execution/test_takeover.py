@@ -1,4 +1,4 @@
-"""Tasks that change hands between real engines with real workers, over one store."""
+"""Takeovers of tasks between real engines with real workers, over one store."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_f26_task_goes_on_elsewhere_with_the_same_bytes(scene: Scene, stor
     await finish(scene, 0, 1, 2)
 
 
-async def test_f26_newcomer_computes_the_steps_that_were_under_way(scene: Scene) -> None:
+async def test_f26_the_new_executor_computes_the_steps_that_were_under_way(scene: Scene) -> None:
     for step in range(4):
         scene.submit(step)
     for step in range(4):
@@ -169,7 +169,7 @@ async def test_f26_newcomer_computes_the_steps_that_were_under_way(scene: Scene)
     await finish(scene, 0, 1, 2)
 
 
-async def test_f26_two_in_sequence_and_a_neighbour_of_the_newcomer(scene: Scene) -> None:
+async def test_f26_two_takeovers_in_sequence_then_one_of_a_neighbouring_task(scene: Scene) -> None:
     for step in range(4):
         scene.submit(step)
         await scene.receive(step)
@@ -185,7 +185,7 @@ async def test_f26_two_in_sequence_and_a_neighbour_of_the_newcomer(scene: Scene)
     await finish(scene, 0, 1, 2)
 
 
-async def test_f04_replaced_node_gives_its_task_up_and_is_not_heard_any_more(
+async def test_f04_frames_of_a_replaced_node_are_ignored(
     scene: Scene,
 ) -> None:
     scene.submit(0)
@@ -217,7 +217,7 @@ async def test_f25_failed_task_is_reported_and_the_next_candidate_goes_on(scene:
     assert execution.failure and not execution.writer.get_unstored(0, 0)
 
 
-async def test_nodes_tell_how_far_they_are(scene: Scene) -> None:
+async def test_nodes_report_their_progress(scene: Scene) -> None:
     scene.submit(0)
     await scene.receive(0)
     scene.client.probe(scene.certificate)
@@ -230,7 +230,7 @@ async def test_nodes_tell_how_far_they_are(scene: Scene) -> None:
     assert told == {a: [(0, 1, False), (2, 1, False)], b: [(1, 1, False), (3, 1, False)], c: []}
 
 
-async def test_candidate_without_the_task_says_so(scene: Scene) -> None:
+async def test_a_candidate_that_has_not_loaded_the_task_reports_it(scene: Scene) -> None:
     node = scene.nodes[2]
     loaded = dict(node.programs)
     node.programs.clear()
@@ -250,7 +250,7 @@ async def test_what_a_fallback_may_have_to_take_over_is_in_use_until_the_deadlin
     assert engine.list_used() == set()
 
 
-async def test_broken_log_ends_the_newcomer_and_not_the_execution(scene: Scene) -> None:
+async def test_a_damaged_log_fails_the_new_executor_and_not_the_execution(scene: Scene) -> None:
     scene.submit(0)
     await scene.receive(0)
     producer = scene.nodes[0]
@@ -265,7 +265,9 @@ async def test_broken_log_ends_the_newcomer_and_not_the_execution(scene: Scene) 
     assert not producer.engine.executions[scene.execution_id].failure
 
 
-async def test_least_recently_used_session_makes_room(scene: Scene, nodes: list[TestNode]) -> None:
+async def test_the_least_recently_used_session_is_dropped_for_a_new_one(
+    scene: Scene, nodes: list[TestNode]
+) -> None:
     node = nodes[0]
     scene.submit(0)
     await scene.receive(0)
@@ -289,7 +291,7 @@ async def test_least_recently_used_session_makes_room(scene: Scene, nodes: list[
     assert "make room" in failure.reason and held.failure
 
 
-async def test_node_that_leaves_lets_its_executions_end_or_sends_them_on(
+async def test_a_node_that_leaves_finishes_its_executions_or_fails_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "LEAVE_S", 0.3)
@@ -319,7 +321,7 @@ async def test_node_that_leaves_lets_its_executions_end_or_sends_them_on(
         await client.pool.close()
 
 
-async def test_session_left_alone_is_dropped_with_a_reason(scene: Scene) -> None:
+async def test_an_idle_session_is_dropped_with_a_reason(scene: Scene) -> None:
     scene.submit(0)
     await scene.receive(0)
     scene.nodes[0].engine.sweep(time.time() + tuning.SESSION_IDLE_S / 10)
@@ -330,3 +332,32 @@ async def test_session_left_alone_is_dropped_with_a_reason(scene: Scene) -> None
     async with asyncio.timeout(HANG_S):
         failure = await scene.client.failures.get()
     assert "idle" in failure.reason
+
+
+async def test_the_node_that_cannot_connect_fails_and_not_its_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node a refuses loopback addresses, so that its reader b gets nothing."""
+    monkeypatch.setattr(tuning, "UNREACHED_S", 0.2)
+    async with open_nodes(tmp_path, 2) as (a, b):
+        a.engine.pool._allow_loopback = False
+        client = TestClient()
+        try:
+            certificate = make_certificate(
+                MANIFEST,
+                [a.entry, b.entry, b.entry, b.entry],
+                client.identity.signing_key_hex,
+                steps=1,
+            )
+            for node in (a, b):
+                node.engine.start(certificate, MANIFEST)
+            await client.connect(certificate)
+            async with asyncio.timeout(HANG_S):
+                failure = await client.failures.get()
+                assert (await a.failed.get()).id == certificate.plan.request.execution_id
+        finally:
+            await client.pool.close()
+    assert (failure.node, failure.task) == (a.identity.address, 0)
+    assert f"cannot connect to node {b.identity.address}" in failure.reason
+    assert "set allow_loopback" in failure.reason
+    assert b.failed.empty()

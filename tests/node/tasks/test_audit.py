@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from splitup_node.tasks.audit import AuditFailed
+from splitup_node.config import NodeConfig
+from splitup_node.tasks import audit
+from splitup_node.tasks.audit import AuditFailed, AuditReport, check_machine
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
 from splitup_node.worker.worker_pool import Workers
 
-from splitup.core.errors import InvalidModel
+from splitup.core.errors import ConfigurationError, InvalidModel
 from splitup.graph.compare import Tolerance
 from splitup.graph.manifest import Manifest
 from splitup.storage.task_cache import Cache
+from tests.node.cli.test_config import write
 from tests.node.graphs import make_reference
 from tests.node.network import make_manifest
 
@@ -66,7 +69,7 @@ async def open_loaded_tasks(
         await workers.close()
 
 
-async def test_a_task_that_gives_what_it_should_is_served(tmp_path: Path) -> None:
+async def test_a_task_that_passes_its_audit_is_served(tmp_path: Path) -> None:
     manifest, _ = make_manifest()
     store(tmp_path / "node" / "cache", manifest)
     async with open_loaded_tasks(tmp_path / "node") as loaded_tasks:
@@ -75,11 +78,11 @@ async def test_a_task_that_gives_what_it_should_is_served(tmp_path: Path) -> Non
         assert len(loaded_tasks.programs) == 2
 
 
-async def test_a_broken_device_serves_nothing_and_says_why(tmp_path: Path) -> None:
+async def test_a_broken_device_fails_the_audit_and_serves_nothing(tmp_path: Path) -> None:
     manifest, _ = make_manifest()
     store(tmp_path / "node" / "cache", manifest)
     async with open_loaded_tasks(tmp_path / "node", FAULTY) as loaded_tasks:
-        with pytest.raises(AuditFailed, match=r"would be slashed.*audit --dry-run"):
+        with pytest.raises(AuditFailed, match=r"would be slashed.*splitup-node audit"):
             await loaded_tasks.ensure(manifest.model_id, 0)
         assert loaded_tasks.programs == {} and loaded_tasks.tasks == ()
         assert loaded_tasks.free_bytes == 10**8  # it does not stay in the worker, either
@@ -93,7 +96,7 @@ async def test_a_broken_device_serves_nothing_and_says_why(tmp_path: Path) -> No
         assert loaded_tasks.programs == {} and loaded_tasks.free_bytes == 10**8
 
 
-async def test_a_liar_passes_its_own_audit_and_is_left_to_the_validators(tmp_path: Path) -> None:
+async def test_a_dishonest_worker_passes_its_own_audit(tmp_path: Path) -> None:
     manifest, _ = make_manifest()
     store(tmp_path / "node" / "cache", manifest)
     async with open_loaded_tasks(tmp_path / "node", LYING) as loaded_tasks:
@@ -124,3 +127,15 @@ async def test_vectors_of_another_task_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidModel, match="reference vectors"):
             await loaded_tasks.ensure(other.model_id, 0)
         assert loaded_tasks.free_bytes == 10**8  # found out before anything was loaded
+
+
+async def test_no_stake_for_a_node_that_no_task_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def audit_node(*_: Any, **__: Any) -> AuditReport:
+        return AuditReport({"determinism_class": "a class"}, (), 9 * 10**9)
+
+    monkeypatch.setattr(audit, "audit_node", audit_node)
+    config = NodeConfig.load(write(tmp_path, vram="8GB"))
+    with pytest.raises(ConfigurationError, match=r"smallest needs 9000000000 bytes.*raise vram in"):
+        await check_machine(config)

@@ -27,6 +27,7 @@ from splitup.graph.ir import Graph
 from splitup.storage.task_cache import Cache
 from tests.builders import HANG_S
 from tests.node.graphs import make_accumulator
+from tests.node.network import get_pids
 
 pytestmark = pytest.mark.asyncio
 MODEL = "0x" + "11" * 32
@@ -35,7 +36,7 @@ TASK_BYTES = 1_000_000  # what each task says that it takes
 
 @dataclass
 class LocalCache:
-    """Finds tasks in a directory: what Residents wants of a Cache."""
+    """Finds tasks in a directory; stands in for the Cache of LoadedTasks."""
 
     directory: Path
     graphs: list[Graph]
@@ -81,18 +82,18 @@ async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
     await running.close()
 
 
-async def test_tasks_go_where_memory_is_and_come_back_after_a_loss(
+async def test_tasks_are_loaded_where_memory_is_free_and_again_after_a_worker_died(
     workers: Workers, tmp_path: Path
 ) -> None:
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5)])
     loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
     programs = [await loaded_tasks.ensure(MODEL, index) for index in range(3)]
-    assert sorted(workers.get_worker(program) for program in programs) == [0, 1, 1]
+    assert sorted(workers._programs[program][0] for program in programs) == [0, 1, 1]
     assert loaded_tasks.free_bytes == 0 and loaded_tasks.used_bytes == 3 * TASK_BYTES
     with pytest.raises(Unavailable, match="are free"):
         await loaded_tasks.ensure(MODEL, 3)
-    kept = {task: p for task, p in loaded_tasks.programs.items() if workers.get_worker(p) == 0}
-    pid = workers.pids[1]
+    kept = {task: p for task, p in loaded_tasks.programs.items() if workers._programs[p][0] == 0}
+    pid = get_pids(workers)[1]
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(HANG_S):
@@ -102,7 +103,11 @@ async def test_tasks_go_where_memory_is_and_come_back_after_a_loss(
     await workers.restart()
     await loaded_tasks.reload()
     assert len(loaded_tasks.tasks) == 3 and kept.items() <= loaded_tasks.programs.items()
-    assert sorted(map(workers.get_worker, loaded_tasks.programs.values())) == [0, 1, 1]
+    assert sorted(workers._programs[program][0] for program in loaded_tasks.programs.values()) == [
+        0,
+        1,
+        1,
+    ]
 
 
 def read_rss(pid: int) -> int:
@@ -111,8 +116,8 @@ def read_rss(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-async def test_a_traded_task_gives_its_memory_back_to_the_machine(tmp_path: Path) -> None:
-    """Loaded and unloaded three times over, with a state: the process is as small as before."""
+async def test_unloading_a_task_frees_its_memory(tmp_path: Path) -> None:
+    """Load and unload three times, with a state: the process is as small as before."""
     size = 4_000_000  # elements, of 4 bytes each in x, y and the state
     room = 16 * size + TASK_BYTES
     workers = Workers(
@@ -123,7 +128,7 @@ async def test_a_traded_task_gives_its_memory_back_to_the_machine(tmp_path: Path
         cache = LocalCache(tmp_path, [make_accumulator(n) for n in (2, size, 3)], room)
         loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
         small = await loaded_tasks.ensure(MODEL, 0)
-        (pid,) = workers.pids
+        (pid,) = get_pids(workers)
         assert pid is not None
         before = read_rss(pid)
         for _ in range(3):
@@ -144,9 +149,7 @@ async def test_a_traded_task_gives_its_memory_back_to_the_machine(tmp_path: Path
         await workers.close()
 
 
-async def test_a_task_in_use_stays_and_one_that_is_not_idle(
-    workers: Workers, tmp_path: Path
-) -> None:
+async def test_a_task_in_use_is_not_unloaded(workers: Workers, tmp_path: Path) -> None:
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3)])
     loaded_tasks = LoadedTasks(workers, cast(Cache, cache))
     async with loaded_tasks.use(MODEL, 0) as program, loaded_tasks.use(MODEL, 0) as same:
@@ -162,7 +165,7 @@ async def test_a_task_in_use_stays_and_one_that_is_not_idle(
     assert await loaded_tasks.unload(task.task_id, lambda: True) and not loaded_tasks.tasks
     async with loaded_tasks.use(MODEL, 0) as again:
         assert again != program and loaded_tasks.used_bytes == TASK_BYTES
-    pid = workers.pids[workers.get_worker(again)]
+    pid = get_pids(workers)[workers._programs[again][0]]
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(HANG_S):
@@ -177,10 +180,10 @@ async def test_a_task_in_use_stays_and_one_that_is_not_idle(
     )  # given up, so not loaded again
 
 
-async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
+async def test_a_full_node_trades_a_well_served_task_that_is_not_in_use(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is offered no longer first; whoever was planned on it until then keeps it."""
+    """The node stops offering it first; plans made until then still find it."""
     monkeypatch.setattr(tuning, "TRADE_NOTICE_S", 0.01)
     monkeypatch.setattr(tuning, "DEMAND_AGE_S", 0.01)
     cache = LocalCache(tmp_path, [make_accumulator(size) for size in (2, 3, 4, 5, 6)])
@@ -217,7 +220,10 @@ async def test_a_full_node_gives_up_a_well_served_task_that_nobody_uses(
     monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", 0.01)
     monkeypatch.setattr(presence, "_send_heartbeat", beat)
     monkeypatch.setattr(presence._trader, "is_due", lambda now_s: True)
-    working = [asyncio.create_task(presence.specialise()), asyncio.create_task(presence.beat())]
+    working = [
+        asyncio.create_task(presence.place_tasks()),
+        asyncio.create_task(presence.send_heartbeats()),
+    ]
     async with asyncio.timeout(HANG_S):
         while not presence.trades:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.01)

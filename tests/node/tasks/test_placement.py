@@ -54,7 +54,7 @@ def choose(
     return -1 if entry is None else entry.task
 
 
-def test_least_served_goes_first_then_the_best_paid() -> None:
+def test_the_least_served_task_is_chosen_then_the_best_paid() -> None:
     entries = [
         make_entry(0, holders=1, price=100),
         make_entry(1, price=5),
@@ -65,7 +65,7 @@ def test_least_served_goes_first_then_the_best_paid() -> None:
     assert choose(entries, excluded={entries[2].task_id, entries[1].task_id}) == 0
 
 
-def test_what_does_not_fit_is_not_chosen() -> None:
+def test_a_task_that_does_not_fit_is_not_chosen() -> None:
     assert choose([make_entry(0, vram=101), make_entry(1, vram=100, holders=9)]) == 1
     assert choose([make_entry(0, vram=101)]) == -1
 
@@ -75,12 +75,12 @@ def test_choice_does_not_depend_on_the_order_of_the_list(order: list[int]) -> No
     assert choose([make_entry(n) for n in order]) == choose([make_entry(n) for n in range(8)])
 
 
-def test_nodes_that_start_together_spread() -> None:
+def test_nodes_that_start_together_choose_different_tasks() -> None:
     entries = [make_entry(n) for n in range(8)]
     assert len({choose(entries, node=f"0x{n}") for n in range(20)}) >= 6
 
 
-def test_lowest_count_of_all_members_counts() -> None:
+def test_the_lowest_number_of_holders_of_all_members_is_used() -> None:
     merged = merge_demand([[make_entry(0, holders=3)], [make_entry(0, holders=1)], []])
     assert [entry.holders for entry in merged] == [1]
 
@@ -94,7 +94,7 @@ def test_malformed_demand_is_the_members_fault() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_nodes_that_see_what_others_chose_leave_no_task_behind(seed: int) -> None:
+def test_nodes_that_see_each_others_choices_cover_all_tasks(seed: int) -> None:
     """Six nodes with room for nine of twelve tasks, all choosing at once, one per list."""
     nodes = [f"0x{seed}{n}" for n in range(6)]
     held: dict[str, set[int]] = {node: set() for node in nodes}
@@ -107,10 +107,10 @@ def test_nodes_that_see_what_others_chose_leave_no_task_behind(seed: int) -> Non
     assert min(Counter(task for tasks in held.values() for task in tasks).values()) >= 3
 
 
-async def test_a_choice_waits_for_a_list_that_knows_of_the_last_one(
+async def test_a_choice_waits_for_demand_that_includes_the_last_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two loads a node tells that it has loaded, and asks once more."""
+    """Between two loads a node sends a heartbeat that names the last load."""
     monkeypatch.setattr(tuning, "DEMAND_AGE_S", 0.01)
     monkeypatch.setattr(limits, "HEARTBEAT_PERIOD_S", HANG_S)
     happened: list[str] = []
@@ -141,7 +141,10 @@ async def test_a_choice_waits_for_a_list_that_knows_of_the_last_one(
         get_determinism=lambda: "",
     )
     monkeypatch.setattr(presence, "_send_heartbeat", beat)
-    working = [asyncio.create_task(presence.specialise()), asyncio.create_task(presence.beat())]
+    working = [
+        asyncio.create_task(presence.place_tasks()),
+        asyncio.create_task(presence.send_heartbeats()),
+    ]
     async with asyncio.timeout(HANG_S):
         await done.wait()
     for task in working:
@@ -152,7 +155,7 @@ async def test_a_choice_waits_for_a_list_that_knows_of_the_last_one(
 
 @dataclass
 class Place:
-    """One node of a simulated network, by its own moments and lots."""
+    """One node of a simulated network, with its own moments and draws."""
 
     name: str
     operator: str
@@ -198,7 +201,7 @@ class World:
         return [entry.operators for entry in self.make_demand()]
 
     def run(self, periods: int) -> int:
-        """Let time go by; return how many trades were made."""
+        """Advance the time; return how many trades were made."""
         before = len(self.trades)
         for _ in range(int(periods * tuning.TRADE_PERIOD_S)):
             self.now_s += 1
@@ -251,7 +254,7 @@ def make_places(seed: int, count: int, tasks: int, operators: int = 0) -> list[P
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_full_nodes_trade_until_no_task_lacks_operators_and_then_rest(seed: int) -> None:
+def test_full_nodes_trade_until_no_task_lacks_operators_and_then_stop(seed: int) -> None:
     world = World(seed, make_places(seed, 6, 12), 12)
     lacking = sum(max(0, limits.MIN_OPERATORS - count) for count in world.operators)
     assert lacking >= 6
@@ -286,7 +289,7 @@ def test_a_hundred_full_nodes_do_not_all_trade_at_once() -> None:
 
 @pytest.mark.parametrize("operators", [1, 3])
 def test_several_nodes_of_one_operator_count_once(operators: int) -> None:
-    """What the others of its operator hold, no node knows: it sees when it has left."""
+    """A node learns only after it has withdrawn a task whether its operator still holds it."""
     world = World(operators, make_places(operators, 9, 12, operators), 12)
     world.run(30)
     assert min(world.operators) == operators
@@ -294,8 +297,8 @@ def test_several_nodes_of_one_operator_count_once(operators: int) -> None:
     assert world.run(15) == 0
 
 
-def test_where_memory_is_scarce_no_task_loses_its_verification() -> None:
-    """Twenty tasks that want three nodes each, and room for thirty-six: what is sold stays so."""
+def test_where_memory_is_scarce_verifiable_tasks_stay_verifiable() -> None:
+    """Twenty tasks need three nodes each, and there is memory for thirty-six."""
     world = World(5, make_places(5, 4, 20), 20)
     sold = sum(count >= limits.MIN_OPERATORS for count in world.operators)
     world.run(20)
@@ -304,7 +307,7 @@ def test_where_memory_is_scarce_no_task_loses_its_verification() -> None:
     assert world.run(20) == 0
 
 
-def test_a_trade_needs_room_a_gain_of_two_and_an_idle_task() -> None:
+def test_a_trade_needs_memory_a_gain_of_two_and_an_idle_task() -> None:
     mine, few = make_entry(0, holders=4), make_entry(1, holders=2, vram=11)
 
     def choose_trade(*demand: DemandEntry, room: int = 11, excluded: str = "") -> Trade | None:

@@ -24,7 +24,7 @@ def read_rss_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-async def test_ten_thousand_steps_take_at_most_24_mb_of_the_daemon(tmp_path: Path) -> None:
+async def test_ten_thousand_steps_grow_the_daemon_by_at_most_24_mb(tmp_path: Path) -> None:
     manifest, _ = make_manifest(SIZE, tasks=TASKS)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.node.memory_node", tmp_path, str(TASKS), str(SIZE)),

@@ -121,9 +121,7 @@ async def test_a21_a_cache_that_was_tampered_with_at_one_step_shows_in_the_state
     assert corrupt != honest
 
 
-async def test_failures_are_answers_and_the_worker_lives_on(
-    supervisor: Supervisor, tmp_path: Path
-) -> None:
+async def test_the_worker_survives_failed_requests(supervisor: Supervisor, tmp_path: Path) -> None:
     program = (await load(supervisor, tmp_path, make_accumulator(2)))["program"]
     assert values(await run(supervisor, 10, program, [1, 1])) == [1, 1]
     raised = await run(supervisor, 10, program, [RAISE, 0])
@@ -133,7 +131,7 @@ async def test_failures_are_answers_and_the_worker_lives_on(
     assert values(await run(supervisor, 10, program, [1, 1])) == [2, 2]
 
 
-async def test_what_is_no_task_is_refused(supervisor: Supervisor, tmp_path: Path) -> None:
+async def test_a_file_that_is_no_task_is_refused(supervisor: Supervisor, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(b'{"format":"something"}')
     with pytest.raises(TaskFailed, match="graph"):
@@ -157,9 +155,7 @@ async def test_f25_crash_fails_the_run_and_another_worker_takes_over(
     assert values(await run(supervisor, 1, program, [1, 1])) == [1, 1]
 
 
-async def test_f25_compiler_that_crashes_ends_the_worker_alone(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_f25_a_compiler_crash_ends_only_the_worker(start: Start, tmp_path: Path) -> None:
     supervisor = await start()
     path = tmp_path / CRASHING_FILE
     path.write_bytes(make_sum(2).to_bytes())
@@ -172,9 +168,7 @@ async def test_f25_compiler_that_crashes_ends_the_worker_alone(
     assert values(await run(supervisor, 1, program, [1, 2], [3, 4])) == [4, 6]
 
 
-async def test_f25_step_that_finds_no_memory_fails_and_the_worker_lives_on(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_f25_the_worker_survives_a_step_without_memory(start: Start, tmp_path: Path) -> None:
     supervisor = await start()
     program = (await load(supervisor, tmp_path, make_sum(2)))["program"]
     failed = await run(supervisor, 1, program, [OVERFLOW, 0], [0, 0])
@@ -182,7 +176,7 @@ async def test_f25_step_that_finds_no_memory_fails_and_the_worker_lives_on(
     assert values(await run(supervisor, 1, program, [1, 2], [3, 4])) == [4, 6]
 
 
-async def test_f25_machine_without_memory_for_a_worker_is_one_sentence(
+async def test_f25_without_memory_for_a_worker_the_error_is_one_sentence(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = await start()
@@ -201,7 +195,9 @@ async def test_f25_machine_without_memory_for_a_worker_is_one_sentence(
     assert supervisor.is_running
 
 
-async def test_f25_hang_is_ended_by_the_time_limit(start: Start, tmp_path: Path) -> None:
+async def test_f25_a_worker_that_hangs_is_killed_after_the_time_limit(
+    start: Start, tmp_path: Path
+) -> None:
     supervisor = await start(run_timeout_s=0.3)
     program = (await load(supervisor, tmp_path, make_sum(2)))["program"]
     lost = await run(supervisor, 1, program, [HANG, 0], [0, 0])
@@ -209,7 +205,7 @@ async def test_f25_hang_is_ended_by_the_time_limit(start: Start, tmp_path: Path)
 
 
 @pytest.mark.skipif(not is_supported(), reason="states are written as a whole and not kept")
-async def test_states_kept_for_later_sessions_give_way_when_memory_is_short(
+async def test_spare_states_are_freed_when_memory_is_short(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "task.json"
@@ -276,7 +272,7 @@ async def test_answer_survives_its_encoding() -> None:
     assert decode_answer(body) == RunAnswer(1, 2, [b"", b"abc"])
 
 
-async def test_runs_of_several_sessions_go_together_and_fail_alone(tmp_path: Path) -> None:
+async def test_runs_of_several_sessions_share_a_batch_and_fail_separately(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path, memory_bytes=10**8, device="CPU:X86")
     try:
         await supervisor.start()
@@ -286,14 +282,14 @@ async def test_runs_of_several_sessions_go_together_and_fail_alone(tmp_path: Pat
 
         async def run_all(rows: dict[int, int], bad: int = -1) -> list[RunAnswer | SplitUpError]:
             loop = asyncio.get_running_loop()
-            answers = [loop.create_future() for _ in rows]
+            answers = loop.create_future()
             requests = [
                 RunRequest(session, program, [b"?" if session == bad else bytes(16 * count)])
                 for session, count in rows.items()
             ]
-            supervisor.run_together(requests, [answer.set_result for answer in answers])
+            supervisor.run_together(requests, answers.set_result)
             async with asyncio.timeout(HANG_S):
-                return list(await asyncio.gather(*answers))
+                return list(await answers)
 
         answers = await run_all({session: 1 for session in range(1, 6)}, bad=3)
         assert sum(isinstance(answer, RunAnswer) for answer in answers) == 4

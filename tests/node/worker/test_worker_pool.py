@@ -18,6 +18,7 @@ from splitup.core.errors import ConfigurationError, SplitUpError
 from splitup.graph.ir import Graph
 from tests.builders import HANG_S
 from tests.node.graphs import make_accumulator, make_sum
+from tests.node.network import get_pids
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MEMORY = (10**6, 10**7)
@@ -69,13 +70,13 @@ async def run(workers: Workers, session: int, program: int, *inputs: list[float]
     return np.frombuffer(result.outputs[0], np.float32).tolist()
 
 
-async def test_programs_run_where_they_were_loaded_and_states_stay_apart(
+async def test_programs_run_on_the_worker_that_loaded_them_with_separate_states(
     workers: Workers, tmp_path: Path
 ) -> None:
-    assert workers.memory_bytes == MEMORY and len(set(workers.pids)) == 2
+    assert workers.memory_bytes == MEMORY and len(set(get_pids(workers))) == 2
     path = write(tmp_path, make_accumulator(2))
     programs = [(await workers.load(number, path, None))["program"] for number in (0, 1)]
-    assert [workers.get_worker(program) for program in programs] == [0, 1]
+    assert [workers._programs[program][0] for program in programs] == [0, 1]
     for count in (1, 2):
         for session, program in enumerate(programs):
             value = float(session + 1)
@@ -84,21 +85,19 @@ async def test_programs_run_where_they_were_loaded_and_states_stay_apart(
     assert await run(workers, 1, programs[1], [5, 5]) == [5, 5]
 
 
-async def test_a_new_worker_loads_what_another_has_compiled(
-    workers: Workers, tmp_path: Path
-) -> None:
+async def test_workers_share_the_kernel_cache(workers: Workers, tmp_path: Path) -> None:
     path = write(tmp_path, make_sum(3))
     assert not (await workers.load(0, path, None))["is_from_cache"]
     assert (await workers.load(1, path, None))["is_from_cache"]
 
 
-async def test_f25_the_loss_of_one_worker_leaves_the_other_and_its_states(
+async def test_f25_the_death_of_one_worker_does_not_affect_the_other(
     workers: Workers, tmp_path: Path
 ) -> None:
     path = write(tmp_path, make_accumulator(2))
     lost, kept = [(await workers.load(number, path, None))["program"] for number in (0, 1)]
     assert await run(workers, 8, kept, [1, 2]) == [1, 2]
-    before = workers.pids
+    before = get_pids(workers)
     assert before[0] is not None
     os.kill(before[0], signal.SIGKILL)
     async with asyncio.timeout(HANG_S):
@@ -107,7 +106,7 @@ async def test_f25_the_loss_of_one_worker_leaves_the_other_and_its_states(
     assert not workers.is_loaded(lost) and workers.is_loaded(kept)
     await workers.restart()
     assert workers.is_running and workers.restarts == 1
-    assert workers.pids[0] != before[0] and workers.pids[1] == before[1]
+    assert get_pids(workers)[0] != before[0] and get_pids(workers)[1] == before[1]
     assert not workers.is_loaded(lost)
     assert await run(workers, 8, kept, [1, 2]) == [2, 4]
     again = (await workers.load(0, path, None))["program"]
@@ -115,7 +114,7 @@ async def test_f25_the_loss_of_one_worker_leaves_the_other_and_its_states(
     assert await run(workers, 9, again, [1, 1]) == [1, 1]
 
 
-async def test_devices_that_compute_other_bytes_need_a_node_of_their_own(tmp_path: Path) -> None:
+async def test_devices_of_different_determinism_classes_are_refused(tmp_path: Path) -> None:
     other = (sys.executable, "-c", OTHER_CLASS)
     workers = Workers(
         [
@@ -140,7 +139,7 @@ async def test_devices_that_compute_other_bytes_need_a_node_of_their_own(tmp_pat
         ("CPU:2:X86", ("CPU:X86", 2)),
     ],
 )
-async def test_a_devices_number_is_told_from_its_code_generator(
+async def test_a_device_name_is_split_into_renderer_and_number(
     text: str, expected: tuple[str, int]
 ) -> None:
     assert parse_device(text) == expected

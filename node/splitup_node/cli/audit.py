@@ -1,0 +1,88 @@
+"""``splitup-node audit``: does this machine compute correctly?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from splitup_node.cli.command import DEFAULT_CONFIG, ConfigOption, JsonOption, run_and_print
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """What to audit: ``models`` are names or ids, none for all that are registered."""
+
+    config: Path
+    models: tuple[str, ...]
+    dry_run: bool
+
+
+def audit_command(
+    config: ConfigOption = DEFAULT_CONFIG,
+    models: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="MODEL", help="Name or id; repeatable (default: all)."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Run without a stake: before the node registers.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Does this machine compute correctly? Run every task that fits it, and compare the outputs.
+
+    Tasks run on seeded inputs; their outputs are compared with those that their models were
+    registered with. Nothing is served meanwhile. Exit code 1 when this machine must not serve one
+    of the tasks: its stake would be slashed.
+    """
+    options = AuditOptions(config, tuple(models or ()), dry_run)
+    result = run_and_print(lambda: audit(options), _show, as_json)
+    if not result["may_serve"]:
+        raise typer.Exit(1)
+
+
+def audit(options: AuditOptions) -> dict[str, Any]:
+    """Try the tasks; return what the machine is, and a row for each task."""
+    from splitup.core import event_loop
+    from splitup_node.cli.progress import open_progress
+    from splitup_node.config import NodeConfig
+    from splitup_node.settlement.account import check_registration
+    from splitup_node.tasks.audit import audit_node
+
+    check = None if options.dry_run else check_registration
+    config = NodeConfig.load(options.config)
+    with open_progress() as progress:
+        report = event_loop.run(
+            audit_node(config, options.models, check, on_progress=progress.show)
+        )
+    return {
+        "determinism_class": report.device["determinism_class"],
+        "may_serve": all(row.may_serve for row in report.rows),
+        "tasks": [row.to_dict() for row in report.rows],
+    }
+
+
+def _show(result: dict[str, Any], console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text(f"This machine is {result['determinism_class']}."), soft_wrap=True)
+    if not result["tasks"]:
+        console.print("No registered task fits into its memory.")
+        return
+    table = Table("model", "task", "verdict", "why", box=None)
+    for row in result["tasks"]:
+        name = f"{row['index']} {row['label']}"
+        verdict = row["verdict"] or "not tried"
+        table.add_row(row["model_id"][:10], Text(name), verdict, Text(row["detail"]))
+    console.print(table)
+    refused = sum(not row["may_serve"] for row in result["tasks"])
+    if refused:
+        console.print(
+            f"{refused} of {len(result['tasks'])} tasks must not be served from this machine."
+        )
+    else:
+        console.print("This machine computes correctly; no stake would be lost.")

@@ -1,0 +1,72 @@
+"""``splitup-node stake``: register the node and put down its stake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from splitup_node.cli.command import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    JsonOption,
+    run_and_print,
+    run_with_account,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StakeOptions:
+    """Which node stakes, and whether its machine is audited first."""
+
+    config: Path
+    audit: bool
+
+
+def stake_command(
+    config: ConfigOption = DEFAULT_CONFIG,
+    audit: Annotated[
+        bool, typer.Option(help="Try every task that fits before a new node registers.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Register the node and put down its stake: 1000 USDC plus 100 USDC per GB.
+
+    A new node is checked first: its port, its endpoint, its memory, and every task that fits it.
+    Nothing is staked when one of the checks fails.
+    """
+    options = StakeOptions(config, audit)
+    run_and_print(lambda: stake(options), partial(_show, config), as_json)
+
+
+def stake(options: StakeOptions) -> dict[str, Any]:
+    """Check the machine, then register and stake; return what the node has staked now."""
+    from splitup_node.cli.progress import open_progress
+    from splitup_node.config import NodeConfig
+    from splitup_node.preflight import check_settings
+    from splitup_node.tasks.audit import check_machine
+
+    async def check() -> None:
+        config = NodeConfig.load(options.config)
+        check_settings(config)
+        if options.audit:
+            with open_progress() as progress:
+                await check_machine(config, on_progress=progress.show)
+
+    return run_with_account(options.config, lambda account: account.stake(check))
+
+
+def _show(config: Path, result: dict[str, Any], console: Console) -> None:
+    from splitup.client.inputs import format_usdc
+
+    if result["added_micro_usdc"]:
+        console.print(f"Staked {format_usdc(result['added_micro_usdc'])}.")
+    console.print(
+        f"Node {result['address']} holds a stake of {format_usdc(result['stake_micro_usdc'])}. "
+        f"Next: splitup-node run --config {config}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,130 @@
+"""What the worker runs next: the run that is due first, and others of the same task beside it.
+
+The queue says which run is due first. Runs of the same task that other executions have ready go
+into the same batch, as many as one pass over the task takes. Nobody waits for a batch to fill.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from splitup.graph.gates import compute_zero_step
+from splitup.graph.manifest import Task
+from splitup.protocol.execution.task_queue import Run, Tensor
+from splitup_node.execution.device_states import choose_idle
+from splitup_node.execution.execution_table import ExecutionTable
+from splitup_node.execution.executions import Execution
+from splitup_node.worker.ipc import RunAnswer, RunRequest
+from splitup_node.worker.worker_pool import Workers
+
+Batch = Sequence[tuple[Execution, Run]]
+
+
+class BatchScheduler:
+    """Chooses the batches that a node's worker runs."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        table: ExecutionTable,
+        programs: Mapping[str, int],  # task_id -> program; changes as tasks are loaded
+        get_state_limit: Callable[[], int],  # bytes that states may take on the device
+    ) -> None:
+        self._workers = workers
+        self._table = table
+        self._queue = table.queue
+        self._programs = programs
+        self._get_state_limit = get_state_limit
+
+    def take_batch(self) -> Batch:
+        """Return the runs to start now, none when nothing is ready.
+
+        A run whose gate is zero is returned alone: it needs no worker.
+        """
+        while (run := self._queue.next()) is not None:
+            execution = self._table.by_id[run.execution_id]
+            self._prepare(execution, run)
+            if execution.is_over:
+                continue
+            if run.gate is not None:
+                return [(execution, run)]
+            batch = [(execution, run), *self._take_others(execution, run)]
+            # an execution may have been failed since, to make room for another one's state
+            batch = [(one, its_run) for one, its_run in batch if not one.is_over]
+            if batch:
+                return batch
+        return []
+
+    def make_requests(self, batch: Batch) -> list[RunRequest]:
+        """Return the worker's requests for a batch."""
+        return [
+            RunRequest(
+                execution.parts[run.task].session,
+                self._programs[execution.manifest.tasks[run.task].task_id],
+                [tensor.data for tensor in run.inputs],
+            )
+            for execution, run in batch
+        ]
+
+    def _prepare(self, execution: Execution, run: Run) -> None:
+        """Fail idle executions when the state that begins with this run does not fit otherwise."""
+        part = execution.parts[run.task]
+        execution.used_at_s = self._table.now_s()
+        if run.step or part.state_bytes:
+            return
+        needed_bytes = execution.manifest.tasks[run.task].state_bytes
+        limit_bytes = self._get_state_limit()
+        executions = self._table.by_id
+        while (
+            idle := choose_idle(executions.values(), limit_bytes, execution, needed_bytes)
+        ) is not None:
+            reason = "its session was idle and its state had to make room for another's"
+            self._table.fail_slowest(idle, reason)
+        part.state_bytes = needed_bytes
+
+    def _take_others(self, execution: Execution, first: Run) -> list[tuple[Execution, Run]]:
+        """Return runs of the same task that other executions have ready, as many as fit."""
+        task_id = execution.manifest.tasks[first.task].task_id
+        width = self._workers.get_width(self._programs[task_id])
+        if width == 1 or not len(self._queue):
+            return []
+        taken = {first.execution_id}
+        symbols = execution.parts[first.task].symbols
+        rows = [symbol.count(first) for symbol in symbols]
+
+        def is_wanted(run: Run) -> bool:
+            nonlocal rows
+            other = self._table.by_id[run.execution_id].manifest.tasks[run.task]
+            if len(taken) >= width or run.execution_id in taken or other.task_id != task_id:
+                return False
+            total = [count + symbol.count(run) for count, symbol in zip(rows, symbols, strict=True)]
+            if any(count > one.most for count, one in zip(total, symbols, strict=True)):
+                return False
+            taken.add(run.execution_id)
+            rows = total
+            return True
+
+        others = []
+        for run in self._queue.take_with(is_wanted):
+            other = self._table.by_id[run.execution_id]
+            self._prepare(other, run)
+            others.append((other, run))
+        return others
+
+
+def compute_gated_step(execution: Execution, run: Run, gate: Tensor) -> tuple[Run, RunAnswer]:
+    """Return a run whose gate is zero with the inputs it counts as having, and its answer."""
+    task = execution.manifest.tasks[run.task]
+    assert task.gate is not None  # the queue knows the gate from the manifest
+    specs = [port.spec for port in task.inputs], [port.spec for port in task.outputs]
+    inputs, outputs = compute_zero_step(*specs, task.gate, len(gate.data))
+    now_ns = time.time_ns()
+    tensors = tuple(Tensor(b"", data, gate.arrived_ns) for data in inputs)
+    return replace(run, inputs=tensors), RunAnswer(now_ns, now_ns, outputs)
+
+
+def has_all_rows(task: Task, inputs: Sequence[bytes | memoryview]) -> bool:
+    """Return whether a step has all the rows that the task's declared operations are for."""
+    return sum(len(data) for data in inputs) == sum(port.nbytes for port in task.inputs)

@@ -1,0 +1,160 @@
+"""All executions that a node takes part in, and how one is failed, ended and forgotten."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from splitup.core import limits, tuning
+from splitup.core.errors import Unavailable
+from splitup.crypto.keys import Identity
+from splitup.net.tensor_chunks import TensorChunks
+from splitup.protocol.execution.task_queue import TaskQueue
+from splitup_node.execution.client_links import ClientLinks
+from splitup_node.execution.device_states import find_stale
+from splitup_node.execution.executions import Execution, get_first_task
+from splitup_node.worker.worker_pool import Workers
+
+_log = logging.getLogger("splitup.node.executions")
+
+
+class Listener(Protocol):
+    """Gets notified of the beginning and the end of executions."""
+
+    def on_begun(self, execution: Execution) -> None:
+        """Note that this node runs tasks of an execution from now on."""
+
+    def on_ended(self, execution: Execution) -> None:
+        """Note that the client has said how many steps there were."""
+
+    def on_finished(self, execution: Execution) -> None:
+        """Note that all steps have run and every log segment is stored."""
+
+    def on_failed(self, execution: Execution) -> None:
+        """Note that this node has no more part in the execution; the client knows."""
+
+
+class ExecutionTable:
+    """The executions of one node with their queue, the tensors they wait for, and their clients."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        workers: Workers,
+        programs: Mapping[str, int],  # task_id -> program; changes as tasks are loaded
+        listener: Listener,
+        now_s: Callable[[], float] = time.time,  # the chain's time, which deadlines are in
+    ) -> None:
+        self._node = identity.address
+        self._workers = workers
+        self._programs = programs
+        self._over: OrderedDict[str, None] = OrderedDict()
+        self._next_session = 1
+        self.listener = listener
+        self.now_s = now_s
+        self.by_id: OrderedDict[str, Execution] = OrderedDict()
+        self.queue = TaskQueue()
+        self.chunks = TensorChunks()
+        self.clients = ClientLinks(identity, self.by_id)
+        self.is_leaving = False  # the node takes no new work
+
+    def is_known(self, execution_id: str) -> bool:
+        """Return whether this execution was assigned before, running or over."""
+        return (
+            execution_id in self.by_id
+            or execution_id in self._over
+            or self.clients.is_refused(execution_id)
+        )
+
+    def list_used(self) -> set[str]:
+        """Return the tasks that executions run here, or may yet ask this node to take over."""
+        used = set()
+        for execution in self.by_id.values():
+            if not execution.is_over:
+                pairs = zip(execution.manifest.tasks, execution.certificate.plan.tasks, strict=True)
+                used |= {task.task_id for task, nodes in pairs if self._node in nodes}
+        return used
+
+    def check_can_run(self, execution: Execution, task: int) -> None:
+        """Raise Unavailable when this node cannot begin to run a task."""
+        if execution.manifest.tasks[task].task_id not in self._programs:
+            raise Unavailable(f"task {task} of {execution.id} is not loaded on this node")
+        if self.is_leaving:
+            raise Unavailable("the node is leaving and takes no new work")
+
+    def new_session(self) -> int:
+        """Return a session of the worker that no execution uses."""
+        self._next_session += 1
+        return self._next_session - 1
+
+    def fail(self, execution_id: str, task: int, step: int, reason: str) -> None:
+        """Give an execution up and tell its client why; the client may choose another node."""
+        execution = self.by_id.get(execution_id)
+        if execution is None or execution.is_over:
+            return
+        execution.failure = reason[:500]
+        execution.ended_at_s = self.now_s()
+        _log.warning(
+            "execution %s failed at task %d, step %d: %s", execution_id, task, step, reason
+        )
+        self.clients.tell_failure(execution, task, step)
+        execution.writer.discard()
+        self.release(execution)
+        self.listener.on_failed(execution)
+
+    def fail_slowest(self, execution: Execution, reason: str) -> None:
+        """Fail an execution at the task that has run the fewest steps."""
+        progress = self.queue.get_progress(execution.id) or {get_first_task(execution): 0}
+        task = min(progress, key=lambda index: (progress[index], index))
+        self.fail(execution.id, task, progress[task], reason)
+
+    def fail_lost_states(self, reason: str) -> None:
+        """Fail the executions whose state was in the worker that is gone."""
+        for execution in list(self.by_id.values()):
+            progress = self.queue.get_progress(execution.id)
+            for task, step in progress.items():
+                if step and execution.manifest.tasks[task].state_bytes:
+                    self.fail(execution.id, task, step, f"its state was lost: {reason}")
+
+    def fail_unloaded(self) -> None:
+        """Fail the executions that need a task which the new worker could not load."""
+        for execution in list(self.by_id.values()):
+            for task in list(execution.parts):
+                if execution.manifest.tasks[task].task_id not in self._programs:
+                    self.fail(execution.id, task, 0, "its task could not be loaded again")
+
+    def sweep(self, now_s: float) -> None:
+        """Fail what is past its deadline or idle for long, and forget what is over."""
+        for execution in list(self.by_id.values()):
+            if not execution.is_over and now_s > execution.deadline_s:
+                if execution.parts:
+                    self.fail_slowest(execution, "the deadline passed")
+                else:
+                    self._forget(execution)
+            if execution.is_over and now_s > execution.ended_at_s + limits.EXECUTION_GRACE_S:
+                self._forget(execution)
+        for execution in find_stale(self.by_id.values(), now_s):
+            reason = f"its session was idle for {tuning.SESSION_IDLE_S:g} s and its state dropped"
+            self.fail_slowest(execution, reason)
+
+    def release(self, execution: Execution) -> None:
+        """Free the memory that an execution takes in the queue and on the device."""
+        self.queue.drop(execution.id)
+        self.chunks.drop(execution.id)
+        self._workers.drop(execution.sessions)
+
+    def forget_standby(self) -> None:
+        """Make room for another plan that names this node as a fallback only."""
+        standby = [e for e in self.by_id.values() if not e.parts and not e.is_over]
+        if len(standby) >= tuning.MAX_STANDBY:
+            self._forget(standby[0])
+
+    def _forget(self, execution: Execution) -> None:
+        del self.by_id[execution.id]
+        self.chunks.drop(execution.id)
+        self._over[execution.id] = None
+        while len(self._over) > tuning.MAX_FINISHED:
+            self._over.popitem(last=False)

@@ -1,0 +1,107 @@
+"""What follows a run off the critical path: digests, traces, and the end of the execution."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from splitup.core.errors import SplitUpError
+from splitup.messages.frames import FrameKind
+from splitup.net.signed_frames import make_message_frame
+from splitup.protocol.execution.task_queue import Run, Tensor
+from splitup_node.execution.catch_up import Replay
+from splitup_node.execution.execution_table import ExecutionTable
+from splitup_node.execution.executions import Execution, Part, Spawn, get_first_task
+from splitup_node.fault_injection import crash_point
+from splitup_node.worker.worker_pool import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """A run, its outputs, and when it was computed (Unix time)."""
+
+    execution: Execution
+    run: Run
+    outputs: Sequence[Tensor]
+    started_ns: int
+    ended_ns: int
+
+
+class Finisher:
+    """Records runs for the commitment, and finishes executions that have run all their steps."""
+
+    def __init__(
+        self, workers: Workers, table: ExecutionTable, replay: Replay, spawn: Spawn
+    ) -> None:
+        self._workers = workers
+        self._table = table
+        self._queue = table.queue
+        self._replay = replay
+        self._spawn = spawn
+        self._finishing: set[asyncio.Task[None]] = set()
+
+    def record(self, batch: Sequence[FinishedRun], sent_ns: int) -> None:
+        """Add runs to the traces and digests; ``sent_ns`` is when their outputs left."""
+        for one in batch:
+            execution, run = one.execution, one.run
+            part = execution.parts.get(run.task)
+            if execution.failure or part is None:
+                continue
+            received = max((tensor.arrived_ns for tensor in run.inputs), default=one.started_ns)
+            times = (received, one.started_ns, one.ended_ns, sent_ns)
+            execution.add_span(run.task, run.step, times)
+            execution.used_at_s = self._table.now_s()
+            self._replay.on_run(execution, run.task)
+            execution.recorder.add(
+                part.digests, run.inputs, one.outputs, partial(self._on_recorded, execution, part)
+            )
+
+    def check_complete(self, execution: Execution) -> None:
+        """Finish an execution if all its steps here have run, are recorded and stored."""
+        if execution.is_over or execution.ended_at_s or not execution.parts:
+            return  # or being finished already
+        if execution.publishing_bytes or not self._queue.is_complete(execution.id):
+            return
+        if any(part.recorded < (execution.steps or 0) for part in execution.parts.values()):
+            return
+        execution.ended_at_s = self._table.now_s()
+        task = self._spawn(self._finish(execution))
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
+    async def wait(self) -> None:
+        """Wait until the executions that are being finished are."""
+        await asyncio.gather(*self._finishing)
+
+    def _on_recorded(self, execution: Execution, part: Part) -> None:
+        part.recorded += 1
+        self.check_complete(execution)
+
+    async def _finish(self, execution: Execution) -> None:
+        task, steps = get_first_task(execution), execution.steps or 0
+        try:
+            await self._digest_states(execution)
+        except SplitUpError as error:
+            reason = f"its final state cannot be read: {error}"
+            self._table.fail(execution.id, task, steps, reason)
+            return
+        for remaining, trace in execution.make_traces():
+            frame = make_message_frame(FrameKind.TRACE, execution.id, task, remaining, trace)
+            self._table.clients.tell(execution, frame)
+        try:
+            await execution.writer.finish()
+        except SplitUpError as error:
+            self._table.fail(execution.id, task, steps, f"its log cannot be stored: {error}")
+            return
+        crash_point("logged")
+        execution.finished = True
+        self._table.release(execution)
+        self._table.listener.on_finished(execution)
+
+    async def _digest_states(self, execution: Execution) -> None:
+        """Note what the states are at the end: they are committed to like the outputs."""
+        for part in list(execution.parts.values()):
+            if execution.manifest.tasks[part.task].state_bytes and execution.steps:
+                part.digests.state = await self._workers.digest_state(part.session)

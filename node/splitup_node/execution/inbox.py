@@ -1,0 +1,178 @@
+"""Frames in: which messages of peers this node takes, and what each of them leads to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
+from splitup.crypto.keys import Identity
+from splitup.messages.base import CLIENT
+from splitup.messages.completions import SignedEnd, SignedTakeover
+from splitup.messages.frames import Frame, FrameKind, Seal, TensorChunk, decode_chunk, decode_frames
+from splitup.messages.progress import Progress, TaskProgress
+from splitup.net.links import Link
+from splitup.net.signed_frames import make_message_frame, seal_frame, verify_seal
+from splitup.protocol.execution.ends import check_end
+from splitup.protocol.execution.log_segments import LogEntry
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.task_queue import EarlyFrames, PortId, Tensor
+from splitup.storage.log_store import read_tensor
+from splitup_node.execution.chunk_transfers import check_chunk
+from splitup_node.execution.execution_table import ExecutionTable
+from splitup_node.execution.executions import Execution, Schedule, Spawn, get_first_task
+from splitup_node.execution.finishing import Finisher
+from splitup_node.execution.handovers import Handovers
+
+_log = logging.getLogger("splitup.node.inbox")
+
+
+class Inbox:
+    """Checks what peers send, puts tensors into the queue and acts on the messages of clients."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        table: ExecutionTable,
+        handovers: Handovers,
+        finisher: Finisher,
+        spawn: Spawn,
+        schedule: Schedule,
+    ) -> None:
+        self._identity = identity
+        self._table = table
+        self._queue = table.queue
+        self._handovers = handovers
+        self._finisher = finisher
+        self._spawn = spawn
+        self._schedule = schedule
+        self._early = EarlyFrames()
+
+    def take(self, link: Link, data: bytes) -> None:
+        """Take one message from a link. Raises PeerFault, BadSignature."""
+        if (chunk := decode_chunk(data)) is not None:
+            self._take_chunk(link, chunk)
+            return
+        seal, frames = decode_frames(data)
+        for frame in frames:
+            execution = self._table.by_id.get(frame.execution_id)
+            if execution is not None:
+                self._take_frame(execution, frame, seal)
+            elif not self._table.is_known(frame.execution_id):
+                try:
+                    self._early.add(link.peer, frame, seal)
+                except Unavailable as error:
+                    raise PeerFault(str(error), peer=link.peer) from None
+
+    def take_early(self, execution: Execution) -> None:
+        """Take the frames that came before the plan of an execution."""
+        for sender, frame, seal in self._early.take(execution.id):
+            try:
+                self._take_frame(execution, frame, seal)
+            except PeerFault as fault:
+                _log.warning("early frame of %s from %s ignored: %s", execution.id, sender, fault)
+
+    def forget_early(self, execution_id: str) -> None:
+        """Drop the frames of an execution that this node does not run."""
+        self._early.take(execution_id)
+
+    def _take_chunk(self, link: Link, chunk: TensorChunk) -> None:
+        """Keep a chunk of a large tensor; one that comes before its plan is not kept."""
+        execution = self._table.by_id.get(chunk.execution_id)
+        if execution is not None and execution.parts and not execution.is_over:
+            if check_chunk(execution, link.peer, chunk):
+                self._table.chunks.add(chunk)
+
+    def _take_frame(self, execution: Execution, frame: Frame, seal: Seal) -> None:
+        if execution.is_over:
+            return
+        if frame.kind is FrameKind.TENSOR:
+            self._take_tensor(execution, frame, seal)
+            return
+        if frame.task != CLIENT:
+            raise PeerFault(f"a {frame.kind.name} frame of {execution.id} does not belong here")
+        verify_seal(seal, execution.client_key)
+        if frame.kind is FrameKind.END:
+            self._end(execution, SignedEnd.parse(bytes(frame.payload)))
+        elif frame.kind is FrameKind.TAKEOVER:
+            signed = SignedTakeover.parse(bytes(frame.payload))
+            self._handovers.take_over(execution, signed, frame.encode(seal.signature))
+        elif frame.kind is FrameKind.PROBE:
+            self._tell_progress(execution)
+        else:
+            raise PeerFault(f"a {frame.kind.name} frame of {execution.id} does not belong here")
+
+    # ---- tensors -------------------------------------------------------------------------------
+
+    def _take_tensor(self, execution: Execution, frame: Frame, seal: Seal) -> None:
+        port = (frame.task, frame.port)
+        key = execution.executor_map.get_key(frame.task)
+        if not execution.check_tensor(port, frame.length):
+            return
+        try:
+            verify_seal(seal, key)
+        except BadSignature:
+            if execution.executor_map.is_replaced(frame.task, seal.signed, seal.signature):
+                return  # frames of an executor that was replaced are ignored
+            raise
+        payload: bytes | memoryview | None = frame.payload
+        if frame.stored or frame.direct:
+            payload = self._table.chunks.take(execution.id, port, frame.step, frame.digest)
+        if payload is not None:
+            tensor = Tensor(frame.digest, payload, time.time_ns())
+            self._offer(execution, port, frame.step, tensor)
+        elif frame.stored and self._is_missing(execution, port, frame.step):
+            self._spawn(self._fetch_stored(execution, frame))
+
+    def _is_missing(self, execution: Execution, port: PortId, step: int) -> bool:
+        readers = [task.index for task in execution.routes.tasks if port in task.inputs]
+        return not all(self._queue.has(execution.id, port, step, reader) for reader in readers)
+
+    def _offer(self, execution: Execution, port: PortId, step: int, tensor: Tensor) -> None:
+        try:
+            self._queue.offer(execution.id, port, step, tensor)
+        except Unavailable as error:
+            reader = next(t.index for t in execution.routes.tasks if port in t.inputs)
+            self._table.fail(execution.id, reader, step, str(error))
+
+    async def _fetch_stored(self, execution: Execution, frame: Frame) -> None:
+        """Fetch a large tensor from the object store."""
+        port = (frame.task, frame.port)
+        name = LogName(*port, execution.executor_map.get_author(frame.task), 0)
+        entry = LogEntry(frame.step, frame.digest, frame.length, None)
+        try:
+            data = await read_tensor(execution.store, name, entry)
+            if execution.is_over:
+                return
+            self._offer(execution, port, frame.step, Tensor(frame.digest, data, time.time_ns()))
+        except SplitUpError as error:
+            for task in [t.index for t in execution.routes.tasks if port in t.inputs]:
+                reason = f"its input cannot be fetched: {error}"
+                self._table.fail(execution.id, task, frame.step, reason)
+        self._schedule()
+
+    # ---- messages of clients -------------------------------------------------------------------
+
+    def _end(self, execution: Execution, signed: SignedEnd) -> None:
+        """Learn how many steps there are."""
+        if not execution.parts:
+            return  # this node was replaced
+        check_end(signed, execution.certificate.plan, execution.manifest)
+        self._queue.end(execution.id, signed.end.steps)
+        if execution.end is None:
+            execution.end = signed
+            execution.forget_outputs()
+            self._table.listener.on_ended(execution)
+        asyncio.get_running_loop().call_soon(self._finisher.check_complete, execution)
+
+    def _tell_progress(self, execution: Execution) -> None:
+        progress = self._queue.get_progress(execution.id)
+        tasks = tuple(
+            TaskProgress(task=t, steps=steps, ready=self._queue.is_ready(execution.id, t))
+            for t, steps in sorted(progress.items())
+        )
+        message = Progress(execution_id=execution.id, node=execution.node, tasks=tasks)
+        task = get_first_task(execution)
+        frame = make_message_frame(FrameKind.PROGRESS, execution.id, task, 0, message)
+        self._table.clients.send(execution, seal_frame(self._identity, frame), keep=False)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from splitup_node.cli import node_setup
+
+from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity
+
+
+@pytest.fixture(autouse=True)
+def cheap_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make key files whose passphrase is not expensive to try."""
+
+    def create(path: Path, passphrase: Path) -> object:
+        return create_identity(path, passphrase, work_factor=DEVNET_WORK_FACTOR)
+
+    monkeypatch.setattr(node_setup, "create_identity", create)

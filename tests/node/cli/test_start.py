@@ -1,0 +1,123 @@
+"""How the command starts: fast, and quiet when it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from splitup_node.cli.app import app
+from splitup_node.cli.init import InitOptions, init
+from splitup_node.cli.progress import InPlaceHandler, Progress, open_progress
+from splitup_node.config import NodeConfig
+from typer.testing import CliRunner
+
+from splitup.chain.deployment import Deployment
+from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
+from splitup.net.http import make_app, serve_app
+from tests.builders import HANG_S, address
+from tests.node.cli.test_config import write
+
+HEAVY = ("aiohttp", "numpy", "pydantic", "py_ecc", "tinygrad", "web3", "splitup.chain")
+
+
+def test_help_loads_no_heavy_library() -> None:
+    code = f"import sys, splitup_node.cli.app; print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version_and_completion() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0 and result.stdout.startswith("splitup-node 0.")
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).stdout
+
+
+@pytest.mark.parametrize(("said", "flag", "expected"), [(True, None, True), (True, False, False)])
+def test_init_takes_allow_loopback_from_the_network(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: bool,
+    flag: bool | None,
+    expected: bool,
+) -> None:
+    network = {
+        "rpc_url": "http://127.0.0.1:8545",
+        "deployment": "deployment.json",
+        "gateway_urls": "http://127.0.0.1:9000",
+        "allow_loopback": said,
+    }
+    (tmp_path / "network.json").write_text(json.dumps(network))
+    monkeypatch.setenv("SPLITUP_HOME", str(tmp_path))
+    made = init(InitOptions(tmp_path / "node", "4MB", listen="127.0.0.1:0", allow_loopback=flag))
+    assert NodeConfig.load(Path(made["config"])).allow_loopback is expected
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_drawn_in_place_on_a_terminal_only() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        with open_progress(stream) as progress:
+            assert isinstance(progress, Progress)
+            progress.show("task 1 of 2")
+            progress.show("task 2 of 2")
+    assert file.getvalue() == "task 1 of 2\ntask 2 of 2\n"
+    assert "\n" not in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_loading_task_is_drawn_in_place_among_log_lines() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        log = logging.Logger("test")
+        log.addHandler(InPlaceHandler(stream))
+        log.info("loading a", extra={"in_place": True})
+        log.info("loaded a")
+    assert file.getvalue() == "loading a\nloaded a\n"
+    assert terminal.getvalue() == "\r\x1b[K\r\x1b[Kloading a\r\x1b[Kloaded a\n"
+
+
+async def test_ctrl_c_while_loading_is_quiet(tmp_path: Path) -> None:
+    """The chain's endpoint takes the first request and never answers it."""
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        asked.set()
+        await gone.wait()
+        return web.json_response({})
+
+    silent = make_app()
+    silent.router.add_post("/", hang)
+    server = await serve_app(silent, "127.0.0.1", 0)
+    create_passphrase(tmp_path / "passphrase")
+    create_identity(
+        tmp_path / "keystore.json", tmp_path / "passphrase", work_factor=DEVNET_WORK_FACTOR
+    )
+    fields = {name: address(1) for name in Deployment.__slots__}
+    fields |= {"chain_id": 31337, "genesis_hash": "0x" + "00" * 32}
+    Deployment(**fields).save(tmp_path / "deployment.json")
+    path = write(tmp_path, rpc_url=server.url)
+    process = await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).with_name("splitup-node")),
+        *("run", "--config", str(path)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(HANG_S):
+            await asked.wait()
+            process.send_signal(signal.SIGINT)
+            output = (await process.communicate())[1].decode()
+    finally:
+        gone.set()
+        await server.close()
+    assert process.returncode == 130 and "Traceback" not in output, output
