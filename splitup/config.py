@@ -12,16 +12,17 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from splitup.core import limits
 from splitup.core.codec import parse_json
 from splitup.core.errors import ConfigurationError
-from splitup.crypto.keys import Identity
-from splitup.crypto.keystore import load_identity
 from splitup.messages.base import EndpointField
+
+if TYPE_CHECKING:
+    from splitup.crypto.keys import Identity
 
 HOME_VARIABLE: Final = "SPLITUP_HOME"
 DEFAULT_HOME: Final = Path(".splitup")
@@ -93,6 +94,8 @@ class NetworkConfig(BaseModel):
                 "no key is configured; name its files in SPLITUP_USER_KEYSTORE and "
                 "SPLITUP_USER_PASSPHRASE_FILE, or in the network's file"
             )
+        from splitup.crypto.keystore import load_identity  # slow to import, and help needs no key
+
         return load_identity(self.user_keystore, self.user_passphrase_file)
 
 

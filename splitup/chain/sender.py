@@ -16,6 +16,7 @@ from typing import Any, Final
 from eth_account import Account
 from eth_account.signers.local import LocalAccount
 
+from splitup.chain.account_lock import AccountLock
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.core import limits, tuning
@@ -52,7 +53,7 @@ class _Follow:
 
 
 class Sender:
-    """Signs and sends for one account over one connection. Share it; two would race for nonces."""
+    """Signs and sends for one account over one connection. Tasks of a process share one Sender."""
 
     def __init__(
         self, rpc: Rpc, chain_id: int, private_key: bytes, *, fee_ceiling_wei: int
@@ -60,11 +61,12 @@ class Sender:
         self._rpc = rpc
         self._chain_id = chain_id
         self._account: LocalAccount = Account.from_key(private_key)
+        self.address = self._account.address.lower()
         self._fee_ceiling_wei = fee_ceiling_wei
         self._nonce: int | None = None
         self._lock = asyncio.Lock()
+        self._account_lock = AccountLock(chain_id, self.address, "send")
         self._sent: deque[Submitted] = deque(maxlen=tuning.SENT_KEPT)
-        self.address = self._account.address.lower()
 
     async def submit(self, action: str, to: str | None, data: str) -> Submitted:
         """Simulate, sign and send; return as soon as the node has taken it.
@@ -131,7 +133,9 @@ class Sender:
     # ---- sending -------------------------------------------------------------------------------
 
     async def _send_under_nonce(self, action: str, fields: dict[str, Any]) -> Submitted:
-        async with self._lock:
+        async with self._lock, self._account_lock.hold():
+            if self._account_lock.take_note_of_use():
+                self._nonce = None
             for _ in range(_NONCE_TRIES):
                 if self._nonce is None:
                     count = await self._rpc.request(
@@ -147,10 +151,10 @@ class Sender:
                 except SplitUpError:
                     self._nonce = None  # unknown whether the node has it; ask again next time
                     raise
-                self._nonce = None  # the nonce is taken: another program uses the same key
+                self._nonce = None  # taken, by a program that does not share our lock
             raise ChainUnavailable(
-                f"{action} was not sent: the nonces of {self.address} keep being used elsewhere; "
-                "stop the other program that signs with the same key"
+                f"{action} was not sent: another program, on this or another machine, is using "
+                f"the account {self.address}; try again"
             )
 
     async def _broadcast(self, submitted: Submitted) -> bool:

@@ -70,7 +70,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> list[int
     return [int(token) for token in prompt]
 
 
-def check_decoder(name: DecoderName, lookahead: LookaheadOptions | None) -> None:
+def check_decoder(name: str, lookahead: LookaheadOptions | None) -> None:
     """Raise InvalidInput for a decoder that does not exist, or options of another one."""
     if name not in DECODERS:
         raise InvalidInput(f"there is no decoder '{name}'; use one of {', '.join(DECODERS)}")

@@ -27,6 +27,7 @@ from splitup.decode.sampler import Sampler
 from splitup.demo.report import Comparison, DemoReport, Verified
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program
+from splitup.devnet.source_tree import find_source_tree
 from splitup.devnet.state import DevnetState
 from splitup.devnet.status import fetch_health
 from splitup.net.http import SignedClient
@@ -72,22 +73,24 @@ class Generation:
 
 def find_example() -> Path:
     """Return the example model of the source tree; raise ConfigurationError outside of one."""
-    path = Path(__file__).resolve().parents[2] / "examples" / MODEL
-    if not (path / "config.json").exists():
+    tree = find_source_tree()
+    path = None if tree is None else tree / "examples" / MODEL
+    if path is None or not (path / "config.json").exists():
         raise ConfigurationError(
-            f"the example model {path} is missing; run the demo from a checkout of SplitUp"
+            f"the demo needs the example model examples/{MODEL} of the source tree, which the "
+            "installed package does not contain; clone the repository and run the demo there"
         )
     return path
 
 
-def run_demo(options: DemoOptions, say: Say) -> DemoReport:
+def run_demo(options: DemoOptions, say: Say, update: Say) -> DemoReport:
     """Run the demo; whatever happens, everything that was started is stopped at the end.
 
     Raises the errors of the network, and KeyboardInterrupt on Ctrl-C.
     """
     directory = Path(tempfile.mkdtemp(prefix="splitup-demo-"))
     try:
-        return asyncio.run(until_interrupted(_run(directory, say)))
+        return asyncio.run(until_interrupted(_run(directory, say, update)))
     finally:
         if options.keep:
             say(f"the network stays in {directory}; resume it with: splitup up --dir {directory}")
@@ -110,24 +113,26 @@ async def until_interrupted(work: Awaitable[T]) -> T:
             loop.remove_signal_handler(number)
 
 
-async def _run(directory: Path, say: Say) -> DemoReport:
+async def _run(directory: Path, say: Say, update: Say) -> DemoReport:
     started = time.monotonic()
     example = find_example()
-    devnet = Devnet(DevnetOptions(directory, NODES, NODE_VRAM_BYTES), say)
+    devnet = Devnet(DevnetOptions(directory, NODES, NODE_VRAM_BYTES), say, update)
     try:
         await devnet.start()
-        return await _run_on(devnet, example, started, say)
+        return await _run_on(devnet, example, started, say, update)
     finally:
         say("stopping everything")
         await devnet.stop()
 
 
-async def _run_on(devnet: Devnet, example: Path, started: float, say: Say) -> DemoReport:
+async def _run_on(
+    devnet: Devnet, example: Path, started: float, say: Say, update: Say
+) -> DemoReport:
     directory = devnet.directory
     say(f"registering {MODEL} with at most {TARGET_VRAM} per task")
     await register(directory, example)
     async with SplitUp.connect(directory / NETWORK_FILE) as net:
-        await wait_for_holders(net, directory, say)
+        await wait_for_holders(net, directory, update)
         await net.deposit(_DEPOSIT_USDC)
         setup_s = time.monotonic() - started
         say(f"generating up to {MAX_TOKENS} tokens on the network")

@@ -17,7 +17,6 @@ from splitup.graph.manifest import InputSource, Manifest
 
 _GANTT_COLUMNS: Final = 64
 _LABEL_COLUMNS: Final = 18
-_GANTT_STEPS: Final = 2
 _MB: Final = 10**6
 
 
@@ -86,12 +85,11 @@ def _describe_sources(manifest: Manifest, index: int) -> str:
 
 def _show_timeline(report: DemoReport, names: dict[str, str], console: Console) -> None:
     steps = sorted({event.step for event in report.trace})
-    # the last steps: one token at a time, where nothing overlaps
-    for step in steps[-1 - _GANTT_STEPS : -1] or steps[-1:]:
-        events = [event for event in report.trace if event.step == step]
-        console.rule(f"timeline of step {step}, nodes' own clocks", align="left")
-        for line in draw_gantt(events, report.manifest, names):
-            console.print(line, soft_wrap=True)
+    step = steps[-2:][0] if steps else 0  # near the end: one token at a time, nothing overlaps
+    events = [event for event in report.trace if event.step == step]
+    console.rule(f"timeline of step {step}, by the nodes' own clocks", align="left")
+    for line in draw_gantt(events, report.manifest, names):
+        console.print(line, soft_wrap=True)
     console.print(
         Text.assemble(
             ("█", "green"), " compute  ", ("▒", "yellow"), " transfer  ", ("·", "dim"), " waiting"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import platform
 import shutil
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -16,6 +17,7 @@ from eth_account import Account
 
 from splitup.chain.rpc import Rpc
 from splitup.core.errors import ChainUnavailable, ConfigurationError, Unavailable
+from splitup.devnet.source_tree import find_source_tree
 
 BINARY_VARIABLE: Final = "ANVIL_BIN"
 CHAIN_ID: Final = 31_337
@@ -23,7 +25,7 @@ HARDFORK: Final = "prague"  # pinned: Anvil's default changes with its version
 START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 10.0
 KEPT_STATES: Final = 512  # past blocks whose state can be asked; older ones would fill a disk
-_CHECKOUT: Final = Path(__file__).resolve().parents[2]
+_NPM_PACKAGE: Final = "@foundry-rs/anvil-linux-amd64@1.7.1"  # as in contracts/package.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Anvil:
     port: int
 
     async def stop(self) -> None:
-        """Ask it to end, which saves its state, and kill it if it does not."""
+        """Send SIGTERM, upon which Anvil saves its state; kill it when it does not end in time."""
         if self.process.returncode is not None:
             return
         self.process.terminate()
@@ -47,11 +49,15 @@ class Anvil:
 
 
 def find_anvil() -> Path:
-    """Return the binary of $ANVIL_BIN, contracts/node_modules or PATH, in this order."""
+    """Return the binary of $ANVIL_BIN, of a clone's contracts/node_modules or of PATH.
+
+    Raises ConfigurationError when none of them can be run.
+    """
     named = os.environ.get(BINARY_VARIABLE)
+    tree = find_source_tree()
     candidates = [
         named or None,
-        str(_CHECKOUT / "contracts" / "node_modules" / ".bin" / "anvil"),
+        None if tree is None else str(tree / "contracts" / "node_modules" / ".bin" / "anvil"),
         "anvil",
     ]
     for candidate in candidates:
@@ -62,8 +68,18 @@ def find_anvil() -> Path:
             raise ConfigurationError(f"${BINARY_VARIABLE} names {named}, which cannot be run")
     raise ConfigurationError(
         "the local chain needs Anvil, which is not installed; install it with: "
-        "(cd contracts && npm ci --ignore-scripts), or point $ANVIL_BIN to the binary"
+        f"{compose_anvil_install()}, or set ${BINARY_VARIABLE} to the path of the binary"
     )
+
+
+def compose_anvil_install() -> str:
+    """Return the command that installs Anvil on this machine."""
+    tree = find_source_tree()
+    if tree is not None:
+        return f"(cd {tree / 'contracts'} && npm ci --ignore-scripts)"
+    if (platform.system(), platform.machine()) == ("Linux", "x86_64"):
+        return f"npm install --global {_NPM_PACKAGE}"
+    return "foundryup (the installer of Foundry, of which Anvil is a part)"
 
 
 def create_mnemonic() -> str:
@@ -90,12 +106,12 @@ def build_command(
     block_time_s: int | None,
     mixed_mining: bool,
 ) -> list[str]:
-    """Return the command line; a supervisor that starts processes itself needs no more."""
+    """Return the command line that starts Anvil."""
     command = [str(binary), "--host", "127.0.0.1", "--port", str(port), "--silent"]
     command += ["--chain-id", str(CHAIN_ID), "--hardfork", HARDFORK]
     command += ["--mnemonic", mnemonic, "--accounts", str(accounts), "--balance", "10000"]
     command += ["--enable-tx-gas-limit", "--no-cors"]
-    command += ["--prune-history", str(KEPT_STATES)]  # else the others stay in ~/.foundry for ever
+    command += ["--prune-history", str(KEPT_STATES)]  # else all stay in ~/.foundry
     if state_file is not None:  # an interval, because a SIGKILL leaves no time to save
         command += ["--state", str(state_file), "--state-interval", "1"]
     if block_time_s is not None:
@@ -125,7 +141,7 @@ async def wait_until_ready(
 
 
 def _check_port(port: int) -> None:
-    """Refuse a busy port: whoever listens there would answer in the new chain's place."""
+    """Raise ConfigurationError for a busy port, whose server would answer instead of the chain."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from splitup.core.errors import ConfigurationError, Unavailable
+from splitup.devnet.source_tree import compose_package_install
 
 _PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -45,9 +46,13 @@ class Child:
 
     def describe_end(self) -> str:
         """Return how an ended process ended, and the end of its log."""
+        return f"{self.describe_exit()} ends with:\n{read_tail(self.log)}"
+
+    def describe_exit(self) -> str:
+        """Return how an ended process ended, and where its log is."""
         code = self.process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"{self.name} {how}; its log {self.log} ends with:\n{read_tail(self.log)}"
+        return f"{self.name} {how}; its log {self.log}"
 
     def request_stop(self) -> None:
         """Send SIGTERM, if it still runs."""
@@ -90,17 +95,18 @@ def spawn(
             )
         except OSError as error:
             raise ConfigurationError(
-                f"{command[0]} cannot be started ({error.strerror}); install SplitUp again"
+                f"{command[0]} cannot be started ({error.strerror}); install SplitUp again: "
+                f"{compose_package_install()}"
             ) from None
     return Child(name, process, log)
 
 
 def find_program(name: str) -> Path:
-    """Return one of SplitUp's own programs, which lie beside this interpreter."""
+    """Return the path of one of SplitUp's programs, which pip puts beside this interpreter."""
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise ConfigurationError(
-            f"the program {path} is missing; install SplitUp again: pip install -e ."
+            f"the program {path} is missing; install SplitUp again: {compose_package_install()}"
         )
     return path
 

@@ -7,11 +7,19 @@ from typing import Final
 
 from splitup.chain.client import Chain
 from splitup.client.inputs import format_usdc
-from splitup.core.errors import ChainRejected, InvalidInput
+from splitup.core.errors import ChainRejected, InvalidInput, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.permit import Permit, sign_permit
 
 _PERMIT_S: Final = 600  # a deposit is mined within minutes, or made anew
+# what the contracts say when another program spent the permit, the wallet or the balance meanwhile
+_RACES: Final = (
+    "ERC20InsufficientAllowance",
+    "ERC20InsufficientBalance",
+    "ERC2612InvalidSigner",
+    "InvalidAccountNonce",
+    "BalanceTooSmall",
+)
 
 
 async def fetch_price(chain: Chain, model_id: str, steps: int) -> int:
@@ -26,13 +34,24 @@ async def ensure_balance(chain: Chain, identity: Identity, needed: int) -> None:
     """Bring the account's balance in the market to at least ``needed`` micro-USDC.
 
     Deposits exactly what is missing, out of an allowance when there is one, else with a permit.
-    Raises InvalidInput when the wallet does not hold that much; nothing has moved then.
+    Raises InvalidInput when the wallet does not hold that much; nothing has moved then. Raises
+    Unavailable when another program keeps using the account.
     """
     try:
         await _deposit_missing(chain, identity, needed)
     except ChainRejected:
-        # another program of the same user deposited meanwhile, under the same permit; look again
-        await _deposit_missing(chain, identity, needed)
+        # a program that does not share our lock used the account meanwhile: look again, once
+        try:
+            await _deposit_missing(chain, identity, needed)
+        except ChainRejected as error:
+            raise explain_race(error) from None
+
+
+def explain_race(error: ChainRejected) -> ChainRejected | Unavailable:
+    """Return what to raise for a payment that was refused right after its balance was checked."""
+    if error.error_name in _RACES:
+        return Unavailable("another command is using this account; try again")
+    return error
 
 
 async def _deposit_missing(chain: Chain, identity: Identity, needed: int) -> None:
