@@ -39,7 +39,7 @@ class AccountLock:
         self._queue_path = self._path.with_name(f"{self._path.name}.queue")
         self._descriptor: int | None = None
         self._users = 0
-        self._since = 0.0
+        self._since: float | None = None  # when the latest turn began; monotonic
         self._entering = asyncio.Lock()
         self._free = asyncio.Event()
 
@@ -58,10 +58,12 @@ class AccountLock:
         Raises Unavailable when another process does not release it within ``timeout_s``.
         """
         async with self._entering:
-            if self._users and time.monotonic() > self._since + _TURN_S and self._is_wanted():
-                self._free.clear()
-                await self._free.wait()
-                await asyncio.sleep(3 * _POLL_S)  # who waits looks this often
+            is_over = self._since is not None and time.monotonic() > self._since + _TURN_S
+            if is_over and self._is_wanted():
+                while self._users:
+                    self._free.clear()
+                    await self._free.wait()
+                await asyncio.sleep(3 * _POLL_S)  # the process that waits looks this often
             if not self._users:
                 await self._lock_file(timeout_s)
                 self._since = time.monotonic()

@@ -148,8 +148,8 @@ def command(
         done = event_loop.run(generate(output, config, model, text.prompt, arguments))
         if output.as_json:
             output.print_json(done.to_dict())
-        output.end_text()
-        output.say(done.describe())
+        if done.cost:
+            output.say(done.cost)
         if done.is_interrupted:
             raise typer.Exit(130)
 
@@ -196,7 +196,7 @@ class Generated:
         }
 
     def describe(self) -> str:
-        """Return how fast the text came and, on a line of its own, what it cost."""
+        """Return how many tokens came, and how fast."""
         if not self.execution_id:
             return "interrupted before the execution began; nothing was paid"
         count = len(self.tokens)
@@ -205,7 +205,7 @@ class Generated:
             words += f", the first after {self.first_s:.2f} s"
         if self.tokens_per_s:
             words += f", then {self.tokens_per_s:.1f} tokens/s"
-        return "\n".join(filter(None, (words, self.cost)))
+        return words
 
 
 async def generate(
@@ -246,10 +246,11 @@ async def generate(
 
 
 async def _finish(output: Output, net: SplitUp, done: Generated) -> None:
-    """Find out what the text cost."""
+    """Say how fast the text came, and find out what it cost."""
+    output.end_text()
+    output.say(done.describe())
     if not done.execution_id or (output.as_json and not done.is_interrupted):
         return
-    output.end_text()
     if done.is_interrupted:
         output.say(
             "interrupted; waiting for the settlement of the steps that ran (Ctrl-C: do not wait)"

@@ -48,7 +48,7 @@ def _show(output: Output, status: NetworkStatus) -> None:
         output.out.print(status.problem, markup=False, highlight=False, soft_wrap=True)
         return
     output.out.print(status.health.describe(), highlight=False)
-    table = Table("node", "endpoint", "stake (USDC)", "tasks", "live", box=None, pad_edge=False)
+    table = Table("node", "endpoint", "stake", "tasks", "live", box=None, pad_edge=False)
     table.columns[0].no_wrap = True  # an address that is copied must stay on one line
     for node in status.health.nodes:
         stake = format_usdc(node.stake_micro_usdc).removesuffix(" USDC")

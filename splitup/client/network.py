@@ -74,7 +74,7 @@ _log = logging.getLogger("splitup.client")
 
 
 class Network:
-    """A connection as one user. Made by ``SplitUp.connect``; open between enter and exit."""
+    """A connection as one user, made by ``SplitUp.connect``; open inside ``async with``."""
 
     def __init__(self, config: NetworkConfig, identity: Identity) -> None:
         self.config = config
@@ -200,13 +200,13 @@ class Network:
     ) -> Result:
         """Run a model, by name or id, and return its complete, verified result.
 
-        Arrays have their port's shape, or a leading axis of n steps; then so do the outputs.
-        Raises InvalidInput before any money moves, and ExecutionFailed, after the refund, naming
+        Arrays have their port's shape, or a leading axis of n steps, which the outputs have then,
+        too. Raises InvalidInput before any payment, and ExecutionFailed, after the refund, naming
         the task and node at fault.
         """
         found = await self.fetch_model(model)
         steps = split_steps([port.spec for port in found.manifest.user_inputs], inputs)
-        is_private = found.manifest.client is not None  # even a digest of a short text tells it
+        is_private = found.manifest.client is not None  # a digest of a short text would reveal it
         started = time.monotonic()
         async with self.session(
             model,
@@ -242,10 +242,10 @@ class Network:
         deadline_s: float = defaults.DEADLINE_S,
         inputs_digest: str | None = None,
     ) -> AsyncIterator[Session]:
-        """Open an execution of up to ``steps`` steps; leaving the block ends it and pays what ran.
+        """Open an execution of up to ``steps`` steps; leaving the block ends it and pays its steps.
 
-        When it fails, leaving the block waits for the refund and raises ExecutionFailed. A block
-        left by an exception of its own, or cancelled, pays the steps submitted so far.
+        When it fails, leaving the block waits for the refund and raises ExecutionFailed. When the
+        block raises or is cancelled, the steps submitted so far are paid.
         """
         session = await self._open(model, steps, max_price_usdc, deadline_s, inputs_digest)
         try:
@@ -283,12 +283,12 @@ class Network:
     ) -> AsyncGenerator[Token, None]:
         """Yield the tokens that continue ``prompt``; equal arguments give equal text.
 
-        Sampling happens here: the nodes see tokens and positions, never the seed. The text ends
-        before the first string of ``stop``. ``decoder`` changes the number of steps, not the text;
-        ``lookahead`` are its options, refused when the model's steps have no room for them.
-        More tokens than the model has positions for are refused before anything is paid.
-        ``on_session`` is called with the session before the first token. Raises like ``execute``.
-        Close the iterator (or exhaust it) to end and pay the execution.
+        Sampling happens on the client: nodes see tokens and positions, never the seed. The text
+        ends before the first string of ``stop``. ``decoder`` changes the number of steps, not the
+        text; ``lookahead`` are options of the lookahead decoder. Raises InvalidInput, before any
+        payment, for options without room in the model's steps and for more tokens than the model
+        has positions, and otherwise like ``execute``. ``on_session`` is called with the session
+        before the first token. Close the iterator (or exhaust it) to end and pay the execution.
         """
         machine, tokenizer = await self.make_decoder(
             model,
@@ -345,9 +345,10 @@ class Network:
     async def receipt(
         self, execution_id: str, *, timeout_s: float = defaults.RECEIPT_TIMEOUT_S
     ) -> Receipt:
-        """Wait until the chain has settled or refunded an execution; fetch an own one's money.
+        """Wait until an execution is settled or refunded, and return its receipt.
 
-        Raises InvalidInput, when the id is none, and Unavailable.
+        When an execution of this account is not settled by its deadline, this also asks for the
+        refund. Raises InvalidInput for an id of another form, and Unavailable.
         """
         check_execution_id(execution_id)
         return await wait_for_receipt(
@@ -359,12 +360,12 @@ class Network:
         )
 
     async def evidence(self, receipt: Receipt) -> Evidence:
-        """Return which tasks of a settled execution were drawn, and the verdicts, checked."""
+        """Return the drawn tasks of a settled execution and their verdicts, checked."""
         committee = await self._committees.fetch_of(receipt.execution_id)
         return await fetch_evidence(self._http, committee, receipt)
 
     async def check_plan(self, execution_id: str) -> CheckedPlan:
-        """Compute every choice of an execution's plan anew; anybody's execution will do."""
+        """Compute every choice of an execution's plan again, of any account's execution."""
         check_execution_id(execution_id)
         self._check_open()
         committee = await self._committees.fetch_of(execution_id)
@@ -380,7 +381,7 @@ class Network:
         )
 
     def pending_receipt(self, execution_id: str) -> PendingReceipt:
-        """Return the receipt as something to ``await`` when it is wanted."""
+        """Return the receipt as an awaitable, which fetches it when it is awaited."""
         return PendingReceipt(execution_id, lambda: self.receipt(execution_id))
 
     # ---- one execution -------------------------------------------------------------------------
@@ -396,7 +397,7 @@ class Network:
         if not 1 <= steps <= limits.MAX_STEPS:
             raise InvalidInput(f"an execution has 1 to {limits.MAX_STEPS} steps, not {steps}")
         limit = (
-            None if max_price_usdc is None else parse_usdc(max_price_usdc, name="max_price_usdc")
+            None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")
         )
         model = await self.fetch_model(name)
         programs = await self._models.load_programs(model)  # may fail, so before the payment
@@ -405,8 +406,8 @@ class Network:
         )
         if limit is not None and limit < price:
             raise InvalidInput(
-                f"max_price_usdc is {format_usdc(limit)}, and {steps} steps of model {name} cost "
-                f"up to {format_usdc(price)}; raise it to that"
+                f"the maximum price is {format_usdc(limit)}, and {steps} steps of model {name} "
+                f"cost up to {format_usdc(price)}; raise it to that"
             )
         order = Order(
             model_id=model.model_id,
@@ -453,14 +454,14 @@ class Network:
 
 
 async def wait_stored(storing: Collection[asyncio.Task[None]], *, quiet_s: float) -> None:
-    """Wait for tasks that store; say after ``quiet_s`` which executions, the tasks' names, wait."""
+    """Wait for tasks that store; after ``quiet_s`` log which executions (task names) wait."""
     storing = tuple(storing)  # a set loses its tasks as they end
     if not storing:
         return
     _, waiting = await asyncio.wait(storing, timeout=quiet_s)
     if waiting:
         ids = ", ".join(task.get_name() for task in waiting)
-        _log.warning("waiting until the store has the inputs of %s; Ctrl-C leaves", ids)
+        _log.warning("waiting until the inputs of %s are stored; Ctrl-C: do not wait", ids)
     await asyncio.gather(*storing, return_exceptions=True)
 
 
@@ -475,7 +476,7 @@ async def _store_and_close(session: Session) -> None:
 
 
 def _digest_inputs(rows: Sequence[Mapping[str, Array]]) -> str:
-    """Return a digest of all inputs, port by port, for the chain's record."""
+    """Return the digest of all inputs, port by port, which the chain records."""
     digests = {
         name: hashlib.sha256(b"".join(np.asarray(row[name]).tobytes() for row in rows)).hexdigest()
         for name in sorted(rows[0])

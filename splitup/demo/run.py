@@ -1,4 +1,4 @@
-"""The demo itself: everything a network does for one execution, on real parts, once."""
+"""Runs the demo: everything that a network does for one execution, on real processes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ MODEL: Final = "packages-4m"
 PROMPT: Final = "network monitoring tool that"  # how a package's description may begin
 NODES: Final = 6
 TARGET_VRAM: Final = "1.3MB"  # twelve tasks
-CHUNK: Final = 8  # rows of a step; more of them take more memory than a weight of this model
-NODE_VRAM_BYTES: Final = 12_000_000  # ten of them: each finds five holders in the mean
+CHUNK: Final = 8  # rows of a step; with more, activations would need more memory than the weights
+NODE_VRAM_BYTES: Final = 12_000_000  # room for ten tasks: a task has five holders on average
 MAX_TOKENS: Final = 32
 _MIN_HOLDERS: Final = 3  # an executor, a validator, and a third to break a tie
 _SHORT_TOKENS: Final = 4
@@ -137,14 +137,14 @@ async def _run_on(
         setup_s = time.monotonic() - started
         say(f"generating up to {MAX_TOKENS} tokens on the network")
         main = await generate(net, PROMPT, max_tokens=MAX_TOKENS)
-        say("running the uncut model in one process to compare")
+        say("running the whole model in one process, to compare the outputs")
         comparison, receipt = await asyncio.gather(
             compare(directory, example, main), net.receipt(main.session.execution_id)
         )
         receipts = [receipt]
         verified = await fetch_verified(net, main.session, receipt)
         while not verified and len(receipts) < _MAX_EXECUTIONS:
-            say("no task was drawn for verification; another short execution")
+            say("no task was drawn for verification; running another short execution")
             short = await generate(net, PROMPT, max_tokens=_SHORT_TOKENS)
             receipts.append(await net.receipt(short.session.execution_id))
             verified = await fetch_verified(net, short.session, receipts[-1])
@@ -184,7 +184,7 @@ async def generate(net: SplitUp, prompt: str, *, max_tokens: int) -> Generation:
 
 
 async def compare(directory: Path, example: Path, generation: Generation) -> Comparison:
-    """Run the uncut model over the same steps in a process of its own; compare all logits."""
+    """Run the whole model over the same steps in a process of its own; compare all logits."""
     steps, outputs = directory / "steps.npz", directory / "reference.npz"
     arrays = {
         f"{number}/{name}": array
@@ -210,7 +210,7 @@ async def compare(directory: Path, example: Path, generation: Generation) -> Com
 
 
 async def fetch_verified(net: SplitUp, session: Session, receipt: Receipt) -> tuple[Verified, ...]:
-    """Return the tasks that the draw picked, with their verdicts."""
+    """Return the tasks that were drawn for verification, with their verdicts."""
     evidence = await net.evidence(receipt)
     executors = session.plan.executors()
     return tuple(
@@ -277,7 +277,7 @@ async def wait_for_holders(net: SplitUp, directory: Path, say: Say) -> None:
             if time.monotonic() > ends:
                 raise Unavailable(
                     f"after {_LOAD_TIMEOUT_S:g} s only {ready} of {len(wanted)} tasks have "
-                    f"{_MIN_HOLDERS} nodes; see the nodes' logs with: splitup demo --keep"
+                    f"{_MIN_HOLDERS} nodes; run it again with --keep and read the nodes' logs"
                 )
             await asyncio.sleep(_POLL_S)
 

@@ -34,7 +34,7 @@ _POLL_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class NetworkStatus:
-    """What ``splitup status`` shows; ``health`` is None when the chain does not answer."""
+    """The data of ``splitup status``; ``health`` is None when the chain does not answer."""
 
     directory: Path
     supervisor: int | None
@@ -64,8 +64,8 @@ def up(options: DevnetOptions, say: Callable[[str], None], update: Callable[[str
     def greet(health: Health) -> None:
         say(f"ready: {health.describe()}")
         say(
-            f"the network runs in {options.directory}; stop it with Ctrl-C, "
-            f"or elsewhere with: splitup down --dir {options.directory}"
+            f"the network runs in {options.directory}; stop it with Ctrl-C, or in another terminal "
+            f"with: splitup down --dir {options.directory.absolute()}"
         )
 
     asyncio.run(run_devnet(options, say, greet, report_progress=update, restart=True))

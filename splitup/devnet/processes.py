@@ -1,7 +1,7 @@
 """Child processes of a devnet: started with a log each, stopped by their own process id.
 
-Every child is a session of its own, so that Ctrl-C reaches only the supervisor, which then stops
-them in order. On Linux the kernel also stops a child whose supervisor was killed.
+Every child is a session of its own, so that Ctrl-C reaches only the supervisor, which stops them
+in order. On Linux the kernel also stops the children of a supervisor that was killed.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Child:
 
     def describe_end(self) -> str:
         """Return how an ended process ended, and the end of its log."""
-        return f"{self.describe_exit()} ends with:\n{read_tail(self.log)}"
+        return f"{self.describe_exit()}, which ends with:\n{read_tail(self.log)}"
 
     def describe_exit(self) -> str:
         """Return how an ended process ended, and where its log is."""
         code = self.process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"{self.name} {how}; its log {self.log}"
+        return f"{self.name} {how}, see {self.log}"
 
     def request_stop(self) -> None:
         """Send SIGTERM, if it still runs."""
@@ -77,7 +77,7 @@ def spawn(
 ) -> Child:
     """Start a process whose output goes to ``log`` (appended).
 
-    Call it from a thread that outlives the child: the kernel ties its death signal to that thread.
+    Call it from a thread that outlives the child: at its end the kernel stops the child.
     Raises ConfigurationError when the program cannot be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def find_program(name: str) -> Path:
 
 
 def read_tail(log: Path, lines: int = 12, *, start: int = 0) -> str:
-    """Return a log's last lines, from byte ``start`` on, indented; it may be missing or empty."""
+    """Return the last lines of a log from byte ``start`` on, indented; it may be missing."""
     try:
         with log.open("rb") as file:
             file.seek(max(start, log.stat().st_size - _TAIL_BYTES))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from splitup.chain.deployment import deploy
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.core.errors import ConfigurationError
 from splitup.devnet import anvil
+from splitup.devnet.source_tree import find_source_tree
 from tests.builders import find_free_port
 from tests.chain.conftest import MNEMONIC
 
@@ -64,17 +67,31 @@ async def test_busy_port_is_refused(anvil_binary: Path) -> None:
                 pass
 
 
+@pytest.mark.parametrize("is_clone", [True, False])
 def test_missing_binary_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_clone: bool
 ) -> None:
-    monkeypatch.setattr(anvil, "_CHECKOUT", tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(anvil, "find_source_tree", lambda: tmp_path if is_clone else None)
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.delenv("ANVIL_BIN", raising=False)
-    with pytest.raises(ConfigurationError, match="npm ci --ignore-scripts"):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    clone = re.escape(f"(cd {tmp_path}/contracts && npm ci --ignore-scripts)")
+    package = "npm install --global @foundry-rs/anvil"
+    with pytest.raises(ConfigurationError, match=clone if is_clone else package):
         anvil.find_anvil()
     monkeypatch.setenv("ANVIL_BIN", str(tmp_path / "anvil"))
     with pytest.raises(ConfigurationError, match=r"ANVIL_BIN names .* cannot be run"):
         anvil.find_anvil()
+
+
+def test_the_installed_anvil_is_the_one_of_the_contracts() -> None:
+    """Outside of a clone the message names the package, whose version is written down twice."""
+    tree = find_source_tree()
+    assert tree is not None
+    package = json.loads((tree / "contracts" / "package.json").read_text())
+    name, _, version = anvil._NPM_PACKAGE.rpartition("@")
+    assert package["optionalDependencies"][name] == version
 
 
 def test_keys_are_those_of_bip44() -> None:

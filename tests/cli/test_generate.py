@@ -21,11 +21,11 @@ ID = "0x" + "ab" * 32
 
 
 def test_speed_counts_from_the_first_token() -> None:
-    done = Generated(execution_id=ID, opened_s=10.0, cost="cost: 1 USDC")
+    done = Generated(execution_id=ID, opened_s=10.0)
     for number, now_s in enumerate((12.0, 12.5, 13.0)):
         done.note(Token(number, f" {number}"), now_s)
     assert (done.text, done.tokens, done.first_s, done.tokens_per_s) == (" 0 1 2", [0, 1, 2], 2, 2)
-    assert done.describe() == ("3 tokens, the first after 2.00 s, then 2.0 tokens/s\ncost: 1 USDC")
+    assert done.describe() == ("3 tokens, the first after 2.00 s, then 2.0 tokens/s")
     assert done.to_dict()["tokens_per_s"] == 2.0
 
 

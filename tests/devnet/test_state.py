@@ -115,7 +115,7 @@ def test_a_detached_start_says_why_it_failed(tmp_path: Path) -> None:
 
 def test_damaged_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / "devnet.json").write_text('{"version": 99}')
-    with pytest.raises(ConfigurationError, match="start afresh"):
+    with pytest.raises(ConfigurationError, match="start a new network"):
         DevnetState.load(tmp_path)
 
 

@@ -99,7 +99,7 @@ class InputSender:
         self._consumers = get_input_consumers(self._manifest, tuple(executors))
 
     def mark_announced(self, node: str) -> None:
-        """Take note that a node has the plan, or will not have it from us."""
+        """Note that a node has the plan, or will not get it from us."""
         self._large.mark_announced(node)
 
     def compute_digests(self) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
-"""One execution, from its certificate to its last output: frames out, verified outputs in.
+"""One execution, from its certificate to its last output: sends inputs, verifies outputs.
 
 Any number of steps may be in flight. A node that fails is replaced by the plan's next candidate for
-its tasks, and the steps go on (``splitup.protocol.execution.failover``). The session ends in one of
-two ways: ``finish`` after the last step, or a ``Failure`` that every waiting step and later call
-raises.
+its tasks, and the steps go on (``splitup.protocol.execution.failover``). A session ends by
+``finish`` after the last step, or by a ``Failure``, which every waiting step and later call raises.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from splitup.storage.log_store import has_large_tensors, open_logs, read_tensor
 
 _log = logging.getLogger("splitup.client.execution.session")
 
-TRACE_TIMEOUT_S: Final = 2.0  # a node tells its times at once after the end, or not at all
+TRACE_TIMEOUT_S: Final = 2.0  # a node sends its times right after the end, or not at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,8 @@ class Failure:
 class Session:
     """A running execution. Made by ``SplitUp.session``; not shared between event loops.
 
-    ``certificate`` is checked. ``deadline`` is on the event loop's clock: what is not delivered
-    by then has failed.
+    ``certificate`` has been checked. ``deadline`` is on the event loop's clock; outputs missing
+    then make the execution fail.
     """
 
     def __init__(
@@ -127,9 +126,9 @@ class Session:
         )
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
         self._takeovers: list[bytes] = []  # sealed frames, in order
-        self._announced: set[tuple[str, str]] = set()  # (old, new) nodes of takeovers we told of
+        self._announced: set[tuple[str, str]] = set()  # (old, new) nodes of logged takeovers
         self._traces: list[Trace] = []
-        self._told: set[str] = set()  # nodes whose spans are all here
+        self._told: set[str] = set()  # nodes whose spans have all arrived
         self._all_told = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._deadline = deadline
@@ -142,12 +141,12 @@ class Session:
 
     @property
     def executors(self) -> tuple[str, ...]:
-        """Who runs every task now, by task index."""
+        """The nodes that run the tasks now, by task index."""
         return self._executor_map.executors
 
     @property
     def takeovers(self) -> int:
-        """How many times a task went to another node so far."""
+        """How many tasks were given to another node so far."""
         return len(self._takeovers)
 
     @property
@@ -184,7 +183,7 @@ class Session:
         step = self._steps
         self._steps += 1
         future: asyncio.Future[dict[str, Array]] = self._loop.create_future()
-        future.add_done_callback(_consume)  # the session raises it again, see SplitUp.session
+        future.add_done_callback(_consume)  # its error is raised by the session, too
         self._futures[step] = future
         self._inputs.submit(step, tensors)
         self._watch()
@@ -195,7 +194,7 @@ class Session:
         return await self.submit(inputs)
 
     async def finish(self) -> tuple[Trace, ...]:
-        """End the execution after the last output and return the times the nodes tell.
+        """End the execution after the last output and return the times that nodes reported.
 
         Raises ExecutionFailed when an output is missing: an incomplete result is never a success.
         """
@@ -211,7 +210,7 @@ class Session:
         return tuple(self._traces)
 
     def end(self) -> None:
-        """Tell the nodes that no step follows; they commit to what they ran and are paid for it."""
+        """Tell the nodes that no step follows; they commit to the steps they ran and are paid."""
         self._ended = True
         self._timer.cancel()
         self._failover.process_end()
@@ -223,7 +222,7 @@ class Session:
         self._inputs.send_all(seal_frame(self._identity, frame), set(self.executors))
 
     async def leave(self) -> None:
-        """End the execution wherever it is: what was submitted is run and paid, not waited for."""
+        """End the execution now: submitted steps are run and paid, but not waited for."""
         if not self._ended and self.failure is None:
             with contextlib.suppress(TimeoutError):  # END must not overtake inputs
                 async with asyncio.timeout(tuning.CONNECT_S):
@@ -231,14 +230,14 @@ class Session:
             self.end()
 
     async def store_inputs(self) -> None:
-        """Store what is left of the inputs' logs, which verification reads.
+        """Store the rest of the inputs' logs, which verification reads.
 
         Raises StorageUnavailable, PeerFault.
         """
         await self._inputs.store()
 
     async def close(self) -> None:
-        """Drop the connections; whatever is still awaited fails."""
+        """Close the connections; steps that are still awaited fail."""
         self._timer.cancel()
         self._fail(Failure("the session was closed"))
         self._failover.process_end()
@@ -261,7 +260,7 @@ class Session:
         return f"execution {self.execution_id} failed{where}: {failure.reason}"
 
     async def _announce(self, node: str, endpoint: str) -> None:
-        # the committee tells the nodes too; whoever is first saves the other's delay
+        # the committee sends the plan to the nodes, too; the first of both wins
         with contextlib.suppress(SplitUpError):
             await self._node_http.post_json(f"{endpoint}/v1/plan", self.certificate)
         self._inputs.mark_announced(node)
@@ -326,17 +325,17 @@ class Session:
     def _blame(self, node: str, reason: str) -> None:
         if self._ended:
             return
-        if self._loop.time() >= self._deadline:  # nodes end it too: nobody's fault
+        if self._loop.time() >= self._deadline:  # nodes end it, too: none is at fault
             self._on_deadline()
         else:
             self._do(self._failover.process_failure(node, reason, self._loop.time()))
 
     def _schedule(self) -> None:
-        """Wake up when the failover may have to do something, or earlier and look again."""
+        """Set the timer for the failover's next deadline; an earlier timer is kept."""
         at = self._failover.next_time() if self._is_open else None
         if self._failover_timer is not None:
             if at is not None and self._failover_at <= at:
-                return  # the usual case: every step that comes back puts it off
+                return  # the usual case: every finished step moves the deadline
             self._failover_timer.cancel()
             self._failover_timer = None
         if at is not None:
@@ -344,9 +343,9 @@ class Session:
             self._failover_timer = self._loop.call_at(at, self._on_failover_timer)
 
     def _watch(self) -> None:
-        """Expect every step before the first that may still be on its way to its readers.
+        """Expect the outputs of all steps whose inputs have reached their readers.
 
-        For a slow store nobody is to blame but the store.
+        Steps that wait for a slow store are left out: no node is at fault for them.
         """
         last = min(self._inputs.unstored, default=self._steps) - 1
         if last >= 0:
@@ -372,7 +371,7 @@ class Session:
         self._schedule()
 
     def _replace(self, command: Replace) -> None:
-        """Tell everybody who runs a task from now on, and the newcomer what it may lack."""
+        """Give a task to another node; send it the inputs that it cannot read from the store."""
         old = self.executors[command.task]
         takeover = Takeover(
             execution_id=self.execution_id,

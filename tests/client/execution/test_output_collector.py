@@ -111,7 +111,7 @@ def test_a15_pieces_that_nobody_may_send_are_faults() -> None:
     piece = Piece(PARTIES.execution_id, 1, 0, 0, 4, 0, ONE)
     assert collector.check_piece(node, piece)
     for change in ({"task": 0}, {"port": 1}, {"step": 4}, {"length": 8}, {"execution_id": "0x12"}):
-        with pytest.raises(PeerFault, match="no output here"):
+        with pytest.raises(PeerFault, match="what is no output"):
             collector.check_piece(node, replace(piece, **change))  # type: ignore[arg-type]
     with pytest.raises(PeerFault, match="pieces of task 1"):
         collector.check_piece(PARTIES.nodes[0].address, piece)
