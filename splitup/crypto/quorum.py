@@ -192,11 +192,6 @@ def compute_execution_id(chain_id: int, market: str, client: str, nonce: int) ->
     return "0x" + _hash_abi(types, (chain_id, market, client, nonce)).hex()
 
 
-def compute_commitment(steps: int, root: str) -> str:
-    """Return what ``Market.commitmentOf`` holds after a completion of ``steps`` and ``root``."""
-    return "0x" + _hash_abi(("uint32", "bytes32"), (steps, _bytes32(root))).hex()
-
-
 def compute_signing_digest(domain: Domain, struct_hash: bytes) -> bytes:
     """Return the 32 bytes that are signed: keccak256(0x1901 | domain separator | struct hash)."""
     types = ("bytes32", "bytes32", "bytes32", "uint256", "address")

@@ -33,11 +33,6 @@ class Restarts:
         known.pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return pause_s
 
-    def is_down(self, name: str) -> bool:
-        """Return whether the end of a process was noted and it was not started since."""
-        known = self._histories.get(name)
-        return known is not None and known.started_at is None
-
     def list_due(self, now: float) -> list[str]:
         """Return the processes to start now."""
         return [

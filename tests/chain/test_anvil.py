@@ -17,6 +17,7 @@ from splitup.devnet import anvil
 from splitup.devnet.source_tree import find_source_tree
 from tests.builders import find_free_port
 from tests.chain.conftest import MNEMONIC
+from tests.local_chain import start_anvil
 
 
 async def test_chain_with_a_state_file_is_the_same_one_the_next_time(
@@ -25,12 +26,12 @@ async def test_chain_with_a_state_file_is_the_same_one_the_next_time(
     key = anvil.derive_key(MNEMONIC, 0)
     options: dict[str, Any] = {"mnemonic": MNEMONIC, "accounts": 1, "binary": anvil_binary}
     state = tmp_path / "state.json"
-    async with anvil.start_anvil(find_free_port(), state_file=state, **options) as first:
+    async with start_anvil(find_free_port(), state_file=state, **options) as first:
         deployment = await deploy(first.url, key)
         async with await Chain.connect(first.url, deployment, private_key=key) as chain:
             await chain.send("usdc", "mint", chain.address, 7)
             height = (await chain.fetch_head()).number
-    async with anvil.start_anvil(find_free_port(), state_file=state, **options) as second:
+    async with start_anvil(find_free_port(), state_file=state, **options) as second:
         async with await Chain.connect(second.url, deployment, private_key=key) as chain:
             assert await chain.call("usdc", "balanceOf", chain.address) == 7
             assert (await chain.fetch_head()).number == height
@@ -44,7 +45,7 @@ async def test_old_states_are_dropped_not_written_to_the_users_home(
 ) -> None:
     """They once were: a megabyte a block, and a chain that was killed left them there."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    async with anvil.start_anvil(
+    async with start_anvil(
         find_free_port(), mnemonic=MNEMONIC, accounts=1, binary=anvil_binary
     ) as chain:
         async with Rpc(chain.url) as rpc:
@@ -63,7 +64,7 @@ async def test_busy_port_is_refused(anvil_binary: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"port {port} is busy"):
-            async with anvil.start_anvil(port, mnemonic=MNEMONIC, binary=anvil_binary):
+            async with start_anvil(port, mnemonic=MNEMONIC, binary=anvil_binary):
                 pass
 
 

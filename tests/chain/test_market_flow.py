@@ -14,7 +14,6 @@ from splitup.crypto.quorum import (
     Settlement,
     Slash,
     commitments_struct_hash,
-    compute_commitment,
     compute_execution_id,
     hash_exposures,
     request_struct_hash,
@@ -25,6 +24,7 @@ from splitup.devnet.anvil import derive_key
 from splitup.messages.plans import Request
 from splitup.protocol.planning.signed_requests import request_to_abi
 from tests.chain.conftest import MNEMONIC, MODEL, PRICE_MICRO_USDC, Network
+from tests.local_chain import compute_commitment
 
 OUTPUTS = "0x" + "cc" * 32
 
