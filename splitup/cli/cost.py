@@ -11,19 +11,24 @@ from splitup.core.errors import Unavailable
 if TYPE_CHECKING:
     from splitup.client.connection import SplitUp
 
-_PATIENCE_S: Final = 10.0  # most executions are settled within a few seconds of their end
+PATIENCE_S: Final = 10.0  # most executions are settled within a few seconds of their end
 
 
 async def wait_for_cost(
-    output: Output, net: SplitUp, execution_id: str, locked_micro_usdc: int
+    output: Output,
+    net: SplitUp,
+    execution_id: str,
+    locked_micro_usdc: int,
+    *,
+    patience_s: float = PATIENCE_S,
 ) -> str:
-    """Wait a moment for the settlement; return one line about the cost."""
+    """Wait for the settlement, at most ``patience_s``; return one line about the cost."""
     from splitup.client.inputs import format_usdc
 
     output.hint("waiting for the settlement, to print what it cost")
     try:
         await net.drain()  # nodes have to know that the execution ended
-        return describe_cost(await net.receipt(execution_id, timeout_s=_PATIENCE_S))
+        return describe_cost(await net.receipt(execution_id, timeout_s=patience_s))
     except Unavailable:
         return (
             f"cost: at most {format_usdc(locked_micro_usdc)}, which is paid; what the nodes do not "

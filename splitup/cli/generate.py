@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitup.cli.console import Output, run_command
-from splitup.cli.cost import wait_for_cost
+from splitup.cli.cost import PATIENCE_S, wait_for_cost
 from splitup.cli.options import ConfigFlag, JsonFlag, PaymentOptions, with_options
 from splitup.client import defaults
 
@@ -251,11 +251,15 @@ async def _finish(output: Output, net: SplitUp, done: Generated) -> None:
     output.say(done.describe())
     if not done.execution_id or (output.as_json and not done.is_interrupted):
         return
+    patience_s = PATIENCE_S
     if done.is_interrupted:
+        patience_s = defaults.RECEIPT_TIMEOUT_S
         output.say(
             "interrupted; waiting for the settlement of the steps that ran (Ctrl-C: do not wait)"
         )
-    done.cost = await wait_for_cost(output, net, done.execution_id, done.locked_micro_usdc)
+    done.cost = await wait_for_cost(
+        output, net, done.execution_id, done.locked_micro_usdc, patience_s=patience_s
+    )
 
 
 async def _next(tokens: AsyncGenerator[Token, None], interrupted: asyncio.Event) -> Token | None:

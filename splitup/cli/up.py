@@ -50,6 +50,7 @@ def command(
         vram_bytes = None if vram is None else _parse_size(vram)
         options = DevnetOptions(directory, nodes, vram_bytes, members=members)
         if detach:
+            output.hint("starting the network")
             up_detached(options, output.say)
         else:
             up(options, output.say, output.update)

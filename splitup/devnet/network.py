@@ -35,9 +35,9 @@ from splitup.devnet.state import (
 from splitup.devnet.status import Health, fetch_health
 from splitup.net.http import SignedClient
 
-CHAIN_TIMEOUT_S: Final = 60.0  # to its first answer, which takes a tenth of a second
-_READY_TIMEOUT_S: Final = 60.0  # to be ready, and …
-_PARTY_TIMEOUT_S: Final = 6.0  # … for every member and node: they share the cores with all others
+CHAIN_TIMEOUT_S: Final = 60.0  # until its first answer, usually a tenth of a second
+_READY_TIMEOUT_S: Final = 60.0  # until the network is ready, and …
+_PARTY_TIMEOUT_S: Final = 6.0  # … more for every member and node, as they share the cores
 _PROBE_S: Final = 0.2
 _DISK_PERIOD_S: Final = 10.0
 
@@ -46,7 +46,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class DevnetOptions:
-    """What ``splitup up`` was asked for; None keeps what the directory has, or the default.
+    """The options of ``splitup up``; None means the directory's value or else the default.
 
     ``parameters`` are the market's, used at the first start.
     """
@@ -242,7 +242,7 @@ class Devnet:
             block_time_s=1,
             mixed_mining=False,
         )
-        # Anvil makes its first block anew at every start; only an equal one has an equal hash
+        # Anvil makes a new first block at every start; an equal timestamp gives it an equal hash
         command += ["--timestamp", str(state.genesis_time_s)]
         child = spawn("chain", command, log=self._log("chain"))
         self._add_group([child])
@@ -310,7 +310,7 @@ class Devnet:
             with contextlib.suppress(OSError):
                 if mark in command.read_bytes():
                     os.kill(process.pid, signal.SIGKILL)
-                while mark in command.read_bytes():  # empty, then gone
+                while mark in command.read_bytes():  # a killed process has an empty command line, then none
                     time.sleep(0.01)
 
     def _write_runtime(self, *, ready: bool) -> None:

@@ -15,7 +15,7 @@ from splitup.chain.rejections import explain_revert
 from splitup.client.market import account as account_module
 from splitup.client.market.account import MarketAccount, Order
 from splitup.client.market.payments import explain_race
-from splitup.core.errors import ChainRejected, Unavailable
+from splitup.core.errors import ChainRejected, ExecutionFailed, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.devnet.anvil import derive_key
 from splitup.net.http import SignedClient
@@ -79,3 +79,32 @@ def test_an_account_that_another_program_uses_is_said_to_be_used(
     assert str(explained) == "another command is using this account; try again"
     other = ChainRejected("paused", error_name="RequestsPaused")
     assert explain_race(other) is other
+
+
+@pytest.mark.parametrize("is_snapshot_there", [False, True])
+async def test_without_a_node_for_the_model_the_failure_says_so(
+    network: Network, monkeypatch: pytest.MonkeyPatch, is_snapshot_there: bool
+) -> None:
+    async def fetch(*_: Any, **__: Any) -> str:
+        raise Unavailable("none of the 4 committee members had a plan")
+
+    async def give_back(*_: Any, **__: Any) -> int:
+        return PRICE
+
+    async def is_served(*_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(account_module, "fetch_certificate", fetch)
+    monkeypatch.setattr(account_module, "refund", give_back)
+    if is_snapshot_there:
+        monkeypatch.setattr(MarketAccount, "_is_served", is_served)
+    identity = Identity.from_private_key(derive_key(MNEMONIC, 8))
+    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, None)
+    async with SignedClient(identity) as http:
+        account = MarketAccount(network.client, identity, http, Committees(network.client))
+        with pytest.raises(ExecutionFailed) as caught:
+            await account.request(order)
+    cause = "none of the 4" if is_snapshot_there else "no reachable node serves this model"
+    assert cause in str(caught.value)
+    assert str(caught.value).endswith("6 USDC came back to your balance in the market")
+    assert caught.value.refunded_micro_usdc == PRICE

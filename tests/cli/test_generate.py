@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import logging
+from typing import cast
 
 import pytest
 import typer
 from rich.console import Console
 
 from splitup.cli.console import Output, run_command
+from splitup.cli.cost import wait_for_cost
 from splitup.cli.generate import DecoderOptions, Generated
 from splitup.cli.receipt import describe_cost
+from splitup.client.connection import SplitUp
+from splitup.client.execution.session import describe_fault
 from splitup.client.generation import Token
 from splitup.client.outcome import Receipt
 from splitup.core.errors import InvalidInput, Unavailable
@@ -117,3 +121,27 @@ def test_progress_is_drawn_in_place_on_a_terminal_only() -> None:
     output.hint("waiting for a person")
     output.say("ready")
     assert err.getvalue() == "1/2 nodes\n2/2 nodes\nready\n"
+
+
+class Settling:
+    """A connection whose execution is not settled yet."""
+
+    async def drain(self) -> None:
+        pass
+
+    async def receipt(self, execution_id: str, *, timeout_s: float) -> Receipt:
+        raise Unavailable(f"execution {execution_id} was not settled within {timeout_s:g} s")
+
+
+async def test_before_the_settlement_the_cost_is_what_was_paid_and_may_come_back() -> None:
+    output, _ = make_output(is_terminal=False)
+    cost = await wait_for_cost(output, cast(SplitUp, Settling()), ID, 250_000)
+    assert cost == (
+        "cost: at most 0.25 USDC, which is paid; what the nodes do not earn comes back when it is "
+        f"settled: splitup receipt {ID}"
+    )
+
+
+def test_a_replaced_node_is_named_with_its_fault() -> None:
+    assert describe_fault("A", "it did not deliver in time") == "node A did not deliver in time"
+    assert describe_fault("A", "out of memory") == "node A: out of memory"
