@@ -310,7 +310,7 @@ class Devnet:
             with contextlib.suppress(OSError):
                 if mark in command.read_bytes():
                     os.kill(process.pid, signal.SIGKILL)
-                while mark in command.read_bytes():  # a killed process has an empty command line, then none
+                while mark in command.read_bytes():  # it empties when the process ends
                     time.sleep(0.01)
 
     def _write_runtime(self, *, ready: bool) -> None:

@@ -261,7 +261,7 @@ class MarketAccount:
             committee = await self._committees.fetch_current()
             snapshot = await fetch_snapshot(self._http, committee, root)
         except SplitUpError:
-            return True  # nobody knows
+            return True  # unknown
         held = {task for entry in snapshot.entries for task in entry.resident}
         return held.issuperset(order.task_ids)
 
