@@ -158,7 +158,9 @@ def _show_output(report: DemoReport, console: Console) -> None:
         verdict = f"equal bit for bit: all {comparison.compared_bytes:,} bytes of logits"
     else:
         verdict = f"DIFFERENT: largest difference {comparison.largest_difference:g}"
-    console.print(f"compared with the whole model in one process: {verdict}", highlight=False)
+    console.print(
+        f"compared with the whole model in one process: {verdict}", highlight=False, soft_wrap=True
+    )
     console.print(
         f"submitted to last result: {report.submit_to_result_s:.2f} s, of which "
         f"{report.plan_s:.2f} s until every task had its node; the whole model takes "
