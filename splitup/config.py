@@ -1,4 +1,4 @@
-"""How a program finds its network: one frozen object, read once; flag > environment > file.
+"""The configuration of a program: one frozen object; flags override environment, then file.
 
 ``splitup up`` writes ``network.json`` into its directory (``./.splitup`` unless told otherwise).
 Any other network is the same file, written by hand as JSON or TOML; relative paths in it are
@@ -12,16 +12,17 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from splitup.core import limits
 from splitup.core.codec import parse_json
 from splitup.core.errors import ConfigurationError
-from splitup.crypto.keys import Identity
-from splitup.crypto.keystore import load_identity
 from splitup.messages.base import EndpointField
+
+if TYPE_CHECKING:
+    from splitup.crypto.keys import Identity
 
 HOME_VARIABLE: Final = "SPLITUP_HOME"
 DEFAULT_HOME: Final = Path(".splitup")
@@ -31,19 +32,19 @@ RpcUrlField = Annotated[str, Field(pattern=r"^(https?|wss?)://\S+$", max_length=
 
 
 def _split_commas(value: object) -> object:
-    """Return a tuple for "a,b", which is how flags and the environment say it, and for a list."""
+    """Return a tuple for "a,b", the form in flags and the environment, and for a list."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(","))
     return tuple(value) if isinstance(value, list) else value
 
 
-# the gateways in front of one bucket: any of them serves, the next is asked when one is gone
+# gateways of one bucket: each can serve; the next one is asked when one does not answer
 GatewayUrlsField = Annotated[
     tuple[EndpointField, ...],
     BeforeValidator(_split_commas),
     Field(min_length=1, max_length=limits.MAX_GATEWAYS),
 ]
-# memory of a node; a number so small lacks its unit
+# memory of a node; a smaller number probably lacks its unit
 MemoryField = Annotated[ByteSize, Field(ge=limits.MIN_NODE_BYTES)]
 _Config = TypeVar("_Config", bound=BaseModel)
 _PATH_FIELDS: Final = ("deployment", "user_keystore", "user_passphrase_file", "cache")
@@ -60,12 +61,12 @@ class NetworkConfig(BaseModel):
     user_keystore: Path | None = None
     user_passphrase_file: Path | None = None
     members: tuple[EndpointField, ...] = Field(default=(), max_length=limits.MAX_COMMITTEE)
-    cache: Path | None = None  # for what a model leaves to its users to compute
+    cache: Path | None = None  # for the tasks that a model leaves to its users
     allow_loopback: bool = False  # whether nodes may be on this machine or a private network
 
     @classmethod
     def load(cls, path: Path | None = None, **flags: str | Path | None) -> Self:
-        """Read the network's file and lay environment and flags over it.
+        """Read the network's file; environment and flags override its values.
 
         ``path`` is a file, or a directory that holds ``network.json``; without it ``$SPLITUP_HOME``
         and then ``./.splitup`` are tried. ``flags`` are fields by name, None meaning "not given";
@@ -81,7 +82,7 @@ class NetworkConfig(BaseModel):
 
     @property
     def cache_directory(self) -> Path:
-        """Return where tasks and weights are kept; by default where the XDG rules say."""
+        """Return the directory of cached tasks and weights, by default that of the XDG standard."""
         return self.cache or (
             Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "splitup"
         )
@@ -93,6 +94,8 @@ class NetworkConfig(BaseModel):
                 "no key is configured; name its files in SPLITUP_USER_KEYSTORE and "
                 "SPLITUP_USER_PASSPHRASE_FILE, or in the network's file"
             )
+        from splitup.crypto.keystore import load_identity  # slow to import, and help needs no key
+
         return load_identity(self.user_keystore, self.user_passphrase_file)
 
 
@@ -114,7 +117,7 @@ def load_toml(model: type[_Config], path: Path, *, advice: str) -> _Config:
         name for name, info in model.model_fields.items() if info.annotation in (Path, Path | None)
     ]
     values = _resolve_paths(values, paths, path)
-    try:  # by way of JSON: strict models take paths and tuples from it, as strings and lists
+    try:  # through JSON, from which strict models accept paths and tuples
         return model.model_validate_json(json.dumps(values, default=str))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -144,15 +147,18 @@ def _read_values(path: Path | None) -> dict[str, Any]:
     file = find_network_file(path)
     if not file.exists():
         if path is not None:
-            raise ConfigurationError(f"there is no network file {file}; start one with: splitup up")
-        return {}  # flags and environment may say everything
+            raise ConfigurationError(
+                f"there is no network file {file}; start a network with: splitup up --dir "
+                f"{file.parent}"
+            )
+        return {}  # flags and environment may set everything
     try:
         text = file.read_text("utf-8")
         values = tomllib.loads(text) if file.suffix == ".toml" else parse_json(text)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"the network file {file} cannot be read ({error}); mend it, or write it anew with: "
-            "splitup up"
+            f"the network file {file} cannot be read ({error}); correct it, or, for a network "
+            f"of your own, write it again with: splitup up --dir {file.parent}"
         ) from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"the network file {file} does not hold an object of fields")

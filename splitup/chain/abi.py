@@ -42,7 +42,7 @@ Component = Mapping[str, Any]  # one entry of an ABI's JSON: name, type, compone
 
 
 class _LenientString(decoding.StringDecoder):
-    """Anybody can store a string that is no UTF-8; reading it must not stop the reader."""
+    """Decodes strings that are not UTF-8, too: anybody can store one in a contract."""
 
     def __init__(self) -> None:
         super().__init__(handle_string_errors="replace")  # type: ignore[no-untyped-call]
@@ -61,7 +61,7 @@ _CODEC: Final = _make_codec()
 
 @dataclass(frozen=True, slots=True)
 class RevertReason:
-    """Why the EVM refused: a custom error's name and arguments, or a plain text."""
+    """Why a call reverted: a custom error's name and arguments, or a plain text."""
 
     name: str
     args: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Members' bonds: putting them up, and bringing what costs them to the Bonds contract."""
+"""Members' bonds: posting them, and evidence for the Bonds contract, which slashes them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from splitup.protocol.committee.peer_messages import Equivocation, PlanVote, Sna
 
 
 def make_report(evidence: Equivocation) -> tuple[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the function of ``bonds`` and its arguments that take the liar's bond."""
+    """Return the function of ``bonds``, and its arguments, that slashes who signed both votes."""
     first, second = evidence.first, evidence.second
     if isinstance(first, PlanVote) and isinstance(second, PlanVote):
         return "reportPlans", (_open_plan_vote(first), _open_plan_vote(second))
     if isinstance(first, SnapshotVote) and isinstance(second, SnapshotVote):
         return "reportSnapshots", (_open_snapshot_vote(first), _open_snapshot_vote(second))
-    raise TypeError("an equivocation holds two votes of one kind; its validator says so")
+    raise TypeError("an equivocation holds two votes of one kind, as its validator checks")
 
 
 def make_plan_votes(certificate: PlanCertificate) -> dict[str, dict[str, Any]]:
@@ -58,7 +58,7 @@ def _open_snapshot_vote(vote: SnapshotVote) -> dict[str, Any]:
 
 
 async def post_bond(chain: Chain, amount_micro_usdc: int) -> None:
-    """Put up a member's bond out of its wallet; raise ChainRejected when it holds too little."""
-    # not awaited apart: both fit one block, and the second is estimated on the pending state
+    """Post a member's bond from its wallet; raise ChainRejected when it holds too little."""
+    # both fit one block: the second is simulated on the pending state
     await chain.send("usdc", "approve", chain.deployment.bonds, amount_micro_usdc, wait=False)
     await chain.send("bonds", "post", amount_micro_usdc)

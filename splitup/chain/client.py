@@ -26,13 +26,13 @@ from splitup.core.errors import ChainUnavailable, ConfigurationError, SplitUpErr
 
 log = logging.getLogger(__name__)
 
-# The real USDC logs every transfer in the world; a transfer of ours has an event of ours beside it.
+# USDC is not followed: it logs every transfer in the world, and ours have events of our own.
 _FOLLOWED: Final[tuple[ContractName, ...]] = ("committee", "nodes", "models", "market")
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of a transaction. Without waiting, only its hash is known."""
+    """The result of a transaction. Without waiting, only its hash is known."""
 
     transaction: str
     block_number: int | None = None
@@ -43,7 +43,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The chain's head: its time is the only clock that deadlines know (Unix seconds)."""
+    """A block; the time of the latest one is the clock of all deadlines (Unix seconds)."""
 
     number: int
     hash: str
@@ -68,7 +68,7 @@ class Chain:
         """Use ``connect``, which checks that the chain is the right one."""
         self.deployment = deployment
         self.clock = ChainClock()
-        self._highest = 0  # block that ``fetch_head`` has shown
+        self._highest = 0  # block that ``fetch_head`` has returned
         self._rpc = rpc
         self._sender = sender
         self._background: set[asyncio.Task[Any]] = set()
@@ -83,9 +83,9 @@ class Chain:
         private_key: bytes | None = None,
         fee_ceiling_wei: int = tuning.FEE_CEILING_WEI,
     ) -> Self:
-        """Connect, and make sure that the endpoint serves this very deployment.
+        """Connect, and check that the endpoint serves exactly this deployment.
 
-        Raises ChainUnavailable when it does not answer, or is another or a younger chain.
+        Raises ChainUnavailable when it does not answer, or serves another chain.
         """
         rpc = Rpc(rpc_url)
         try:
@@ -126,9 +126,9 @@ class Chain:
     ) -> Any:
         """Return a view's value at the chain's head, or ``at`` a block.
 
-        Structs, and several named results, are dictionaries. What is decided on several values
-        pins them to one block: an endpoint that does not know it fails instead of answering from
-        an older view (EIP-1898). Raises InvalidInput for arguments that do not fit, ChainRejected,
+        Structs, and several named results, are dictionaries. Values that have to be consistent
+        are read at one block: an endpoint that does not know it fails instead of answering from
+        an older one (EIP-1898). Raises InvalidInput for arguments that do not fit, ChainRejected,
         ChainUnavailable.
         """
         abi = load_abi(contract)
@@ -148,8 +148,8 @@ class Chain:
     async def fetch_head(self) -> Block:
         """Return the chain's latest block, never a lower one than before.
 
-        Raises ChainUnavailable, also for an endpoint that goes on lagging behind what it, or
-        another one behind the same URL, has shown.
+        Raises ChainUnavailable, also when the endpoint stays behind a block that it, or another
+        server behind the same URL, has returned before.
         """
         pause_s = tuning.RPC_BACKOFF_S
         for _ in range(tuning.RPC_TRIES):
@@ -227,13 +227,13 @@ class Chain:
         confirmations: int = 0,
         wake: asyncio.Event | None = None,
     ) -> AsyncGenerator[ChainEvent, None]:
-        """Follow the events of committee, nodes, models and market, in order, for ever.
+        """Yield the events of committee, nodes, models and market, in order, without end.
 
-        Survives failures of the node: it waits and goes on where it was. A reorganisation yields
-        the undone events again, ``removed``, and then the new ones; a subscriber may be told an
-        event twice, never not at all. ``confirmations`` blocks are kept between the head and what
-        is told. Setting ``wake`` makes it look at once: somebody else has seen a new block.
-        Raises ChainUnavailable when the chain was reorganised deeper than ``tuning.REORG_BLOCKS``.
+        Failures of the RPC node are waited out. A reorganisation yields the reverted events
+        again, ``removed``, and then the new ones; an event may come twice, but is never missed.
+        Only blocks with ``confirmations`` blocks above them are read. Setting ``wake`` makes it
+        look for a new block at once. Raises ChainUnavailable when the chain was reorganised deeper
+        than ``tuning.REORG_BLOCKS``.
         """
         trail: Trail | None = None
         pause_s = tuning.RPC_BACKOFF_S
@@ -243,7 +243,7 @@ class Chain:
                     trail = Trail(from_block, await self._fetch_anchors(from_block))
                 news = await self._look(trail, confirmations)
             except ChainUnavailable as error:
-                log.warning("events wait for the chain: %s", error)
+                log.warning("waiting for the chain to follow its events: %s", error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, tuning.RPC_BACKOFF_MAX_S)
                 continue
@@ -277,12 +277,12 @@ class Chain:
         return tuple(found)
 
     async def _look(self, trail: Trail, confirmations: int) -> _Told | _Forked | None:
-        """Read the next range; None when there is nothing to tell."""
+        """Read the next range of blocks; None when there is no new one."""
         last = trail.checkpoints[0]
         head = await self._fetch_block("latest")
         head_id = BlockId(int(head["number"], 16), head["hash"])
         if head_id == last or head_id.number < last.number:
-            return None  # a lower head is an endpoint that lags behind: never act on the older view
+            return None  # a lower head comes from an endpoint that lags behind: ignore it
         if head["parentHash"] != last.hash and not await self._holds(last):
             return _Forked(await self._find_ancestor(trail))
         end = min(head_id.number - confirmations, trail.next_block + tuning.LOG_RANGE_BLOCKS - 1)
@@ -292,13 +292,13 @@ class Chain:
             block = await self._fetch_block(hex(end))
             head_id = BlockId(end, block["hash"])
         where = {"fromBlock": hex(trail.next_block), "toBlock": hex(end)}
-        if end == trail.next_block:  # by hash, an endpoint that does not know the block must say so
+        if end == trail.next_block:  # by hash: an endpoint without the block has to fail
             where = {"blockHash": head_id.hash}
         addresses = [self.deployment.get_address(name) for name in _FOLLOWED]
         logs = await self._rpc.request("eth_getLogs", {"address": addresses, **where})
         events = decode_logs(self.deployment, logs)
         if events and events[-1].block_number == end and events[-1].block_hash != head_id.hash:
-            return None  # reorganised between the two questions; ask again
+            return None  # reorganised between the two requests; ask again
         return _Told(head_id, events)
 
     async def _find_ancestor(self, trail: Trail) -> BlockId | None:
@@ -312,7 +312,7 @@ class Chain:
         return block is not None and block["hash"] == checkpoint.hash
 
     async def _fetch_anchors(self, from_block: int) -> list[BlockId]:
-        """Return two blocks before ``from_block``, the first as far back as may be undone."""
+        """Return two blocks before ``from_block``, one as far back as a reorganisation reaches."""
         head = await self.fetch_head()
         near = max(0, min(from_block - 1, head.number))
         numbers = sorted({max(0, near - tuning.REORG_BLOCKS), near})
@@ -360,7 +360,7 @@ async def _check_deployment(rpc: Rpc, deployment: Deployment) -> None:
             problem = f"it has no {missing[0]} contract at {deployment.get_address(missing[0])}"
     if problem is not None:
         raise ChainUnavailable(
-            f"the chain at {rpc.url} does not carry this deployment ({problem}): the deployment "
-            "file is stale; use the one written by the network that runs now, or start one with: "
+            f"the chain at {rpc.url} does not hold this deployment ({problem}): the deployment "
+            "file is outdated; use that of the network that runs now, or start one with: "
             "splitup up"
         )

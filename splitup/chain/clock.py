@@ -1,4 +1,4 @@
-"""The chain's time, whatever this machine's clock says: what deadlines are measured by."""
+"""The chain's time, by which deadlines are measured, whatever this machine's clock says."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class _Look:
 
 
 class ChainClock:
-    """The wall clock as it stood at the start, corrected by what blocks prove. Pure but for clocks.
+    """An estimate of the chain's time: the wall clock at the start, corrected by blocks. No I/O.
 
-    It runs on the monotonic clock: setting the machine's clock moves no deadline. A block is not
-    from the future, so the chain's time is at least its timestamp; and it is at most a little more
-    when the block was not there yet at the last look. An idle chain proves the first bound only.
+    It runs on the monotonic clock, so that setting the machine's clock moves no deadline. A block
+    bounds the chain's time from below by its timestamp, and, when it was not there at the look
+    before, from above by the timestamp and ``tuning.BLOCK_DELAY_S``. A chain without new blocks
+    gives the lower bound only.
     """
 
     def __init__(
@@ -43,20 +44,20 @@ class ChainClock:
 
     @property
     def skew_s(self) -> float:
-        """Return how far the machine's clock is ahead of the chain's time at this moment."""
+        """Return by how much the machine's clock is ahead of the chain's time now."""
         return self._wall() - self.now_s()
 
     def observe(self, number: int, timestamp_s: int) -> None:
-        """Take note of the chain's latest block."""
+        """Correct the estimate by the chain's latest block."""
         now_s, last = self._monotonic(), self._last
         if last is not None and number < last.number:
-            return  # an endpoint that lags behind proves nothing
+            return  # from an endpoint that lags behind
         low_s, high_s = timestamp_s - now_s, math.inf
         if last is not None and number > last.number:
             high_s = timestamp_s - last.at_s + tuning.BLOCK_DELAY_S
         self._last = _Look(number, now_s)
         self._low_s, self._high_s = max(self._low_s, low_s), min(self._high_s, high_s)
-        if self._low_s > self._high_s:  # a chain that was set to another time, or clocks that drift
+        if self._low_s > self._high_s:  # the chain was set to another time, or the clocks drift
             self._low_s, self._high_s = low_s, max(low_s, high_s)
 
     def describe_skew(self) -> str:

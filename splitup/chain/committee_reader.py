@@ -1,6 +1,6 @@
-"""Reading who is who: what the contracts say of the committee and its configurations, a node's key.
+"""Reading the committee's configurations and the nodes' keys from the contracts.
 
-An execution stays with the configuration that was in force at its request, whatever comes after.
+An execution keeps the configuration that was in force at its request, whatever follows.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ async def fetch_committee(chain: Chain, configuration: int | None = None) -> Com
 
 
 class Committees:
-    """The current committee and those of executions under way, with bounded caches.
+    """The current committee and those of running executions, with bounded caches.
 
-    While the chain is gone its last word counts: that stops payments, not computing.
+    While the chain does not answer, the last known state is used: executions go on, and only
+    payments wait.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -108,7 +109,7 @@ class Committees:
     async def check_certificate(self, certificate: PlanCertificate) -> CommitteeView:
         """Check a certificate against the committee of its execution, and return that.
 
-        Only when it fails by the view at hand does it cost a look at the chain. Raises PeerFault,
+        The chain is asked only when the check fails with the cached committee. Raises PeerFault,
         BadSignature, ChainUnavailable.
         """
         execution_id = certificate.plan.request.execution_id

@@ -1,4 +1,4 @@
-"""Where SplitUp's contracts are on one chain, and how they get there."""
+"""The addresses of SplitUp's contracts on one chain, and their deployment."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Deployment:
             first = error.errors()[0]
             raise ConfigurationError(
                 f"the deployment file {path} is damaged: {'.'.join(map(str, first['loc']))}: "
-                f"{first['msg']}; get it again from whoever deployed the contracts"
+                f"{first['msg']}; get it again from the operator of the network"
             ) from None
         return cls(**fields.model_dump())
 
@@ -108,7 +108,7 @@ async def deploy(
 ) -> Deployment:
     """Deploy the contracts, owned by the key's account, and connect them.
 
-    Without ``usdc`` a test token comes along, which is worth nothing. Takes two blocks. Raises
+    Without ``usdc`` a worthless test token is deployed, too. Takes two blocks. Raises
     ChainRejected, for instance for unsafe parameters, and ChainUnavailable.
     """
     async with Rpc(rpc_url) as rpc:
@@ -124,7 +124,7 @@ async def deploy(
             pending.append((submitted, address))
             return address
 
-        # Nobody waits for a block in between: the addresses follow from the nonces.
+        # No waiting for a block in between: the addresses follow from the nonces.
         owner = sender.address
         token = usdc.lower() if usdc is not None else await create("usdc")
         committee = await create("committee", owner)
@@ -137,7 +137,7 @@ async def deploy(
             receipt = await sender.wait(submitted)
             if receipt["contractAddress"] != address:
                 raise ChainUnavailable(
-                    f"{submitted.action} landed at {receipt['contractAddress']} instead of "
+                    f"{submitted.action} gave the address {receipt['contractAddress']} instead of "
                     f"{address}: another program signs with the same key; stop it and deploy again"
                 )
         data = load_abi("nodes").encode_call("setMarket", (market,))

@@ -1,7 +1,7 @@
 """The contracts' events in order, across failures of the node and reorganisations of the chain.
 
-``Trail`` decides purely: what has been seen, what a new view of the chain undoes, what to read
-next. The shell around it (``Chain.events``) only asks the node.
+``Trail`` decides, without I/O, what was delivered, what a reorganisation reverted and what to read
+next. ``Chain.events`` makes the requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from splitup.core.errors import ChainUnavailable
 
 @dataclass(frozen=True, slots=True)
 class ChainEvent:
-    """One event of one contract. ``removed`` takes back an event that a reorganisation undid."""
+    """One event of one contract. ``removed`` withdraws an event that a reorganisation reverted."""
 
     name: str
     args: Mapping[str, Any]
@@ -47,7 +47,7 @@ class _Seen:
 
 
 class Trail:
-    """What a subscriber has been told, as far back as a reorganisation may reach.
+    """The events that a subscriber was given, as far back as a reorganisation may reach.
 
     Every block with events is a checkpoint, and so is the last block of every range that was read.
     ``anchors`` are blocks before the first range, in ascending order, at least one.
@@ -63,7 +63,7 @@ class Trail:
         return [seen.block for seen in reversed(self._seen)]
 
     def advance(self, block: BlockId, events: tuple[ChainEvent, ...]) -> None:
-        """Note that everything up to ``block`` has been told."""
+        """Note that all events up to ``block`` were given to the subscriber."""
         for key, group in groupby(events, lambda e: BlockId(e.block_number, e.block_hash)):
             self._seen.append(_Seen(key, tuple(group)))
         if self._seen[-1].block != block:
@@ -74,10 +74,10 @@ class Trail:
             self._seen.popleft()
 
     def rewind(self, ancestor: BlockId | None) -> tuple[ChainEvent, ...]:
-        """Go back behind ``ancestor``, the latest checkpoint that holds; return what is undone.
+        """Go back to ``ancestor``, the latest checkpoint still on chain; return what was reverted.
 
         The events are marked removed, the latest first. Raises ChainUnavailable when no checkpoint
-        holds: the chain has changed deeper than anything may be undone.
+        is on chain any more.
         """
         if ancestor is None:
             raise ChainUnavailable(

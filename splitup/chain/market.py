@@ -1,7 +1,7 @@
-"""The Market contract's words: requests, plans, and the payouts that wait to be credited.
+"""Arguments of the Market contract, and the distribution of settled payouts.
 
-A settlement decides who is paid; ``Market.distribute`` credits it, for many executions in one
-call, and releases the stake that they locked. Everything it takes is in the contract's events.
+A settlement decides who is paid; ``Market.distribute`` credits the payouts of many executions in
+one call and releases the stake that they locked. Its arguments are taken from contract events.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ REQUEST_FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A closed execution whose payouts are not credited or whose exposures are not released."""
+    """A closed execution whose payouts are not credited, or whose locks are not released."""
 
     execution_id: str
     request_hash: str
     plan_root: str
     seed: str
-    own: tuple[str, ...]  # words: what nodes locked by their own commitments, in their order
+    own: tuple[str, ...]  # words: what nodes locked by commitments of their own, in order
     commitments: str
     exposures: tuple[str, ...]  # words
     payouts: tuple[str, ...]  # words
@@ -68,7 +68,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What ``distribute`` did; the next call may look from ``next_block`` on."""
+    """The result of ``distribute``; the next call may start at ``next_block``."""
 
     executions: int
     next_block: int
@@ -80,12 +80,12 @@ def terms_to_abi(plan_root: str, seed_signature: str, executors: int) -> tuple[A
 
 
 def exposures_to_abi(exposures: Sequence[tuple[str, int]]) -> tuple[bytes, ...]:
-    """Return what executors stand to lose as the Market contract takes it; sorted by node."""
+    """Return the executors' exposed stakes as the Market contract takes them; sorted by node."""
     return tuple(pack_word(node, amount) for node, amount in exposures)
 
 
 def find_dues(events: Sequence[ChainEvent]) -> list[Due]:
-    """Return what is due according to the market's events, all of them, in their order."""
+    """Return the executions to distribute according to all events of the market, in order."""
     requests: dict[str, Mapping[str, Any]] = {}
     plans: dict[str, Mapping[str, Any]] = {}
     own: dict[str, list[str]] = {}
@@ -126,10 +126,10 @@ def find_dues(events: Sequence[ChainEvent]) -> list[Due]:
 def compute_locks(
     events: Sequence[ChainEvent], start: int, end: int
 ) -> tuple[dict[str, int], set[str]]:
-    """Return what the chain had locked from block ``start`` to ``end``, from all market events.
+    """Return the stake that was locked from block ``start`` to ``end``, from all market events.
 
-    The most that was locked of every node's stake at any time between, in micro-USDC; and the
-    executions that had a plan then, and no root over all commitments yet.
+    First the largest lock of every node in that time, in micro-USDC; then the executions that had
+    a plan in that time and no root over all commitments yet.
     """
     locked: Counter[str] = Counter()
     most: dict[str, int] = {}
@@ -166,7 +166,7 @@ def compute_locks(
 
 
 async def fetch_economics(chain: Chain) -> Economics:
-    """Return those of the market's parameters that decide settlements and exposures."""
+    """Return the market parameters that settlements and exposures depend on."""
     parameters = await chain.call("market", "parameters")
     return Economics(
         sampling_bps=parameters["samplingBps"],
@@ -177,10 +177,10 @@ async def fetch_economics(chain: Chain) -> Economics:
 
 
 async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Distribution:
-    """Credit and release everything due that concerns the account.
+    """Credit and release all settled executions that concern the account.
 
-    Looks at the market's events from ``from_block`` on. Somebody else may distribute the same at
-    the same time; then it looks again. Raises ChainRejected, ChainUnavailable.
+    Reads the market's events from ``from_block`` on. When another account distributes the same
+    ones at the same time, it reads them again. Raises ChainRejected, ChainUnavailable.
     """
     for attempt in range(tuning.RPC_TRIES):
         events = await chain.fetch_events("market", from_block=from_block)
@@ -198,7 +198,7 @@ async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Dist
 
 
 def _find_oldest_open(events: Sequence[ChainEvent], from_block: int) -> int:
-    """Return the block from which on events matter: that of the oldest request still open."""
+    """Return the block of the oldest open request: earlier events are not needed any more."""
     asked: dict[str, int] = {}
     for event in events:
         if event.name == "RequestNodeSelections":

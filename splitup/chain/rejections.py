@@ -1,7 +1,7 @@
-"""What each of the contracts' errors means to a person, and the way out.
+"""A sentence for people for each of the contracts' custom errors.
 
-One sentence per custom error, filled with the error's own arguments. A test holds the table against
-the ABIs, so that no error of ours reaches a terminal undescribed.
+Each names the cause and, where there is one, the remedy; it is filled with the error's arguments.
+A test compares the table with the ABIs, so that every error has its sentence.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ SENTENCES: Final[Mapping[str, str]] = {
     # ---- token
     "ERC20InsufficientBalance": "{sender} has {balance:usdc} USDC, {needed:usdc} are needed; "
     "send it more USDC",
-    "ERC20InsufficientAllowance": "{spender} may take {allowance:usdc} USDC, {needed:usdc} are "
-    "needed; approve more",
+    "ERC20InsufficientAllowance": "{spender} is approved to take {allowance:usdc} USDC, and "
+    "{needed:usdc} are needed; approve more, or try again if another command is using the account",
     "ERC20InvalidApprover": "{approver} cannot approve USDC",
     "ERC20InvalidReceiver": "{receiver} cannot receive USDC",
     "ERC20InvalidSender": "{sender} cannot send USDC",
     "ERC20InvalidSpender": "{spender} cannot be approved for USDC",
     "ERC2612ExpiredSignature": "the permit ended at {deadline:time}; sign a new one",
-    "ERC2612InvalidSigner": "the permit is signed by {signer}, not by {owner}",
-    "InvalidAccountNonce": "the permit of {account} is used already; the next has number "
-    "{currentNonce}",
+    "ERC2612InvalidSigner": "the permit is not the next one of {owner}; another command is using "
+    "this account, try again",
+    "InvalidAccountNonce": "the permit of {account} was used already; another command is using "
+    "this account, try again",
     "SafeERC20FailedOperation": "the token {token} refused the transfer",
     # ---- ownership, encoding
     "OwnableUnauthorizedAccount": "{account} does not own the contract",
@@ -51,7 +52,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "GroupKeyHashMismatch": "the group key does not have the stated hash {stated}",
     "VoteExists": "{member} has voted for the group key of configuration {configuration} already",
     "GroupKeyInvalid": "the group key is no point of the curve's subgroup",
-    "GroupKeyChanged": "configuration {configuration} must keep the group key; this is another",
+    "GroupKeyChanged": "configuration {configuration} must keep the group key; this one differs",
     "GroupKeyMissing": "configuration {configuration} has no group key yet; wait for its members "
     "to generate one",
     "RandomnessInvalid": "the signature is not the committee's (configuration {configuration})",
@@ -66,18 +67,18 @@ SENTENCES: Final[Mapping[str, str]] = {
     # ---- the members' bonds
     "PeriodTooLong": "a bond's period of {period} s is too long; {maximum} s are allowed",
     "BondMissing": "{account} has no bond",
-    "MemberBonded": "{account} is a member of the committee, or about to be; its bond stays",
-    "ReleaseNotRequested": "{account} has not asked for its bond; ask first, then wait",
+    "MemberBonded": "{account} is, or will be, a member of the committee; its bond stays locked",
+    "ReleaseNotRequested": "{account} has not requested its bond; request it first, then wait",
     "StillBonded": "the bond of {account} is locked until {releasableAt:time}",
-    "VoteInvalid": "the vote is signed by nobody",
+    "VoteInvalid": "the vote carries no valid signature",
     "VotersDiffer": "the votes are by {first} and {second}, not by one member",
-    "SlotsDiffer": "the votes are for different slots; both may be honest",
+    "SlotsDiffer": "the votes are for different slots, so they do not contradict each other",
     "VotesAgree": "the votes do not contradict each other",
     "AlreadyPunished": "{account} was punished for this already",
-    "OpeningInvalid": "part {part} of the evidence is not what the signed root binds",
+    "OpeningInvalid": "part {part} of the evidence does not match the signed root",
     "PlaceInvalid": "the plan lists no node at place {place}",
-    "NotACandidate": "{node} may not run the task, or stands before the place already",
-    "ChoiceRight": "the plan's choice is right: its clock is not above the other's",
+    "NotACandidate": "{node} may not run the task, or is listed at an earlier place already",
+    "ChoiceRight": "the plan's choice is correct: its sampling clock is not above the other's",
     "StrangerUnproven": "the entries do not show that {node} is absent from the snapshot",
     # ---- nodes
     "NodeExists": "{account} is registered already; withdraw its stake first to register anew",
@@ -85,15 +86,15 @@ SENTENCES: Final[Mapping[str, str]] = {
     "SigningKeyInvalid": "the signing key {signingKey} is zero or belongs to the node {owner}",
     "VramMissing": "a node must offer at least 1 GB of video memory",
     "NodeLeaving": "{account} is leaving already; its stake is free at {unbondingAt:time}",
-    "NodeStaying": "{account} is not leaving; ask for it first with: splitup-node unstake",
+    "NodeStaying": "{account} is not leaving; request that first with: splitup-node unstake",
     "StillUnbonding": "the stake of {account} is locked until {unbondingAt:time}; withdraw then",
     "NotMarket": "{caller} is not the market",
     "MarketExists": "the market is {market} already",
     "PageTooLong": "{count} nodes are too many for one page; {maximum} are allowed",
     "PeriodInvalid": "an unbonding period of {period} s is not within {minimum} s, longer than any "
     "execution, and {maximum} s",
-    "StakeExposed": "{locked:usdc} USDC of the stake of {account} back executions that are not "
-    "closed; withdraw the earnings, which releases what is settled, or wait for the others",
+    "StakeExposed": "{locked:usdc} USDC of the stake of {account} are locked for executions that "
+    "are not closed; withdraw the earnings, which releases settled ones, or wait for the others",
     "ExposureTooHigh": "{account} has {free:usdc} USDC of free stake; {required:usdc} would "
     "have to be locked",
     "ExposuresNotAscending": "exposures must be sorted by node without repetition; {account} is "
@@ -113,23 +114,23 @@ SENTENCES: Final[Mapping[str, str]] = {
     "EdgeInvalid": "edge {index} ({edge:#x}) does not lead from a task to a later one",
     "EdgesNotAscending": "edge {index} is not above the one before",
     # ---- market
-    "TransferShort": "the token delivered {received} of {expected} units; it is not a plain USDC",
-    "Frozen": "the balance of {account} is kept for signed requests until {until:time}",
+    "TransferShort": "the token transferred {received} of {expected} units; it is not a plain USDC",
+    "Frozen": "the balance of {account} is frozen for signed requests until {until:time}",
     "FreezeInvalid": "a freeze until {until:time} is not between {earliest:time} and {latest:time}",
-    "RequestsPaused": "the market takes no new requests at the moment; what is open goes on",
+    "RequestsPaused": "the market accepts no new requests at the moment; open executions go on",
     "UnbondingTooShort": "nodes unbond within {unbondingPeriod} s, and an execution may last "
     "{longestExecutionS} s; set a longer unbonding period first",
     "ClientSignatureInvalid": "the request is not signed by its client {client}",
     "SnapshotUnknown": "snapshot {sequence} with root {root} is not one of the latest",
-    "RecordMismatch": "what was stated of execution {executionId} is not what the chain recorded",
+    "RecordMismatch": "the stated record of execution {executionId} differs from that on chain",
     "PayoutsNotAscending": "payouts must be sorted by account without repetition; {account} is not",
     "AlreadyDistributed": "the payouts of execution {executionId} are credited already",
     "SafeCastOverflowedUintDowncast": "the amount {value} does not fit {bits} bits",
     "BalanceTooSmall": "{account} has {balance:usdc} USDC in the market, {required:usdc} are "
     "needed; deposit more",
     "ParameterInvalid": "the parameter {parameter} is out of its range",
-    "ParametersUnsafe": "cheating would pay: the expected loss is {expectedLossMicro} millionths "
-    "of a task's cost, the gain {gainMicro}; raise the slash or the sampling",
+    "ParametersUnsafe": "cheating would be profitable: the expected loss is {expectedLossMicro} "
+    "millionths of a task's cost, the gain {gainMicro}; raise the slash or the sampling",
     "StepsInvalid": "{steps} steps are not within 1 and {maximum}",
     "PriceTooLow": "a maximum price of {maxPrice:usdc} USDC is too low; offer at least "
     "{required:usdc}",
@@ -138,12 +139,12 @@ SENTENCES: Final[Mapping[str, str]] = {
     "NonceUsed": "{client} has used number {nonce} already; choose another",
     "StatusInvalid": "execution {executionId} is {status:status}",
     "DeadlinePassed": "the deadline of execution {executionId} was {deadline:time}",
-    "ExecutorsMissing": "the plan of execution {executionId} gives work to nobody",
+    "ExecutorsMissing": "the plan of execution {executionId} has no executor",
     "NodeInactive": "node {node} is not active; register it, top up its stake or stop leaving",
     "TooMany": "{count} items are too many for one call; {maximum} are allowed",
     "CommitmentExists": "node {node} has committed to execution {executionId} already",
-    "Overpaid": "the payments of execution {executionId} add up to {paid:usdc} USDC; "
-    "{available:usdc} are there",
+    "Overpaid": "the payments of execution {executionId} add up to {paid:usdc} USDC, and only "
+    "{available:usdc} are available",
     "NotRefundable": "execution {executionId} is refundable from {refundableAt:time} on; wait",
 }
 _PANICS: Final = {
@@ -156,7 +157,7 @@ _PANICS: Final = {
 
 
 class _Shown:
-    """An argument with the formats of the table: usdc, time, status, and Python's own."""
+    """An argument that can be formatted as usdc, time or status, besides Python's formats."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -186,7 +187,7 @@ def explain_retirement(model_id: str) -> str:
 
 
 def explain_refusal(action: str, error: RpcError) -> ChainRejected | RpcError:
-    """Return what to raise for a failed call: the error itself unless the EVM reverted."""
+    """Return what to raise for a failed call: ChainRejected after a revert, else the error."""
     if not error.is_revert:
         return error
     reason = decode_revert(error.data) if error.data else None

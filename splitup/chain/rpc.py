@@ -1,7 +1,7 @@
-"""JSON-RPC to an Ethereum node: one request, its retries, and its two kinds of failure.
+"""JSON-RPC to an Ethereum node: requests, their retries, and their two kinds of failure.
 
-Requests go through web3's provider below web3's middleware: errors stay data, and CCIP-Read (an
-answer that makes the caller fetch a URL of the contract's choice, EIP-3668) cannot happen.
+Requests use web3's provider without its middleware: errors are returned as data, and CCIP-Read
+(EIP-3668: an answer makes the caller fetch a URL that the contract chose) cannot happen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RpcError(ChainUnavailable):
 
     @property
     def is_revert(self) -> bool:
-        """Whether the EVM refused, and not the node."""
+        """Whether the contract refused the call, not the RPC node."""
         return self.data is not None or "revert" in self.message.lower()
 
 
@@ -75,7 +75,7 @@ class Rpc:
         else:
             raise ChainUnavailable(
                 f"the chain at {self.url} does not answer ({failure}); "
-                "start it with: splitup up, or correct the RPC endpoint"
+                "start your network with: splitup up, or correct the RPC endpoint"
             )
         if "error" not in response:
             return response.get("result")
@@ -93,10 +93,10 @@ class Rpc:
         )
 
     def _open_session(self) -> None:
-        """Give web3 a session that keeps connections; its own opens a new one for every call.
+        """Give web3 one session that keeps its connections; web3's own opens one for every call.
 
-        Its cache of sessions is left out as well: one lock for the whole process guards it, taken
-        in a thread, and a call that is cancelled while it waits leaves that lock taken for ever.
+        This also avoids web3's cache of sessions: a process-wide lock guards it, taken in a thread,
+        and a call that is cancelled while it waits would never release that lock.
         """
         session = ClientSession(raise_for_status=True, connector=TCPConnector())
 

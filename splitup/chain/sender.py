@@ -1,7 +1,7 @@
 """Transactions of one account: nonces, fees, and sending again until they are mined.
 
-Everything is safe to repeat: a transaction is sent again under the same nonce, and its intent is
-given a new nonce only once the chain shows that another transaction took the old one.
+Repeating is safe: a transaction is sent again under the same nonce, and gets a new nonce only once
+the chain shows that another transaction took the old one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 from eth_account import Account
 from eth_account.signers.local import LocalAccount
 
+from splitup.chain.account_lock import AccountLock
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.core import limits, tuning
@@ -32,19 +33,19 @@ _NONCE_TRIES: Final = 5
 
 @dataclass(slots=True)
 class Submitted:
-    """One intent under one nonce, with every transaction that was sent for it."""
+    """One call under one nonce, with the hashes of all transactions that were sent for it."""
 
     action: str
     fields: dict[str, Any]
     nonce: int
     hashes: list[str] = field(default_factory=list)
     raw: str = ""
-    since: int | None = None  # the block that holds it, or the head when it was first guarded
+    since: int | None = None  # block that contains it, or the head when it was first watched
 
 
 @dataclass(slots=True)
 class _Follow:
-    """What is known about a transaction that is not mined yet; times are monotonic."""
+    """The state of a transaction that is not mined yet; times are monotonic."""
 
     head_due: float = 0.0
     sent_at: int | None = None  # block
@@ -52,7 +53,7 @@ class _Follow:
 
 
 class Sender:
-    """Signs and sends for one account over one connection. Share it; two would race for nonces."""
+    """Signs and sends for one account over one connection. Tasks of a process share one Sender."""
 
     def __init__(
         self, rpc: Rpc, chain_id: int, private_key: bytes, *, fee_ceiling_wei: int
@@ -60,21 +61,22 @@ class Sender:
         self._rpc = rpc
         self._chain_id = chain_id
         self._account: LocalAccount = Account.from_key(private_key)
+        self.address = self._account.address.lower()
         self._fee_ceiling_wei = fee_ceiling_wei
         self._nonce: int | None = None
         self._lock = asyncio.Lock()
+        self._account_lock = AccountLock(chain_id, self.address, "send")
         self._sent: deque[Submitted] = deque(maxlen=tuning.SENT_KEPT)
-        self.address = self._account.address.lower()
 
     async def submit(self, action: str, to: str | None, data: str) -> Submitted:
-        """Simulate, sign and send; return as soon as the node has taken it.
+        """Simulate, sign and send; return as soon as the RPC node has accepted it.
 
         ``action`` names the call in messages, ``to`` is None for a deployment. Raises ChainRejected
         when the simulation reverts or the account has too little ether, ChainUnavailable.
         """
         call = {"from": self.address, "data": data} | ({} if to is None else {"to": to})
         gas, fees = await asyncio.gather(self._estimate(action, call), self._fetch_fees())
-        # One eighth on top: what the call touches may change before it is mined.
+        # One eighth more: the contract's state may change before it is mined.
         gas = min(gas + gas // 8 + 10_000, limits.MAX_TRANSACTION_GAS)
         target = b"" if to is None else bytes.fromhex(to[2:])
         fields = {"to": target, "data": data, "gas": gas, **fees}
@@ -91,7 +93,7 @@ class Sender:
             if receipt is not None:
                 break
             log.warning(
-                "nonce %d was used elsewhere; sending %s anew", submitted.nonce, submitted.action
+                "another program used nonce %d; sending %s again", submitted.nonce, submitted.action
             )
             submitted = await self._send_under_nonce(submitted.action, submitted.fields)
         submitted.since = int(receipt["blockNumber"], 16)
@@ -100,10 +102,10 @@ class Sender:
         return receipt
 
     async def guard(self) -> None:
-        """Send again what a reorganisation undoes or a pool forgets, the same bytes; never ends.
+        """Send transactions again that a reorganisation or the pool dropped; never ends.
 
-        Also behind a receipt, until the block that gave it lies ``tuning.REORG_BLOCKS`` deep. A
-        missing transaction blocks every later one; nothing can happen twice.
+        Also after a receipt, until its block is ``tuning.REORG_BLOCKS`` deep. A missing transaction
+        blocks every later one; equal bytes cannot be executed twice.
         """
         while True:
             await asyncio.sleep(tuning.GAP_CHECK_S)
@@ -112,7 +114,7 @@ class Sender:
             try:
                 await self._send_missing()
             except ChainUnavailable as error:
-                log.debug("nothing is sent again: %s", error)
+                log.debug("cannot look for dropped transactions: %s", error)
 
     async def _send_missing(self) -> None:
         head = await self._fetch_head()
@@ -131,7 +133,9 @@ class Sender:
     # ---- sending -------------------------------------------------------------------------------
 
     async def _send_under_nonce(self, action: str, fields: dict[str, Any]) -> Submitted:
-        async with self._lock:
+        async with self._lock, self._account_lock.hold():
+            if self._account_lock.take_note_of_use():
+                self._nonce = None
             for _ in range(_NONCE_TRIES):
                 if self._nonce is None:
                     count = await self._rpc.request(
@@ -147,10 +151,10 @@ class Sender:
                 except SplitUpError:
                     self._nonce = None  # unknown whether the node has it; ask again next time
                     raise
-                self._nonce = None  # the nonce is taken: another program uses the same key
+                self._nonce = None  # taken, by a program that does not share our lock
             raise ChainUnavailable(
-                f"{action} was not sent: the nonces of {self.address} keep being used elsewhere; "
-                "stop the other program that signs with the same key"
+                f"{action} was not sent: another program, on this or another machine, is using "
+                f"the account {self.address}; try again"
             )
 
     async def _broadcast(self, submitted: Submitted) -> bool:
@@ -170,7 +174,7 @@ class Sender:
             if any(word in text for word in _KNOWN):
                 return True
             if any(word in text for word in _NONCE_LOW + _UNDERPRICED):
-                # Ours, when an answer was lost and the repetition met its own first copy.
+                # It may be our own: an answer was lost, and this is the second try.
                 return await self._get_receipt(submitted) is not None
             if any(word in text for word in _NO_ETHER):
                 raise ChainRejected(
@@ -180,7 +184,7 @@ class Sender:
                 ) from None
             raise ChainRejected(f"{submitted.action} was not sent: {error.message}") from None
         except ChainUnavailable as error:
-            # The node may have it or not; ``wait`` sends the same bytes until the chain shows it.
+            # The node may have it or not; ``wait`` sends the same bytes until it is mined.
             log.warning("%s may not have arrived: %s", submitted.action, error)
         return True
 
@@ -197,7 +201,7 @@ class Sender:
             raise explain_refusal(action, error) from None
 
     async def _fetch_fees(self) -> dict[str, int]:
-        """Return the EIP-1559 caps: twice the base fee survives six full blocks in a row."""
+        """Return the EIP-1559 caps: twice the base fee is enough after six full blocks in a row."""
         block, tip = await asyncio.gather(
             self._rpc.request("eth_getBlockByNumber", "latest", False),
             self._rpc.request("eth_maxPriorityFeePerGas"),
@@ -223,17 +227,17 @@ class Sender:
                 receipt = await self._get_receipt(submitted)
                 if receipt is not None or await self._tend(submitted, follow):
                     return receipt
-            except ChainUnavailable as error:  # what was sent is not lost because nobody answers
+            except ChainUnavailable as error:  # the transaction stays sent
                 log.warning("waiting for %s: %s", submitted.action, error)
             await asyncio.sleep(tuning.RECEIPT_POLL_S)
         self._nonce = None
         raise ChainUnavailable(
             f"{submitted.action} (transaction {submitted.hashes[-1]}) was not mined within "
-            f"{tuning.MINE_TIMEOUT_S:.0f} s; it may still be: look before you repeat it"
+            f"{tuning.MINE_TIMEOUT_S:.0f} s; it may still be mined: check that before you repeat it"
         )
 
     async def _tend(self, submitted: Submitted, follow: _Follow) -> bool:
-        """Push a transaction that is not mined yet; True when its nonce is lost to another one."""
+        """Send an unmined transaction again when due; True when another one took its nonce."""
         now = time.monotonic()
         if now < follow.head_due:
             return False
@@ -245,7 +249,7 @@ class Sender:
             return False
         follow.sent_at = head
         is_used = await self._is_nonce_used(submitted.nonce)
-        if is_used and follow.is_nonce_used:  # seen twice, blocks apart: not a late receipt
+        if is_used and follow.is_nonce_used:  # twice, blocks apart: not just a late receipt
             return True
         follow.is_nonce_used = is_used
         if not is_used:
@@ -280,7 +284,7 @@ class Sender:
         return int(await self._rpc.request("eth_blockNumber"), 16)
 
     async def _explain_failure(self, submitted: Submitted, receipt: dict[str, Any]) -> SplitUpError:
-        """Run a reverted transaction's call again where it failed, to learn the reason."""
+        """Simulate a reverted transaction at its block, to learn the reason."""
         call = {"from": self.address, "to": receipt["to"], "data": submitted.fields["data"]}
         try:
             await self._rpc.request("eth_call", call, receipt["blockNumber"])

@@ -1,8 +1,9 @@
-"""How the commands of users and developers speak: data on stdout, all else on stderr."""
+"""How the commands of users and developers print: data on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,39 +18,105 @@ EXIT_CODES: Final = (
     "Exit codes: 0 done; 1 the network, the chain or a peer failed, or the answer is no; "
     "2 a flag, file, key or balance is wrong; 130 interrupted."
 )
+_ERASE_LINE: Final = "\r\x1b[2K"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Output:
-    """Where a command writes: data on stdout, talk on stderr."""
+    """Where a command writes: data on stdout, messages on stderr.
+
+    Messages never appear in the middle of a line: streamed text and progress are ended first.
+    """
 
     as_json: bool
     out: Console
     log: Console
+    is_text_open: bool = False  # streamed text on stdout has not reached the end of its line
+    _progress: str = ""  # the line that stderr shows and that the next message replaces
 
     @classmethod
     def open(cls, as_json: bool = False) -> Output:
         return cls(as_json, Console(), Console(stderr=True))
 
     def say(self, text: str) -> None:
-        """Write a sentence for the user alone, as it is: no markup, no colours, no wrapping."""
+        """Write a message as it is: no markup, no colours, no wrapping."""
+        self._clear()
+        if self.is_text_open and self.out.is_terminal and self.log.is_terminal:
+            self.log.file.write("\n")  # not on stdout, which holds the text and nothing else
         self.log.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def update(self, text: str) -> None:
+        """Show progress: in place on a terminal, a line of its own elsewhere."""
+        if text == self._progress:
+            return
+        if not self.log.is_terminal:
+            self.say(text)
+        else:
+            self.log.file.write(_ERASE_LINE + text[: self.log.width - 1])
+            self.log.file.flush()
+        self._progress = text
+
+    def hint(self, text: str) -> None:
+        """Show what a person at a terminal is waiting for; elsewhere print nothing."""
+        if self.log.is_terminal:
+            self.update(text)
+
+    def write_text(self, text: str) -> None:
+        """Write a piece of streamed text to stdout."""
+        if text:
+            self._clear()
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self.is_text_open = not text.endswith("\n")
+
+    def end_text(self) -> None:
+        """End the line of streamed text, if it is open."""
+        self._clear()
+        if self.is_text_open:
+            self.write_text("\n")
 
     def print_json(self, value: dict[str, Any]) -> None:
         """Write the one JSON object of a command."""
+        self._clear()
         sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
 
+    def _clear(self) -> None:
+        if self._progress and self.log.is_terminal:
+            self.log.file.write(_ERASE_LINE)
+            self.log.file.flush()
+        self._progress = ""
 
-def run_command(output: Output, run: Callable[[], None], *, interrupted: str) -> None:
+
+class _Warnings(logging.Handler):
+    """Prints what the library logs as warnings the way the command prints its own messages."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__(logging.WARNING)
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._output.say(record.getMessage())
+
+
+def run_command(
+    output: Output, run: Callable[[], None], *, interrupted: str = "interrupted"
+) -> None:
     """Run; an error becomes one sentence and exit code 1 or 2, Ctrl-C ``interrupted`` and 130."""
+    logger, warnings = logging.getLogger("splitup"), _Warnings(output)
+    logger.addHandler(warnings)
     try:
         run()
     except SplitUpError as error:
+        output.end_text()
         if output.as_json:
             output.print_json({"error": str(error)})
         else:
             output.say(f"error: {error}")
         raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None
     except KeyboardInterrupt:
+        output.end_text()
         output.say(interrupted)
         raise typer.Exit(130) from None
+    finally:
+        output.end_text()
+        logger.removeHandler(warnings)

@@ -1,1 +1,1 @@
-"""The user's side: ask for an execution, feed it, take its outputs, see what it cost."""
+"""The user's side: request an execution, send inputs, receive outputs, see what it cost."""

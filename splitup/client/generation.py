@@ -1,4 +1,4 @@
-"""Text generation over a session: prompt streamed ahead, then tokens, sampled here."""
+"""Text generation over a session: the prompt in steps, then tokens, sampled on the client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Token:
 
 
 def get_text_info(manifest: Manifest, model: str) -> TextInfo:
-    """Return how the model reads text; raise InvalidInput for a model that does not."""
+    """Return the model's text settings; raise InvalidInput for a model without."""
     if manifest.text is None:
         raise InvalidInput(
             f"model {model} is not a text model; run it with: "
@@ -70,12 +70,12 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[int]) -> list[int
     return [int(token) for token in prompt]
 
 
-def check_decoder(name: DecoderName, lookahead: LookaheadOptions | None) -> None:
+def check_decoder(name: str, lookahead: LookaheadOptions | None) -> None:
     """Raise InvalidInput for a decoder that does not exist, or options of another one."""
     if name not in DECODERS:
         raise InvalidInput(f"there is no decoder '{name}'; use one of {', '.join(DECODERS)}")
     if lookahead is not None and name != "lookahead":
-        raise InvalidInput(f"the decoder is '{name}' and has no window; take 'lookahead' for one")
+        raise InvalidInput(f"the decoder '{name}' has no window; 'lookahead' has one")
 
 
 def make_decoder(
@@ -84,7 +84,7 @@ def make_decoder(
     """Return the decoder of this name; all of them generate the same tokens.
 
     Raises InvalidInput for lookahead options that the model's steps have no room for; without
-    options lookahead makes do with the room there is.
+    options lookahead adapts to the room there is.
     """
     check_decoder(name, lookahead)
     if name == "sequential":

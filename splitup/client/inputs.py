@@ -1,4 +1,4 @@
-"""What a user hands in, turned into steps and micro-USDC; refuses before any money moves."""
+"""Turns a user's inputs into steps and micro-USDC; raises InvalidInput before any payment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splitup.core.errors import InvalidInput
 from splitup.core.tensors import TensorSpec, check_array, check_inputs
 
 MICRO: Final = 1_000_000
-_MAX_USDC: Final = 10**9  # a typing error above this is certain
+_MAX_USDC: Final = 10**9  # more is certainly a typing error
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def split_steps(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> Ste
         )
     for spec in specs:
         if spec.name not in arrays:
-            continue  # check_inputs names it below
+            continue  # check_inputs reports it below
         if lengths.get(spec.name) is None:
             raise InvalidInput(
                 f"input '{name}' has a leading step axis and input '{spec.name}' has none; "
@@ -62,17 +62,17 @@ def split_steps(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> Ste
             )
         check_array(spec, arrays[spec.name][0])
     known = {spec.name for spec in specs}
-    # a name the model does not have keeps its whole array, so that the check below names it
+    # an unknown name keeps its whole array: the check below reports it
     rows = tuple({n: a[i] if n in known else a for n, a in arrays.items()} for i in range(count))
     check_inputs(specs, rows[0])
     return Steps(rows, stacked=True)
 
 
 def check_execution_id(text: str) -> None:
-    """Raise InvalidInput unless ``text`` is 0x and 64 digits: else one would wait in vain."""
+    """Raise InvalidInput unless ``text`` is 0x and 64 hexadecimal digits."""
     if not re.fullmatch("0x[0-9a-f]{64}", text):
         raise InvalidInput(
-            f"{text} is no id of an execution: 0x and 64 digits, as 'splitup generate' prints it"
+            f"{text} is no id of an execution, which has 0x and 64 hexadecimal digits"
         )
 
 

@@ -1,4 +1,4 @@
-"""What an execution leaves in the user's hands: outputs, timeline, receipt."""
+"""The results of an execution: outputs, timeline, receipt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 class TraceEvent:
     """One task at one step, on the clock of the node that ran it; nanoseconds since the epoch.
 
-    ``received_ns`` is when the last input was there, ``started_ns`` and ``ended_ns`` bound the
+    ``received_ns`` is when the last input had arrived, ``started_ns`` and ``ended_ns`` bound the
     compute, ``sent_ns`` is when the outputs were handed to the network.
     """
 
@@ -47,7 +47,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Payment:
-    """What one account got: for computing or checking, or out of a liar's stake."""
+    """A payment to one account: for computing or checking, or from a slashed stake."""
 
     account: str
     amount_micro_usdc: int
@@ -100,8 +100,8 @@ class PendingReceipt:
 class Result:
     """A complete result: every output of every step, verified against its producer's signature.
 
-    ``outputs`` has a leading step axis when the inputs had one. ``trace`` holds what the nodes
-    told about their own time and may lack nodes that did not tell. ``elapsed_s`` runs from the
+    ``outputs`` has a leading step axis when the inputs had one. ``trace`` holds the times that
+    nodes reported and may lack nodes that did not. ``elapsed_s`` runs from the
     submission of the request to the last output.
     """
 

@@ -1,32 +1,52 @@
-"""The synchronous face: the same connection on an event loop in a thread of its own."""
+"""The synchronous connection: a ``Network`` on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from splitup.client.connection import DEFAULT_DEADLINE_S, SplitUp, Usdc
+from splitup.client import defaults
 from splitup.client.generation import Token
+from splitup.client.network import Network, Usdc
 from splitup.client.outcome import Array, Receipt, Result
-from splitup.config import NetworkConfig
+from splitup.core.errors import InvalidInput
 from splitup.core.event_loop import new_loop
 
 T = TypeVar("T")
 
 
 class SyncSplitUp:
-    """``SplitUp`` for code without ``await``. Use ``with SplitUp.connect_sync() as net``."""
+    """``SplitUp`` for code without ``await``.
 
-    def __init__(self, config: NetworkConfig | Path | str | None = None) -> None:
-        self._net = SplitUp.connect(config)
-        self._loop = new_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="splitup", daemon=True)
+    Use ``with SplitUp.connect_sync() as net``, or ``open()`` and at the end ``close()``. Every
+    other method raises InvalidInput while the connection is not open.
+    """
+
+    def __init__(self, net: Network) -> None:
+        self._net = net
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def open(self) -> Self:
+        """Open the connection; ``with`` does that by itself."""
+        if self._loop is not None:
+            raise InvalidInput("the connection is open already; connect again for a second one")
+        self._loop = new_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="splitup", daemon=True)
         self._thread.start()
         try:
             self._run(self._net.__aenter__())
@@ -35,12 +55,10 @@ class SyncSplitUp:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the connection; ``with`` does that by itself. A closed one stays closed."""
+        if self._loop is None:
+            return
         try:
             self._run(self._net.close())
         finally:
@@ -52,7 +70,7 @@ class SyncSplitUp:
         inputs: Mapping[str, Array],
         *,
         max_price_usdc: Usdc | None = None,
-        deadline_s: float = DEFAULT_DEADLINE_S,
+        deadline_s: float = defaults.DEADLINE_S,
     ) -> Result:
         """Like ``SplitUp.execute``; ``result.receipt.wait()`` gives the receipt."""
         return self._run(
@@ -61,12 +79,16 @@ class SyncSplitUp:
 
     def generate(self, model: str, prompt: str | Sequence[int], **options: Any) -> Iterator[Token]:
         """Like ``SplitUp.generate``, with its keyword arguments."""
-        tokens = self._net.generate(model, prompt, **options)
-        try:
-            while (token := self._run(_next(tokens))) is not None:
-                yield token
-        finally:
-            self._run(tokens.aclose())
+        self._get_loop()  # else the error would come with the first token
+        return self._generate(self._net.generate(model, prompt, **options))
+
+    def quote(self, model: str, *, steps: int = 1) -> int:
+        """Like ``SplitUp.quote``."""
+        return self._run(self._net.quote(model, steps=steps))
+
+    def quote_generation(self, model: str, prompt: str | Sequence[int], **options: Any) -> int:
+        """Like ``SplitUp.quote_generation``, with its keyword arguments."""
+        return self._run(self._net.quote_generation(model, prompt, **options))
 
     def deposit(self, amount_usdc: Usdc) -> None:
         """Like ``SplitUp.deposit``."""
@@ -80,8 +102,27 @@ class SyncSplitUp:
         """Like ``SplitUp.receipt``."""
         return self._run(self._net.receipt(execution_id))
 
+    def _generate(self, tokens: AsyncGenerator[Token, None]) -> Iterator[Token]:
+        try:
+            while (token := self._run(_next(tokens))) is not None:
+                yield token
+        finally:
+            self._run(tokens.aclose())
+
+    def _get_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise InvalidInput(
+                "the connection is not open; use: with SplitUp.connect_sync() as net, "
+                "or call net.open() first and net.close() at the end"
+            )
+        return self._loop
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._get_loop())
+        except BaseException:
+            work.close()
+            raise
         try:
             return future.result()
         except BaseException:  # Ctrl-C here must not leave the work running there
@@ -89,9 +130,11 @@ class SyncSplitUp:
             raise
 
     def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+        self._loop = self._thread = None
 
 
 async def _next(tokens: AsyncGenerator[Token, None]) -> Token | None:

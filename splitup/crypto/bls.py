@@ -1,11 +1,12 @@
 """Threshold BLS on BLS12-381: the committee's randomness.
 
-Signatures are points of G1 (48 bytes), keys points of G2 (96 bytes): hashing to G1 and one pairing
-check are what the chain can verify cheapest (EIP-2537). A signature by t = 2f+1 members is unique:
-whichever members combine, the bytes are the same, so nobody can bias them by withholding.
+Signatures are points of G1 (48 bytes), keys points of G2 (96 bytes): this is the cheapest form for
+the chain to verify (EIP-2537). A signature by t = 2f+1 members is unique: any t members produce the
+same bytes, so nobody can bias them by withholding a part.
 
-Points cross every border compressed, as "0x" hex. Each is checked on entry: canonical form, on the
-curve, in the prime-order subgroup, and not the identity (which would verify anything).
+Outside of this module points are compressed, as "0x" hex. Each is checked when it is parsed:
+canonical form, on the curve, in the prime-order subgroup, not the identity (which verifies
+anything).
 
 Sources: draft-irtf-cfrg-bls-signature-05 (basic scheme, minimal signature size), RFC 9380,
 Boldyreva 2003 for the threshold form.
@@ -45,7 +46,7 @@ def compute_public_key(secret: bytes) -> str:
 
 
 def sign_partial(secret: bytes, domain: bytes, message: bytes) -> str:
-    """Return secret · H(domain, message) in G1; by a member's share it is a partial signature."""
+    """Return secret · H(domain, message) in G1; with a member's share it is a partial signature."""
     return encode_point(_hash_to_curve(domain, message) * parse_scalar(secret))
 
 
@@ -65,8 +66,9 @@ def verify_signature(public_key: str, domain: bytes, message: bytes, signature: 
 def combine(partials: Mapping[int, str], threshold: int) -> str:
     """Return the group's signature from partials by 0-based member index.
 
-    The partials must have been verified: one wrong share spoils the sum. Of more than ``threshold``
-    the lowest indices are used. Raises InvalidInput with too few, BadSignature for a bad point.
+    The partials must be verified: one wrong share makes the result invalid. Of more than
+    ``threshold`` the lowest indices are used. Raises InvalidInput with too few, BadSignature for a
+    bad point.
     """
     if len(partials) < threshold:
         raise InvalidInput(f"{threshold} partial signatures are needed, there are {len(partials)}")
@@ -108,14 +110,14 @@ def decode_public_key_eip2537(data: bytes) -> str:
 
 
 def parse_signature(signature: str) -> Any:
-    """Return the G1 point of 96 hex digits; raise BadSignature unless it is safe to use."""
+    """Return the G1 point of 96 hex digits; raise BadSignature unless it is valid."""
     if not _SIGNATURE.match(signature):
         raise BadSignature("a BLS signature is '0x' and 96 lower-case hexadecimal digits")
     return _parse_point(G1Point, bytes.fromhex(signature[2:]))
 
 
 def parse_public_key(public_key: str) -> Any:
-    """Return the G2 point of 192 hex digits; raise BadSignature unless it is safe to use."""
+    """Return the G2 point of 192 hex digits; raise BadSignature unless it is valid."""
     if not _PUBLIC_KEY.match(public_key):
         raise BadSignature("a BLS key is '0x' and 192 lower-case hexadecimal digits")
     return _parse_point(G2Point, bytes.fromhex(public_key[2:]))
@@ -123,7 +125,7 @@ def parse_public_key(public_key: str) -> Any:
 
 def parse_scalar(secret: bytes) -> Any:
     """Return the scalar of 32 big-endian bytes; raise InvalidInput for zero and above the order."""
-    # The library's from_be_bytes reduces silently: two spellings of one secret.
+    # The library's from_be_bytes reduces silently: a secret would have two encodings.
     if len(secret) != SCALAR_BYTES or not 0 < int.from_bytes(secret) < GROUP_ORDER:
         raise InvalidInput("a BLS secret is a number of 32 bytes between 1 and the group order")
     return Scalar.from_be_bytes(secret)

@@ -4,17 +4,17 @@
     every member: open_and_verify_share of each; make_complaint where it fails ──► board
     everybody:    dealers without a valid complaint qualify; compute_group, compute_secret_share
 
-All agree because all read one board (the chain, or a set the chain has fixed) and because a
-complaint is decided by ``is_complaint_valid`` from public bytes alone. The board must say who
+All members agree because they read one board (the chain, or a set that the chain has fixed) and
+because ``is_complaint_valid`` judges a complaint from public bytes alone. The board must record who
 posted what: dealings and complaints carry no signature of their own.
 
 *Resharing* moves the same secret to other members: the dealers are the members before, each deals
 its own share (so a dealing's first commitment must be that member's public key), and the new
-polynomial is interpolated from the first t qualified dealings. The group key stays, the old shares
-are worth nothing together with new ones.
+polynomial is interpolated from the first t qualified dealings. The group key stays the same; old
+shares cannot be combined with new ones.
 
 A dealer who waits for the others' commitments can bias some bits of the group key (Gennaro et al.
-2007). That does not help against BLS signatures under it (Bacho–Loss 2022), which is all it is for.
+2007). That does not weaken BLS signatures (Bacho–Loss 2022), the only use of the key.
 
 Source: Pedersen 1991; Gennaro, Jarecki, Krawczyk, Rabin 2007, section 4; for resharing Desmedt,
 Jajodia 1997, with Feldman commitments.
@@ -56,7 +56,7 @@ _MAX_BYTES: Final = limits.MAX_COMMITTEE * limits.KIB
 
 @dataclass(frozen=True)
 class Ceremony:
-    """One run: its id (bytes32) and the members' signing keys. A member's index is its place.
+    """One run: its id (bytes32) and the members' signing keys; indices are places in this list.
 
     With ``previous`` it is a resharing: the dealers are the holders of that key, by their index.
     """
@@ -76,7 +76,7 @@ class Ceremony:
 
     @cached_property
     def threshold(self) -> int:
-        """t = 2f+1 shares sign; 2f learn nothing."""
+        """t = 2f+1 shares can sign; 2f of them reveal nothing."""
         return bls.compute_threshold(len(self.members))
 
     @property
@@ -85,12 +85,12 @@ class Ceremony:
 
     @property
     def dealings_needed(self) -> int:
-        """How many qualified dealings make a key: t of those who deal."""
+        """The number of qualified dealings that make a key: the threshold of the dealers."""
         return self.previous.threshold if self.previous else self.threshold
 
     @cached_property
     def digest(self) -> bytes:
-        """Binds every derived secret and sealed text to this id, these members, this old key."""
+        """Binds derived secrets and sealed texts to the id, the members and the previous key."""
         value: dict[str, Any] = {"id": self.ceremony_id, "members": list(self.members)}
         if self.previous:
             value["previous"] = list(self.previous.member_keys)
@@ -142,7 +142,7 @@ class Dealing:
             bls.parse_public_key(commitment)
         previous = ceremony.previous
         if previous and dealing.commitments[0] != previous.member_keys[dealing.dealer]:
-            raise PeerFault(f"dealer {dealing.dealer} deals something else than its share")
+            raise PeerFault(f"dealer {dealing.dealer} does not deal its own share")
         return dealing
 
 
@@ -168,7 +168,7 @@ class Complaint:
 
     @staticmethod
     def from_bytes(data: bytes, ceremony: Ceremony) -> Complaint:
-        """Parse; raise PeerFault. Whether it is true is for ``is_complaint_valid``."""
+        """Parse; raise PeerFault. ``is_complaint_valid`` decides whether it is true."""
         value = _parse_object(data, {"ceremony_id", "dealer", "member", "opening"}, "complaint")
         opening = value["opening"]
         if not isinstance(opening, str) or not _OPENING.match(opening):
@@ -247,7 +247,7 @@ def make_resharing(ceremony: Ceremony, dealer: int, share: bytes, entropy: bytes
     """
     previous = ceremony.previous
     if previous is None or bls.compute_public_key(share) != previous.member_keys[dealer]:
-        raise InvalidInput(f"this is not the share of member {dealer} that is to be dealt anew")
+        raise InvalidInput(f"this is not the share that the previous key gives member {dealer}")
     return _deal(ceremony, dealer, entropy, int.from_bytes(share))
 
 
@@ -297,7 +297,7 @@ def make_complaint(
 
 
 def is_complaint_valid(ceremony: Ceremony, dealing: Dealing, complaint: Complaint) -> bool:
-    """Decide a complaint from public bytes: True excludes the dealer, False accuses the member."""
+    """Judge a complaint from public bytes: True means a faulty dealer, False a false complaint."""
     if complaint.dealer != dealing.dealer or complaint.ceremony_id != dealing.ceremony_id:
         return False
     binding = ceremony.digest + bytes([dealing.dealer])
@@ -323,8 +323,8 @@ def is_complaint_valid(ceremony: Ceremony, dealing: Dealing, complaint: Complain
 def compute_group(ceremony: Ceremony, dealings: Mapping[int, Dealing]) -> GroupKey:
     """Sum the qualified dealings (by dealer). Raises InvalidInput with fewer than t of them.
 
-    With t = 2f+1 at least f+1 are honest, so nobody outside knows the secret. A resharing weighs
-    the first t dealings so that they add up to the old secret; the rest is not needed.
+    With t = 2f+1 at least f+1 are honest, so no f members know the secret. A resharing weighs the
+    first t dealings so that they add up to the old secret; the others are not needed.
     """
     needed = ceremony.dealings_needed
     if len(dealings) < needed:
@@ -357,7 +357,7 @@ def compute_group(ceremony: Ceremony, dealings: Mapping[int, Dealing]) -> GroupK
     for key in (group.public_key, *group.member_keys):
         bls.parse_public_key(key)  # a sum may be the identity although no term is
     if ceremony.previous and group.public_key != ceremony.previous.public_key:
-        raise InvalidInput("the dealings do not add up to the key that is to be kept")
+        raise InvalidInput("the dealings do not add up to the previous group key")
     return group
 
 
@@ -378,7 +378,7 @@ def compute_secret_share(
 
 
 def _compute_weights(ceremony: Ceremony, dealers: Sequence[int]) -> dict[int, Any]:
-    """Return what each dealing counts: once (None), or its Lagrange coefficient at zero."""
+    """Return the weight of each dealing: None for one, or its Lagrange coefficient at zero."""
     if ceremony.previous is None:
         return dict.fromkeys(dealers)
     coefficients = bls.compute_lagrange([dealer + 1 for dealer in dealers], 0)
@@ -398,7 +398,7 @@ def _check_share(dealing: Dealing, member: int, share: bytes) -> None:
     except InvalidInput:
         raise PeerFault(f"dealer {dealing.dealer} sealed a share that is no scalar") from None
     if key != bls.encode_point(_evaluate_in_exponent(points, member)):
-        raise PeerFault(f"dealer {dealing.dealer} sealed a share that its commitments deny")
+        raise PeerFault(f"dealer {dealing.dealer} sealed a share that contradicts its commitments")
 
 
 def _sealed_for(dealing: Dealing, member: int) -> bytes:
@@ -406,7 +406,7 @@ def _sealed_for(dealing: Dealing, member: int) -> bytes:
 
 
 def _check_keys_agree(group: GroupKey) -> None:
-    """All n+1 keys lie on one polynomial of degree t−1 in the exponent.
+    """Raise PeerFault unless all n+1 keys lie on one polynomial of degree t−1 in the exponent.
 
     The first t member keys fix the polynomial; the group key (x = 0) and the rest must lie on it.
     """

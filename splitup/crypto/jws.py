@@ -1,8 +1,8 @@
-"""Signed requests: compact JWS with EdDSA (RFC 7515, RFC 8037), one algorithm and one spelling.
+"""Signed HTTP requests: compact JWS with EdDSA (RFC 7515, RFC 8037) in one canonical form.
 
-The header is not negotiated: it is rebuilt from what the verifier expects and compared byte for
-byte, so there is no algorithm to confuse. ``kid`` and ``iss`` are the signer's key itself. The body
-travels inside the payload, hence under the signature.
+The header is not negotiated: the verifier builds the expected one and compares bytes, so that no
+other algorithm can be substituted. ``kid`` and ``iss`` are the signer's key. The body is a part of
+the payload and therefore signed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CLAIM_TYPES: Final = {"aud": str, "body": dict, "exp": int, "iat": int, "iss": 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a verified token says. ``issuer`` is a signing key; who that is, the caller checks."""
+    """The claims of a verified token. The caller checks whether ``issuer``, a key, is allowed."""
 
     issuer: str
     audience: str
@@ -73,10 +73,9 @@ def verify_jws(
 ) -> Claims:
     """Check form, type, audience, times and signature, in that order, and return the claims.
 
-    With ``key`` only that signer is accepted. ``now_s`` None takes the token as evidence of what
-    was said, however long ago; never let it authorise anything. Raises BadSignature when the
-    signature or the signer is wrong, PeerFault for everything else. Replays are ``ReplayCache``'s
-    business.
+    With ``key`` only that signer is accepted. With ``now_s`` None times are not checked: use that
+    for evidence, never to authorise a request. Raises BadSignature when the signature or the signer
+    is wrong, PeerFault for everything else. ``ReplayCache`` detects replays.
     """
     if len(token) > limits.MAX_JWS_BYTES:
         raise PeerFault(f"token is longer than {limits.MAX_JWS_BYTES} bytes")
@@ -112,9 +111,9 @@ def verify_jws(
 
 
 class ReplayCache:
-    """Remembers token ids until they expire. Pure: the caller brings the time.
+    """Remembers token ids until they expire. Has no clock: the caller passes the time.
 
-    When full of live tokens it refuses new ones (Unavailable) rather than forget one early.
+    When it is full it rejects new tokens (Unavailable) rather than forget a valid one early.
     """
 
     def __init__(self, max_entries: int = tuning.MAX_REPLAY_ENTRIES) -> None:
@@ -173,6 +172,6 @@ def _decode(segment: str) -> bytes:
         data = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
     except (binascii.Error, ValueError):
         raise PeerFault("token holds a segment that is not base64url") from None
-    if _encode(data) != segment:  # trailing bits: one token, one spelling
+    if _encode(data) != segment:  # trailing bits: a token has one form only
         raise PeerFault("token holds a segment with stray bits")
     return data

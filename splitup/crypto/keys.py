@@ -1,8 +1,8 @@
-"""One secret, one backup: an Ethereum key from which the Ed25519 signing key is derived.
+"""A party's keys: an Ethereum key, and the Ed25519 signing key that is derived from it.
 
-The chain knows a party by its address, peers know it by its signing key. Every Ed25519 check goes
-through libsodium: other libraries accept keys and signatures that it rejects, and two parties that
-disagree about one signature disagree about the evidence.
+One secret needs one backup. The chain identifies a party by its address, peers by its signing key.
+Every Ed25519 check uses libsodium: other libraries accept keys and signatures that it rejects, and
+parties that disagree about a signature would disagree about evidence.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Identity:
         return self.sign_raw(separate_domain(_PREFIX, domain, message))
 
     def sign_raw(self, message: bytes) -> bytes:
-        """Return the plain RFC 8032 signature; for formats with their own separation, as JWS."""
+        """Return the plain RFC 8032 signature, for formats such as JWS with their own domain."""
         return sodium.crypto_sign(message, self._secret_key)[:SIGNATURE_BYTES]
 
     def compute_exchange_scalar(self) -> bytes:
         """Return the Ed25519 secret scalar, modulo the group order (32 bytes, little-endian).
 
-        It is the scalar of ``signing_key_hex`` itself (RFC 8032 section 5.1.5), so that whoever
-        knows a party's signing key can seal something to it (``splitup.crypto.sealed_message``).
+        It is the scalar of ``signing_key_hex`` (RFC 8032 section 5.1.5): a message can be sealed to
+        a party whose signing key is known (``splitup.crypto.sealed_message``).
         """
         digest = bytearray(hashlib.sha512(self._secret_key[:32]).digest()[:32])
         digest[0] &= 248
@@ -78,15 +78,15 @@ def generate_identity() -> Identity:
         try:
             return Identity.from_private_key(secrets.token_bytes(32))
         except InvalidInput:
-            continue  # a value above the group order comes once in 2^128
+            continue  # a value above the group order has probability 2^-128
 
 
-@functools.lru_cache(maxsize=4096)  # half the cost of a check, and a peer sends many signatures
+@functools.lru_cache(maxsize=4096)  # this is half the cost of a check, and a peer sends many
 def check_public_key(public_key: str) -> str:
     """Return an Ed25519 key that is safe to verify with, or raise BadSignature.
 
-    Refused: another spelling than "0x" and 64 lower-case digits, non-canonical encodings, points of
-    low order or off the prime-order subgroup (a low-order key has signatures for any message).
+    Rejects other forms than "0x" and 64 lower-case digits, non-canonical encodings, and points of
+    low order or outside the prime-order subgroup (a low-order key has signatures for any message).
     """
     if not _KEY_PATTERN.match(public_key):
         raise BadSignature("a signing key is '0x' and 64 lower-case hexadecimal digits")

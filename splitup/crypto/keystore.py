@@ -1,6 +1,6 @@
-"""Key files: Ethereum keystore v3, written once, readable by their owner alone.
+"""Key files: Ethereum keystore v3, written once, readable only by their owner.
 
-A passphrase comes from a file, never from argv or the environment: other processes can read those.
+A passphrase comes from a file, never from argv or the environment, which other processes can read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def create_identity(
 
 
 def load_identity(path: Path, passphrase_path: Path) -> Identity:
-    """Decrypt a keystore; raise ConfigurationError with the way out."""
+    """Decrypt a keystore; raise ConfigurationError, whose message names the remedy."""
     data = read_secret_file(path, what="key file", max_bytes=tuning.MAX_SECRET_FILE_BYTES)
     passphrase = _read_passphrase(passphrase_path)
     keystore = _parse_keystore(path, data)
@@ -67,7 +67,7 @@ def load_identity(path: Path, passphrase_path: Path) -> Identity:
         if "MAC mismatch" in str(error):
             raise ConfigurationError(
                 f"the passphrase in {passphrase_path} does not open the key file {path}; "
-                "point to the passphrase the key was created with"
+                "name the file of the passphrase that the key was created with"
             ) from None
         raise _damaged(path) from None
     except (KeyError, TypeError, AttributeError, NotImplementedError, MemoryError):
@@ -107,17 +107,17 @@ def write_secret_file(path: Path, data: bytes, *, what: str) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        path.unlink(missing_ok=True)  # half a key file would only stand in the way
+        path.unlink(missing_ok=True)  # an incomplete key file would block the next try
         raise ConfigurationError(f"cannot write the {what} {path}: {error.strerror}") from None
 
 
 def read_secret_file(path: Path, *, what: str, max_bytes: int) -> bytes:
-    """Read a file that holds a secret; refuse one that others may read.
+    """Read a file that holds a secret; raise ConfigurationError when other users may read it.
 
-    The mode is taken from the open file, so that it cannot be swapped in between.
+    The mode is that of the open file, so that the file cannot be swapped in between.
     """
     try:
-        # O_NONBLOCK: a FIFO in the file's place must not hang the start.
+        # O_NONBLOCK: opening a FIFO must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise ConfigurationError(f"the {what} {path} does not exist; create it first") from None

@@ -1,6 +1,6 @@
-"""What the committee signs for the chain: EIP-712 structs, ECDSA signatures, quorum certificates.
+"""Signatures for the contracts: EIP-712 structs, ECDSA signatures, quorum certificates.
 
-Python's side of ``Committee.requireQuorum``, byte for byte; needs no chain. bytes32 values are
+The same checks as ``Committee.requireQuorum``, byte for byte. bytes32 values are
 "0x…" strings, struct hashes are 32 bytes, addresses are lower-case.
 
 Source: EIP-712 (typed structured data), EIP-2 (low s), Solidity's contract ABI.
@@ -49,7 +49,7 @@ _MAX_AMOUNT: Final = 2**96 - 1
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Where signatures count: one chain, one contract (the Committee; a client's: the Market)."""
+    """The EIP-712 domain: one chain, one contract (the Committee; for clients the Market)."""
 
     chain_id: int
     committee: str
@@ -57,7 +57,7 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Payment:
-    """Credit of a settlement, out of the slashed stake or out of the locked price."""
+    """A credit of a settlement, from the slashed stake or from the locked price."""
 
     to: str
     amount_micro_usdc: int
@@ -84,7 +84,7 @@ class Settlement:
     def to_abi(self) -> tuple[Any, ...]:
         """Return the nested tuple that ``Market.settle`` takes as its second argument.
 
-        What an account gets out of the price is one word; the contract wants them ascending.
+        What an account gets from the price is one word; the contract takes them in ascending order.
         """
         payouts: dict[str, int] = {}
         for payment in self.payments:
@@ -103,7 +103,7 @@ class Settlement:
 
 
 def snapshot_struct_hash(configuration: int, sequence: int, epoch: int, root: str) -> bytes:
-    """Return hashStruct of ``Snapshot``. One member signs one root per slot: the first three."""
+    """Return hashStruct of ``Snapshot``; the first three values are the slot of its one root."""
     types = ("bytes32", "uint64", "uint64", "uint64", "bytes32")
     return _hash_abi(types, (_SNAPSHOT_TYPE, configuration, sequence, epoch, _bytes32(root)))
 
@@ -192,11 +192,6 @@ def compute_execution_id(chain_id: int, market: str, client: str, nonce: int) ->
     return "0x" + _hash_abi(types, (chain_id, market, client, nonce)).hex()
 
 
-def compute_commitment(steps: int, root: str) -> str:
-    """Return what ``Market.commitmentOf`` holds after a completion of ``steps`` and ``root``."""
-    return "0x" + _hash_abi(("uint32", "bytes32"), (steps, _bytes32(root))).hex()
-
-
 def compute_signing_digest(domain: Domain, struct_hash: bytes) -> bytes:
     """Return the 32 bytes that are signed: keccak256(0x1901 | domain separator | struct hash)."""
     types = ("bytes32", "bytes32", "bytes32", "uint256", "address")
@@ -215,12 +210,12 @@ def sign_quorum(private_key: bytes, domain: Domain, struct_hash: bytes) -> bytes
 
 
 def recover_signer(domain: Domain, struct_hash: bytes, signature: bytes) -> str:
-    """Return who signed. Raises BadSignature for another length, a high s, a bad v or no point."""
+    """Return the signer; raise BadSignature for another length, a high s, a bad v or no point."""
     if len(signature) != SIGNATURE_BYTES:
         raise BadSignature(f"a quorum signature has 65 bytes, not {len(signature)}")
     if signature[64] not in (27, 28):
         raise BadSignature(f"a quorum signature ends with v = 27 or 28, not {signature[64]}")
-    if int.from_bytes(signature[32:64]) > _HALF_ORDER:  # a second spelling of the same signature
+    if int.from_bytes(signature[32:64]) > _HALF_ORDER:  # the second encoding of the same signature
         raise BadSignature("a quorum signature has s in the lower half of the group order")
     digest = compute_signing_digest(domain, struct_hash)
     recoverable = signature[:64] + bytes([signature[64] - 27])

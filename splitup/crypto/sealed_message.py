@@ -1,10 +1,10 @@
-"""Sealing to a party's signing key, with an opening that can be shown to everybody.
+"""Messages sealed to a party's signing key, which the receiver can open in public.
 
 A sender picks r and publishes R = r·B. For a receiver with Ed25519 key A = a·B both sides know
 K = r·A = a·R, and the text is sealed under a hash of K (XSalsa20-Poly1305, libsodium). A receiver
-who was sent nonsense reveals K with a proof that log_B(A) = log_R(K) (Chaum–Pedersen 1992, made
-non-interactive), and everybody can open that one text and judge; nothing else is revealed. An
-ordinary sealed box has no such proof: its receiver could only reveal the secret key itself.
+of an invalid message reveals K with a proof that log_B(A) = log_R(K) (Chaum–Pedersen 1992, made
+non-interactive), and everybody can open and check that one text; nothing else is revealed. With an
+ordinary sealed box the receiver could only reveal its secret key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NONCE: Final = bytes(24)  # every key seals one text only
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """K (32 bytes) and the proof (challenge, response; 32 bytes each) that it is the right one."""
+    """K (32 bytes) and the proof (challenge, response; 32 bytes each) that it is correct."""
 
     point: bytes
     challenge: bytes
@@ -39,7 +39,7 @@ class Opening:
 
     @staticmethod
     def from_bytes(data: bytes) -> Opening:
-        """Split 96 bytes; whether they prove anything is for ``verify_opening``."""
+        """Split 96 bytes; ``verify_opening`` checks the proof."""
         if len(data) != OPENING_BYTES:
             raise PeerFault(f"an opening has {OPENING_BYTES} bytes, not {len(data)}")
         return Opening(data[:32], data[32:64], data[64:])
@@ -59,7 +59,7 @@ def seal(scalar: bytes, ephemeral: str, receiver: str, context: bytes, text: byt
 
 
 def open_sealed(identity: Identity, ephemeral: str, context: bytes, sealed: bytes) -> bytes:
-    """Open what was sealed to ``identity``; raise PeerFault when it does not open."""
+    """Open a message to ``identity``; raise PeerFault when it cannot be opened."""
     point = sodium.crypto_scalarmult_ed25519_noclamp(
         identity.compute_exchange_scalar(), _key_bytes(ephemeral)
     )
@@ -78,7 +78,7 @@ def open_with_point(
 
 
 def prove_opening(identity: Identity, ephemeral: str, context: bytes) -> Opening:
-    """Reveal K for one ephemeral key. The nonce is derived, so a repeated call says the same."""
+    """Reveal K for one ephemeral key. The nonce is derived: equal calls give equal bytes."""
     secret = identity.compute_exchange_scalar()
     base = _key_bytes(ephemeral)
     point = sodium.crypto_scalarmult_ed25519_noclamp(secret, base)

@@ -1,7 +1,7 @@
-"""The signatures that the committee's machines make and check, as one object they are given.
+"""The signatures that the committee's state machines make and check, as one object.
 
-Processes use ``REAL``. Whoever runs ten thousand histories gives the same, unchanged machines a
-cheaper one of the same shape.
+Processes use ``REAL``. The simulator, which runs ten thousand histories, passes a cheaper scheme to
+the same state machines.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from splitup.crypto.quorum import Domain
 
 
 class Scheme:
-    """ECDSA for quorums, Ed25519 for what members show around, threshold BLS for randomness."""
+    """ECDSA for quorums, Ed25519 for members' statements, threshold BLS for randomness."""
 
     def sign_quorum(self, identity: Identity, domain: Domain, struct_hash: bytes) -> bytes:
         """Return the 65-byte quorum signature over an EIP-712 struct hash."""
         return quorum.sign_quorum(identity.private_key, domain, struct_hash)
 
     def recover_signer(self, domain: Domain, struct_hash: bytes, signature: bytes) -> str:
-        """Return who made a quorum signature; raise BadSignature."""
+        """Return the signer of a quorum signature; raise BadSignature."""
         return quorum.recover_signer(domain, struct_hash, signature)
 
     def sign(self, identity: Identity, domain: bytes, message: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What a demo found out, as plain data."""
+"""The results of a demo, as plain data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NS_PER_MS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A task that the draw picked, and what came of recomputing it."""
+    """A task that was drawn for verification, and the verdict."""
 
     execution_id: str
     task: int
@@ -34,7 +34,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The distributed output against the uncut model's in one process."""
+    """The distributed output compared with that of the whole model in one process."""
 
     equal: bool
     compared_bytes: int

@@ -1,4 +1,4 @@
-"""The demo itself: everything a network does for one execution, on real parts, once."""
+"""Runs the demo: everything that a network does for one execution, on real processes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from splitup.decode.sampler import Sampler
 from splitup.demo.report import Comparison, DemoReport, Verified
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program
+from splitup.devnet.source_tree import find_source_tree
 from splitup.devnet.state import DevnetState
 from splitup.devnet.status import fetch_health
 from splitup.net.http import SignedClient
@@ -35,8 +36,8 @@ MODEL: Final = "packages-4m"
 PROMPT: Final = "network monitoring tool that"  # how a package's description may begin
 NODES: Final = 6
 TARGET_VRAM: Final = "1.3MB"  # twelve tasks
-CHUNK: Final = 8  # rows of a step; more of them take more memory than a weight of this model
-NODE_VRAM_BYTES: Final = 12_000_000  # ten of them: each finds five holders in the mean
+CHUNK: Final = 8  # rows of a step; with more, activations would need more memory than the weights
+NODE_VRAM_BYTES: Final = 12_000_000  # room for ten tasks: a task has five holders on average
 MAX_TOKENS: Final = 32
 _MIN_HOLDERS: Final = 3  # an executor, a validator, and a third to break a tie
 _SHORT_TOKENS: Final = 4
@@ -72,22 +73,24 @@ class Generation:
 
 def find_example() -> Path:
     """Return the example model of the source tree; raise ConfigurationError outside of one."""
-    path = Path(__file__).resolve().parents[2] / "examples" / MODEL
-    if not (path / "config.json").exists():
+    tree = find_source_tree()
+    path = None if tree is None else tree / "examples" / MODEL
+    if path is None or not (path / "config.json").exists():
         raise ConfigurationError(
-            f"the example model {path} is missing; run the demo from a checkout of SplitUp"
+            f"the demo needs the example model examples/{MODEL} of the source tree, which the "
+            "installed package does not contain; clone the repository and run the demo there"
         )
     return path
 
 
-def run_demo(options: DemoOptions, say: Say) -> DemoReport:
+def run_demo(options: DemoOptions, say: Say, update: Say) -> DemoReport:
     """Run the demo; whatever happens, everything that was started is stopped at the end.
 
     Raises the errors of the network, and KeyboardInterrupt on Ctrl-C.
     """
     directory = Path(tempfile.mkdtemp(prefix="splitup-demo-"))
     try:
-        return asyncio.run(until_interrupted(_run(directory, say)))
+        return asyncio.run(until_interrupted(_run(directory, say, update)))
     finally:
         if options.keep:
             say(f"the network stays in {directory}; resume it with: splitup up --dir {directory}")
@@ -110,36 +113,38 @@ async def until_interrupted(work: Awaitable[T]) -> T:
             loop.remove_signal_handler(number)
 
 
-async def _run(directory: Path, say: Say) -> DemoReport:
+async def _run(directory: Path, say: Say, update: Say) -> DemoReport:
     started = time.monotonic()
     example = find_example()
-    devnet = Devnet(DevnetOptions(directory, NODES, NODE_VRAM_BYTES), say)
+    devnet = Devnet(DevnetOptions(directory, NODES, NODE_VRAM_BYTES), say, update)
     try:
         await devnet.start()
-        return await _run_on(devnet, example, started, say)
+        return await _run_on(devnet, example, started, say, update)
     finally:
         say("stopping everything")
         await devnet.stop()
 
 
-async def _run_on(devnet: Devnet, example: Path, started: float, say: Say) -> DemoReport:
+async def _run_on(
+    devnet: Devnet, example: Path, started: float, say: Say, update: Say
+) -> DemoReport:
     directory = devnet.directory
     say(f"registering {MODEL} with at most {TARGET_VRAM} per task")
     await register(directory, example)
     async with SplitUp.connect(directory / NETWORK_FILE) as net:
-        await wait_for_holders(net, directory, say)
+        await wait_for_holders(net, directory, update)
         await net.deposit(_DEPOSIT_USDC)
         setup_s = time.monotonic() - started
         say(f"generating up to {MAX_TOKENS} tokens on the network")
         main = await generate(net, PROMPT, max_tokens=MAX_TOKENS)
-        say("running the uncut model in one process to compare")
+        say("running the whole model in one process, to compare the outputs")
         comparison, receipt = await asyncio.gather(
             compare(directory, example, main), net.receipt(main.session.execution_id)
         )
         receipts = [receipt]
         verified = await fetch_verified(net, main.session, receipt)
         while not verified and len(receipts) < _MAX_EXECUTIONS:
-            say("no task was drawn for verification; another short execution")
+            say("no task was drawn for verification; running another short execution")
             short = await generate(net, PROMPT, max_tokens=_SHORT_TOKENS)
             receipts.append(await net.receipt(short.session.execution_id))
             verified = await fetch_verified(net, short.session, receipts[-1])
@@ -179,7 +184,7 @@ async def generate(net: SplitUp, prompt: str, *, max_tokens: int) -> Generation:
 
 
 async def compare(directory: Path, example: Path, generation: Generation) -> Comparison:
-    """Run the uncut model over the same steps in a process of its own; compare all logits."""
+    """Run the whole model over the same steps in a process of its own; compare all logits."""
     steps, outputs = directory / "steps.npz", directory / "reference.npz"
     arrays = {
         f"{number}/{name}": array
@@ -205,7 +210,7 @@ async def compare(directory: Path, example: Path, generation: Generation) -> Com
 
 
 async def fetch_verified(net: SplitUp, session: Session, receipt: Receipt) -> tuple[Verified, ...]:
-    """Return the tasks that the draw picked, with their verdicts."""
+    """Return the tasks that were drawn for verification, with their verdicts."""
     evidence = await net.evidence(receipt)
     executors = session.plan.executors()
     return tuple(
@@ -272,7 +277,7 @@ async def wait_for_holders(net: SplitUp, directory: Path, say: Say) -> None:
             if time.monotonic() > ends:
                 raise Unavailable(
                     f"after {_LOAD_TIMEOUT_S:g} s only {ready} of {len(wanted)} tasks have "
-                    f"{_MIN_HOLDERS} nodes; see the nodes' logs with: splitup demo --keep"
+                    f"{_MIN_HOLDERS} nodes; run it again with --keep and read the nodes' logs"
                 )
             await asyncio.sleep(_POLL_S)
 

@@ -17,7 +17,6 @@ from splitup.graph.manifest import InputSource, Manifest
 
 _GANTT_COLUMNS: Final = 64
 _LABEL_COLUMNS: Final = 18
-_GANTT_STEPS: Final = 2
 _MB: Final = 10**6
 
 
@@ -86,12 +85,11 @@ def _describe_sources(manifest: Manifest, index: int) -> str:
 
 def _show_timeline(report: DemoReport, names: dict[str, str], console: Console) -> None:
     steps = sorted({event.step for event in report.trace})
-    # the last steps: one token at a time, where nothing overlaps
-    for step in steps[-1 - _GANTT_STEPS : -1] or steps[-1:]:
-        events = [event for event in report.trace if event.step == step]
-        console.rule(f"timeline of step {step}, nodes' own clocks", align="left")
-        for line in draw_gantt(events, report.manifest, names):
-            console.print(line, soft_wrap=True)
+    step = steps[-2:][0] if steps else 0  # near the end: one token at a time, nothing overlaps
+    events = [event for event in report.trace if event.step == step]
+    console.rule(f"timeline of step {step}, by the nodes' own clocks", align="left")
+    for line in draw_gantt(events, report.manifest, names):
+        console.print(line, soft_wrap=True)
     console.print(
         Text.assemble(
             ("█", "green"), " compute  ", ("▒", "yellow"), " transfer  ", ("·", "dim"), " waiting"
@@ -160,10 +158,12 @@ def _show_output(report: DemoReport, console: Console) -> None:
         verdict = f"equal bit for bit: all {comparison.compared_bytes:,} bytes of logits"
     else:
         verdict = f"DIFFERENT: largest difference {comparison.largest_difference:g}"
-    console.print(f"against the uncut model in one process: {verdict}", highlight=False)
+    console.print(
+        f"compared with the whole model in one process: {verdict}", highlight=False, soft_wrap=True
+    )
     console.print(
         f"submitted to last result: {report.submit_to_result_s:.2f} s, of which "
-        f"{report.plan_s:.2f} s until every task had its node; the uncut model takes "
+        f"{report.plan_s:.2f} s until every task had its node; the whole model takes "
         f"{comparison.reference_s:.2f} s ({comparison.determinism_class})",
         highlight=False,
         soft_wrap=True,
@@ -176,12 +176,12 @@ def _show_verification(report: DemoReport, names: dict[str, str], console: Conso
     if not any(entry.execution_id == main for entry in report.verified):
         more = report.executions - 1
         console.print(
-            "the draw picked no task of this execution"
-            + (f"; short executions until it picked one: {more}" if more else ""),
+            "no task of this execution was drawn"
+            + (f"; short executions until one was drawn: {more}" if more else ""),
             highlight=False,
         )
     if not report.verified:
-        console.print(f"none was picked in {report.executions} executions", highlight=False)
+        console.print(f"no task was drawn in {report.executions} executions", highlight=False)
     for entry in report.verified:
         by = ", ".join(names[validator] for validator in entry.validators) or "nobody"
         console.print(

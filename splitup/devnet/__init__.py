@@ -1,1 +1,1 @@
-"""A whole network on one machine: real chain, real object store, every party its own process."""
+"""A whole network on one machine: a real chain and object store, one process per party."""

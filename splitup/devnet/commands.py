@@ -34,7 +34,7 @@ _POLL_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class NetworkStatus:
-    """What ``splitup status`` shows; ``health`` is None when the chain does not answer."""
+    """The data of ``splitup status``; ``health`` is None when the chain does not answer."""
 
     directory: Path
     supervisor: int | None
@@ -55,17 +55,20 @@ class NetworkStatus:
         }
 
 
-def up(options: DevnetOptions, say: Callable[[str], None]) -> None:
-    """Run a network in the foreground until Ctrl-C or ``splitup down``."""
+def up(options: DevnetOptions, say: Callable[[str], None], update: Callable[[str], None]) -> None:
+    """Run a network in the foreground until Ctrl-C or ``splitup down``.
+
+    ``update`` gets lines of progress, of which each replaces the one before.
+    """
 
     def greet(health: Health) -> None:
         say(f"ready: {health.describe()}")
         say(
-            f"the network runs in {options.directory}; stop it with Ctrl-C, "
-            f"or elsewhere with: splitup down --dir {options.directory}"
+            f"the network runs in {options.directory}; stop it with Ctrl-C, or in another terminal "
+            f"with: splitup down --dir {options.directory.absolute()}"
         )
 
-    asyncio.run(run_devnet(options, say, greet))
+    asyncio.run(run_devnet(options, say, greet, report_progress=update, restart=True))
 
 
 def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
@@ -100,14 +103,14 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
         if process.poll() is not None:
             said = read_tail(log, start=start)
             mistake = said.rpartition("error: ")[2] if process.returncode == 2 else ""
-            if mistake:  # of ours: it says the way out
+            if mistake:  # a message that names its remedy
                 raise ConfigurationError(mistake)
             raise Unavailable(f"the network did not start:\n{said}")
         state = DevnetState.load(directory)  # None for a moment at the first start
         parties_s = 0.0 if state is None else compute_patience_s(state.members, state.nodes)
         if time.monotonic() - began > _PREPARE_TIMEOUT_S + parties_s:
             process.terminate()
-            raise Unavailable(f"the network is not ready yet; its log is {log}")
+            raise Unavailable(f"the network did not become ready in time; its log is {log}")
         time.sleep(_POLL_S)
     say(f"ready; the network runs in {directory}; stop it with: splitup down --dir {directory}")
 
@@ -117,7 +120,9 @@ def down(directory: Path, say: Callable[[str], None]) -> None:
     directory = directory.absolute()
     pid = read_supervisor(directory)
     if pid is None:
-        raise ConfigurationError(f"no network runs in {directory}; see: splitup status")
+        raise ConfigurationError(
+            f"no network runs in {directory}; if yours is elsewhere, name it with --dir"
+        )
     os.kill(pid, signal.SIGTERM)
     ends = time.monotonic() + _STOP_TIMEOUT_S
     while read_supervisor(directory) == pid:
@@ -127,7 +132,10 @@ def down(directory: Path, say: Callable[[str], None]) -> None:
                 f"end it with: kill -9 {pid}"
             )
         time.sleep(_POLL_S)
-    say(f"stopped; chain, objects and keys stay in {directory}, resume with: splitup up")
+    say(
+        f"stopped; chain, objects and keys are kept in {directory}; resume with: "
+        f"splitup up --dir {directory}"
+    )
 
 
 def fund(directory: Path, account: str, micro_usdc: int) -> None:
@@ -137,7 +145,7 @@ def fund(directory: Path, account: str, micro_usdc: int) -> None:
     """
     directory = directory.absolute()
     if not re.fullmatch("0x[0-9a-fA-F]{40}", account):
-        raise InvalidInput(f"{account} is no address; give 0x and 40 digits")
+        raise InvalidInput(f"{account} is no address; give 0x and 40 hexadecimal digits")
     if read_supervisor(directory) is None:
         raise ConfigurationError(
             f"no network runs in {directory}; start it with: splitup up --dir {directory}"
@@ -151,11 +159,13 @@ def fund(directory: Path, account: str, micro_usdc: int) -> None:
 
 
 def fetch_status(directory: Path) -> NetworkStatus:
-    """Ask a network how it is; raise ConfigurationError when the directory holds none."""
+    """Return the state of a network; raise ConfigurationError when the directory holds none."""
     directory = directory.absolute()
     state = DevnetState.load(directory)
     if state is None:
-        raise ConfigurationError(f"there is no network in {directory}; start one with: splitup up")
+        raise ConfigurationError(
+            f"there is no network in {directory}; start one with: splitup up --dir {directory}"
+        )
     health, problem = None, ""
     try:
         config = NetworkConfig.load(directory / NETWORK_FILE)

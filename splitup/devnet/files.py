@@ -1,4 +1,4 @@
-"""The configuration files of a devnet's parties: the same formats that real operators write."""
+"""Writes the configuration files of a devnet's parties, in the formats of real operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROGRAMS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the files are made of."""
+    """The values that the files contain."""
 
     directory: Path
     state: DevnetState
@@ -42,7 +42,7 @@ class Layout:
 
 
 def write_network_file(layout: Layout) -> None:
-    """Write ``network.json``: how the user's programs find this network."""
+    """Write ``network.json``, by which the user's programs find this network."""
     user = layout.parties.user
     write_json(
         layout.directory / NETWORK_FILE,
@@ -112,7 +112,7 @@ def write_node_file(layout: Layout, index: int) -> Path:
             "listen": f"127.0.0.1:{port}",
             "endpoint": make_endpoint(port),
             "vram": f"{layout.state.vram_bytes}B",
-            # the variable by which tinygrad is steered
+            # tinygrad reads the device from this variable
             "devices": [os.environ["DEV"]] if os.environ.get("DEV") else [],
             "kernel_cache": str(layout.directory / "kernel-cache"),
             "allow_loopback": True,
@@ -121,6 +121,6 @@ def write_node_file(layout: Layout, index: int) -> Path:
 
 
 def _write_toml(path: Path, values: Mapping[str, str | int | bool | list[str]]) -> Path:
-    # JSON's strings, lists of strings, integers and booleans are TOML's
+    # strings, lists of strings, integers and booleans have the same syntax in JSON and TOML
     path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     return path

@@ -1,8 +1,8 @@
-"""What a fresh devnet needs from its chain: keys with ether, contracts, members, stakes, USDC.
+"""Sets up a devnet's chain: keys with ether, contracts, members, bonds, stakes, test USDC.
 
-Each step looks first and sends only what is missing, so that an interrupted start goes on at the
-next. Accounts come from the devnet's own random mnemonic: 0 deploys, 1 is the user, then
-the committee's members, then the nodes.
+Each step sends only what is missing, so that an interrupted start can be repeated. Accounts come
+from the devnet's own random mnemonic: 0 deploys, 1 is the user, then the committee's members, then
+the nodes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from splitup.devnet.state import MAX_NODES, DevnetState
 USER_USDC: Final = 10_000_000_000  # 10,000 test USDC, in micro-USDC
 BOND_USDC: Final = 1_000_000_000  # 1,000 test USDC for every member, in micro-USDC
 DEPLOYER: Final = "deployer"
-GIFT_WEI: Final = 10**18  # one ether pays for more transactions than a devnet lives to see
-# Short enough to watch on one machine; a real network gives a settlement an hour.
+GIFT_WEI: Final = 10**18  # one ether is enough for any number of a devnet's transactions
+# Short, to be watched on one machine; a real network gives a settlement an hour.
 DEVNET_PARAMETERS: Final = MarketParameters(max_deadline_s=1_800, settlement_grace_s=60)
 DEVNET_UNBONDING_S: Final = 1_900  # longer than any execution, as the market demands
 
@@ -66,7 +66,7 @@ class Parties:
 
 
 def load_mnemonic(directory: Path) -> str:
-    """Return the devnet's seed of accounts, made at the first start."""
+    """Return the devnet's mnemonic, made at the first start."""
     path = directory / "mnemonic"
     if not path.exists():
         write_secret_file(path, create_mnemonic().encode() + b"\n", what="mnemonic")
@@ -74,12 +74,12 @@ def load_mnemonic(directory: Path) -> str:
 
 
 def count_accounts(state: DevnetState) -> int:
-    """Return to how many accounts Anvil's first block has to give ether, nodes to come included."""
+    """Return how many accounts need ether in the first block, nodes added later included."""
     return 2 + state.members + MAX_NODES
 
 
 def load_parties(directory: Path, mnemonic: str, state: DevnetState) -> Parties:
-    """Open every party's key file, making those that do not exist yet."""
+    """Open every party's key file; make those that do not exist yet."""
     first_node = 2 + state.members
     members = [_load_party(directory, f"member-{i}", mnemonic, 2 + i) for i in range(state.members)]
     return Parties(
@@ -96,7 +96,7 @@ def load_parties(directory: Path, mnemonic: str, state: DevnetState) -> Parties:
 async def load_deployment(
     directory: Path, rpc_url: str, deployer: Party, parameters: MarketParameters
 ) -> Deployment:
-    """Return the contracts, deployed at the first start with these parameters.
+    """Return the contracts; at the first start deploy them with these parameters.
 
     Raises ConfigurationError when the chain is not the one they were deployed on.
     """
@@ -115,8 +115,8 @@ async def load_deployment(
         chain = await Chain.connect(rpc_url, deployment)
     except ChainUnavailable as error:
         raise ConfigurationError(
-            f"{directory} holds another chain than its contracts were deployed on ({error}); "
-            "start afresh with another --dir"
+            f"the chain in {directory} is not that of its deployed contracts ({error}); "
+            "start a new network with another --dir"
         ) from None
     await chain.close()
     return deployment
@@ -125,7 +125,7 @@ async def load_deployment(
 async def set_up_chain(
     rpc_url: str, deployment: Deployment, parties: Parties, state: DevnetState
 ) -> None:
-    """Appoint the committee, hand out test USDC and stake the nodes, as far as still needed."""
+    """Appoint the committee, mint test USDC, and bond and stake what is not bonded and staked."""
     key = parties.deployer.identity.private_key
     async with await Chain.connect(rpc_url, deployment, private_key=key) as chain:
         await asyncio.gather(
@@ -133,7 +133,7 @@ async def set_up_chain(
         )
         needed = await chain.call("nodes", "minStake", get_vram_gb(state))
         stakes = [await _get_stake(chain, party) for party in parties.nodes]
-        # a node that was slashed may not serve before its stake is whole again
+        # a slashed node may not serve before its stake is complete again
         missing = [max(0, needed - stake) for stake in stakes]
         poor = [i for i, amount in enumerate(missing) if amount]
         bonds = [await chain.call("bonds", "bondOf", m.identity.address) for m in parties.members]
@@ -253,7 +253,7 @@ async def _stake(
     key = party.identity.private_key
     port = state.node_ports[int(party.name.removeprefix("node-"))]
     async with await Chain.connect(rpc_url, deployment, private_key=key) as chain:
-        # not awaited apart: both fit one block, and the second is estimated on the pending state
+        # both fit one block: the second is simulated on the pending state
         await chain.send("usdc", "approve", deployment.nodes, amount, wait=False)
         if not is_new:
             await chain.send("nodes", "topUp", amount)

@@ -1,4 +1,4 @@
-"""The running devnet: starts every party in order, watches them, stops them in reverse."""
+"""The running devnet: starts every process in order, watches them, stops them in reverse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from splitup.chain.rpc import Rpc
 from splitup.core.errors import ChainUnavailable, ConfigurationError, Unavailable
 from splitup.devnet import files, funding
 from splitup.devnet.anvil import build_command, find_anvil
+from splitup.devnet.disk import describe_low
 from splitup.devnet.processes import Child, die_with_parent, find_program, spawn
+from splitup.devnet.restarts import Restarts
 from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.devnet.state import (
     DEFAULT_MEMBERS,
@@ -33,17 +35,18 @@ from splitup.devnet.state import (
 from splitup.devnet.status import Health, fetch_health
 from splitup.net.http import SignedClient
 
-CHAIN_TIMEOUT_S: Final = 60.0  # to its first answer, which takes a tenth of a second
-_READY_TIMEOUT_S: Final = 60.0  # to be ready, and …
-_PARTY_TIMEOUT_S: Final = 6.0  # … for every member and node: they share the cores with all others
+CHAIN_TIMEOUT_S: Final = 60.0  # until its first answer, usually a tenth of a second
+_READY_TIMEOUT_S: Final = 60.0  # until the network is ready, and …
+_PARTY_TIMEOUT_S: Final = 6.0  # … more for every member and node, as they share the cores
 _PROBE_S: Final = 0.2
+_DISK_PERIOD_S: Final = 10.0
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DevnetOptions:
-    """What ``splitup up`` was asked for; None keeps what the directory has, or the default.
+    """The options of ``splitup up``; None means the directory's value or else the default.
 
     ``parameters`` are the market's, used at the first start.
     """
@@ -60,24 +63,31 @@ DEFAULT_VRAM_BYTES: Final = 10**9
 
 
 def compute_patience_s(members: int, nodes: int) -> float:
-    """Return how long a network of so many may take from its first process until it is ready."""
+    """Return the seconds that a network of this size may take to start until it is ready."""
     return _READY_TIMEOUT_S + _PARTY_TIMEOUT_S * (members + nodes)
 
 
 class Devnet:
     """One network in one directory, run by this process.
 
-    ``start`` and ``stop`` must be called from the main thread: the children's lives hang on it.
+    ``start`` and ``stop`` must be called from the main thread, whose end is the children's end.
     """
 
-    def __init__(self, options: DevnetOptions, report: Report) -> None:
+    def __init__(
+        self, options: DevnetOptions, report: Report, report_progress: Report | None = None
+    ) -> None:
+        """``report_progress`` gets lines of which each replaces the one before."""
         self.directory = options.directory.absolute()
         self._options = options
         self._report = report
+        self._report_progress = report_progress or report
         self._lock = Lock(self.directory)
         self._groups: list[list[Child]] = []  # in the order they were started
+        self._commands: dict[str, list[str | Path]] = {}  # of gateways, members and nodes, by name
         self._objects: ObjectServer | None = None
-        self._lost: set[str] = set()
+        self._restarts = Restarts()
+        self._ended: set[str] = set()  # processes whose end was reported
+        self._is_disk_low = False
 
     @property
     def children(self) -> list[Child]:
@@ -92,6 +102,7 @@ class Devnet:
         """
         self._lock.acquire()
         try:
+            self._check_disk()
             self._stop_leftovers()
             self._write_runtime(ready=False)
             state = self._prepare_state()
@@ -133,22 +144,54 @@ class Devnet:
         self._write_runtime(ready=True)
         return health
 
-    async def watch(self) -> None:
-        """Run until cancelled, or until a part fails that the network cannot do without.
+    async def watch(self, *, restart: bool) -> None:
+        """Run until cancelled; raise Unavailable when the chain or the object store ends.
 
-        A gateway, member or node that ends is reported and left down: the network is made to
-        survive that.
+        Gateways, members and nodes that end are reported and, with ``restart``, started again
+        after a pause that grows from 1 s to 60 s.
         """
+        clock = asyncio.get_running_loop().time
+        disk_due = clock() + _DISK_PERIOD_S
         while True:
             await asyncio.sleep(_PROBE_S)
             self._check_essential()
             for child in self.children:
-                if not child.is_running() and child.name not in self._lost:
-                    self._lost.add(child.name)
-                    self._report(child.describe_end())
+                if not child.is_running():
+                    self._process_end(child, clock(), restart=restart)
+            for name in self._restarts.list_due(clock()):
+                self._start_again(name)
+                self._restarts.process_start(name, clock())
+            if clock() >= disk_due:
+                disk_due = clock() + _DISK_PERIOD_S
+                self._check_disk()
+
+    def _process_end(self, child: Child, now: float, *, restart: bool) -> None:
+        """Report the end of a process once, and plan its restart."""
+        if child.name in self._ended:
+            return
+        self._ended.add(child.name)
+        if restart:
+            pause_s = self._restarts.process_end(child.name, now)
+            self._report(f"{child.describe_exit()}; starting it again in {pause_s:g} s")
+        else:
+            self._report(child.describe_end())
+
+    def _start_again(self, name: str) -> None:
+        self._ended.discard(name)
+        child = spawn(name, self._commands[name], log=self._log(name))
+        for group in self._groups:
+            group[:] = [child if other.name == name else other for other in group]
+        self._write_runtime(ready=True)
+
+    def _check_disk(self) -> None:
+        """Say once that the disk has little room left."""
+        warning = describe_low(self.directory)
+        if warning and not self._is_disk_low:
+            self._report(warning)
+        self._is_disk_low = bool(warning)
 
     async def stop(self) -> None:
-        """Stop everything that was started, in reverse order, and give the directory free."""
+        """Stop everything that was started, in reverse order, and release the directory."""
         for group in reversed(self._groups):
             for child in group:
                 child.request_stop()
@@ -175,13 +218,13 @@ class Devnet:
             )
         elif options.members not in (None, state.members):
             raise ConfigurationError(
-                f"the network in {self.directory} has {state.members} members, and keeps them; "
+                f"the network in {self.directory} has {state.members} members, and that is fixed; "
                 f"start another one with: splitup up --members {options.members} --dir OTHER"
             )
         elif options.vram_bytes not in (None, state.vram_bytes):
             raise ConfigurationError(
                 f"the nodes in {self.directory} have {state.vram_bytes} bytes of memory each, and "
-                "keep them; start another network with: splitup up --dir OTHER"
+                "that is fixed; start another network with: splitup up --dir OTHER"
             )
         elif options.nodes is not None and options.nodes != state.nodes:
             state = state.resize(options.nodes)
@@ -199,7 +242,7 @@ class Devnet:
             block_time_s=1,
             mixed_mining=False,
         )
-        # Anvil makes its first block anew at every start; only an equal one has an equal hash
+        # Anvil makes a new first block at every start; an equal timestamp gives it an equal hash
         command += ["--timestamp", str(state.genesis_time_s)]
         child = spawn("chain", command, log=self._log("chain"))
         self._add_group([child])
@@ -217,8 +260,8 @@ class Devnet:
         self._groups.append(group)
         for name, config in parties:
             program, verb = files.PROGRAMS[name.partition("-")[0]]
-            command: list[str | Path] = [find_program(program), verb, "--config", config]
-            group.append(spawn(name, command, log=self._log(name)))
+            self._commands[name] = [find_program(program), verb, "--config", config]
+            group.append(spawn(name, self._commands[name], log=self._log(name)))
         self._write_runtime(ready=False)
 
     def _add_group(self, group: list[Child]) -> None:
@@ -239,7 +282,7 @@ class Devnet:
             health = await fetch_health(chain, http, state)
             if (line := health.describe()) != said:
                 said = line
-                self._report(line)
+                self._report_progress(line)
             if health.is_ready():
                 return health
             if loop.time() > ends:
@@ -250,27 +293,24 @@ class Devnet:
             await asyncio.sleep(_PROBE_S)
 
     def _check_essential(self) -> None:
-        """Raise when a part is gone without which nothing works; the rest may fail and be seen."""
+        """Raise Unavailable when a part has ended without which nothing works."""
         for child in self.children:
             if child.name == "chain":
                 child.check_running()
-        gateways = [child for child in self.children if child.name.startswith("gateway")]
-        if gateways and not any(child.is_running() for child in gateways):
-            gateways[0].check_running()
         if self._objects is not None and not self._objects.is_running():
             raise Unavailable(
                 f"the object store ended; its log is {self._objects.data_dir / 'weed.log'}"
             )
 
     def _stop_leftovers(self) -> None:
-        """End what a supervisor that was killed has left, recognised by directory and name."""
+        """End the processes that a killed supervisor left, recognised by directory and name."""
         mark = os.fsencode(self.directory) + b"/"
         for process in read_runtime(self.directory).processes:
             command = Path(f"/proc/{process.pid}/cmdline")
             with contextlib.suppress(OSError):
                 if mark in command.read_bytes():
                     os.kill(process.pid, signal.SIGKILL)
-                while mark in command.read_bytes():  # empty, then gone
+                while mark in command.read_bytes():  # it empties when the process ends
                     time.sleep(0.01)
 
     def _write_runtime(self, *, ready: bool) -> None:
@@ -285,15 +325,20 @@ class Devnet:
 
 
 async def run_devnet(
-    options: DevnetOptions, report: Report, on_ready: Callable[[Health], None]
+    options: DevnetOptions,
+    report: Report,
+    on_ready: Callable[[Health], None],
+    *,
+    report_progress: Report | None = None,
+    restart: bool = False,
 ) -> None:
-    """Run a network until SIGINT or SIGTERM, then stop it cleanly."""
+    """Run a network until SIGINT or SIGTERM, then stop it cleanly; see ``Devnet.watch``."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    net = Devnet(options, report)
-    work = asyncio.create_task(_start_and_watch(net, on_ready))
+    net = Devnet(options, report, report_progress)
+    work = asyncio.create_task(_start_and_watch(net, on_ready, restart=restart))
     waiting = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -310,6 +355,8 @@ async def run_devnet(
             loop.remove_signal_handler(number)
 
 
-async def _start_and_watch(net: Devnet, on_ready: Callable[[Health], None]) -> None:
+async def _start_and_watch(
+    net: Devnet, on_ready: Callable[[Health], None], *, restart: bool
+) -> None:
     on_ready(await net.start())
-    await net.watch()
+    await net.watch(restart=restart)

@@ -1,4 +1,4 @@
-"""Ports for servers on this machine, chosen once and kept."""
+"""Ports for the servers of a devnet, chosen at its first start and kept."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import Final
 
 from splitup.core.errors import ConfigurationError
 
-_FIRST: Final = 10_000  # below are the ports that well-known programs listen on
+_FIRST: Final = 10_000  # well-known programs listen on lower ports
 _EPHEMERAL: Final = 32_768  # where Linux begins to hand out ports to outgoing connections
 _RANGE_FILE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_held: dict[int, int] = {}  # the sockets that say so, until the process ends
+_held: dict[int, int] = {}  # port -> the socket that marks it until the process ends
 
 
 def find_free_ports(count: int) -> list[int]:
     """Return ``count`` different TCP ports of the loopback that nobody listens on right now.
 
-    Never one that the system hands out to outgoing connections: such a port is free now and taken
-    by anybody's connection a second later. And none that a process was given before that still
-    lives: its server may start later, or be down for a moment. Raises ConfigurationError when there
-    are too few.
+    No ephemeral ports, which an outgoing connection may take a second later; and no ports that were
+    returned to a process that still runs, as its server may be starting or restarting. Raises
+    ConfigurationError when there are too few.
     """
     candidates = list(range(_FIRST, _get_ephemeral_start()))
     random.shuffle(candidates)
@@ -40,9 +39,9 @@ def find_free_ports(count: int) -> list[int]:
 
 
 def hold_port(port: int) -> bool:
-    """Keep a port from being found by others while this process lives; False: somebody holds it.
+    """Mark a port as taken while this process runs; return False when another one marked it.
 
-    On Linux an abstract socket address says so to other processes; it ends with its process.
+    On Linux the mark is an abstract socket address, which ends with its process.
     """
     if port in _held:
         return False
@@ -74,5 +73,5 @@ def _get_ephemeral_start() -> int:
         start = int(_RANGE_FILE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return _EPHEMERAL
-    # a system that hands out nearly everything leaves nothing better than the usual range
+    # when nearly all ports are ephemeral, the usual range is the best choice
     return start if start > 2 * _FIRST else _EPHEMERAL

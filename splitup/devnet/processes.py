@@ -1,7 +1,7 @@
 """Child processes of a devnet: started with a log each, stopped by their own process id.
 
-Every child is a session of its own, so that Ctrl-C reaches only the supervisor, which then stops
-them in order. On Linux the kernel also stops a child whose supervisor was killed.
+Every child is a session of its own, so that Ctrl-C reaches only the supervisor, which stops them
+in order. On Linux the kernel also stops the children of a supervisor that was killed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from splitup.core.errors import ConfigurationError, Unavailable
+from splitup.devnet.source_tree import compose_package_install
 
 _PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -45,9 +46,13 @@ class Child:
 
     def describe_end(self) -> str:
         """Return how an ended process ended, and the end of its log."""
+        return f"{self.describe_exit()}, which ends with:\n{read_tail(self.log)}"
+
+    def describe_exit(self) -> str:
+        """Return how an ended process ended, and where its log is."""
         code = self.process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"{self.name} {how}; its log {self.log} ends with:\n{read_tail(self.log)}"
+        return f"{self.name} {how}, see {self.log}"
 
     def request_stop(self) -> None:
         """Send SIGTERM, if it still runs."""
@@ -72,7 +77,7 @@ def spawn(
 ) -> Child:
     """Start a process whose output goes to ``log`` (appended).
 
-    Call it from a thread that outlives the child: the kernel ties its death signal to that thread.
+    Call it from a thread that outlives the child: at its end the kernel stops the child.
     Raises ConfigurationError when the program cannot be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -90,23 +95,24 @@ def spawn(
             )
         except OSError as error:
             raise ConfigurationError(
-                f"{command[0]} cannot be started ({error.strerror}); install SplitUp again"
+                f"{command[0]} cannot be started ({error.strerror}); install SplitUp again: "
+                f"{compose_package_install()}"
             ) from None
     return Child(name, process, log)
 
 
 def find_program(name: str) -> Path:
-    """Return one of SplitUp's own programs, which lie beside this interpreter."""
+    """Return the path of one of SplitUp's programs, which pip puts beside this interpreter."""
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise ConfigurationError(
-            f"the program {path} is missing; install SplitUp again: pip install -e ."
+            f"the program {path} is missing; install SplitUp again: {compose_package_install()}"
         )
     return path
 
 
 def read_tail(log: Path, lines: int = 12, *, start: int = 0) -> str:
-    """Return a log's last lines, from byte ``start`` on, indented; it may be missing or empty."""
+    """Return the last lines of a log from byte ``start`` on, indented; it may be missing."""
     try:
         with log.open("rb") as file:
             file.seek(max(start, log.stat().st_size - _TAIL_BYTES))

@@ -1,8 +1,8 @@
 """A local S3 server for one machine: SeaweedFS, one process, loopback only.
 
-Everything it owns lies in one directory: data, ports, keys, log. Starting again in that directory
-serves the same objects at the same address. The ports other than S3's bypass S3 authentication,
-hence the JWT keys in ``security.toml``; its gRPC ports stay open to this machine's users even so.
+Data, ports, keys and log are in one directory. A second start in that directory serves the same
+objects at the same address. The ports other than S3's have no S3 authentication, therefore
+``security.toml`` sets JWT keys; the gRPC ports remain open to all users of this machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from splitup.devnet.ports import find_free_ports
 from splitup.storage.s3_client import create_client
 
 HOST: Final = "127.0.0.1"
-# Each flag names one port. All are given: a default would collide with a second network.
+# Each flag names one port. All are set: the defaults would collide with a second network.
 _PORT_FLAGS: Final = (
     "s3.port",
     "s3.port.grpc",
@@ -50,8 +50,8 @@ _JWT_SECTIONS: Final = (
     "jwt.filer_signing.read",
 )
 _PROBE_KEY: Final = "splitup-ready"
-_MEMORY_LIMIT: Final = "300MiB"  # without it the process grows to twice that
-_MIN_FREE: Final = 0.01  # of the disk; SeaweedFS's own limit, which "mini" does not let us set
+_MEMORY_LIMIT: Final = "300MiB"  # without a limit the process uses twice as much
+_MIN_FREE: Final = 0.01  # of the disk; SeaweedFS's own limit, which cannot be set for "mini"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ObjectServer:
         return self.process.poll() is None
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Stop the server, at first politely. What was acknowledged stays either way."""
+        """Stop the server: SIGTERM, then SIGKILL. Acknowledged objects are kept either way."""
         if self.is_running():
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -83,7 +83,8 @@ class ObjectServer:
                 self.process.kill()
         self.process.wait()
         for port in json.loads((self.data_dir / "ports.json").read_text()).values():
-            for stale in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):  # a fixed place
+            # SeaweedFS puts its sockets into /tmp whatever its configuration says
+            for stale in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):
                 stale.unlink(missing_ok=True)
 
 
@@ -129,8 +130,8 @@ def start_object_server(
             stderr=log,
             cwd=data_dir,
             env=_compose_environment(data_dir),
-            preexec_fn=preexec_fn,  # a supervisor's way to tie the server to its own life
-            start_new_session=True,  # Ctrl-C is for the parent, which stops us last
+            preexec_fn=preexec_fn,  # lets the server end with its supervisor
+            start_new_session=True,  # Ctrl-C reaches the supervisor, which stops the server last
         )
     server = ObjectServer(
         endpoint_url=f"http://{HOST}:{ports['s3.port']}",
@@ -169,7 +170,7 @@ def _compose_command(weed: Path, data_dir: Path, ports: dict[str, int]) -> list[
 
 
 def _compose_environment(data_dir: Path) -> dict[str, str]:
-    # Only what it needs: SeaweedFS reads AWS_*, WEED_* and S3_BUCKET, and so could another's keys.
+    # Nothing else: SeaweedFS would read AWS_*, WEED_* and S3_BUCKET, and so the user's own keys.
     return {
         "HOME": str(data_dir),
         "PATH": os.environ.get("PATH", os.defpath),
@@ -179,7 +180,7 @@ def _compose_environment(data_dir: Path) -> dict[str, str]:
 
 
 def _check_space(data_dir: Path) -> None:
-    """Raise StorageUnavailable if SeaweedFS would start, and then refuse every object."""
+    """Raise StorageUnavailable when SeaweedFS would refuse objects because the disk is full."""
     total, _, free = shutil.disk_usage(data_dir)
     if free < total * _MIN_FREE:
         raise StorageUnavailable(
@@ -216,7 +217,7 @@ def _load_ports(data_dir: Path, s3_port: int | None) -> dict[str, int]:
 
 def _check_free(port: int, flag: str, path: Path) -> None:
     try:
-        socket.create_server((HOST, port)).close()  # sets SO_REUSEADDR: TIME_WAIT does not count
+        socket.create_server((HOST, port)).close()  # sets SO_REUSEADDR, so TIME_WAIT is no obstacle
     except OSError:
         raise ConfigurationError(
             f"port {port} ({flag}) of the S3 server is in use; stop the program that holds it, "
@@ -246,14 +247,14 @@ def _prepare_secrets(data_dir: Path) -> Path:
     )
     files = {"s3.json": json.dumps({"identities": [identity]}), "security.toml": security}
     for name, text in files.items():
-        # Written anew at every start: both follow from the key pair or live as long as the process.
+        # Written at every start: one depends on the key pair, the other is valid for one process.
         (config / name).unlink(missing_ok=True)
         write_secret_file(config / name, text.encode(), what="S3 server configuration")
     return path
 
 
 def _is_ready(client: Any, bucket: str) -> bool:
-    """Whether an object can be written and read; buckets exist before the volumes are found."""
+    """Return whether an object can be written and read; the bucket alone exists earlier."""
     try:
         client.create_bucket(Bucket=bucket)
     except ClientError as error:
@@ -280,7 +281,7 @@ def _wait_for_bucket(server: ObjectServer, deadline: float) -> None:
                 if _is_ready(client, server.bucket):
                     return
             except (ClientError, BotoCoreError):
-                pass  # not listening yet, or its parts have not found each other
+                pass  # it does not listen yet, or its parts are not connected yet
             if time.monotonic() > deadline:
                 raise StorageUnavailable(
                     f"the S3 server does not answer at {server.endpoint_url}; its log is {log}"

@@ -1,8 +1,8 @@
-"""What a devnet keeps between two starts, and who runs it right now.
+"""The files of a devnet's directory that outlive its processes, and the lock of its supervisor.
 
-``devnet.json`` holds the ports, one for every member of the committee and every node, the nodes'
-number and their VRAM. ``mnemonic`` (0600) is the seed of Anvil's test accounts. ``lock`` is held by
-the running supervisor, whose process id stands in it; ``runtime.json`` lists what it started.
+``devnet.json`` holds the ports of all parties, the number of nodes and their VRAM. ``mnemonic``
+(0600) is the seed of Anvil's test accounts. ``lock`` is held by the running supervisor and contains
+its process id; ``runtime.json`` lists the processes that it started.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from splitup.core import limits
 from splitup.core.errors import ConfigurationError
 from splitup.devnet.ports import find_free_ports, hold_port, is_port_free
 
-GATEWAYS: Final = 2  # either serves when the other is gone
+GATEWAYS: Final = 2  # each can serve when the other is down
 DEFAULT_MEMBERS: Final = 4  # f = 1: the smallest committee that survives a faulty member
 MAX_NODES: Final = 64  # one machine; each node is two processes
 _VERSION: Final = 2
@@ -89,7 +89,7 @@ class DevnetState(BaseModel):
             return None
         except (OSError, ValidationError):
             raise ConfigurationError(
-                f"{file} is damaged or of another version; start afresh with another --dir"
+                f"{file} is damaged or of another version; start a new network with another --dir"
             ) from None
 
     def named_ports(self) -> list[tuple[str, int]]:
@@ -108,7 +108,7 @@ class DevnetState(BaseModel):
                     f"stop that program, or start a second network with: splitup up --dir OTHER "
                     f"({directory} stays as it is)"
                 )
-            hold_port(port)  # also while its party is down, until it is started again
+            hold_port(port)  # also while its server restarts
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class RunningProcess:
 
 
 class Lock:
-    """The right to run the network of a directory; held until ``release`` or the process's end."""
+    """The lock of a directory's network; held until ``release`` or the end of the process."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "lock"
@@ -151,7 +151,7 @@ class Lock:
 
 
 def make_directory(directory: Path) -> None:
-    """Make a network's directory, where there is none; raise ConfigurationError."""
+    """Make a network's directory if it is missing; raise ConfigurationError when that fails."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(directory, os.W_OK | os.X_OK):
@@ -170,7 +170,7 @@ def _try_lock(descriptor: int) -> bool:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except OSError:
-            time.sleep(0.02)  # a reader holds it for microseconds, see read_supervisor
+            time.sleep(0.02)  # read_supervisor holds it for microseconds
     return False
 
 
@@ -192,7 +192,7 @@ def read_supervisor(directory: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What the supervisor says about its network; true only while the directory's lock is held."""
+    """The supervisor's notes about its processes; valid while the directory's lock is held."""
 
     ready: bool
     processes: tuple[RunningProcess, ...]

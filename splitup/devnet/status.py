@@ -1,4 +1,4 @@
-"""What state a devnet is in, asked of its chain and its members, not of its supervisor."""
+"""The state of a devnet, as its chain, members, gateways and nodes report it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAGE: Final = 100
 class NodeHealth:
     """A registered node; ``tasks`` are those it holds in the latest snapshot.
 
-    ``in_snapshot``: it is offered there, at the endpoint that it has now.
+    ``in_snapshot``: the snapshot lists it with its current endpoint.
     """
 
     address: str
@@ -50,7 +50,7 @@ class Health:
 
     @property
     def live_nodes(self) -> int:
-        """Nodes that answer now and are in the snapshot, which may be of an earlier life."""
+        """The number of nodes that answer and are in the snapshot, which may be an old one."""
         return sum(node.in_snapshot and node.answers for node in self.nodes)
 
     def is_ready(self) -> bool:
@@ -99,7 +99,7 @@ class Health:
 
 
 async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> Health:
-    """Ask chain, gateway, members and nodes at once; raise ChainUnavailable."""
+    """Ask chain, gateways, members and nodes at once; raise ChainUnavailable."""
     member_urls = [make_endpoint(port) for port in state.member_ports]
     gateway_urls = [make_endpoint(port) for port in state.gateway_ports]
     head, group_key, registered, snapshot, *answers = await asyncio.gather(

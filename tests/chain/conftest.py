@@ -26,11 +26,12 @@ from splitup.crypto.quorum import (
     settlement_struct_hash,
     sign_quorum,
 )
-from splitup.devnet.anvil import derive_key, find_anvil, start_anvil
+from splitup.devnet.anvil import derive_key, find_anvil
 from splitup.messages.plans import Request
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, plan_alpha
 from splitup.protocol.planning.signed_requests import request_to_abi
 from tests.builders import find_free_port
+from tests.local_chain import start_anvil
 
 MNEMONIC = "test test test test test test test test test test test junk"
 MODEL = "0x" + "4d" * 32

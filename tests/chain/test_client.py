@@ -27,13 +27,13 @@ async def test_connect_refuses_another_deployment(network: Network) -> None:
     for words, wrong in stale.items():
         with pytest.raises(ChainUnavailable, match=words) as caught:
             await Chain.connect(network.url, wrong)
-        assert "stale" in str(caught.value)
+        assert "outdated" in str(caught.value)
         assert "splitup up" in str(caught.value)
 
 
 async def test_connect_without_a_chain_says_how_to_start_one(network: Network) -> None:
     url = f"http://127.0.0.1:{find_free_port()}"
-    with pytest.raises(ChainUnavailable, match=r"does not answer .* start it with: splitup up"):
+    with pytest.raises(ChainUnavailable, match=r"does not answer .* start your network with"):
         await Chain.connect(url, network.deployment)
     with pytest.raises(ConfigurationError, match="does not begin with http"):
         await Chain.connect("ftp://nowhere", network.deployment)

@@ -14,7 +14,6 @@ from splitup.crypto.quorum import (
     Settlement,
     Slash,
     commitments_struct_hash,
-    compute_commitment,
     compute_execution_id,
     hash_exposures,
     request_struct_hash,
@@ -25,6 +24,7 @@ from splitup.devnet.anvil import derive_key
 from splitup.messages.plans import Request
 from splitup.protocol.planning.signed_requests import request_to_abi
 from tests.chain.conftest import MNEMONIC, MODEL, PRICE_MICRO_USDC, Network
+from tests.local_chain import compute_commitment
 
 OUTPUTS = "0x" + "cc" * 32
 
@@ -141,7 +141,7 @@ async def test_signed_request_is_opened_by_somebody_else(network: Network) -> No
     )
     head = await client.fetch_head()
     await client.send("market", "freeze", head.timestamp + 300)
-    with pytest.raises(ChainRejected, match="is kept for signed requests until"):
+    with pytest.raises(ChainRejected, match="is frozen for signed requests until"):
         await client.send("market", "withdraw", 1)
     request = make_request(network, root).model_copy(update={"deadline": head.timestamp + 60})
     struct_hash = request_struct_hash(*request_to_abi(request))
@@ -204,7 +204,7 @@ async def test_the_committee_commits_for_all_nodes_at_once(network: Network) -> 
 
 async def test_too_little_usdc_allowance_or_balance_is_said_in_usdc(network: Network) -> None:
     client = network.client
-    with pytest.raises(ChainRejected, match=r"may take 0 USDC, 5 are needed; approve more"):
+    with pytest.raises(ChainRejected, match=r"take 0 USDC, and 5 are needed; approve more"):
         await client.send("market", "deposit", 5_000_000)
     await client.send("usdc", "approve", network.deployment.market, 10**12)
     with pytest.raises(ChainRejected, match=r"has 40 USDC, 1,000 are needed"):
@@ -216,7 +216,7 @@ async def test_too_little_usdc_allowance_or_balance_is_said_in_usdc(network: Net
 
 async def test_unsafe_parameters_are_refused(network: Network) -> None:
     parameters = await network.owner.call("market", "parameters")
-    with pytest.raises(ChainRejected, match="cheating would pay: the expected loss is 725760"):
+    with pytest.raises(ChainRejected, match="profitable: the expected loss is 725760"):
         await network.owner.send("market", "setParameters", {**parameters, "slashMilli": 10_000})
     with pytest.raises(ChainRejected, match="nodes unbond within 604800 s, and an execution may"):
         longer = {**parameters, "maxDeadlineS": 7 * 86_400}

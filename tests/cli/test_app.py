@@ -11,8 +11,9 @@ from splitup_oracle.cli.app import app as oracle_app
 from splitup_oracle.config import GatewayConfig, OracleConfig
 from typer.testing import CliRunner
 
-from splitup.cli.app import app
-from splitup.cli.machine_checks import run_checks, to_dict
+from splitup.cli.doctor import run_checks, to_dict
+from splitup.cli.verbs import app
+from splitup.devnet.anvil import compose_anvil_install
 
 RUNNER = CliRunner()
 
@@ -70,7 +71,7 @@ def test_doctor_says_what_mends_a_missing_part(
     report = to_dict(run_checks(tmp_path / "net"))
     assert report["ok"] is False
     broken = {check["name"]: check["fix"] for check in report["checks"] if not check["ok"]}
-    assert broken == {"chain (Anvil)": "(cd contracts && npm ci --ignore-scripts)"}
+    assert broken == {"chain (Anvil)": compose_anvil_install()}
 
 
 def test_doctor_command_reports_as_json() -> None:

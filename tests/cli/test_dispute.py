@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from splitup.cli.app import app
+from splitup.cli.verbs import app
 from splitup.graph.arrays import encode_array
 from splitup.graph.reference import list_region
 from tests.protocol.disputes import test_bisection as disputes

@@ -80,14 +80,14 @@ def test_committees_of_other_sizes_are_refused(members: int) -> None:
 async def test_a_network_keeps_its_members(tmp_path: Path) -> None:
     DevnetState.create(nodes=2, vram_bytes=1, members=7).save(tmp_path)
     net = Devnet(DevnetOptions(tmp_path, members=4), print)
-    with pytest.raises(ConfigurationError, match="has 7 members, and keeps them"):
+    with pytest.raises(ConfigurationError, match="has 7 members, and that is fixed"):
         await net.start()
     assert read_supervisor(tmp_path) is None
 
 
 async def test_nodes_keep_their_memory(tmp_path: Path) -> None:
     DevnetState.create(nodes=1, vram_bytes=10**9).save(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"have 1000000000 bytes .* keep them"):
+    with pytest.raises(ConfigurationError, match=r"have 1000000000 bytes .* that is fixed"):
         await Devnet(DevnetOptions(tmp_path, vram_bytes=10**8), print).start()
 
 
@@ -115,7 +115,7 @@ def test_a_detached_start_says_why_it_failed(tmp_path: Path) -> None:
 
 def test_damaged_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / "devnet.json").write_text('{"version": 99}')
-    with pytest.raises(ConfigurationError, match="start afresh"):
+    with pytest.raises(ConfigurationError, match="start a new network"):
         DevnetState.load(tmp_path)
 
 

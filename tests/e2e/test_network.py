@@ -185,7 +185,7 @@ def test_ctrl_c_ends_a_generation_and_pays_what_was_done(network: Network) -> No
     said = talk.decode()
     assert process.returncode == 130, said
     assert "interrupted" in said and "Traceback" not in said
-    money = re.search(r"settled in block \d+: ([0-9.]+) USDC paid, .* ([0-9.]+) USDC back", said)
+    money = re.search(r"cost: .*\(([0-9.]+) USDC to the nodes, .* ([0-9.]+) USDC came back", said)
     assert money is not None, said
     assert 0 < float(money[1]) < float(money[2])  # few of the 250 steps were run
 

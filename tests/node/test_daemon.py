@@ -22,7 +22,6 @@ from splitup_node.status_file import read_status
 from splitup.core import tuning
 from splitup.core.errors import ConfigurationError, Refused, Unavailable
 from splitup.crypto.keys import Identity
-from splitup.crypto.quorum import compute_commitment
 from splitup.devnet.processes import find_program
 from splitup.messages import api
 from splitup.messages.base import CLIENT
@@ -39,6 +38,7 @@ from splitup.storage.journal import Journal
 from splitup.storage.log_store import LogWriter, open_logs
 from tests.builders import HANG_S, wait_open
 from tests.chain.proxy import Proxy
+from tests.local_chain import compute_commitment
 from tests.node.market import NodeMarket, RunningNode, open_market
 from tests.node.network import TestClient, compute_reference, make_manifest
 from tests.oracle.gateway_network import run_network

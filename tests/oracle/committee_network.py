@@ -24,7 +24,7 @@ from splitup.core.errors import PeerFault, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.crypto.quorum import compute_execution_id
-from splitup.devnet.anvil import derive_key, start_anvil
+from splitup.devnet.anvil import derive_key
 from splitup.devnet.ports import find_free_ports
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
@@ -46,6 +46,7 @@ from splitup.net.http import Server, SignedClient, make_app, read_json, serve_ap
 from splitup.protocol.committee.certificates import check_draw
 from splitup.protocol.execution.ends import sign_end
 from tests.builders import HANG_S, make_chain_manifest
+from tests.local_chain import start_anvil
 from tests.oracle.exchange import Exchange
 
 MNEMONIC = "test test test test test test test test test test test junk"

@@ -20,7 +20,7 @@ from splitup.chain.rpc import Rpc
 from splitup.crypto import bls
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.crypto.quorum import Domain, sign_quorum
-from splitup.devnet.anvil import derive_key, start_anvil
+from splitup.devnet.anvil import derive_key
 from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.graph.manifest import Manifest, get_manifest_key
 from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request
@@ -36,6 +36,7 @@ from splitup.protocol.committee.certificates import (
 from splitup.protocol.planning.selection import compute_plan
 from splitup.storage.gateway_client import GatewayClient
 from tests.builders import find_free_port
+from tests.local_chain import start_anvil
 
 MNEMONIC = "test test test test test test test test test test test junk"
 MEMBERS = 4

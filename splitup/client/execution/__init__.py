@@ -1,1 +1,1 @@
-"""A running execution on the client's side: frames out, verified outputs in."""
+"""A running execution on the client's side: sends inputs, receives verified outputs."""

@@ -1,4 +1,4 @@
-"""Inputs too large for a frame: straight to their readers, and to the store behind."""
+"""Inputs too large for a frame: sent directly to their readers, and stored afterwards."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from splitup.storage.log_store import LogObject, LogStore
 
 
 class LargeInputs:
-    """Those of one execution, one step ahead of the store, which sets the pace.
+    """The large inputs of one execution, sent at most one step ahead of the store.
 
-    Nodes store what they make of a step, too: far ahead of a slow store, they would have to wait
-    for it longer than a healthy node does. A reader is offered chunks once it has the plan: before
-    that they would be lost on it.
+    The store sets the pace because nodes store the outputs of every step, too: with inputs far
+    ahead of a slow store they would wait for it and be taken for failed. Chunks are sent to a
+    reader once it has the plan; before that it would drop them.
     """
 
     def __init__(
         self, identity: Identity, request: Request, store: LogStore, direct_bytes: int
     ) -> None:
-        """``direct_bytes`` may wait for one reader."""
+        """``direct_bytes`` is the most that may be queued for one reader."""
         self._identity = identity
         self._request = request
         self._store = store
@@ -36,7 +36,7 @@ class LargeInputs:
         self._announced: dict[str, asyncio.Event] = {}  # by node
 
     def mark_announced(self, node: str) -> None:
-        """Take note that a node has the plan, or will not have it from us."""
+        """Note that a node has the plan, or will not get it from us."""
         self._find_announced(node).set()
 
     async def send(
@@ -44,7 +44,7 @@ class LargeInputs:
     ) -> dict[int, LogObject]:
         """Send a step's large inputs, by port, to their readers; return what is to be stored.
 
-        The step before is stored then.
+        Waits until the step before is stored.
         """
         await self._is_stored.wait()
         self._is_stored.clear()
@@ -70,7 +70,7 @@ class LargeInputs:
         return LogObject(name, data, digest, len(data))
 
     async def _wait_ready(self, readers: Collection[Link]) -> None:
-        """Give readers that are not up yet the time that a detour would take."""
+        """Wait for unconnected readers, at most as long as the way by the store would take."""
         try:
             async with asyncio.timeout(tuning.DIRECT_CONNECT_S):
                 for link in readers:

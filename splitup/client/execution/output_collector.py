@@ -1,8 +1,7 @@
-"""Puts an execution's output frames together: a machine, (frame, seal) in, facts out.
+"""Collects an execution's output frames. A pure state machine: signed frames in, facts out.
 
-A frame counts only when the node that runs its task now signed it. Duplicates are normal and
-silent, and so is what comes late from a node that was replaced; two different tensors for one slot
-are the producer's fault.
+A frame counts only when it is signed by the node that currently runs its task. Duplicates and late
+frames of replaced nodes are ignored; two different tensors for one output are the producer's fault.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
 
 Verify = Callable[[Seal, str], None]  # (signature, public key); raises BadSignature
-# (execution, port, step, digest): what came in chunks, if it is that
+# (execution, port, step, digest): the tensor that came in chunks, if its digest is this
 TakeChunks = Callable[[str, PortId, int, bytes], memoryview | None]
 
 
@@ -46,7 +45,7 @@ class FetchNeeded:
 
 @dataclass(frozen=True, slots=True)
 class TraceReceived:
-    """A part of a node's spans; ``is_last`` when the node has no more to tell."""
+    """A part of a node's spans; ``is_last`` when no more follow."""
 
     trace: Trace
     is_last: bool
@@ -81,7 +80,7 @@ class OutputCollector:
         self._keys = {entry.node: entry.signing_key for entry in self.plan.nodes}
 
     def receive(self, frame: Frame, seal: Seal) -> list[Fact]:
-        """Take one frame; raise PeerFault when it does not belong here or is not its producer's."""
+        """Take one frame; raise PeerFault unless its producer sent it for this execution."""
         if frame.execution_id != self.plan.request.execution_id:
             raise PeerFault(f"a frame of execution {frame.execution_id} arrived on another's link")
         if frame.kind is FrameKind.TENSOR:
@@ -106,9 +105,9 @@ class OutputCollector:
         raise PeerFault(f"a node sent a {frame.kind.name} frame, which only clients do")
 
     def check_chunk(self, node: str, chunk: TensorChunk) -> bool:
-        """Return whether a chunk of an output, from ``node``, is worth its room.
+        """Return whether a chunk of an output, from ``node``, should be kept.
 
-        Raises PeerFault when nobody may send it here.
+        Raises PeerFault when the node may not send it.
         """
         spec = self._specs.get((chunk.task, chunk.port))
         if (
@@ -117,7 +116,7 @@ class OutputCollector:
             or not spec.accepts(chunk.length)
             or chunk.step >= self.plan.request.steps
         ):
-            raise PeerFault(f"node {node} sent chunks of what is no output here", peer=node)
+            raise PeerFault(f"node {node} sent chunks of what is no output", peer=node)
         if node != self.executor_map.get_author(chunk.task):
             if self.executor_map.takeovers:
                 return False  # it was replaced
@@ -125,7 +124,7 @@ class OutputCollector:
         return not self._is_known(chunk.task, chunk.port, chunk.step)
 
     def renew(self, task: int) -> None:
-        """Expect the outputs of ``task`` from another node: forget those of unfinished steps."""
+        """Expect the outputs of ``task`` from another node; forget those of unfinished steps."""
         self._slots = {key: slot for key, slot in self._slots.items() if key[0] != task}
 
     def receive_stored(self, need: FetchNeeded, data: bytes | memoryview) -> list[Fact]:
@@ -174,14 +173,14 @@ class OutputCollector:
             self._slots[key] = _Slot(frame.digest, data)
             return self._complete(frame.step)
         if frame.direct:
-            return []  # not whole: the store will have it
+            return []  # incomplete: it will come from the store
         self._slots[key] = _Slot(frame.digest, None)
         return [
             FetchNeeded(frame.task, frame.port, executor, frame.step, frame.digest, frame.length)
         ]
 
     def _is_known(self, task: int, port: int, step: int) -> bool:
-        """Return whether an output is here, or being fetched."""
+        """Return whether an output has arrived or is being fetched."""
         is_done = step < self._first_missing or step in self._done
         return is_done or (task, port, step) in self._slots
 
@@ -207,9 +206,10 @@ class OutputCollector:
 def get_input_consumers(
     manifest: Manifest, executors: Sequence[str]
 ) -> dict[tuple[int, ...], tuple[str, ...]]:
-    """Return the executors of the tasks that take graph inputs, by the inputs (by index) they take.
+    """Return the executors of the tasks that read graph inputs, grouped by the inputs they read.
 
-    Who reads the same inputs gets the same frames; whoever runs the earliest task comes first.
+    Keys are the inputs' indices. A group gets the same frames; groups are ordered by the earliest
+    task.
     """
     wanted: dict[str, set[int]] = {}
     for task, node in zip(manifest.tasks, executors, strict=True):

@@ -26,7 +26,7 @@ _Future = asyncio.Future[dict[str, Array]]
 
 @dataclass(frozen=True, slots=True)
 class _Flying:
-    """A step that nodes are at work on."""
+    """A step that the nodes are computing."""
 
     begun: Begun
     network: _Future
@@ -34,7 +34,7 @@ class _Flying:
 
 
 class PrivateSession(Session):
-    """Takes and gives what the model does; its nodes get and give what lies between.
+    """A session whose inputs and outputs are the model's own; nodes see only what lies between.
 
     ``thread`` runs the client's tasks, one at a time.
     """
@@ -71,7 +71,7 @@ class PrivateSession(Session):
         self._submitted = 0
 
     def open(self) -> None:
-        """Connect to every executor, and begin to work."""
+        """Connect to every executor and start the client's tasks."""
         super().open()
         self._start(self._work())
 
@@ -103,7 +103,7 @@ class PrivateSession(Session):
         self._start(self._complete(run))
 
     async def _begin(self, run: ClientRun) -> None:
-        """Run the first tasks of step after step, and hand what they give to the nodes."""
+        """Run the first tasks of every step and submit their outputs to the nodes."""
         while True:
             tensors, result = await self._given.get()
             try:
@@ -116,7 +116,7 @@ class PrivateSession(Session):
             self._flying.put_nowait(_Flying(begun, network, result))
 
     async def _complete(self, run: ClientRun) -> None:
-        """Run the last tasks of step after step on what nodes gave."""
+        """Run the last tasks of every step on the outputs of the nodes."""
         while True:
             step = await self._flying.get()
             try:
@@ -135,7 +135,7 @@ class PrivateSession(Session):
 
     def _give_up(self, error: Exception) -> None:
         text = str(error) if isinstance(error, SplitUpError) else f"{type(error).__name__}: {error}"
-        self._fail(Failure(f"what is left to the client failed: {text}"))
+        self._fail(Failure(f"a task that runs on the client failed: {text}"))
 
     def _fail(self, failure: Failure) -> None:
         super()._fail(failure)

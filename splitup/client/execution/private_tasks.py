@@ -1,7 +1,7 @@
-"""What a model leaves to its user: the first and last tasks, run on this machine.
+"""The first and last tasks of a model that its user runs, so that raw inputs stay on this machine.
 
-Raw inputs and outputs never leave it; nodes see what lies between. Everything here that computes
-blocks, and happens on the one thread that an open connection has for it.
+Raw inputs and outputs never leave it; the nodes see only what lies between. Everything here that
+computes blocks; a connection runs it on one thread of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Key = tuple[str, int]  # "input" or "output" and its place; "task N" and the ou
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A step whose first tasks have run: what nodes get, and what the last tasks will need."""
+    """A step whose first tasks have run: what is sent to nodes, and kept for the last tasks."""
 
     sends: tuple[bytes | memoryview, ...]
     kept: dict[_Key, bytes | memoryview]
@@ -35,7 +35,7 @@ class ClientPrograms:
     def __init__(self, manifest: Manifest, files: Sequence[tuple[Path, Path | None]]) -> None:
         """Load and compile: seconds of CPU. ``files`` are every task's graph and weights.
 
-        Raises InvalidModel when a graph breaks a rule or is not what the manifest says.
+        Raises InvalidModel when a graph is invalid or differs from the manifest.
         """
         from splitup.backend.runtime import TaskProgram  # opens the device
 
@@ -64,7 +64,7 @@ class ClientPrograms:
         self.kept = {key for index in self.late for key in self.sources[index]} | set(self.results)
 
     def new_run(self) -> ClientRun:
-        """Return an execution at its beginning."""
+        """Return the state of a new execution."""
         return ClientRun(self)
 
 
@@ -76,14 +76,14 @@ class ClientRun:
         self._states: list[State] = [program.new_state() for program in programs.programs]
 
     def begin(self, inputs: Tensors) -> Begun:
-        """Run what comes before the nodes' tasks on the model's inputs. Raises InvalidInput."""
+        """Run the tasks before the nodes' on the model's inputs. Raises InvalidInput."""
         made = {("input", place): data for place, data in enumerate(inputs)}
         self._run(self._programs.early, made)
         sends = tuple(made[key] for key in self._programs.sends)
         return Begun(sends, {key: made[key] for key in self._programs.kept & set(made)})
 
     def complete(self, begun: Begun, outputs: Tensors) -> list[bytes | memoryview]:
-        """Run what comes behind the nodes' outputs; return the model's."""
+        """Run the tasks after the nodes' on their outputs; return the model's outputs."""
         made = begun.kept | {("output", place): data for place, data in enumerate(outputs)}
         self._run(self._programs.late, made)
         return [made[key] for key in self._programs.results]

@@ -1,51 +1,42 @@
-"""One execution, from its certificate to its last output: frames out, verified outputs in.
+"""One execution, from its certificate to its last output: sends inputs, verifies outputs.
 
 Any number of steps may be in flight. A node that fails is replaced by the plan's next candidate for
-its tasks, and the steps go on (``splitup.protocol.execution.failover``). The session ends in one of
-two ways: ``finish`` after the last step, or a ``Failure`` that every waiting step and later call
-raises.
+its tasks, and the steps go on (``splitup.protocol.execution.failover``). A session ends by
+``finish`` after the last step, or by a ``Failure``, which every waiting step and later call raises.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from splitup.client.execution.large_inputs import LargeInputs
+from splitup.client.execution.input_sender import InputSender
 from splitup.client.execution.output_collector import (
     Fact,
     FetchNeeded,
     OutputCollector,
     StepDone,
     TraceReceived,
-    get_input_consumers,
 )
 from splitup.client.outcome import Array
-from splitup.core import limits, tuning
+from splitup.core import tuning
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
-from splitup.core.tensors import StepsDigest, bytes_to_array, check_inputs
+from splitup.core.tensors import bytes_to_array, check_inputs
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, Takeover
-from splitup.messages.frames import FRAME_HEADER_BYTES, FrameKind, decode_chunk, decode_frames
+from splitup.messages.frames import FrameKind, decode_chunk, decode_frames
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Progress, TaskFailure, Trace
 from splitup.net.http import SignedClient
 from splitup.net.links import Link, LinkPool
-from splitup.net.signed_frames import (
-    make_entry_frame,
-    make_message_frame,
-    seal_frame,
-    seal_frames,
-    verify_seal,
-)
+from splitup.net.signed_frames import make_message_frame, seal_frame, verify_seal
 from splitup.net.tensor_chunks import TensorChunks
 from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.execution.failover import Command, Failover, GiveUp, Probe, Replace
@@ -54,19 +45,11 @@ from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.storage.gateway_client import GatewayClient
-from splitup.storage.log_store import (
-    LogObject,
-    LogWriter,
-    has_large_tensors,
-    open_logs,
-    read_tensor,
-)
+from splitup.storage.log_store import has_large_tensors, open_logs, read_tensor
 
 _log = logging.getLogger("splitup.client.execution.session")
 
-_Group = tuple[tuple[int, ...], tuple[str, ...]]  # inputs, and the nodes that read just these
-
-TRACE_TIMEOUT_S: Final = 2.0  # a node tells its times at once after the end, or not at all
+TRACE_TIMEOUT_S: Final = 2.0  # a node sends its times right after the end, or not at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +64,8 @@ class Failure:
 class Session:
     """A running execution. Made by ``SplitUp.session``; not shared between event loops.
 
-    ``certificate`` is checked. ``deadline`` is on the event loop's clock: what is not delivered
-    by then has failed.
+    ``certificate`` has been checked. ``deadline`` is on the event loop's clock; outputs missing
+    then make the execution fail.
     """
 
     def __init__(
@@ -113,9 +96,6 @@ class Session:
         )
         self._failover = Failover(self.plan, manifest, self._loop.time())
         self._specs = tuple(port.spec for port in manifest.inputs)
-        self._consumers = get_input_consumers(manifest, self.executors)
-        self._input_digests = [StepsDigest() for _ in manifest.inputs]
-        self._steps_sent = 0  # whose inputs are in the digests
         self._output_specs = tuple(port.spec for port in manifest.outputs)
         self._store = open_logs(
             gateway,
@@ -124,9 +104,6 @@ class Session:
             self._executor_map,
             has_large_tensors=has_large_tensors(manifest),
         )
-        client = self.plan.request.client
-        self._writer = LogWriter(self.execution_id, client, self._store, pause_s=0.0)
-        self._large = LargeInputs(identity, self.plan.request, self._store, direct_bytes)
         self._pool = LinkPool(
             identity,
             self._on_frame,
@@ -136,16 +113,23 @@ class Session:
             allow_loopback=allow_loopback,
         )
         self._links: dict[str, Link] = {}
+        self._inputs = InputSender(
+            identity,
+            self.plan.request,
+            manifest,
+            self._store,
+            self._links,
+            self.executors,
+            direct_bytes=direct_bytes,
+            start=self._start,
+            on_failure=lambda reason: self._fail(Failure(reason)),
+            on_stored=self._watch,
+        )
         self._futures: dict[int, asyncio.Future[dict[str, Array]]] = {}
-        self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue()
-        self._outgoing = 0  # steps that are not sent yet
-        self._unstored: set[int] = set()  # steps whose large inputs readers may not have yet
-        self._rest: list[
-            tuple[Mapping[int, LogEntry], list[_Group]]
-        ] = []  # for others than the first task
         self._takeovers: list[bytes] = []  # sealed frames, in order
+        self._announced: set[tuple[str, str]] = set()  # (old, new) nodes of logged takeovers
         self._traces: list[Trace] = []
-        self._told: set[str] = set()  # nodes whose spans are all here
+        self._told: set[str] = set()  # nodes whose spans have all arrived
         self._all_told = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._deadline = deadline
@@ -158,12 +142,12 @@ class Session:
 
     @property
     def executors(self) -> tuple[str, ...]:
-        """Who runs every task now, by task index."""
+        """The nodes that run the tasks now, by task index."""
         return self._executor_map.executors
 
     @property
     def takeovers(self) -> int:
-        """How many times a task went to another node so far."""
+        """How many tasks were given to another node so far."""
         return len(self._takeovers)
 
     @property
@@ -176,8 +160,7 @@ class Session:
         for node in sorted(set(self.executors)):
             self._open_link(node)
         self._is_open = True
-        self._start(self._write())
-        self._start(self._flush())
+        self._inputs.open()
         self._schedule()
 
     def _open_link(self, node: str) -> None:
@@ -201,13 +184,9 @@ class Session:
         step = self._steps
         self._steps += 1
         future: asyncio.Future[dict[str, Array]] = self._loop.create_future()
-        future.add_done_callback(_consume)  # the session raises it again, see SplitUp.session
+        future.add_done_callback(_consume)  # its error is raised by the session, too
         self._futures[step] = future
-        self._outgoing += 1
-        if any(len(data) > limits.INLINE_TENSOR_BYTES for data in tensors):
-            self._unstored.add(step)
-        if self._outgoing > 1 or not self._send_now(step, tensors):
-            self._outbox.put_nowait(_Outgoing(step, tensors))
+        self._inputs.submit(step, tensors)
         self._watch()
         return future
 
@@ -216,7 +195,7 @@ class Session:
         return await self.submit(inputs)
 
     async def finish(self) -> tuple[Trace, ...]:
-        """End the execution after the last output and return the times the nodes tell.
+        """End the execution after the last output and return the times that nodes reported.
 
         Raises ExecutionFailed when an output is missing: an incomplete result is never a success.
         """
@@ -224,7 +203,7 @@ class Session:
             if self._futures:
                 await asyncio.wait(list(self._futures.values()))
             self._check_alive()
-            await self._outbox.join()
+            await self._inputs.drain()
             self.end()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TRACE_TIMEOUT_S):
@@ -232,36 +211,34 @@ class Session:
         return tuple(self._traces)
 
     def end(self) -> None:
-        """Tell the nodes that no step follows; they commit to what they ran and are paid for it."""
+        """Tell the nodes that no step follows; they commit to the steps they ran and are paid."""
         self._ended = True
         self._timer.cancel()
         self._failover.process_end()
         self._schedule()
-        # what is still on its way is not vouched for: half a digest would accuse the honest
-        is_sent = self._steps_sent == self._steps
-        inputs = tuple(digest.hexdigest() for digest in self._input_digests) if is_sent else ()
+        inputs = self._inputs.compute_digests()
         end = End(execution_id=self.execution_id, steps=self._steps, inputs=inputs)
         signed = sign_end(self._identity, end)
         frame = make_message_frame(FrameKind.END, self.execution_id, CLIENT, self._steps, signed)
-        self._send_all(seal_frame(self._identity, frame), set(self.executors))
+        self._inputs.send_all(seal_frame(self._identity, frame), set(self.executors))
 
     async def leave(self) -> None:
-        """End the execution wherever it is: what was submitted is run and paid, not waited for."""
+        """End the execution now: submitted steps are run and paid, but not waited for."""
         if not self._ended and self.failure is None:
             with contextlib.suppress(TimeoutError):  # END must not overtake inputs
                 async with asyncio.timeout(tuning.CONNECT_S):
-                    await self._outbox.join()
+                    await self._inputs.drain()
             self.end()
 
     async def store_inputs(self) -> None:
-        """Store what is left of the inputs' logs, which verification reads.
+        """Store the rest of the inputs' logs, which verification reads.
 
         Raises StorageUnavailable, PeerFault.
         """
-        await self._writer.finish()
+        await self._inputs.store()
 
     async def close(self) -> None:
-        """Drop the connections; whatever is still awaited fails."""
+        """Close the connections; steps that are still awaited fail."""
         self._timer.cancel()
         self._fail(Failure("the session was closed"))
         self._failover.process_end()
@@ -269,7 +246,7 @@ class Session:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._writer.close()
+        await self._inputs.close()
         await self._pool.close()
         await self._node_http.close()
 
@@ -283,153 +260,11 @@ class Session:
             where += f" on node {failure.node}"
         return f"execution {self.execution_id} failed{where}: {failure.reason}"
 
-    # ---- sending -------------------------------------------------------------------------------
-
     async def _announce(self, node: str, endpoint: str) -> None:
-        # the committee tells the nodes too; whoever is first saves the other's delay
+        # the committee sends the plan to the nodes, too; the first of both wins
         with contextlib.suppress(SplitUpError):
             await self._node_http.post_json(api.PLAN_CERTIFICATE.url(endpoint), self.certificate)
-        self._large.mark_announced(node)
-
-    async def _write(self) -> None:
-        while True:
-            outgoing = await self._outbox.get()
-            large: dict[int, LogObject] = {}
-            try:
-                large = await self._send(outgoing)
-            except SplitUpError as error:
-                self._fail(Failure(str(error)))
-            finally:
-                if large:
-                    self._start(self._store_large(outgoing.step, large))
-                else:
-                    self._finish_step()
-
-    async def _flush(self) -> None:
-        while True:
-            await asyncio.sleep(tuning.FLUSH_PERIOD_S)
-            self._writer.flush(age_s=tuning.SEGMENT_AGE_S)
-
-    def _send_now(self, step: int, tensors: list[bytes]) -> bool:
-        """Send a step that has none before it; False when it has to wait for store or network."""
-        if not self._is_open or any(len(data) > limits.INLINE_TENSOR_BYTES for data in tensors):
-            return False
-        free = tuning.LINK_QUEUE_BYTES - sum(FRAME_HEADER_BYTES + len(data) for data in tensors)
-        readers = [self._links[node] for nodes in self._consumers.values() for node in nodes]
-        if any(link.queued_bytes > free for link in readers):
-            return False
-        entries = {
-            port: LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
-            for port, data in enumerate(tensors)
-        }
-        self._send_rest()
-        groups = list(self._consumers.items())
-        for group in groups[:1]:
-            self._send_group(entries, *group)
-        # the others' inputs are not wanted before its output, nor is a processor to wake them
-        self._rest.append((entries, groups[1:]))
-        self._loop.call_soon(self._send_rest)
-        self._log_inputs(entries)
-        for port, entry in entries.items():
-            self._input_digests[port].add(entry.digest)
-        self._outgoing -= 1
-        self._steps_sent += 1
-        return True
-
-    def _send_rest(self) -> None:
-        """Send what waits for the turn after the first task's inputs."""
-        rest, self._rest = self._rest, []
-        for entries, groups in rest:
-            for group in groups:
-                self._send_group(entries, *group)
-
-    def _send_group(
-        self, entries: Mapping[int, LogEntry], ports: tuple[int, ...], nodes: tuple[str, ...]
-    ) -> None:
-        for sealed in self._seal_inputs(entries, ports):
-            for node in nodes:
-                with contextlib.suppress(SplitUpError):  # the failover knows what to do about it
-                    self._links[node].send(sealed)
-
-    async def _send(self, outgoing: _Outgoing) -> dict[int, LogObject]:
-        """Send a step; return its large inputs, by port, which are to be stored."""
-        step, tensors = outgoing.step, dict(enumerate(outgoing.tensors))
-        most = limits.INLINE_TENSOR_BYTES
-        large_tensors = {port: data for port, data in tensors.items() if len(data) > most}
-        entries = {
-            port: LogEntry(step, hashlib.sha256(data).digest(), len(data), data)
-            for port, data in tensors.items()
-            if port not in large_tensors
-        }
-        await self._send_entries(entries)
-        large: dict[int, LogObject] = {}
-        if large_tensors:
-            readers = {port: self._find_readers(port) for port in large_tensors}
-            large = await self._large.send(step, large_tensors, readers)
-        for port in tensors:
-            item = large[port] if port in large else entries[port]
-            self._input_digests[port].add(item.digest)
-        self._outgoing -= 1
-        return large
-
-    def _find_readers(self, port: int) -> list[Link]:
-        groups = self._consumers.items()
-        return [self._links[node] for ports, nodes in groups if port in ports for node in nodes]
-
-    async def _store_large(self, step: int, large: Mapping[int, LogObject]) -> None:
-        """Store what is too large for a frame, then tell its readers."""
-        try:
-            await self._large.store(list(large.values()))
-            entries = {
-                port: LogEntry(step, item.digest, item.length, None) for port, item in large.items()
-            }
-            await self._send_entries(entries)
-            self._unstored.discard(step)
-            self._watch()
-        except SplitUpError as error:
-            self._fail(Failure(str(error)))
-        finally:
-            self._finish_step()
-
-    def _finish_step(self) -> None:
-        self._steps_sent += 1
-        self._outbox.task_done()
-
-    async def _send_entries(self, entries: Mapping[int, LogEntry]) -> None:
-        self._log_inputs(entries)
-        for ports, nodes in list(self._consumers.items()):
-            for sealed in self._seal_inputs(entries, ports):
-                for node in nodes:
-                    link = self._links[node]
-                    with contextlib.suppress(SplitUpError):
-                        if link.queued_bytes + len(sealed) > tuning.LINK_QUEUE_BYTES:
-                            await link.drain(tuning.LINK_QUEUE_BYTES - len(sealed))
-                        link.send(sealed)
-
-    def _log_inputs(self, entries: Mapping[int, LogEntry]) -> None:
-        """Log inputs of a step, which are sent in the same turn or will be."""
-        for port, entry in entries.items():
-            self._writer.append(CLIENT, port, entry)
-
-    def _seal_inputs(self, entries: Mapping[int, LogEntry], ports: tuple[int, ...]) -> list[bytes]:
-        frames = [
-            make_entry_frame(self.execution_id, (CLIENT, port), entries[port])
-            for port in ports
-            if port in entries
-        ]
-        return seal_frames(self._identity, frames)
-
-    def _seal_entry(self, port: int, entry: LogEntry) -> bytes:
-        frame = make_entry_frame(self.execution_id, (CLIENT, port), entry)
-        return seal_frame(self._identity, frame)
-
-    def _send_all(self, sealed: bytes, nodes: Iterable[str]) -> None:
-        self._send_rest()
-        for node in nodes:
-            link = self._links.get(node)
-            with contextlib.suppress(SplitUpError):  # the failover, or its refund, settles it
-                if link is not None:
-                    link.send(sealed)
+        self._inputs.mark_announced(node)
 
     # ---- receiving -----------------------------------------------------------------------------
 
@@ -484,24 +319,24 @@ class Session:
 
     def _on_closed(self, link: Link) -> None:
         if not self._ended:
-            self._blame(link.peer, str(link.error or "the connection to it was lost"))
+            self._blame(link.peer, str(link.error or "it lost the connection"))
 
     # ---- failover ------------------------------------------------------------------------------
 
     def _blame(self, node: str, reason: str) -> None:
         if self._ended:
             return
-        if self._loop.time() >= self._deadline:  # nodes end it too: nobody's fault
+        if self._loop.time() >= self._deadline:  # nodes end it, too: none is at fault
             self._on_deadline()
         else:
             self._do(self._failover.process_failure(node, reason, self._loop.time()))
 
     def _schedule(self) -> None:
-        """Wake up when the failover may have to do something, or earlier and look again."""
+        """Set the timer for the failover's next deadline; an earlier timer is kept."""
         at = self._failover.next_time() if self._is_open else None
         if self._failover_timer is not None:
             if at is not None and self._failover_at <= at:
-                return  # the usual case: every step that comes back puts it off
+                return  # the usual case: every finished step moves the deadline
             self._failover_timer.cancel()
             self._failover_timer = None
         if at is not None:
@@ -509,11 +344,11 @@ class Session:
             self._failover_timer = self._loop.call_at(at, self._on_failover_timer)
 
     def _watch(self) -> None:
-        """Expect every step before the first that may still be on its way to its readers.
+        """Expect the outputs of all steps whose inputs have reached their readers.
 
-        For a slow store nobody is to blame but the store.
+        Steps that wait for a slow store are left out: no node is at fault for them.
         """
-        last = min(self._unstored, default=self._steps) - 1
+        last = min(self._inputs.unstored, default=self._steps) - 1
         if last >= 0:
             self._failover.process_submitted(last, self._loop.time())
         self._schedule()
@@ -529,7 +364,7 @@ class Session:
                     frame = make_message_frame(
                         FrameKind.PROBE, self.execution_id, CLIENT, self._steps, None
                     )
-                    self._send_all(seal_frame(self._identity, frame), nodes)
+                    self._inputs.send_all(seal_frame(self._identity, frame), nodes)
                 case Replace():
                     self._replace(command)
                 case GiveUp(task=task, node=node, reason=reason):
@@ -537,7 +372,7 @@ class Session:
         self._schedule()
 
     def _replace(self, command: Replace) -> None:
-        """Tell everybody who runs a task from now on, and the newcomer what it may lack."""
+        """Give a task to another node; send it the inputs that it cannot read from the store."""
         old = self.executors[command.task]
         takeover = Takeover(
             execution_id=self.execution_id,
@@ -548,31 +383,33 @@ class Session:
         signed = sign_takeover(self._identity, takeover)
         self._executor_map.apply(signed)
         self._collector.renew(command.task)
-        self._consumers = get_input_consumers(self.manifest, self.executors)
+        self._inputs.set_executors(self.executors)
         new = self.executors[command.task]
-        _log.warning(
-            "task %d of %s goes from node %s to %s: %s",
-            *(command.task, self.execution_id, old, new, command.reason),
-        )
+        self._tell_takeover(old, new, command.reason)
         frame = make_message_frame(FrameKind.TAKEOVER, self.execution_id, CLIENT, 0, signed)
         sealed = seal_frame(self._identity, frame)
         if new not in self._links or self._links[new].closed:
             self._open_link(new)
             self._failover.process_opened([new], self._loop.time())
             for earlier in self._takeovers:
-                self._send_all(earlier, [new])
+                self._inputs.send_all(earlier, [new])
         self._takeovers.append(sealed)
-        self._send_all(sealed, {old, *self.executors})
+        self._inputs.send_all(sealed, {old, *self.executors})
         for task, port in dict.fromkeys(get_sources(self.manifest, command.task)):
             if task == CLIENT:
-                for entry in self._writer.get_unstored(task, port):
-                    self._send_all(self._seal_entry(port, entry), [new])
+                self._inputs.resend_unstored(port, new)
+
+    def _tell_takeover(self, old: str, new: str, reason: str) -> None:
+        """Log a takeover, once however many tasks the node had."""
+        if (old, new) not in self._announced:
+            self._announced.add((old, new))
+            _log.warning("%s; trying node %s", describe_fault(old, reason), new)
 
     def _on_deadline(self) -> None:
         missing = len(self._futures)
         silent = self._failover.find_silent()
         if silent is not None:
-            self._fail(Failure("the node stopped answering", *silent))
+            self._fail(Failure("it stopped answering", *silent))
             return
         self._fail(
             Failure(
@@ -613,10 +450,10 @@ class Session:
         task.add_done_callback(self._tasks.discard)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outgoing:
-    step: int
-    tensors: list[bytes]
+def describe_fault(node: str, reason: str) -> str:
+    """Return why a node is replaced: "node A did not deliver in time", or the node's own words."""
+    verb = reason.removeprefix("it ")
+    return f"node {node} {verb}" if verb != reason else f"node {node}: {reason}"
 
 
 def _consume(future: asyncio.Future[dict[str, Array]]) -> None:

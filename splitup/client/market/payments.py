@@ -1,4 +1,4 @@
-"""What an execution costs, and getting that much into the market."""
+"""What an execution costs, and deposits of what the balance lacks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from typing import Final
 from splitup.chain.client import Chain
 from splitup.chain.rejections import explain_retirement
 from splitup.client.inputs import format_usdc
-from splitup.core.errors import ChainRejected, InvalidInput
+from splitup.core.errors import ChainRejected, InvalidInput, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.permit import Permit, sign_permit
 
-_PERMIT_S: Final = 600  # a deposit is mined within minutes, or made anew
+_PERMIT_S: Final = 600  # a deposit is mined within minutes, or signed again
+# what the contracts say when another program spent the permit, the wallet or the balance meanwhile
+_RACES: Final = (
+    "ERC20InsufficientAllowance",
+    "ERC20InsufficientBalance",
+    "ERC2612InvalidSigner",
+    "InvalidAccountNonce",
+    "BalanceTooSmall",
+)
 
 
 async def fetch_price(chain: Chain, model_id: str, steps: int) -> int:
@@ -33,14 +41,25 @@ async def fetch_price(chain: Chain, model_id: str, steps: int) -> int:
 async def ensure_balance(chain: Chain, identity: Identity, needed: int) -> None:
     """Bring the account's balance in the market to at least ``needed`` micro-USDC.
 
-    Deposits exactly what is missing, out of an allowance when there is one, else with a permit.
-    Raises InvalidInput when the wallet does not hold that much; nothing has moved then.
+    Deposits exactly what is missing, by an allowance when there is one, else by a permit.
+    Raises InvalidInput when the wallet does not hold that much; nothing has moved then. Raises
+    Unavailable when another program keeps using the account.
     """
     try:
         await _deposit_missing(chain, identity, needed)
     except ChainRejected:
-        # another program of the same user deposited meanwhile, under the same permit; look again
-        await _deposit_missing(chain, identity, needed)
+        # a program that does not share our lock used the account meanwhile: look again, once
+        try:
+            await _deposit_missing(chain, identity, needed)
+        except ChainRejected as error:
+            raise explain_race(error) from None
+
+
+def explain_race(error: ChainRejected) -> ChainRejected | Unavailable:
+    """Return what to raise for a payment that was refused right after its balance was checked."""
+    if error.error_name in _RACES:
+        return Unavailable("another command is using this account; try again")
+    return error
 
 
 async def _deposit_missing(chain: Chain, identity: Identity, needed: int) -> None:
@@ -57,7 +76,8 @@ async def _deposit_missing(chain: Chain, identity: Identity, needed: int) -> Non
         raise InvalidInput(
             f"account {account} has {format_usdc(balance)} in the market and "
             f"{format_usdc(wallet)} in its wallet, and {format_usdc(needed)} are needed; "
-            f"send it {format_usdc(missing - wallet)} more (token {chain.deployment.usdc})"
+            f"send it {format_usdc(missing - wallet)} more (token {chain.deployment.usdc}; on a "
+            f"network of your own: splitup fund {account})"
         )
     if allowance >= missing:
         await chain.send("market", "deposit", missing)

@@ -1,7 +1,7 @@
-"""Was a plan right? Certificate and snapshot from the members, every choice computed anew.
+"""Checking a plan: fetch its certificate and snapshot, and compute every choice again.
 
-Who asks needs no part in the execution. What is wrong is shown to the Bonds contract, which takes
-the bond of every member that signed it.
+Anybody can check any execution. The proof of a wrong choice goes to the Bonds contract, which
+slashes the bond of every member that signed the plan.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.proof_of_sampling import Economics, add_exposures, compute_exposure
 from splitup.protocol.snapshots.liveness import quantise_up
 
-_OLD_SNAPSHOTS: Final = 3  # what members observe of the registry is no older than so many
+_OLD_SNAPSHOTS: Final = 3  # members observe the registry at most so many snapshots late
 
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """A node that comes first for a task, and does not run it: too little of its stake was free.
+    """A node that was first in a task's order but does not run it: too little stake was free.
 
-    All in micro-USDC; ``locked`` is what the snapshot says of it.
+    Amounts are in micro-USDC; ``locked`` is the locked part of its stake in the snapshot.
     """
 
     task: int
@@ -52,9 +52,9 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class CheckedPlan:
-    """A plan whose signatures hold. ``difference`` says what is wrong, "" when nothing is.
+    """A plan whose signatures are valid. ``difference`` says what is wrong, "" when nothing is.
 
-    ``challenge`` is the evidence that the chain takes, None also for what it cannot judge.
+    ``challenge`` is the proof for the chain, None when there is none that the chain can verify.
     """
 
     certificate: PlanCertificate
@@ -74,7 +74,7 @@ async def fetch_plan(
 ) -> PlanCertificate:
     """Return an execution's certificate from the first member that has a valid one.
 
-    Raises Unavailable when none has: members keep the plans of executions closed lately.
+    Raises Unavailable when none has it: members keep only the plans of recent executions.
     """
     problem = "the committee has no members"
     for member in committee.members:
@@ -113,26 +113,26 @@ async def fetch_snapshot(http: SignedClient, committee: CommitteeView, root: str
 def check_choices(
     certificate: PlanCertificate, snapshot: Snapshot, manifest: Manifest, economics: Economics
 ) -> CheckedPlan:
-    """Compute the plan anew from its seed and compare; the certificate is checked already."""
+    """Compute the plan again from its seed and compare; the certificate is checked already."""
     plan = certificate.plan
     if manifest.model_id != plan.request.model_id:
         raise InvalidModel(f"the manifest is not of model {plan.request.model_id}")
     expected = compute_plan(plan.request, plan.seed, snapshot, manifest)
     difference = ""
     if plan.terms != expected.terms:
-        difference = "it states other figures of its tasks than the model has"
+        difference = "its task figures differ from the model's"
     else:
         pairs = enumerate(zip(plan.tasks, expected.tasks, strict=True))
         for task, (listed, right) in pairs:
             if listed != right:
-                difference = f"task {task} goes to {listed[0]}, where {right[0]} comes first"
+                difference = f"task {task} is given to {listed[0]}, but {right[0]} comes first"
                 if listed[0] == right[0]:
-                    difference = f"the fallbacks of task {task} are not those that come next"
+                    difference = f"the fallbacks of task {task} are not the nodes that come next"
                 break
     try:
         expected = add_exposures(expected, manifest, snapshot, economics)
     except InvalidInput as error:
-        difference = difference or f"there should be no plan: {error}"
+        difference = difference or f"there should be no plan, because {error}"
     difference = difference or _compare_stakes(plan, expected)
     challenge = find_wrong_choice(plan, snapshot)
     passed_over = _list_passed_over(expected, manifest, snapshot, economics)
@@ -140,14 +140,14 @@ def check_choices(
 
 
 def _compare_stakes(plan: Plan, expected: Plan) -> str:
-    """Say what differs in who runs the tasks, what that exposes, and the directory."""
+    """Return the first difference in executors, exposed stakes or the node list, "" when equal."""
     for task, (runs, right) in enumerate(zip(plan.executors(), expected.executors(), strict=True)):
         if runs != right:
-            return f"task {task} is run by {runs}, where {right} is the first with stake for it"
+            return f"task {task} is run by {runs}, but {right} is the first with stake for it"
     if plan.exposures() != expected.exposures():
-        return "it states other exposures than its tasks have"
+        return "its exposures differ from those of its tasks"
     if plan.nodes != expected.nodes or plan.unverifiable != expected.unverifiable:
-        return "its directory is not that of the snapshot"
+        return "its node list differs from the snapshot's"
     return ""
 
 
@@ -171,11 +171,11 @@ def _list_passed_over(
 def find_unexplained(
     passed_over: Sequence[PassedOver], locked: Mapping[str, int], waiting: Set[str]
 ) -> tuple[PassedOver, ...]:
-    """Return whom the snapshot says to have more locked than the chain's own events.
+    """Return the nodes for which the snapshot states a higher lock than the chain's events show.
 
-    ``locked`` is the most that the chain had locked of a node in the snapshot's time. Members also
-    count what executions that were planned and not committed, ``waiting``, expose: with one of them
-    the events alone do not tell.
+    ``locked`` is the most that the chain had locked of a node at the time of the snapshot. Members
+    also count what planned executions without commitments (``waiting``) expose; while there is
+    one, the events alone do not tell, and nothing is returned.
     """
     if waiting:
         return ()
@@ -185,7 +185,7 @@ def find_unexplained(
 
 
 async def fetch_unexplained(chain: Chain, checked: CheckedPlan) -> tuple[PassedOver, ...]:
-    """Return whom the plan passed over for a lock that no event on chain explains."""
+    """Return the nodes that the plan passed over for a lock that no event on chain explains."""
     if not checked.passed_over:
         return ()
     accepted = {
@@ -200,9 +200,9 @@ async def fetch_unexplained(chain: Chain, checked: CheckedPlan) -> tuple[PassedO
 
 
 async def report_choice(chain: Chain, checked: CheckedPlan) -> dict[str, str]:
-    """Show the evidence against every signer; return what the chain said, by member.
+    """Send the proof against every signer to the chain; return its answers by member.
 
-    "" means that the bond was taken.
+    "" means that the bond was slashed.
     """
     if checked.challenge is None:
         return {}

@@ -1,4 +1,4 @@
-"""From a request to a certificate that can be trusted: asks all members, believes none of them."""
+"""From a request to its plan: asks all members at once and checks every certificate they send."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, check_certificate
 
-_WAIT_S: Final = 5  # how long a member may hold the answer back
-_LOOK_S: Final = 2.0  # a committee that changed is noticed within this
-_PAUSE_S: Final = 0.2  # between two questions to a member that cannot answer
+_WAIT_S: Final = 5  # how long a member waits for the plan before it answers 404
+_LOOK_S: Final = 2.0  # how often we look whether the committee has changed
+_PAUSE_S: Final = 0.2  # before a member that failed is asked again
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What we asked the chain for: a plan must be for exactly this."""
+    """What the client requested; a plan must be for exactly this."""
 
     execution_id: str
     chain_id: int
@@ -70,9 +70,9 @@ async def fetch_certificate(
 ) -> PlanCertificate:
     """Return the first valid certificate that any member gives; asks all of them at once.
 
-    ``fetch_committee`` gives the execution's, which may change while we wait. Raises InvalidInput
-    when f+1 members say that the request cannot be planned (one of them is honest), Unavailable
-    when nobody has a plan within ``timeout_s``.
+    ``fetch_committee`` returns the execution's committee, which may change while we wait. Raises
+    InvalidInput when f+1 members, of whom one is honest, say that the request cannot be planned,
+    Unavailable when no member has a plan within ``timeout_s``.
     """
     problems: dict[str, str] = {}
     committee = await fetch_committee()
@@ -102,7 +102,7 @@ async def _cancel(tasks: Sequence[asyncio.Task[PlanCertificate]]) -> None:
 async def _ask_all(
     http: SignedClient, committee: CommitteeView, wanted: Wanted, problems: dict[str, str]
 ) -> PlanCertificate:
-    """Ask every member until one has a valid certificate; note in ``problems`` what came."""
+    """Ask every member until one has a valid certificate; collect their errors in ``problems``."""
     tolerated = (len(committee.members) - 1) // 3
     reasons: dict[str, str] = {}
 
@@ -124,7 +124,7 @@ async def _ask_all(
                     problems[endpoint] = str(error)
                     await asyncio.sleep(_PAUSE_S)
                 else:
-                    await asyncio.sleep(0)  # it has held the answer back already
+                    await asyncio.sleep(0)  # it has waited for the plan already
             except SplitUpError as error:
                 problems[endpoint] = str(error)
                 await asyncio.sleep(_PAUSE_S)
@@ -138,8 +138,8 @@ async def _ask_all(
 
 
 def _explain_silence(committee: CommitteeView, wanted: Wanted, problems: Sequence[str]) -> str:
-    detail = f"; one said: {problems[-1]}" if problems else ""
+    detail = f"; the last error: {problems[-1]}" if problems else ""
     return (
         f"none of the {len(committee.members)} committee members had a plan for "
-        f"{wanted.execution_id} in time{detail}; see whether the committee runs: splitup status"
+        f"{wanted.execution_id} in time{detail}; see which members answer: splitup status"
     )

@@ -1,4 +1,4 @@
-"""How the chain closes an execution: waiting for the settlement, or fetching the money back."""
+"""How the chain closes an execution: waiting for the settlement, or asking for the refund."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from splitup.core.errors import ChainRejected, ChainUnavailable, Unavailable
 from splitup.crypto.quorum import unpack_word
 
 _POLL_S: Final = 0.25
+_UNKNOWN_S: Final = 30.0  # until a signed request is in a block, at the latest
 _CLOSING: Final = ("Settled", "Refunded")
 
 
 class Status(IntEnum):
-    """The Market's own states of an execution."""
+    """The states of an execution in the Market contract."""
 
     UNKNOWN = 0
     REQUESTED = 1
@@ -28,7 +29,7 @@ class Status(IntEnum):
 
 
 async def fetch_status(chain: Chain, execution_id: str) -> Status:
-    """Return where the chain says an execution stands."""
+    """Return an execution's state on chain."""
     return Status((await chain.call("market", "executionOf", execution_id))["status"])
 
 
@@ -38,11 +39,14 @@ async def wait_for_receipt(
     """Return how the execution was closed; raise Unavailable when it is not within ``timeout_s``.
 
     ``from_block`` is a block at or before the request's. A chain that does not answer is asked
-    until then. An execution of ``account`` that was not settled in time is refunded: outputs that
-    came do not mean that every executor can commit to its part, and nobody else would call.
+    until then, an id that the chain does not know for 30 s. An execution of ``account`` that was
+    not settled by its deadline is refunded: nobody else would call for the refund.
     """
     failure: ChainUnavailable | None = None
-    is_known = False
+    loop = asyncio.get_running_loop()
+    unknown_s = min(timeout_s, _UNKNOWN_S)
+    give_up = loop.time() + unknown_s
+    is_known = True
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -52,6 +56,8 @@ async def wait_for_receipt(
                         events = await chain.fetch_events("market", from_block=from_block)
                         return make_receipt(execution_id, events)
                     failure, is_known = None, row["status"] != Status.UNKNOWN
+                    if not is_known and loop.time() >= give_up:
+                        break
                     if row["client"] == account and chain.clock.now_s() >= row["deadline"]:
                         await _try_refund(chain, execution_id)
                 except ChainUnavailable as error:
@@ -63,20 +69,20 @@ async def wait_for_receipt(
         raise failure
     if not is_known:
         raise Unavailable(
-            f"the chain knows no execution {execution_id}, and waiting {timeout_s:g} s changed "
-            "nothing; compare the id with what 'splitup generate' or 'splitup run' printed"
+            f"the chain knows no execution {execution_id}, also after {unknown_s:g} s; compare "
+            "the id with the one that was printed or returned"
         )
     raise Unavailable(
-        f"execution {execution_id} was not settled within {timeout_s:g} s; its money stays locked "
-        "until then: ask for the receipt again later"
+        f"execution {execution_id} was not settled within {timeout_s:g} s; its price stays locked "
+        f"until it is; ask again with: splitup receipt {execution_id}"
     )
 
 
 async def refund(chain: Chain, execution_id: str, *, patience_s: float) -> int | None:
-    """Fetch the locked money back once the chain allows it; return micro-USDC.
+    """Ask for the refund of an execution once the chain allows it; return micro-USDC.
 
-    Waits at most ``patience_s``, also for a chain that does not answer, whose error is raised then;
-    None when it is not back by then, or when the execution was settled after all.
+    Waits at most ``patience_s``; returns None when the money is not back by then, or when the
+    execution was settled instead. Raises ChainUnavailable when the chain did not answer until then.
     """
     failure: ChainUnavailable | None = None
     try:
@@ -108,7 +114,7 @@ async def _try_refund(chain: Chain, execution_id: str) -> None:
     try:
         await chain.send("market", "refund", execution_id)
     except ChainRejected as error:
-        # somebody else's call, or a settlement, came first; the status tells
+        # another caller's refund or a settlement came first; the next look at the status tells
         if error.error_name not in ("StatusInvalid", "NotRefundable"):
             raise
 
@@ -119,7 +125,7 @@ def make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt:
     closing = next((event for event in own if event.name in _CLOSING), None)
     if closing is None:
         raise Unavailable(
-            f"the chain closed execution {execution_id} and its endpoint has no event of it yet; "
+            f"the chain closed execution {execution_id}, but its RPC endpoint has no event yet; "
             "ask for the receipt again"
         )
     args: dict[str, Any] = dict(closing.args)

@@ -1,4 +1,4 @@
-"""What a settlement rests on: asked of the members, checked against the chain."""
+"""The evidence behind a settlement: fetched from the members, checked against the chain."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from splitup.protocol.committee.certificates import CommitteeView, check_draw
 from splitup.protocol.settlement.proof_of_sampling import Outcome, Verdict
 from splitup.protocol.settlement.settlement_state import compute_evidence_root
 
-PATIENCE_S: Final = 5.0  # a member polls its chain many times in this
+PATIENCE_S: Final = 5.0  # a member looks at its chain many times in this time
 _PAUSE_S: Final = 0.1
 
 
 def check_evidence(evidence: Evidence, receipt: Receipt, committee: CommitteeView) -> None:
-    """Check that this is the evidence whose root the chain holds; raise PeerFault."""
+    """Raise PeerFault unless the evidence has the root that the receipt took from the chain."""
     if evidence.draw.execution_id != receipt.execution_id:
         raise PeerFault(f"the evidence is not of execution {receipt.execution_id}")
     verdicts = [
@@ -37,7 +37,7 @@ async def fetch_evidence(
     """Return the draw and verdicts of a settled execution from the first member that has them.
 
     A member may see the settling block a moment after we did, so all are asked again for a while.
-    Raises Unavailable when no member has them: they keep what was settled lately.
+    Raises Unavailable when no member has them: they keep only recent settlements.
     """
     if receipt.status != "settled":
         raise Unavailable(f"execution {receipt.execution_id} was not settled: it has no evidence")
@@ -55,5 +55,5 @@ async def fetch_evidence(
                 continue
             return evidence
         if asyncio.get_running_loop().time() > give_up:
-            raise Unavailable(f"no member shows the evidence of {receipt.execution_id}: {problem}")
+            raise Unavailable(f"no member has the evidence of {receipt.execution_id}: {problem}")
         await asyncio.sleep(_PAUSE_S)

@@ -1,7 +1,7 @@
-"""Requests that start before a block holds them: signed against a balance that was frozen for them.
+"""Signed requests: executions on a frozen balance, planned before a block contains the request.
 
-The members support one such request of an account at a time, until the chain holds it; so this
-sends one at a time, too, and the next as soon as the first is open.
+The members accept one such request of an account at a time, until the chain contains it. The
+client sends them one at a time, and the next as soon as the one before is on chain.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
 from splitup.protocol.planning.signed_requests import is_same, sign_request
 
-_RETRY_S: Final = 0.1  # a member may not have seen yet that our last one is on chain
+_RETRY_S: Final = 0.1  # a member may not have seen yet that our last request is on chain
 _POLL_S: Final = 0.25
-_PATIENCE_S: Final = 5.0  # beyond the deadline: a block, and what the RPC endpoint lags
+_PATIENCE_S: Final = 5.0  # after the deadline: one block, and the delay of the RPC endpoint
 
 
 async def is_frozen(chain: Chain, account: str, deadline: int, now_s: int) -> bool:
-    """Return whether the account's balance is kept for signed requests, beyond ``deadline``.
+    """Return whether the account's balance is frozen for signed requests until after ``deadline``.
 
-    Raises InvalidInput when it is, but not for long enough.
+    Raises InvalidInput when it is frozen, but not for long enough.
     """
     until = int(await chain.call("market", "frozenUntil", account))
     if until <= now_s:
@@ -75,7 +75,7 @@ async def fetch_signed_plan(
     *,
     timeout_s: float,
 ) -> PlanCertificate:
-    """Show a signed request to all members and return its plan.
+    """Send a signed request to all members and return its plan.
 
     Raises InvalidInput when f + 1 members refuse it, Unavailable when there is no plan in time,
     PeerFault for a plan of something else.
@@ -119,7 +119,7 @@ async def fetch_signed_plan(
 
 
 async def wait_until_open(chain: Chain, wanted: Wanted) -> bool:
-    """Return whether the chain came to hold an execution, or never can: its deadline passed."""
+    """Wait for an execution to be on chain; return False when its deadline passed before."""
     while True:
         try:
             if await fetch_status(chain, wanted.execution_id) is not Status.UNKNOWN:
@@ -127,5 +127,5 @@ async def wait_until_open(chain: Chain, wanted: Wanted) -> bool:
             if (await chain.fetch_head()).timestamp > wanted.deadline + _PATIENCE_S:
                 return False
         except SplitUpError:
-            pass  # the chain is asked again; until then nothing else may be promised
+            pass  # ask again; until it answers no other request may be signed
         await asyncio.sleep(_POLL_S)

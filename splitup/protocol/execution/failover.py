@@ -153,7 +153,7 @@ class Failover:
             return []
         commands: list[Command] = []
         for node in [node for node, at in self._down.items() if at <= now]:
-            commands += self._replace(node, "the connection to it was lost", now)
+            commands += self._replace(node, "it lost the connection", now)
         if self._submitted <= self.first_missing or commands:
             return commands
         if self._probed_at is not None:
@@ -178,12 +178,12 @@ class Failover:
             return [
                 command
                 for node in silent
-                for command in self._replace(node, "the node stopped answering", now)
+                for command in self._replace(node, "it stopped answering", now)
             ]
         tasks = {t.task: t for answer in self._answers.values() for t in answer.tasks}
         stuck = self._find_stuck(tasks, now)
         if stuck is not None:
-            return self._replace(self.executors[stuck], "the task does not move", now)
+            return self._replace(self.executors[stuck], "it did not deliver in time", now)
         self._moved_at = max(self._moved_at, now - self.stall_s + tuning.PROBE_S)
         return []
 

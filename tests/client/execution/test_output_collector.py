@@ -111,7 +111,7 @@ def test_a15_chunks_that_nobody_may_send_are_faults() -> None:
     chunk = TensorChunk(PARTIES.execution_id, 1, 0, 0, 4, 0, ONE)
     assert collector.check_chunk(node, chunk)
     for change in ({"task": 0}, {"port": 1}, {"step": 4}, {"length": 8}, {"execution_id": "0x12"}):
-        with pytest.raises(PeerFault, match="no output here"):
+        with pytest.raises(PeerFault, match="what is no output"):
             collector.check_chunk(node, replace(chunk, **change))  # type: ignore[arg-type]
     with pytest.raises(PeerFault, match="chunks of task 1"):
         collector.check_chunk(PARTIES.nodes[0].address, chunk)

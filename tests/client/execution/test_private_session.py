@@ -173,7 +173,7 @@ async def test_what_fails_here_fails_the_execution(compiled: CompiledModel, tmp_
         session._thread.shutdown()
         step, behind = session.submit(make_step([7], 2)), session.submit(make_step([8], 3))
         for future in (step, behind):
-            with pytest.raises(ExecutionFailed, match=r"left to the client failed.*shutdown"):
+            with pytest.raises(ExecutionFailed, match=r"runs on the client failed.*shutdown"):
                 await future
         with pytest.raises(ExecutionFailed, match="shutdown"):
             session.submit(make_step([8], 3))

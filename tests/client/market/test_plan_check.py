@@ -43,7 +43,7 @@ def test_a_wrong_choice_is_named_and_proved() -> None:
     tasks = (plan.tasks[0], (second, first, *rest), plan.tasks[2])
     forged = plan.model_copy(update={"tasks": tasks})
     checked = check_choices(certify(forged), snapshot, MANIFEST, ECONOMICS)
-    assert checked.difference == f"task 1 goes to {second}, where {first} comes first"
+    assert checked.difference == f"task 1 is given to {second}, but {first} comes first"
     assert checked.challenge is not None and checked.challenge.function == "reportSelection"
 
 
@@ -51,7 +51,7 @@ def test_a_list_that_ends_early_is_wrong_and_not_for_the_chain_to_judge() -> Non
     plan, snapshot = make_plan()
     forged = plan.model_copy(update={"tasks": (plan.tasks[0][:1], *plan.tasks[1:])})
     checked = check_choices(certify(forged), snapshot, MANIFEST, ECONOMICS)
-    assert checked.difference == "the fallbacks of task 0 are not those that come next"
+    assert checked.difference == "the fallbacks of task 0 are not the nodes that come next"
     assert checked.challenge is None
 
 
@@ -83,14 +83,14 @@ def test_a_node_without_free_stake_is_passed_over_and_another_is_not() -> None:
 
     unfair = add_exposures(listed, MANIFEST, snapshot, ECONOMICS)  # as if it had stake left
     checked = check_choices(certify(unfair), full, MANIFEST, ECONOMICS)
-    expected = f"task 0 is run by {first}, where {second} is the first with stake for it"
+    expected = f"task 0 is run by {first}, but {second} is the first with stake for it"
     assert checked.difference == expected
     cheap = right.nodes[0].model_copy(update={"exposure_micro_usdc": 10**9})
     forged = right.model_copy(update={"nodes": (cheap, *right.nodes[1:])})
     checked = check_choices(certify(forged), full, MANIFEST, ECONOMICS)
     assert checked.difference in (
-        "it states other exposures than its tasks have",
-        "its directory is not that of the snapshot",
+        "its exposures differ from those of its tasks",
+        "its node list differs from the snapshot's",
     )
 
 

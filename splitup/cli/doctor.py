@@ -1,4 +1,4 @@
-"""``splitup doctor``: what this machine has, what it lacks, and the command that mends it."""
+"""``splitup doctor``: what this machine has, what it lacks, and the command that installs it."""
 
 from __future__ import annotations
 
@@ -12,29 +12,53 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
-from splitup.config import NetworkConfig, find_network_file
-from splitup.core import limits
+import typer
+
+from splitup.cli.console import Output, run_command
+from splitup.cli.options import DirFlag, JsonFlag
+from splitup.config import DEFAULT_HOME, find_network_file
 from splitup.core.errors import SplitUpError
-from splitup.devnet.anvil import find_anvil
-from splitup.devnet.ports import is_port_free
-from splitup.devnet.processes import find_program
-from splitup.devnet.s3_server import find_weed
-from splitup.devnet.state import DevnetState, read_supervisor
+
+if TYPE_CHECKING:
+    from splitup.config import NetworkConfig
 
 _MIN_PYTHON: Final = (3, 11)
 _MIN_NODE: Final = 20
-_MIN_DISK_BYTES: Final = 2 * 10**9  # a devnet's chain and objects, and the compile cache
 _PROGRAMS: Final = ("splitup-node", "splitup-oracle", "splitup-deploy")
 _TIMEOUT_S: Final = 20.0
 
 
+def command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False) -> None:
+    """Check what this machine lacks, and say how to install it; exit code 1 when it lacks any."""
+    output = Output.open(as_json)
+
+    def run() -> None:
+        output.hint("checking this machine")
+        checks = run_checks(directory)
+        if output.as_json:
+            output.print_json(to_dict(checks))
+        else:
+            _show(output, checks)
+        if not all(check.ok for check in checks):
+            raise typer.Exit(1)
+
+    run_command(output, run)
+
+
+def _show(output: Output, checks: list[Check]) -> None:
+    output.end_text()
+    for check in checks:
+        mark = "ok     " if check.ok else "missing"
+        output.out.print(f"{mark}  {check.name}: {check.found}", soft_wrap=True, markup=False)
+        if check.fix:
+            output.out.print(f"         fix: {check.fix}", soft_wrap=True, markup=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line: what was looked at, whether it is fine, what was found, what mends it."""
+    """One line: the part that was checked, whether it is fine, what was found, what fixes it."""
 
     name: str
     ok: bool
@@ -43,12 +67,16 @@ class Check:
 
 
 def run_checks(directory: Path) -> list[Check]:
-    """Look at everything; never raises for what is missing."""
+    """Run all checks; a missing part is a failed check, never an exception."""
+    from splitup.devnet.anvil import compose_anvil_install
+    from splitup.devnet.s3_server import find_weed
+    from splitup.devnet.source_tree import compose_package_install
+
     return [
         _check_python(),
-        _guard("programs", f"{sys.executable} -m pip install -e .", _find_programs),
+        _guard("programs", compose_package_install(), _find_programs),
         _check_device(),
-        _guard("chain (Anvil)", "(cd contracts && npm ci --ignore-scripts)", _find_anvil),
+        _guard("chain (Anvil)", compose_anvil_install(), _find_anvil),
         _check_node(),
         _guard(
             "object store (weed)",
@@ -81,11 +109,13 @@ def _check_python() -> Check:
 
 
 def _find_programs() -> str:
+    from splitup.devnet.processes import find_program
+
     return ", ".join(str(find_program(name).name) for name in _PROGRAMS)
 
 
 def _check_device() -> Check:
-    from splitup.backend.runtime import describe_device  # loads tinygrad: only when asked for
+    from splitup.backend.runtime import describe_device
 
     try:
         report = describe_device()
@@ -97,12 +127,16 @@ def _check_device() -> Check:
 
 
 def _find_anvil() -> str:
+    from splitup.devnet.anvil import find_anvil
+
     path = find_anvil()
     return f"{_ask_version(path)} at {path}"
 
 
 def _check_node() -> Check:
-    """Node and npm install Anvil and compile contracts; a machine that has Anvil needs neither."""
+    """Node.js and npm install Anvil and compile contracts; with Anvil, neither is needed."""
+    from splitup.devnet.anvil import find_anvil
+
     name, fix = "node and npm", "apt install nodejs npm"
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
@@ -119,6 +153,9 @@ def _check_node() -> Check:
 
 
 def _check_ports(directory: Path) -> Check:
+    from splitup.devnet.ports import is_port_free
+    from splitup.devnet.state import DevnetState, read_supervisor
+
     name = "ports"
     try:
         state = DevnetState.load(directory)
@@ -127,7 +164,7 @@ def _check_ports(directory: Path) -> Check:
     if state is None:
         try:
             with socket.create_server(("127.0.0.1", 0)):
-                return Check(name, True, "the loopback is usable; ports are chosen at first start")
+                return Check(name, True, "127.0.0.1 is usable; ports are chosen at the first start")
         except OSError as error:
             return Check(name, False, f"no port of 127.0.0.1 can be opened ({error})", "ip addr")
     if read_supervisor(directory) is not None:
@@ -140,6 +177,10 @@ def _check_ports(directory: Path) -> Check:
 
 
 def _check_clock(directory: Path) -> Check:
+    from splitup.config import NetworkConfig
+    from splitup.core import limits
+    from splitup.devnet.state import read_supervisor
+
     name = "clock"
     if not find_network_file(directory).exists() or read_supervisor(directory) is None:
         now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
@@ -155,18 +196,22 @@ def _check_clock(directory: Path) -> Check:
 
 
 async def _fetch_block_time_s(config: NetworkConfig) -> int:
+    from splitup.chain.client import Chain
+    from splitup.chain.deployment import Deployment
+
     deployment = Deployment.load(config.deployment)
     async with await Chain.connect(config.rpc_url, deployment) as chain:
         return (await chain.fetch_head()).timestamp
 
 
 def _check_disk(directory: Path) -> Check:
-    existing = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
-    free = shutil.disk_usage(existing).free
+    from splitup.devnet.disk import LEAST_FREE_BYTES, get_free
+
+    existing, free = get_free(directory)
     found = f"{free / 10**9:.1f} GB free at {existing}"
-    if free >= _MIN_DISK_BYTES:
+    if free >= LEAST_FREE_BYTES:
         return Check("disk", True, found)
-    needed = f"{_MIN_DISK_BYTES / 10**9:.0f} GB are needed"
+    needed = f"{LEAST_FREE_BYTES / 10**9:.0f} GB are needed"
     return Check("disk", False, f"{found}; {needed}", "splitup up --dir /PATH/ON/ANOTHER/DISK")
 
 

@@ -1,0 +1,36 @@
+"""``splitup demo``: everything that happens to one execution, on a temporary network."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from splitup.cli.console import Output, run_command
+from splitup.cli.options import JsonFlag
+
+
+def command(
+    as_json: JsonFlag = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the network's directory, for splitup up.")
+    ] = False,
+) -> None:
+    """Run a model on a temporary network and show plan, timeline, verification and payments.
+
+    Exit code 1 when the text differs from that of the whole model in one process.
+    """
+    output = Output.open(as_json)
+
+    def run() -> None:
+        from splitup.demo import DemoOptions, run_demo, show_report
+
+        report = run_demo(DemoOptions(keep=keep), output.say, output.update)
+        if output.as_json:
+            output.print_json(report.to_dict())
+        else:
+            show_report(report, output.out)
+        if not report.is_equal:
+            raise typer.Exit(1)
+
+    run_command(output, run)

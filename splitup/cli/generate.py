@@ -1,0 +1,308 @@
+"""``splitup generate``: a text whose tokens are printed as they come.
+
+The first Ctrl-C ends the execution: the nodes finish the steps they were sent and are paid for
+them, and the rest of the money comes back. The second one leaves without waiting for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from splitup.cli.console import Output, run_command
+from splitup.cli.cost import PATIENCE_S, wait_for_cost
+from splitup.cli.options import ConfigFlag, JsonFlag, PaymentOptions, with_options
+from splitup.client import defaults
+
+if TYPE_CHECKING:
+    from splitup.client.connection import SplitUp
+    from splitup.client.execution.session import Session
+    from splitup.client.generation import Token
+    from splitup.decode.lookahead import LookaheadOptions
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What to generate: the prompt, and where the text ends."""
+
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Text to continue.")]
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens to generate.")
+    ] = defaults.MAX_TOKENS
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How a token is drawn from the model's probabilities."""
+
+    temperature: Annotated[
+        float,
+        typer.Option("--temperature", metavar="T", min=0.0, help="0 takes the likeliest token."),
+    ] = 0.0
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, help="Equal seeds give equal text.")
+    ] = 0
+    top_k: Annotated[
+        int,
+        typer.Option(
+            "--top-k", metavar="K", min=0, help="Draw from the likeliest K tokens; 0: from all."
+        ),
+    ] = 0
+    top_p: Annotated[
+        float,
+        typer.Option(
+            "--top-p",
+            metavar="P",
+            help="Draw from the fewest tokens of this probability, above 0 and at most 1.",
+        ),
+    ] = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOptions:
+    """Which decoder generates the text; the text does not depend on it, the speed does."""
+
+    decoder: Annotated[
+        str,
+        typer.Option(
+            "--decoder",
+            metavar="[sequential|lookahead]",
+            help="lookahead takes fewer steps for the same text.",
+        ),
+    ] = "sequential"
+    window: Annotated[
+        int | None,
+        typer.Option(
+            "--lookahead-window", metavar="W", min=0, help="Columns guessed at once; by default 7."
+        ),
+    ] = None
+    ngram: Annotated[
+        int | None,
+        typer.Option(
+            "--lookahead-ngram", metavar="N", min=2, help="Tokens of an n-gram; by default 4."
+        ),
+    ] = None
+    guesses: Annotated[
+        int | None,
+        typer.Option(
+            "--lookahead-guesses", metavar="G", min=1, help="N-grams tried per step; by default 7."
+        ),
+    ] = None
+
+    def read_lookahead(self) -> LookaheadOptions | None:
+        """Return the lookahead options that were typed, the others as by default; None without any.
+
+        Raises InvalidInput for impossible ones, and for an unknown or another decoder.
+        """
+        from splitup.client.generation import check_decoder
+        from splitup.decode.lookahead import LookaheadOptions
+
+        typed = {"columns": self.window, "length": self.ngram, "guesses": self.guesses}
+        given = {name: value for name, value in typed.items() if value is not None}
+        options = LookaheadOptions(**given) if given else None
+        check_decoder(self.decoder, options)
+        return options
+
+
+@with_options
+def command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Name or id of a registered text model.")
+    ],
+    text: TextOptions,
+    sampling: SamplingOptions,
+    decoder: DecoderOptions,
+    payment: PaymentOptions,
+    config: ConfigFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Continue a text and print its tokens as they come."""
+    output = Output.open(as_json)
+
+    def run() -> None:
+        from splitup.core import event_loop
+
+        arguments = {
+            "max_tokens": text.max_tokens,
+            "stop": tuple(text.stop or ()),
+            "temperature": sampling.temperature,
+            "seed": sampling.seed,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "decoder": decoder.decoder,
+            "lookahead": decoder.read_lookahead(),
+            "max_price_usdc": payment.max_price,
+            "deadline_s": payment.deadline,
+        }
+        done = event_loop.run(generate(output, config, model, text.prompt, arguments))
+        if output.as_json:
+            output.print_json(done.to_dict())
+        if done.cost:
+            output.say(done.cost)
+        if done.is_interrupted:
+            raise typer.Exit(130)
+
+    run_command(output, run)
+
+
+@dataclass(slots=True)
+class Generated:
+    """The generated text; times are in seconds since the execution was open."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    execution_id: str = ""
+    locked_micro_usdc: int = 0  # the most it can cost
+    opened_s: float = 0.0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    is_interrupted: bool = False
+    cost: str = ""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return the rate after the first token, 0.0 while there is none."""
+        span_s = self.last_s - self.first_s
+        return (len(self.tokens) - 1) / span_s if span_s > 0 else 0.0
+
+    def note(self, token: Token, now_s: float) -> None:
+        """Add a token that came at ``now_s``."""
+        self.last_s = now_s - self.opened_s
+        if not self.tokens:
+            self.first_s = self.last_s
+        self.tokens.append(token.id)
+        self.text += token.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "execution_id": self.execution_id,
+            "first_token_s": round(self.first_s, 3),
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "interrupted": self.is_interrupted,
+        }
+
+    def describe(self) -> str:
+        """Return how many tokens came, and how fast."""
+        if not self.execution_id:
+            return "interrupted before the execution began; nothing was paid"
+        count = len(self.tokens)
+        words = f"{count} token{'s' * (count != 1)}"
+        if self.tokens:
+            words += f", the first after {self.first_s:.2f} s"
+        if self.tokens_per_s:
+            words += f", then {self.tokens_per_s:.1f} tokens/s"
+        return words
+
+
+async def generate(
+    output: Output, config: ConfigFlag, model: str, prompt: str, arguments: dict[str, Any]
+) -> Generated:
+    """Generate; write the prompt and the tokens to ``output`` unless it wants JSON.
+
+    The prompt is written once the execution is open, so that an earlier failure leaves no text.
+    Raises what ``SplitUp.generate`` raises, KeyboardInterrupt for a second Ctrl-C.
+    """
+    from splitup.client.connection import SplitUp
+
+    done = Generated()
+    interrupted = asyncio.Event()
+
+    def write(text: str) -> None:
+        if not output.as_json:
+            output.write_text(text)
+
+    def on_session(session: Session) -> None:
+        done.execution_id = session.execution_id
+        done.locked_micro_usdc = session.plan.request.max_price_micro_usdc
+        done.opened_s = time.monotonic()
+        write(prompt)
+
+    with _catch_interrupts(interrupted):
+        async with SplitUp.connect(config) as net:
+            output.hint("requesting a plan")
+            tokens = net.generate(model, prompt, **arguments, on_session=on_session)
+            while (token := await _next(tokens, interrupted)) is not None:
+                done.note(token, time.monotonic())
+                write(token.text)
+            done.is_interrupted = interrupted.is_set()
+            interrupted.set()  # only waiting is left: the next Ctrl-C leaves
+            await tokens.aclose()
+            await _finish(output, net, done)
+    return done
+
+
+async def _finish(output: Output, net: SplitUp, done: Generated) -> None:
+    """Say how fast the text came, and find out what it cost."""
+    output.end_text()
+    output.say(done.describe())
+    if not done.execution_id or (output.as_json and not done.is_interrupted):
+        return
+    patience_s = PATIENCE_S
+    if done.is_interrupted:
+        patience_s = defaults.RECEIPT_TIMEOUT_S
+        output.say(
+            "interrupted; waiting for the settlement of the steps that ran (Ctrl-C: do not wait)"
+        )
+    done.cost = await wait_for_cost(
+        output, net, done.execution_id, done.locked_micro_usdc, patience_s=patience_s
+    )
+
+
+async def _next(tokens: AsyncGenerator[Token, None], interrupted: asyncio.Event) -> Token | None:
+    """Return the next token, None at the end and after Ctrl-C."""
+    coming = asyncio.ensure_future(anext(tokens, None))
+    stopping = asyncio.ensure_future(interrupted.wait())
+    try:
+        await asyncio.wait({coming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not interrupted.is_set():
+            return await coming
+        coming.cancel()  # it waits inside the session, which the cancellation ends
+        with contextlib.suppress(asyncio.CancelledError):
+            await coming
+        return None
+    finally:
+        stopping.cancel()
+        if not coming.done():
+            coming.cancel()
+
+
+@contextlib.contextmanager
+def _catch_interrupts(interrupted: asyncio.Event) -> Iterator[None]:
+    """Set ``interrupted`` at the first Ctrl-C; cancel the task at the second."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    twice = False
+
+    def on_interrupt() -> None:
+        nonlocal twice
+        if interrupted.is_set() and task is not None:
+            twice = True
+            task.cancel()
+        interrupted.set()
+
+    try:
+        loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    except NotImplementedError:  # Windows: the first Ctrl-C raises KeyboardInterrupt
+        yield
+        return
+    try:
+        yield
+    except asyncio.CancelledError:
+        if twice:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

@@ -1,0 +1,118 @@
+"""``splitup run``: a model over arrays in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from splitup.cli.console import Output, run_command
+from splitup.cli.cost import wait_for_cost
+from splitup.cli.options import ConfigFlag, JsonFlag, PaymentOptions, with_options
+
+if TYPE_CHECKING:
+    from splitup.client.outcome import Array, Result
+
+
+@with_options
+def command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Name or id of a registered model.")
+    ],
+    inputs: Annotated[
+        list[str],
+        typer.Option(
+            "--input", metavar="NAME=FILE", help="NAME=FILE.npy; once per input of the model."
+        ),
+    ],
+    directory: Annotated[
+        Path, typer.Option("--output", metavar="DIR", help="Directory for the outputs.")
+    ],
+    payment: PaymentOptions,
+    config: ConfigFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a model over arrays; write every output as NAME.npy."""
+    output = Output.open(as_json)
+
+    def run() -> None:
+        import numpy as np
+
+        from splitup.core import event_loop
+
+        arrays = dict(_read_input(text) for text in inputs)
+        result, cost = event_loop.run(_execute(output, config, model, arrays, payment))
+        directory.mkdir(parents=True, exist_ok=True)
+        files = {name: directory / f"{name}.npy" for name in result.outputs}
+        for name, path in files.items():
+            np.save(path, result.outputs[name], allow_pickle=False)
+        if output.as_json:
+            output.print_json(_describe_result(result, files))
+            return
+        for name, path in files.items():
+            array = result.outputs[name]
+            output.out.print(f"{name}: {array.dtype}{list(array.shape)} in {path}", markup=False)
+        nodes = len(set(result.nodes))
+        output.say(
+            f"{len(result.manifest.tasks)} tasks on {nodes} nodes in {result.elapsed_s:.2f} s"
+        )
+        output.say(cost)
+
+    run_command(output, run)
+
+
+async def _execute(
+    output: Output,
+    config: ConfigFlag,
+    model: str,
+    arrays: dict[str, Array],
+    payment: PaymentOptions,
+) -> tuple[Result, str]:
+    from splitup.client.connection import SplitUp
+
+    async with SplitUp.connect(config) as net:
+        output.hint(f"running {model}")
+        result = await net.execute(
+            model, arrays, max_price_usdc=payment.max_price, deadline_s=payment.deadline
+        )
+        if output.as_json:
+            return result, ""
+        locked = result.plan.request.max_price_micro_usdc
+        return result, await wait_for_cost(output, net, result.execution_id, locked)
+
+
+def _read_input(text: str) -> tuple[str, Array]:
+    import numpy as np
+
+    from splitup.core.errors import InvalidInput
+
+    name, separator, file = text.partition("=")
+    if not separator or not name:
+        raise InvalidInput(f"--input {text} is not of the form NAME=FILE.npy")
+    try:
+        return name, np.load(Path(file), allow_pickle=False)
+    except OSError as error:
+        raise InvalidInput(
+            f"input file {file} cannot be read ({error.strerror}); write it with numpy.save"
+        ) from None
+    except ValueError as error:
+        raise InvalidInput(
+            f"input file {file} is no array of numbers ({error}); write it with numpy.save"
+        ) from None
+
+
+def _describe_result(result: Result, files: dict[str, Path]) -> dict[str, Any]:
+    return {
+        "execution_id": result.execution_id,
+        "elapsed_s": round(result.elapsed_s, 3),
+        "nodes": list(result.nodes),
+        "outputs": {
+            name: {
+                "file": str(path),
+                "dtype": str(result.outputs[name].dtype),
+                "shape": list(result.outputs[name].shape),
+            }
+            for name, path in files.items()
+        },
+    }

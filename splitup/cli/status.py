@@ -1,0 +1,58 @@
+"""``splitup status``: processes, committee and nodes of a network on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from splitup.cli.console import Output, run_command
+from splitup.cli.options import DirFlag, JsonFlag
+from splitup.config import DEFAULT_HOME
+
+if TYPE_CHECKING:
+    from splitup.devnet.commands import NetworkStatus
+
+
+def command(directory: DirFlag = DEFAULT_HOME, as_json: JsonFlag = False) -> None:
+    """Show processes, committee and nodes of a network; exit code 1 when it is not ready."""
+    output = Output.open(as_json)
+
+    def run() -> None:
+        from splitup.devnet.commands import fetch_status
+
+        status = fetch_status(directory)
+        if output.as_json:
+            output.print_json(status.to_dict())
+        else:
+            _show(output, status)
+        if status.health is None or not status.health.is_ready():
+            raise typer.Exit(1)
+
+    run_command(output, run)
+
+
+def _show(output: Output, status: NetworkStatus) -> None:
+    from rich.table import Table
+
+    from splitup.client.inputs import format_usdc
+
+    running = f"process {status.supervisor}" if status.supervisor is not None else "not running"
+    output.out.print(f"network in {status.directory}: {running}", highlight=False)
+    if status.processes:
+        table = Table("process", "pid", "state", box=None, pad_edge=False)
+        for name, pid, alive in status.processes:
+            table.add_row(name, str(pid), "running" if alive else "ended")
+        output.out.print(table)
+    if status.health is None:
+        output.out.print(status.problem, markup=False, highlight=False, soft_wrap=True)
+        return
+    output.out.print(status.health.describe(), highlight=False)
+    table = Table("node", "endpoint", "stake", "tasks", "live", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True  # an address that is copied must stay on one line
+    for node in status.health.nodes:
+        stake = format_usdc(node.stake_micro_usdc).removesuffix(" USDC")
+        listed = "yes" if node.in_snapshot else "no"
+        endpoint = node.endpoint.removeprefix("http://")
+        table.add_row(node.address, endpoint, stake, str(len(node.tasks)), listed)
+    output.out.print(table)

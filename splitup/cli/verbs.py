@@ -1,0 +1,79 @@
+"""The verbs of ``splitup``: one module each, imported when the verb is used.
+
+A verb's module imports what its work needs inside its functions, so that ``--help`` stays fast.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the network or chain failed
+(or, for the demo, the result differs), 2 the input cannot be used, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from splitup.cli.console import EXIT_CODES
+
+VERBS: Final = {  # the module in this package, and its line in the help
+    "run": "Run a model over arrays; write every output as NAME.npy.",
+    "generate": "Continue a text and print its tokens as they come.",
+    "deposit": "Move USDC into the market for later executions.",
+    "receipt": "Show what an execution cost; wait until it is settled.",
+    "check": "Check that the committee planned an execution correctly.",
+    "dispute": "Judge a dispute from its transcript: which party lied?",
+    "up": "Start, or resume, a network on this machine.",
+    "down": "Stop a network; its chain, objects and keys are kept.",
+    "fund": "Give an account test money of a network on this machine.",
+    "status": "Show a network's processes and nodes.",
+    "doctor": "Check what this machine lacks, and say how to install it.",
+    "demo": "Run a model on a temporary network and show every step.",
+}
+
+
+class _Verbs(TyperGroup):
+    """A group of commands that imports a command's module on first use."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        verb = typer.Typer(add_completion=False, rich_markup_mode=None)
+        verb.command(cmd_name)(import_module(f"splitup.cli.{cmd_name}").command)
+        return typer.main.get_command(verb)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+app = typer.Typer(
+    cls=_Verbs,
+    name="splitup",
+    help=f"Run models on the network, or run a network of your own.\n\n{EXIT_CODES}",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"splitup {version('splitup')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Takes the options of ``splitup`` itself."""

@@ -1,0 +1,111 @@
+"""Registered models as the client uses them: manifests, tokenizers, and the tasks it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from splitup.chain.client import Chain
+from splitup.client.execution.private_tasks import ClientPrograms
+from splitup.client.generation import get_text_info
+from splitup.core.errors import ChainRejected, InvalidInput, Refused
+from splitup.graph.manifest import Manifest, get_blob_key, load_manifest
+from splitup.net.http import SignedClient
+from splitup.net.object_transfer import get_object
+from splitup.storage.gateway_client import GatewayClient
+from splitup.storage.task_cache import Cache
+
+_MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A registered model; ``name`` is what the user called it by."""
+
+    name: str
+    model_id: str
+    manifest: Manifest
+
+
+class Models:
+    """The models that one connection has asked for, each fetched once."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        gateway: GatewayClient,
+        http: SignedClient,
+        cache_directory: Path,
+        thread: Executor,
+    ) -> None:
+        """``thread`` compiles, and later runs, the tasks that a model leaves to the client."""
+        self._chain = chain
+        self._gateway = gateway
+        self._http = http
+        self._cache_directory = cache_directory
+        self._thread = thread
+        self._models: dict[str, Model] = {}
+        self._tokenizers: dict[str, bytes] = {}
+        self._programs: dict[str, ClientPrograms] = {}  # by model id
+        self._loading = asyncio.Lock()
+
+    async def fetch(self, model: str) -> Model:
+        """Return a registered model by name or id; raise InvalidInput when there is none."""
+        if model not in self._models:
+            model_id = model if _MODEL_ID.match(model) else await self._resolve(model)
+            try:
+                data = await self._gateway.fetch_manifest(model_id)
+            except Refused as error:
+                raise InvalidInput(
+                    f"there is no model '{model}' ({error}); list the models with: "
+                    "splitup-deploy list"
+                ) from None
+            manifest = await asyncio.to_thread(load_manifest, data)
+            self._models[model] = Model(model, model_id, manifest)
+        return self._models[model]
+
+    async def fetch_tokenizer(self, model: Model) -> bytes:
+        """Return the tokenizer.json of a text model; raise InvalidInput for another model."""
+        info = get_text_info(model.manifest, model.name)
+        if info.tokenizer_digest not in self._tokenizers:
+            grants = await self._gateway.model_grants(model.model_id)
+            self._tokenizers[info.tokenizer_digest] = await get_object(
+                self._http.session,
+                grants.find("GET", get_blob_key(info.tokenizer_digest)),
+                max_bytes=info.tokenizer_bytes,
+                expected_digest=info.tokenizer_digest,
+            )
+        return self._tokenizers[info.tokenizer_digest]
+
+    async def load_programs(self, model: Model) -> ClientPrograms | None:
+        """Return the tasks that the model leaves to the client, compiled; None for most models.
+
+        Raises StorageUnavailable, PeerFault, InvalidModel.
+        """
+        manifest = model.manifest
+        if manifest.client is None:
+            return None
+        async with self._loading:
+            if model.model_id not in self._programs:
+                cache = Cache(self._cache_directory, self._gateway, self._http.session)
+                files = [
+                    await cache.fetch_program(model.model_id, task)
+                    for task in manifest.client.tasks
+                ]
+                loop = asyncio.get_running_loop()
+                self._programs[model.model_id] = await loop.run_in_executor(
+                    self._thread, ClientPrograms, manifest, files
+                )
+            return self._programs[model.model_id]
+
+    async def _resolve(self, name: str) -> str:
+        try:
+            return str(await self._chain.call("models", "modelByName", name))
+        except ChainRejected as error:
+            if error.error_name != "UnknownName":
+                raise
+        raise InvalidInput(f"there is no model '{name}'; list the models with: splitup-deploy list")

@@ -1,0 +1,484 @@
+"""``Network``: a user's open connection, and what it does.
+
+``execute`` runs a model once over arrays, ``session`` keeps an execution open for step after step,
+``generate`` does that for text, ``quote`` tells what these would cost, ``receipt`` what they cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from splitup.chain.client import Chain
+from splitup.chain.committee_reader import Committees
+from splitup.chain.deployment import Deployment
+from splitup.chain.market import fetch_economics
+from splitup.client import defaults
+from splitup.client.execution.private_session import PrivateSession
+from splitup.client.execution.private_tasks import ClientPrograms
+from splitup.client.execution.session import Session
+from splitup.client.generation import (
+    DecoderName,
+    Token,
+    check_decoder,
+    encode_prompt,
+    generate_tokens,
+    get_chunk,
+    get_text_info,
+    load_tokenizer,
+    make_decoder,
+)
+from splitup.client.inputs import check_execution_id, format_usdc, parse_usdc, split_steps
+from splitup.client.market.account import MarketAccount, Order
+from splitup.client.market.payments import fetch_price
+from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
+from splitup.client.market.receipts import wait_for_receipt
+from splitup.client.market.settlement_evidence import fetch_evidence
+from splitup.client.models import Model, Models
+from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
+from splitup.config import NetworkConfig
+from splitup.core import limits, tuning
+from splitup.core.codec import encode_canonical
+from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
+from splitup.crypto.keys import Identity
+from splitup.decode.lookahead import LookaheadOptions
+from splitup.decode.prompt import TextRequest
+from splitup.decode.sampler import Sampler
+from splitup.decode.step import Decoder
+from splitup.messages.plans import PlanCertificate
+from splitup.messages.verification import Evidence
+from splitup.net.http import SignedClient
+from splitup.storage.gateway_client import GatewayClient
+
+Usdc = float | int | str | Decimal
+
+_log = logging.getLogger("splitup.client")
+
+
+class Network:
+    """A connection as one user, made by ``SplitUp.connect``; open inside ``async with``."""
+
+    def __init__(self, config: NetworkConfig, identity: Identity) -> None:
+        self.config = config
+        self._identity = identity
+        self._http = SignedClient(identity)
+        self._gateway = GatewayClient(config.gateway_urls, identity, http=self._http)
+        self._thread = ThreadPoolExecutor(1, "splitup-private")  # runs the client's own tasks
+        self._background: set[asyncio.Task[None]] = set()
+        self._chain: Chain | None = None
+        self._committees: Committees  # these three exist once the connection is open
+        self._account: MarketAccount
+        self._models: Models
+
+    async def __aenter__(self) -> Self:
+        deployment = Deployment.load(self.config.deployment)
+        chain = await Chain.connect(
+            self.config.rpc_url, deployment, private_key=self._identity.private_key
+        )
+        self._chain = chain
+        self._committees = Committees(chain)
+        self._account = MarketAccount(chain, self._identity, self._http, self._committees)
+        self._models = Models(
+            chain, self._gateway, self._http, self.config.cache_directory, self._thread
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def drain(self) -> None:
+        """Wait until the nodes and the store have everything that ended executions owe them."""
+        await wait_stored(self._background, quiet_s=tuning.STORE_QUIET_S)
+
+    async def close(self) -> None:
+        """Finish storing the inputs of ended executions, then close every connection."""
+        if self._chain is not None:
+            await self._account.close()
+        try:
+            await self.drain()
+        finally:  # also when the wait is cancelled
+            left = tuple(self._background)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            await self._http.close()
+            if self._chain is not None:
+                await self._chain.close()
+
+    @property
+    def address(self) -> str:
+        """The user's account."""
+        return self._identity.address
+
+    @property
+    def chain(self) -> Chain:
+        """The chain behind the connection; raises InvalidInput before ``async with``."""
+        if self._chain is None:
+            raise InvalidInput(
+                "the connection is not open; use: async with SplitUp.connect() as net"
+            )
+        return self._chain
+
+    # ---- money ---------------------------------------------------------------------------------
+
+    async def deposit(self, amount_usdc: Usdc) -> None:
+        """Move USDC from the wallet into the market, for later executions."""
+        amount = parse_usdc(amount_usdc, name="amount_usdc")
+        self._check_open()
+        await self._account.deposit(amount)
+
+    async def freeze(self, seconds: float) -> int:
+        """Reserve the balance in the market for signed requests; return until when (Unix time).
+
+        From then on executions start without waiting for a block. Until its end the balance can
+        neither be withdrawn nor spent otherwise; the contract allows 30 days.
+        """
+        self._check_open()
+        return await self._account.freeze(seconds)
+
+    async def quote(self, model: str, *, steps: int = 1) -> int:
+        """Return the most that an execution of so many steps costs, in micro-USDC.
+
+        It is locked at the request; what the nodes do not earn comes back at the settlement.
+        """
+        found = await self.fetch_model(model)
+        return await fetch_price(self.chain, found.model_id, steps)
+
+    async def quote_generation(
+        self,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = defaults.MAX_TOKENS,
+        decoder: DecoderName = "sequential",
+        lookahead: LookaheadOptions | None = None,
+    ) -> int:
+        """Return the most that ``generate`` with these arguments costs, in micro-USDC."""
+        machine, _ = await self.make_decoder(
+            model,
+            prompt,
+            max_tokens=max_tokens,
+            sampler=Sampler(),
+            decoder=decoder,
+            lookahead=lookahead,
+        )
+        return await self.quote(model, steps=machine.max_steps)
+
+    # ---- running -------------------------------------------------------------------------------
+
+    async def execute(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        max_price_usdc: Usdc | None = None,
+        deadline_s: float = defaults.DEADLINE_S,
+    ) -> Result:
+        """Run a model, by name or id, and return its complete, verified result.
+
+        Arrays have their port's shape, or a leading axis of n steps, which the outputs have then,
+        too. Raises InvalidInput before any payment, and ExecutionFailed, after the refund, naming
+        the task and node at fault.
+        """
+        found = await self.fetch_model(model)
+        steps = split_steps([port.spec for port in found.manifest.user_inputs], inputs)
+        is_private = found.manifest.client is not None  # a digest of a short text would reveal it
+        started = time.monotonic()
+        async with self.session(
+            model,
+            steps=len(steps.rows),
+            max_price_usdc=max_price_usdc,
+            deadline_s=deadline_s,
+            inputs_digest=None if is_private else _digest_inputs(steps.rows),
+        ) as session:
+            futures = [session.submit(row) for row in steps.rows]
+            rows = [await future for future in futures]
+            elapsed_s = time.monotonic() - started
+            traces = await session.finish()
+        names = [port.name for port in found.manifest.user_outputs]
+        stack = {name: np.stack([row[name] for row in rows]) for name in names}
+        return Result(
+            execution_id=session.execution_id,
+            outputs=stack if steps.stacked else rows[0],
+            trace=make_trace(found.manifest, traces),
+            plan=session.plan,
+            manifest=found.manifest,
+            elapsed_s=elapsed_s,
+            nodes=session.executors,
+            receipt=self.pending_receipt(session.execution_id),
+        )
+
+    @asynccontextmanager
+    async def session(
+        self,
+        model: str,
+        *,
+        steps: int,
+        max_price_usdc: Usdc | None = None,
+        deadline_s: float = defaults.DEADLINE_S,
+        inputs_digest: str | None = None,
+    ) -> AsyncIterator[Session]:
+        """Open an execution of up to ``steps`` steps; leaving the block ends it and pays its steps.
+
+        When it fails, leaving the block waits for the refund and raises ExecutionFailed. When the
+        block raises or is cancelled, the steps submitted so far are paid.
+        """
+        session = await self._open(model, steps, max_price_usdc, deadline_s, inputs_digest)
+        try:
+            yield session
+            await session.finish()
+        except ExecutionFailed as error:
+            await session.close()
+            raise await self._account.recover(session.plan.request, error) from None
+        except BaseException:
+            self._close_later(session)
+            raise
+        self._close_later(session)
+
+    def _close_later(self, session: Session) -> None:
+        task = asyncio.create_task(_store_and_close(session), name=session.execution_id)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def generate(
+        self,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = defaults.MAX_TOKENS,
+        temperature: float = 0.0,
+        seed: int = 0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        decoder: DecoderName = "sequential",
+        lookahead: LookaheadOptions | None = None,
+        max_price_usdc: Usdc | None = None,
+        deadline_s: float = defaults.DEADLINE_S,
+        on_session: Callable[[Session], None] | None = None,
+    ) -> AsyncGenerator[Token, None]:
+        """Yield the tokens that continue ``prompt``; equal arguments give equal text.
+
+        Sampling happens on the client: nodes see tokens and positions, never the seed. The text
+        ends before the first string of ``stop``. ``decoder`` changes the number of steps, not the
+        text; ``lookahead`` are options of the lookahead decoder. Raises InvalidInput, before any
+        payment, for options without room in the model's steps and for more tokens than the model
+        has positions, and otherwise like ``execute``. ``on_session`` is called with the session
+        before the first token. Close the iterator (or exhaust it) to end and pay the execution.
+        """
+        machine, tokenizer = await self.make_decoder(
+            model,
+            prompt,
+            max_tokens=max_tokens,
+            sampler=Sampler(temperature, seed, top_k, top_p),
+            decoder=decoder,
+            lookahead=lookahead,
+        )
+        async with self.session(
+            model,
+            steps=machine.max_steps,
+            max_price_usdc=max_price_usdc,
+            deadline_s=deadline_s,
+        ) as session:
+            if on_session is not None:
+                on_session(session)
+            async for token in generate_tokens(session, machine, tokenizer, stop=stop):
+                yield token
+
+    async def make_decoder(
+        self,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int,
+        sampler: Sampler,
+        decoder: DecoderName = "sequential",
+        lookahead: LookaheadOptions | None = None,
+    ) -> tuple[Decoder, Tokenizer]:
+        """Return the decoder and the tokenizer that ``generate`` would use."""
+        check_decoder(decoder, lookahead)
+        found = await self.fetch_model(model)
+        info = get_text_info(found.manifest, model)
+        tokenizer = load_tokenizer(await self._models.fetch_tokenizer(found))
+        request = TextRequest(
+            prompt=tuple(encode_prompt(tokenizer, prompt)),
+            sampler=sampler,
+            max_tokens=max_tokens,
+            eos_ids=frozenset(info.eos_ids),
+            vocab=info.vocab,
+            context=info.context,
+            chunk=get_chunk(found.manifest),
+        )
+        return make_decoder(decoder, request, lookahead), tokenizer
+
+    async def fetch_model(self, model: str) -> Model:
+        """Return a registered model by name or id; raise InvalidInput when there is none."""
+        self._check_open()
+        return await self._models.fetch(model)
+
+    # ---- results -------------------------------------------------------------------------------
+
+    async def receipt(
+        self, execution_id: str, *, timeout_s: float = defaults.RECEIPT_TIMEOUT_S
+    ) -> Receipt:
+        """Wait until an execution is settled or refunded, and return its receipt.
+
+        When an execution of this account is not settled by its deadline, this also asks for the
+        refund. Raises InvalidInput for an id of another form, and Unavailable.
+        """
+        check_execution_id(execution_id)
+        return await wait_for_receipt(
+            self.chain,
+            execution_id,
+            from_block=self._account.get_request_block(execution_id),
+            timeout_s=timeout_s,
+            account=self.address,
+        )
+
+    async def evidence(self, receipt: Receipt) -> Evidence:
+        """Return the drawn tasks of a settled execution and their verdicts, checked."""
+        committee = await self._committees.fetch_of(receipt.execution_id)
+        return await fetch_evidence(self._http, committee, receipt)
+
+    async def check_plan(self, execution_id: str) -> CheckedPlan:
+        """Compute every choice of an execution's plan again, of any account's execution."""
+        check_execution_id(execution_id)
+        self._check_open()
+        committee = await self._committees.fetch_of(execution_id)
+        certificate = await fetch_plan(self._http, committee, execution_id)
+        request = certificate.plan.request
+        snapshot, model, economics = await asyncio.gather(
+            fetch_snapshot(self._http, committee, request.snapshot_root),
+            self.fetch_model(request.model_id),
+            fetch_economics(self.chain),
+        )
+        return await asyncio.to_thread(
+            check_choices, certificate, snapshot, model.manifest, economics
+        )
+
+    def pending_receipt(self, execution_id: str) -> PendingReceipt:
+        """Return the receipt as an awaitable, which fetches it when it is awaited."""
+        return PendingReceipt(execution_id, lambda: self.receipt(execution_id))
+
+    # ---- one execution -------------------------------------------------------------------------
+
+    async def _open(
+        self,
+        name: str,
+        steps: int,
+        max_price_usdc: Usdc | None,
+        deadline_s: float,
+        inputs_digest: str | None,
+    ) -> Session:
+        if not 1 <= steps <= limits.MAX_STEPS:
+            raise InvalidInput(f"an execution has 1 to {limits.MAX_STEPS} steps, not {steps}")
+        limit = (
+            None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")
+        )
+        model = await self.fetch_model(name)
+        programs = await self._models.load_programs(model)  # may fail, so before the payment
+        price, _ = await asyncio.gather(
+            fetch_price(self.chain, model.model_id, steps), self._committees.fetch_current()
+        )
+        if limit is not None and limit < price:
+            raise InvalidInput(
+                f"the maximum price is {format_usdc(limit)}, and {steps} steps of model {name} "
+                f"cost up to {format_usdc(price)}; raise it to that"
+            )
+        order = Order(
+            model_id=model.model_id,
+            task_ids=tuple(task.task_id for task in model.manifest.tasks),
+            steps=steps,
+            price_micro_usdc=price,
+            deadline_s=deadline_s,
+            inputs_digest=inputs_digest,
+        )
+        certificate, ends = await self._account.request(order)
+        session = self._make_session(certificate, model, programs, ends)
+        session.open()
+        return session
+
+    def _make_session(
+        self,
+        certificate: PlanCertificate,
+        model: Model,
+        programs: ClientPrograms | None,
+        deadline: float,
+    ) -> Session:
+        parties = self._identity, self._http, self._gateway
+        if programs is None:
+            return Session(
+                certificate,
+                model.manifest,
+                *parties,
+                deadline=deadline,
+                allow_loopback=self.config.allow_loopback,
+            )
+        return PrivateSession(
+            certificate,
+            model.manifest,
+            *parties,
+            deadline=deadline,
+            allow_loopback=self.config.allow_loopback,
+            programs=programs,
+            thread=self._thread,
+        )
+
+    def _check_open(self) -> None:
+        """Raise InvalidInput before ``async with``."""
+        _ = self.chain
+
+
+async def wait_stored(storing: Collection[asyncio.Task[None]], *, quiet_s: float) -> None:
+    """Wait for tasks that store; after ``quiet_s`` log which executions (task names) wait."""
+    storing = tuple(storing)  # a set loses its tasks as they end
+    if not storing:
+        return
+    _, waiting = await asyncio.wait(storing, timeout=quiet_s)
+    if waiting:
+        ids = ", ".join(task.get_name() for task in waiting)
+        _log.warning("waiting until the inputs of %s are stored; Ctrl-C: do not wait", ids)
+    await asyncio.gather(*storing, return_exceptions=True)
+
+
+async def _store_and_close(session: Session) -> None:
+    try:
+        await session.leave()
+        await session.store_inputs()
+    except SplitUpError as error:
+        _log.warning("inputs of %s were not stored: %s", session.execution_id, error)
+    finally:
+        await session.close()
+
+
+def _digest_inputs(rows: Sequence[Mapping[str, Array]]) -> str:
+    """Return the digest of all inputs, port by port, which the chain records."""
+    digests = {
+        name: hashlib.sha256(b"".join(np.asarray(row[name]).tobytes() for row in rows)).hexdigest()
+        for name in sorted(rows[0])
+    }
+    return "0x" + hashlib.sha256(encode_canonical(digests)).hexdigest()
