@@ -198,7 +198,7 @@ def test_f14_an_agreed_root_that_is_reverted_takes_its_draw_with_it() -> None:
     state = None
 
     def has_draw() -> bool:
-        nonlocal case
+        nonlocal state
         state = member._settlements._states.get(execution_id)
         return state is not None and state.draw is not None
 
