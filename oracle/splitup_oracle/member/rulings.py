@@ -21,7 +21,7 @@ from splitup.messages.storage import Grants
 from splitup.messages.verification import Ruling
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object
-from splitup.protocol.committee.events import RecomputeTask
+from splitup.protocol.committee.commands import RecomputeTask
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
 from splitup.storage.gateway_client import GatewayClient

@@ -17,12 +17,12 @@ from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, InvalidInput
 from splitup.crypto.keystore import load_identity
 from splitup.net.http import SignedClient, serve_app
+from splitup.protocol.committee.commands import FetchManifest
 from splitup.protocol.committee.events import (
     BlockSeen,
     BoardRead,
-    FetchManifest,
+    EventReverted,
     NodesSeen,
-    RequestReverted,
     RequestSeen,
     SnapshotAccepted,
     Tick,
@@ -176,7 +176,7 @@ class Feeder:
                 event.block_number,
             )
             if translated is not None:
-                self._member.feed(RequestReverted(translated))
+                self._member.feed(EventReverted(translated))
             return
         if translated is not None:
             if isinstance(translated, RequestSeen):

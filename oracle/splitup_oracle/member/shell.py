@@ -38,7 +38,6 @@ from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
 from splitup.graph.manifest import load_manifest
-from splitup.messages.base import Message
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.messages.snapshots import ReachRequest, Snapshot
 from splitup.messages.verification import VerificationResult
@@ -46,38 +45,40 @@ from splitup.net.chunked_messages import ChunkedMessage, ChunkedMessages, fetch_
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeMember as PeerView
 from splitup.protocol.committee.certificates import CommitteeView
-from splitup.protocol.committee.context import SIGNED, SNAPSHOT
-from splitup.protocol.committee.equivocation import EVIDENCE
-from splitup.protocol.committee.events import (
+from splitup.protocol.committee.commands import (
     AnnouncePlan,
     Command,
-    ConfigurationSeen,
     ConfirmGroupKey,
-    Event,
     Fault,
     FetchManifest,
     FetchSnapshot,
     Forget,
     Gossip,
-    GossipReceived,
     Log,
-    ManifestFetched,
-    MemberLost,
     Persist,
-    PlanPushed,
     PostComplaint,
     PostDealing,
     PushPlan,
     PushVerification,
     RecomputeTask,
-    RequestSigned,
-    RttMeasured,
-    SnapshotFetched,
     SubmitCommitments,
     SubmitEvidence,
     SubmitPlan,
     SubmitSettlement,
     SubmitSnapshot,
+)
+from splitup.protocol.committee.context import SIGNED, SNAPSHOT
+from splitup.protocol.committee.equivocation import EVIDENCE
+from splitup.protocol.committee.events import (
+    ConfigurationSeen,
+    Event,
+    GossipReceived,
+    ManifestFetched,
+    MemberLost,
+    PlanPushed,
+    RequestSigned,
+    RttMeasured,
+    SnapshotFetched,
     TaskRecomputed,
 )
 from splitup.protocol.committee.member import CommitteeMember
@@ -85,6 +86,7 @@ from splitup.protocol.committee.membership import Membership
 from splitup.protocol.committee.peer_messages import (
     DrawPartial,
     Equivocation,
+    GossipMessage,
     PlanPartial,
     count_nodes,
     encode_gossip,
@@ -168,7 +170,7 @@ class Member:
         self._waiters: dict[str, _Waiters] = {}
         self._peers: dict[str, _Peer] = {}
         self.chunked_messages = ChunkedMessages()
-        self._packed: OrderedDict[int, tuple[Message, ChunkedMessage]] = (
+        self._packed: OrderedDict[int, tuple[GossipMessage, ChunkedMessage]] = (
             OrderedDict()
         )  # said lately
         self._fetched: OrderedDict[tuple[str, str], None] = OrderedDict()  # sender, digest
@@ -679,7 +681,7 @@ class Member:
             log.warning("fault of %s: sent another snapshot than %s", peer.account, root)
 
 
-def _parse_chunked_message(data: bytes) -> tuple[Message, int]:
+def _parse_chunked_message(data: bytes) -> tuple[GossipMessage, int]:
     """Parse what a parcel holds: a gossip body of a message that grows with the nodes."""
     try:
         body = parse_json(data)

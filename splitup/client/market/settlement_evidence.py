@@ -10,8 +10,8 @@ from splitup.core.errors import PeerFault, SplitUpError, Unavailable
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, check_draw
+from splitup.protocol.settlement.evidence import compute_evidence_root
 from splitup.protocol.settlement.proof_of_sampling import Outcome, Verdict
-from splitup.protocol.settlement.settlement_state import compute_evidence_root
 
 PATIENCE_S: Final = 5.0  # a member polls its chain many times in this
 _PAUSE_S: Final = 0.1

@@ -20,7 +20,13 @@ from splitup.crypto.signature_scheme import REAL, Scheme
 from splitup.graph.manifest import Manifest
 from splitup.messages.snapshots import Snapshot
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, CommitteeView
-from splitup.protocol.committee.events import Command, FetchManifest, FetchSnapshot, Forget, Persist
+from splitup.protocol.committee.commands import (
+    Command,
+    FetchManifest,
+    FetchSnapshot,
+    Forget,
+    Persist,
+)
 
 SIGNED: Final = "signed"  # journal kind: slot -> digest of what we signed for it
 SNAPSHOT: Final = "snapshot"  # journal kind: root -> content

@@ -13,8 +13,7 @@ from functools import lru_cache
 from splitup.core import tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.quorum import plan_struct_hash, snapshot_struct_hash
-from splitup.protocol.committee.context import MemberContext
-from splitup.protocol.committee.events import (
+from splitup.protocol.committee.commands import (
     Command,
     Fault,
     Forget,
@@ -22,6 +21,7 @@ from splitup.protocol.committee.events import (
     Persist,
     SubmitEvidence,
 )
+from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.peer_messages import Equivocation, PlanVote, SnapshotVote
 
 EVIDENCE = "evidence"  # journal kind: slot and member -> two signatures

@@ -1,30 +1,25 @@
-"""What goes into a committee member's machine and what comes out of it.
+"""The events that go into a committee member's machine.
 
-Events are facts (from the chain, from peers that the shell has authenticated, from the clock).
-Commands are to be carried out in order: a ``Persist`` stands before the sends that it guards.
+Events are facts: from the chain, from peers whose signature the shell has checked, from the clock.
+``commands`` holds what comes out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from splitup.crypto.dkg import GroupKey
-from splitup.crypto.quorum import Settlement
 from splitup.graph.manifest import Manifest
-from splitup.messages.base import Message
-from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers, TaskCommitment
-from splitup.messages.plans import PlanCertificate, PlanNode, Request, SignedRequest
+from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
+from splitup.messages.plans import Request, SignedRequest
 from splitup.messages.snapshots import Heartbeat, Snapshot
 from splitup.messages.verification import (
     Ruling,
     VerificationCommitment,
-    VerificationOrder,
     VerificationResult,
 )
 from splitup.protocol.committee.certificates import CommitteeMember
-from splitup.protocol.committee.peer_messages import Equivocation
+from splitup.protocol.committee.peer_messages import GossipMessage
 
 # ---- from the chain ----------------------------------------------------------------------------
 
@@ -102,18 +97,21 @@ class ExecutionEnded:
     execution_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReverted:
-    """A reorganisation dropped the block of this event. Undone events come latest first."""
+RevertibleEvent = (
+    RequestSeen
+    | PlanAccepted
+    | CompletionCommitted
+    | ExecutionCommitted
+    | SnapshotAccepted
+    | ExecutionEnded
+)
 
-    event: (
-        RequestSeen
-        | PlanAccepted
-        | CompletionCommitted
-        | ExecutionCommitted
-        | SnapshotAccepted
-        | ExecutionEnded
-    )
+
+@dataclass(frozen=True, slots=True)
+class EventReverted:
+    """A reorganisation removed the block of this event. The latest reverted event comes first."""
+
+    event: RevertibleEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ class BoardRead:
 @dataclass(frozen=True, slots=True)
 class GossipReceived:
     sender: str  # the member's account
-    message: Message
+    message: GossipMessage
     configuration: int = 0
 
 
@@ -268,205 +266,27 @@ class Tick:
     pass
 
 
-Event = (
-    BlockSeen
-    | NodesSeen
-    | SnapshotAccepted
-    | RequestSeen
-    | PlanAccepted
-    | CompletionCommitted
-    | ExecutionCommitted
-    | ExecutionEnded
-    | RequestReverted
-    | ConfigurationSeen
-    | DealingPosted
-    | ComplaintPosted
-    | BoardRead
-    | GossipReceived
+ChainFact = BlockSeen | NodesSeen | RevertibleEvent | EventReverted
+BoardFact = ConfigurationSeen | DealingPosted | ComplaintPosted | BoardRead
+PeerEvent = (
+    GossipReceived
     | HeartbeatReceived
     | RequestSigned
     | CompletionReceived
     | ExecutorCommitmentReceived
-    | ValidatorCommitmentReceived
     | TakeoversReceived
+    | ValidatorCommitmentReceived
     | ResultReceived
-    | TaskRecomputed
-    | KeyReady
+)
+LocalEvent = (
+    KeyReady
     | RttMeasured
     | ManifestFetched
     | SnapshotFetched
+    | TaskRecomputed
     | PlanPushed
     | MemberLost
     | Tick
 )
-
-
-# ---- commands ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Gossip:
-    """Send to one member, or (``to`` None) to all others of the configuration."""
-
-    to: str | None
-    message: Message
-    configuration: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Persist:
-    """Write to the journal, durably, before the next command."""
-
-    kind: str
-    key: str
-    value: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    kind: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitSnapshot:
-    sequence: int
-    epoch: int
-    root: str
-    signatures: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitPlan:
-    execution_id: str
-    request: Request
-    plan_root: str
-    seed_signature: str
-    executors: int  # how many nodes it gives work to
-    signatures: bytes
-    client_signature: str = ""  # when the request is to be opened with it
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitCommitments:
-    """Bring the agreed root over all executors' pledges to the chain, and have them locked."""
-
-    execution_id: str
-    root: str
-    exposures: tuple[tuple[str, int], ...]  # (executor, micro-USDC), sorted
-    signatures: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitSettlement:
-    execution_id: str
-    settlement: Settlement
-    signatures: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitEvidence:
-    """Bring a member's two signatures to the chain."""
-
-    evidence: Equivocation
-
-
-@dataclass(frozen=True, slots=True)
-class PostDealing:
-    dealing: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PostComplaint:
-    dealer: str
-    evidence: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmGroupKey:
-    public_key: str
-    configuration: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PushPlan:
-    """Post the certificate to these nodes of its plan, all at once; report with PlanPushed."""
-
-    certificate: PlanCertificate
-    nodes: tuple[PlanNode, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PushVerification:
-    """Post the order to the validator drawn for it."""
-
-    node: str
-    endpoint: str
-    order: VerificationOrder
-
-
-@dataclass(frozen=True, slots=True)
-class RecomputeTask:
-    """Recompute a disputed task here; report TaskRecomputed.
-
-    ``determinism`` is the executor's class; where this machine computes in another one and the task
-    has a tolerance, ``claim`` is compared instead.
-    """
-
-    order: VerificationOrder
-    determinism: str
-    claim: TaskCommitment
-
-
-@dataclass(frozen=True, slots=True)
-class FetchManifest:
-    model_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class FetchSnapshot:
-    root: str
-
-
-@dataclass(frozen=True, slots=True)
-class AnnouncePlan:
-    """A plan, or the reason why there is none, is known now: answer whoever waits for it."""
-
-    execution_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Another party broke the protocol; what it sent was dropped."""
-
-    peer: str
-    message: str
-
-
-Command = (
-    Gossip
-    | Persist
-    | Forget
-    | SubmitSnapshot
-    | SubmitPlan
-    | SubmitCommitments
-    | SubmitSettlement
-    | SubmitEvidence
-    | PostDealing
-    | PostComplaint
-    | ConfirmGroupKey
-    | PushPlan
-    | PushVerification
-    | RecomputeTask
-    | FetchManifest
-    | FetchSnapshot
-    | AnnouncePlan
-    | KeyReady
-    | Log
-    | Fault
-)
+MemberEvent = ChainFact | PeerEvent | LocalEvent  # for the machine of one configuration
+Event = MemberEvent | BoardFact

@@ -21,17 +21,15 @@ from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto import dkg
 from splitup.crypto.keys import Identity
 from splitup.protocol.committee.certificates import CommitteeView
-from splitup.protocol.committee.events import (
+from splitup.protocol.committee.commands import (
     Command,
-    ComplaintPosted,
     ConfirmGroupKey,
-    DealingPosted,
     Fault,
-    KeyReady,
     Log,
     PostComplaint,
     PostDealing,
 )
+from splitup.protocol.committee.events import ComplaintPosted, DealingPosted, KeyReady
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +158,7 @@ class KeyGeneration:
         self._complaints.setdefault(dealer, event.block_number)
         return [Log(f"dealer {event.dealer} is excluded from key generation by a complaint")]
 
-    def process_block(self, number: int) -> list[Command]:
+    def process_block(self, number: int) -> list[Command | KeyReady]:
         """Compute the key when dealings and complaints are final at this block."""
         self._block = max(self._block, number)
         closed_at = self._get_closing_block()

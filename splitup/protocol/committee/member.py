@@ -9,7 +9,7 @@ comes out as a ``Fault``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto.keys import Identity
@@ -19,28 +19,29 @@ from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Evidence, SignedAttestation
 from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.committee.commands import AnnouncePlan, Command, Log
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
 from splitup.protocol.committee.equivocation import EquivocationDetector
 from splitup.protocol.committee.events import (
-    AnnouncePlan,
     BlockSeen,
-    Command,
+    ChainFact,
     CompletionCommitted,
     CompletionReceived,
-    Event,
+    EventReverted,
     ExecutionCommitted,
     ExecutionEnded,
     ExecutorCommitmentReceived,
     GossipReceived,
     HeartbeatReceived,
     KeyReady,
-    Log,
+    LocalEvent,
     ManifestFetched,
+    MemberEvent,
     MemberLost,
     NodesSeen,
+    PeerEvent,
     PlanAccepted,
     PlanPushed,
-    RequestReverted,
     RequestSeen,
     RequestSigned,
     ResultReceived,
@@ -53,32 +54,17 @@ from splitup.protocol.committee.events import (
     ValidatorCommitmentReceived,
 )
 from splitup.protocol.committee.peer_messages import (
-    EpochTimeoutVote,
     Equivocation,
-    ObservationWanted,
-    PlanCertified,
-    PlanDelivered,
-    PlanPartial,
-    PlanVote,
-    PlanWanted,
-    SnapshotVote,
+    PlanMessage,
+    SettlementMessage,
+    SnapshotMessage,
 )
 from splitup.protocol.planning.plan_agreement import PlanAgreement
 from splitup.protocol.planning.signed_requests import SignedRequests, is_same
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.settlement.settlement_agreement import ResultReader, SettlementAgreement
 from splitup.protocol.snapshots.demand import compute_demand
-from splitup.protocol.snapshots.observations import ObservationShare, SnapshotProposal
 from splitup.protocol.snapshots.snapshot_agreement import SnapshotAgreement
-
-_SNAPSHOT_MESSAGES = (
-    EpochTimeoutVote,
-    ObservationWanted,
-    ObservationShare,
-    SnapshotProposal,
-    SnapshotVote,
-)
-_PLAN_MESSAGES = (PlanPartial, PlanVote, PlanCertified, PlanDelivered, PlanWanted)
 
 
 class CommitteeMember:
@@ -207,7 +193,7 @@ class CommitteeMember:
 
     # ---- the machine ------------------------------------------------------------------------
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: MemberEvent, now: float) -> list[Command]:
         """Take one event at monotonic time ``now`` (seconds) and return what to do, in order."""
         commands = self._dispatch(event, now)
         for command in list(commands):
@@ -222,25 +208,22 @@ class CommitteeMember:
                         self._snapshots.nodes.process_plan(certificate.plan, manifest)
         return commands
 
-    def _dispatch(self, event: Event, now: float) -> list[Command]:
+    def _dispatch(self, event: MemberEvent, now: float) -> list[Command]:
+        if isinstance(event, ChainFact):
+            return self._process_chain(event, now)
+        if isinstance(event, PeerEvent):
+            return self._process_peer(event, now)
+        return self._process_local(event, now)
+
+    def _process_chain(self, event: ChainFact, now: float) -> list[Command]:
         match event:
-            case GossipReceived():
-                return self._process_gossip(event, now)
-            case HeartbeatReceived():
-                self._snapshots.nodes.process_heartbeat(event.heartbeat, event.signing_key, now)
-            case Tick():
-                return [
-                    *self._snapshots.process_tick(now),
-                    *self._plans.process_tick(now),
-                    *self._settlements.process_tick(now),
-                    *self._detector.process_tick(),
-                ]
             case BlockSeen():
                 return self._process_block(event, now)
+            case NodesSeen():
+                self._snapshots.nodes.process_nodes(event.nodes)
+                return []
             case RequestSeen():
                 return self._process_request(event, now)
-            case RequestSigned():
-                return self._process_signed(event, now)
             case PlanAccepted():
                 self._settlements.process_accepted(event.execution_id, is_planned=True)
                 return self._plans.process_accepted(event.execution_id, event.plan_root)
@@ -251,50 +234,70 @@ class CommitteeMember:
                 return self._settlements.process_agreed(event, now)
             case ExecutionEnded():
                 return self._end(event.execution_id)
-            case CompletionReceived():
-                return self._settlements.process_completion(
-                    event.completion, event.signing_key, now
-                )
-            case ExecutorCommitmentReceived():
-                return self._settlements.process_commitment(
-                    event.commitment, event.signing_key, now
-                )
-            case ValidatorCommitmentReceived():
-                return self._settlements.process_validator_commitment(
-                    event.validator_commitment, event.signing_key, now
-                )
-            case TakeoversReceived():
-                return self._settlements.process_takeovers(event.takeovers, event.signing_key, now)
-            case TaskRecomputed():
-                return self._settlements.process_ruling(event.execution_id, event.ruling, now)
-            case ResultReceived():
-                return self._settlements.process_result(
-                    event.result, event.signing_key, event.token, now
-                )
-            case NodesSeen():
-                self._snapshots.nodes.process_nodes(event.nodes)
-            case RttMeasured():
-                self._snapshots.nodes.process_rtt(event.node, event.rtt_ms)
-            case MemberLost():
-                self.context.note_lost(event.account)
             case SnapshotAccepted():
                 return self._snapshots.process_accepted(
                     event.configuration, event.sequence, event.root, now
                 )
-            case RequestReverted():
-                return self._undo(event, now)
+            case EventReverted():
+                return self._revert(event, now)
+            case _ as never:
+                assert_never(never)
+
+    def _process_peer(self, event: PeerEvent, now: float) -> list[Command]:
+        settlements = self._settlements
+        match event:
+            case GossipReceived():
+                return self._process_gossip(event, now)
+            case HeartbeatReceived():
+                self._snapshots.nodes.process_heartbeat(event.heartbeat, event.signing_key, now)
+                return []
+            case RequestSigned():
+                return self._process_signed(event, now)
+            case CompletionReceived():
+                return settlements.process_completion(event.completion, event.signing_key, now)
+            case ExecutorCommitmentReceived():
+                return settlements.process_commitment(event.commitment, event.signing_key, now)
+            case ValidatorCommitmentReceived():
+                return settlements.process_validator_commitment(
+                    event.validator_commitment, event.signing_key, now
+                )
+            case TakeoversReceived():
+                return settlements.process_takeovers(event.takeovers, event.signing_key, now)
+            case ResultReceived():
+                return settlements.process_result(event.result, event.signing_key, event.token, now)
+            case _ as never:
+                assert_never(never)
+
+    def _process_local(self, event: LocalEvent, now: float) -> list[Command]:
+        match event:
+            case Tick():
+                return [
+                    *self._snapshots.process_tick(now),
+                    *self._plans.process_tick(now),
+                    *self._settlements.process_tick(now),
+                    *self._detector.process_tick(),
+                ]
+            case KeyReady():
+                self.context.set_key(event.group, event.share)
+                return [*self._plans.process_key(now), *self._settlements.process_key(now)]
+            case RttMeasured():
+                self._snapshots.nodes.process_rtt(event.node, event.rtt_ms)
+                return []
             case ManifestFetched():
                 self._content_store.add_manifest(event.manifest)
                 return self._plans.process_contents(now)
             case SnapshotFetched():
                 commands = self._content_store.add_snapshot(event.snapshot)
                 return commands + self._plans.process_contents(now)
+            case TaskRecomputed():
+                return self._settlements.process_ruling(event.execution_id, event.ruling, now)
             case PlanPushed():
                 return self._plans.process_pushed(event.execution_id, event.unreached, now)
-            case KeyReady():
-                self.context.set_key(event.group, event.share)
-                return [*self._plans.process_key(now), *self._settlements.process_key(now)]
-        return []
+            case MemberLost():
+                self.context.note_lost(event.account)
+                return []
+            case _ as never:
+                assert_never(never)
 
     def _process_gossip(self, event: GossipReceived, now: float) -> list[Command]:
         message, sender = event.message, event.sender
@@ -302,13 +305,13 @@ class CommitteeMember:
         if sender == self.context.account:
             raise PeerFault("our own message came back to us", peer=sender)
         self.context.note_heard(sender, now)
-        if isinstance(message, _SNAPSHOT_MESSAGES):
+        if isinstance(message, SnapshotMessage):
             return self._snapshots.process_gossip(sender, message, now)
-        if isinstance(message, _PLAN_MESSAGES):
+        if isinstance(message, PlanMessage):
             return self._plans.process_gossip(sender, message, now)
-        if isinstance(message, Equivocation):
-            return self._detector.process_evidence(message)
-        return self._settlements.process_gossip(sender, message, now)
+        if isinstance(message, SettlementMessage):
+            return self._settlements.process_gossip(sender, message, now)
+        return self._detector.process_evidence(message)
 
     def _process_request(self, event: RequestSeen, now: float) -> list[Command]:
         request = event.request
@@ -355,8 +358,8 @@ class CommitteeMember:
             commands += self._end(execution_id)
         return commands
 
-    def _undo(self, reverted: RequestReverted, now: float) -> list[Command]:
-        """Take back what a reorganised chain no longer holds; what follows is told anew."""
+    def _revert(self, reverted: EventReverted, now: float) -> list[Command]:
+        """Take back an event that the chain no longer holds; events of the new branch follow."""
         match reverted.event:
             case RequestSeen(request=request):
                 signed = self._plans.find_signed(request.execution_id)
@@ -370,13 +373,18 @@ class CommitteeMember:
                 return self._plans.process_reverted_plan(execution_id, now)
             case CompletionCommitted() as committed:
                 self._settlements.process_reverted_commitment(committed)
+                return []
             case ExecutionCommitted() as agreed:
                 self._settlements.process_reverted_agreement(agreed)
+                return []
             case SnapshotAccepted(sequence=sequence):
                 return self._snapshots.process_reverted(sequence)
             case ExecutionEnded(execution_id=execution_id):
-                return [Log(f"the end of {execution_id} was undone; its transaction is sent again")]
-        return []
+                return [
+                    Log(f"the end of {execution_id} was reverted; its transaction is sent again")
+                ]
+            case _ as never:
+                assert_never(never)
 
     def _end(self, execution_id: str) -> list[Command]:
         commands = self._settlements.process_end(execution_id)

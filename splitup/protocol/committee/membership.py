@@ -22,20 +22,18 @@ from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Evidence, SignedAttestation
 from splitup.protocol.committee.certificates import CommitteeMember as MemberView
 from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.committee.commands import Command, ConfirmGroupKey, Gossip, Log
 from splitup.protocol.committee.events import (
     BlockSeen,
     BoardRead,
-    Command,
     ComplaintPosted,
     ConfigurationSeen,
-    ConfirmGroupKey,
     DealingPosted,
     Event,
-    Gossip,
     GossipReceived,
     KeyReady,
-    Log,
     ManifestFetched,
+    MemberEvent,
     NodesSeen,
     PlanPushed,
     RequestSeen,
@@ -71,7 +69,7 @@ class Membership:
         self._generations: dict[int, KeyGeneration] = {}
         self._keys: dict[int, KeyReady] = {}  # with our share, where we have one
         self._machines: dict[int, CommitteeMember] = {}
-        self._latest: dict[type[Event], Event] = {}  # what a new machine must be told
+        self._latest: dict[type[MemberEvent], MemberEvent] = {}  # what a new machine must know
         self._post_at = 0.0
         self.current = 0
 
@@ -187,12 +185,14 @@ class Membership:
                 return self._tag(self.current, machine.handle(event, now))
             case PlanPushed():
                 return self._give(event, now, lambda m: m.is_open(event.execution_id))
-        if isinstance(event, NodesSeen | SnapshotAccepted | BlockSeen):
-            self._latest[type(event)] = event
-        return self._give(event, now, lambda _: True)
+            case NodesSeen() | SnapshotAccepted() | BlockSeen():
+                self._latest[type(event)] = event
+                return self._give(event, now, lambda _: True)
+            case _:
+                return self._give(event, now, lambda _: True)
 
     def _give(
-        self, event: Event, now: float, concerns: Callable[[CommitteeMember], bool]
+        self, event: MemberEvent, now: float, concerns: Callable[[CommitteeMember], bool]
     ) -> list[Command]:
         commands: list[Command] = []
         errors: list[SplitUpError] = []

@@ -165,7 +165,23 @@ class SettlementSignature(Message):
     signature: QuorumSignatureField
 
 
-_KINDS: Final[dict[str, type[Message]]] = {
+SnapshotMessage = (
+    EpochTimeoutVote | ObservationWanted | ObservationShare | SnapshotProposal | SnapshotVote
+)
+PlanMessage = PlanPartial | PlanVote | PlanCertified | PlanDelivered | PlanWanted
+SettlementMessage = (
+    CommitmentsVote
+    | CommitmentsWanted
+    | CommitmentsTold
+    | DrawPartial
+    | DrawMade
+    | Attested
+    | SettlementProposal
+    | SettlementSignature
+)
+GossipMessage = SnapshotMessage | PlanMessage | Equivocation | SettlementMessage
+
+_KINDS: Final[dict[str, type[GossipMessage | PackedProposal]]] = {
     "epoch-timeout-vote": EpochTimeoutVote,
     "observation-wanted": ObservationWanted,
     "observation": ObservationShare,
@@ -189,28 +205,28 @@ _KINDS: Final[dict[str, type[Message]]] = {
 _NAMES: Final = {message: kind for kind, message in _KINDS.items()}
 
 
-def count_nodes(message: Message) -> int:
-    """Return how many nodes a message lists, with every repetition: what its size grows with."""
+def count_nodes(message: GossipMessage) -> int:
+    """Return how many nodes a message lists, each repetition counted: its size grows with that."""
     match message:
         case ObservationShare():
             return len(message.observation.views)
         case SnapshotProposal():
             return sum(len(share.observation.views) for share in message.observations)
-    return 0
+        case _:  # does not grow with the nodes
+            return 0
 
 
-def encode_gossip(message: Message, configuration: int) -> dict[str, Any]:
+def encode_gossip(message: GossipMessage, configuration: int) -> dict[str, Any]:
     """Return the JSON body that carries a message between members of a configuration."""
-    if isinstance(message, SnapshotProposal):
-        message = pack_proposal(message)
+    packed = pack_proposal(message) if isinstance(message, SnapshotProposal) else message
     return {
         "configuration": configuration,
-        "kind": _NAMES[type(message)],
-        "message": message.model_dump(mode="json"),
+        "kind": _NAMES[type(packed)],
+        "message": packed.model_dump(mode="json"),
     }
 
 
-def parse_gossip(body: dict[str, Any]) -> tuple[Message, int]:
+def parse_gossip(body: dict[str, Any]) -> tuple[GossipMessage, int]:
     """Parse the body of a gossip request into message and configuration; raise PeerFault."""
     kind, configuration = body.get("kind"), body.get("configuration")
     message_type = _KINDS.get(kind) if isinstance(kind, str) else None

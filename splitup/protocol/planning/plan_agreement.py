@@ -11,22 +11,15 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from splitup.core import limits, tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto.quorum import pack_signatures
-from splitup.messages.base import Message
 from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request, SignedRequest
 from splitup.protocol.committee.certificates import check_certificate, plan_alpha
-from splitup.protocol.committee.context import (
-    ContentStore,
-    MemberContext,
-    SigningGuard,
-    ThresholdSignatureCollector,
-)
-from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
-from splitup.protocol.committee.events import (
+from splitup.protocol.committee.commands import (
     AnnouncePlan,
     Command,
     Fault,
@@ -35,9 +28,17 @@ from splitup.protocol.committee.events import (
     PushPlan,
     SubmitPlan,
 )
+from splitup.protocol.committee.context import (
+    ContentStore,
+    MemberContext,
+    SigningGuard,
+    ThresholdSignatureCollector,
+)
+from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
 from splitup.protocol.committee.peer_messages import (
     PlanCertified,
     PlanDelivered,
+    PlanMessage,
     PlanPartial,
     PlanVote,
     PlanWanted,
@@ -89,7 +90,7 @@ class PlanAgreement:
         self._content_store = content_store
         self._rounds: dict[str, _Round] = {}
         self._finished: OrderedDict[str, PlanCertificate] = OrderedDict()
-        self._early: dict[str, OrderedDict[tuple[str, type], Message]] = {}
+        self._early: dict[str, OrderedDict[tuple[str, type], PlanPartial | PlanVote]] = {}
 
     # ---- what the rest of the member asks ---------------------------------------------------
 
@@ -240,12 +241,7 @@ class PlanAgreement:
 
     # ---- gossip -----------------------------------------------------------------------------
 
-    def process_gossip(
-        self,
-        sender: str,
-        message: Message,
-        now: float,
-    ) -> list[Command]:
+    def process_gossip(self, sender: str, message: PlanMessage, now: float) -> list[Command]:
         """Take a member's message about a plan; raise PeerFault when it is wrong on its face."""
         match message:
             case PlanPartial() | PlanVote():
@@ -256,11 +252,14 @@ class PlanAgreement:
                 known = self._rounds.get(message.execution_id)
                 if known:
                     _note_delivered(known, message.unreached)
+                return []
             case PlanWanted():
                 certificate = self.find_certificate(message.execution_id)
-                if certificate:
-                    return [Gossip(sender, PlanCertified(certificate=certificate))]
-        return []
+                if certificate is None:
+                    return []
+                return [Gossip(sender, PlanCertified(certificate=certificate))]
+            case _ as never:
+                assert_never(never)
 
     def _process_vote(
         self, sender: str, message: PlanPartial | PlanVote, now: float

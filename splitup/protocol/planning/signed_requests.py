@@ -25,7 +25,8 @@ from splitup.crypto.quorum import (
 )
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import Request, SignedRequest
-from splitup.protocol.committee.events import Command, Forget, Persist, RequestSigned
+from splitup.protocol.committee.commands import Command, Forget, Persist
+from splitup.protocol.committee.events import RequestSigned
 
 OPENING: Final = "opening"  # journal kind: client -> its signed request that we support
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, assert_never
 
 from splitup.core import limits
 from splitup.crypto.keys import Identity, verify
@@ -92,6 +92,8 @@ class Attestations:
                 known = self._rulings.get(task)
                 if known is None or (known.missing and not statement.missing):
                     self._rulings[task] = statement  # what was found outweighs what was not
+            case _ as never:
+                assert_never(never)
 
     def get_all(self) -> Sequence[SignedAttestation]:
         """Return every member's fullest, by account."""

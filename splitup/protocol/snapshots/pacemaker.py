@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from splitup.core import limits
+from splitup.protocol.committee.commands import Command, Gossip
 from splitup.protocol.committee.context import MemberContext
-from splitup.protocol.committee.events import Command, Gossip
 from splitup.protocol.committee.peer_messages import EpochTimeoutVote
 
 

@@ -14,25 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median_low
+from typing import assert_never
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.quorum import pack_signatures
-from splitup.messages.base import Message
 from splitup.messages.snapshots import UNRULED, NodeView, Observation, Snapshot, SnapshotEntry
+from splitup.protocol.committee.commands import Command, FetchSnapshot, Gossip, Log, SubmitSnapshot
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
 from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
-from splitup.protocol.committee.events import (
-    Command,
-    FetchSnapshot,
-    Gossip,
-    Log,
-    NodeRecord,
-    SubmitSnapshot,
-)
+from splitup.protocol.committee.events import NodeRecord
 from splitup.protocol.committee.peer_messages import (
     EpochTimeoutVote,
     ObservationWanted,
+    SnapshotMessage,
     SnapshotVote,
 )
 from splitup.protocol.snapshots.fairness import compute_credits
@@ -291,7 +286,7 @@ class SnapshotAgreement:
 
     # ---- messages ---------------------------------------------------------------------------
 
-    def process_gossip(self, sender: str, message: Message, now: float) -> list[Command]:
+    def process_gossip(self, sender: str, message: SnapshotMessage, now: float) -> list[Command]:
         """Take a member's message about snapshots; raise PeerFault when it is wrong on its face."""
         if not self._context.is_active:
             return []  # another configuration makes the snapshots
@@ -306,7 +301,8 @@ class SnapshotAgreement:
                 return self._process_proposal(sender, message, now)
             case SnapshotVote():
                 return self._process_vote(message, now)
-        return []
+            case _ as never:
+                assert_never(never)
 
     def _process_wanted(self, sender: str, message: ObservationWanted, now: float) -> list[Command]:
         if sender != compute_leader(self._context.accounts(), message.epoch):

@@ -10,16 +10,14 @@ from splitup.core import limits
 from splitup.crypto import bls, dkg
 from splitup.crypto.keys import Identity
 from splitup.protocol.committee.certificates import CommitteeView
-from splitup.protocol.committee.events import (
+from splitup.protocol.committee.commands import (
     Command,
-    ComplaintPosted,
     ConfirmGroupKey,
-    DealingPosted,
     Fault,
-    KeyReady,
     PostComplaint,
     PostDealing,
 )
+from splitup.protocol.committee.events import ComplaintPosted, DealingPosted, KeyReady
 from splitup.protocol.committee.key_generation import KeyGeneration, Predecessor, make_ceremony
 from tests.protocol.committees import make_committee, make_identity, make_view
 

@@ -115,7 +115,7 @@ def test_f14_an_opening_whose_block_is_gone_is_brought_to_the_chain_again() -> N
     simulation.chain.balances[CLIENT] += 10**6
     for account in simulation.members:
         for event in reversed(reverted):
-            simulation.feed(account, ev.RequestReverted(event))
+            simulation.feed(account, ev.EventReverted(event))
     assert len(list_kept(simulation)) == 4, "until it is there again nothing else is supported"
     settle(simulation, execution_id)
     assert simulation.chain.balances[CLIENT] == 0
