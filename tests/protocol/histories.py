@@ -41,7 +41,7 @@ from splitup.protocol.planning import plan_agreement, selection
 from splitup.protocol.settlement import proof_of_sampling
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.protocol.snapshots.observations import ObservationShare, SnapshotProposal
-from splitup.protocol.snapshots.snapshot_agreement import compute_snapshot
+from splitup.protocol.snapshots.snapshot_rules import compute_snapshot
 from tests.builders import make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import CHAIN_ID, make_committee, make_identity, make_keys

@@ -30,11 +30,10 @@ from splitup.protocol.committee.events import (
     ValidatorCommitmentReceived,
 )
 from splitup.protocol.committee.peer_messages import parse_gossip
+from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND, GOSSIP_TYP
 from splitup_oracle.member.shell import (
-    CHUNKED_MESSAGE_KIND,
     COMPLETION_TYP,
     EXECUTOR_COMMITMENT_TYP,
-    GOSSIP_TYP,
     HEARTBEAT_TYP,
     REACH_TYP,
     RESULT_TYP,
@@ -97,7 +96,7 @@ class MemberServer:
         digest, number = request.match_info["digest"], request.match_info["part"]
         part = None
         if number.isascii() and number.isdigit() and len(number) <= 4:
-            part = self._member.chunked_messages.find_part(digest, int(number))
+            part = self._member.gossip.chunked_messages.find_part(digest, int(number))
         if part is None:
             return error_reply(404, "this member does not offer that any more")
         return web.Response(body=part, content_type="application/octet-stream")
@@ -142,7 +141,9 @@ class MemberServer:
             request, typ=REACH_TYP, audience=self._member.audience, replays=self._replays
         )
         reach = ReachRequest.from_value(claims.body)
-        return web.json_response({"problem": await self._member.try_reach(reach, claims.issuer)})
+        return web.json_response(
+            {"problem": await self._member.nodes.try_reach(reach, claims.issuer)}
+        )
 
     async def _request(self, request: web.Request) -> web.Response:
         await self._member.open_signed(SignedRequest.from_value(await read_json(request)))
@@ -155,7 +156,7 @@ class MemberServer:
             raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
         if claims.body.get("kind") == CHUNKED_MESSAGE_KIND:
             chunked_message = ChunkedMessage.from_value(claims.body.get("message"))
-            self._member.receive_chunked_message(sender, chunked_message)
+            self._member.gossip.receive_chunked_message(sender.account, chunked_message)
             return web.json_response({})
         message, configuration = parse_gossip(claims.body)
         self._member.feed_peer(GossipReceived(sender.account, message, configuration))

@@ -171,16 +171,7 @@ ChainCommand = (
     | PostComplaint
     | ConfirmGroupKey
 )
-Command = (
-    JournalCommand
-    | ChainCommand
-    | Gossip
-    | PushPlan
-    | PushVerification
-    | RecomputeTask
-    | FetchManifest
-    | FetchSnapshot
-    | AnnouncePlan
-    | Log
-    | Fault
-)
+PeerCommand = Gossip | PushPlan | PushVerification
+FetchCommand = RecomputeTask | FetchManifest | FetchSnapshot
+NoticeCommand = AnnouncePlan | Log | Fault
+Command = JournalCommand | ChainCommand | PeerCommand | FetchCommand | NoticeCommand

@@ -91,7 +91,7 @@ async def test_a_snapshot_of_ten_thousand_nodes_is_agreed_on(tmp_path: Path, mon
     monkeypatch.setattr(limits, "EPOCH_TIMEOUT_S", 600.0)  # one process plays all four
     monkeypatch.setattr(tuning, "MESSAGE_CHUNK_TIMEOUT_S", 600.0)
     monkeypatch.setattr(tuning, "HTTP_CONNECT_S", 600.0)
-    monkeypatch.setattr("splitup_oracle.member.shell._GOSSIP_TIMEOUT_S", 600.0)
+    monkeypatch.setattr("splitup_oracle.member.gossip._GOSSIP_TIMEOUT_S", 600.0)
     identities, _ = make_committee()
     board = Board()
     directories = [tmp_path / identity.address for identity in identities]
