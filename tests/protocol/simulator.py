@@ -53,7 +53,7 @@ from splitup.protocol.committee.peer_messages import DrawPartial, Equivocation
 from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.takeovers import sign_takeover
-from splitup.protocol.planning.signed_requests import OPENING, sign_request
+from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, sign_request
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 from splitup.protocol.settlement.proof_of_sampling import Economics, compute_exposure
 from tests.builders import address, make_chain_manifest
@@ -254,7 +254,9 @@ class Simulation:
             grace_s=GRACE_S,
             signed={k: v["digest"] for (kind, k), v in journal.items() if kind == "signed"},
             signed_requests=[
-                SignedRequest.from_value(v) for (kind, _), v in journal.items() if kind == OPENING
+                SignedRequest.from_value(v)
+                for (kind, _), v in journal.items()
+                if kind == SIGNED_REQUEST
             ],
             snapshots=[
                 Snapshot.from_value(v) for (kind, _), v in journal.items() if kind == "snapshot"

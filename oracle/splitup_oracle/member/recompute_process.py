@@ -68,7 +68,7 @@ def replay(job: dict[str, Any]) -> dict[str, Any]:
     inputs = [StepsDigest() for _ in program.inputs]
     outputs = [StepsDigest() for _ in program.outputs]
     files = [Path(path).open("rb") for path in job["inputs"]]
-    rival = _Rival(job, program.outputs)
+    comparison = _ClaimComparison(job, program.outputs)
     for _ in range(job["steps"]):
         tensors = [read_tensor(file) for file in files]
         zeros = gates.shut(program.inputs, program.outputs, job["gate"], tensors)
@@ -80,17 +80,17 @@ def replay(job: dict[str, Any]) -> dict[str, Any]:
             digest.add_tensor(tensor)
         for digest, tensor in zip(outputs, results, strict=True):
             digest.add_tensor(tensor)
-        rival.compare(results)
+        comparison.compare(results)
     has_state = program.states and job["steps"]
     return {
         "inputs": [digest.hexdigest() for digest in inputs],
         "outputs": [digest.hexdigest() for digest in outputs],
         "state": program.compute_state_digest(state) if has_state else EMPTY_DIGEST,
-        **rival.get_result(),
+        **comparison.get_result(),
     }
 
 
-class _Rival:
+class _ClaimComparison:
     """What another class claims to have computed, step by step beside our own."""
 
     def __init__(self, job: dict[str, Any], ports: Sequence[TensorSpec]) -> None:

@@ -81,18 +81,18 @@ async def run_member(config: OracleConfig, stop: asyncio.Event) -> None:
             grace_s=parameters["settlementGraceS"],
         )
         stack.push_async_callback(member.close)
-        feeder = Feeder(member, config)
-        await feeder.start()
+        source = EventSource(member, config)
+        await source.start()
         interface = MemberServer(member)
         server = await serve_app(interface.make_app(), config.listen_host, config.listen_port)
         stack.push_async_callback(server.close)
         stack.push_async_callback(interface.relay.close)
         log.info("member %s serves on %s", member.account, server.url)
-        await feeder.run(stop)
+        await source.run(stop)
         log.info("member %s stops", member.account)
 
 
-class Feeder:
+class EventSource:
     """The loops that tell a member what happens: chain, clock, key generation, probes."""
 
     def __init__(self, member: Member, config: OracleConfig) -> None:

@@ -66,7 +66,7 @@ from splitup.protocol.committee.peer_messages import (
     Equivocation,
     PlanPartial,
 )
-from splitup.protocol.planning.signed_requests import OPENING, check_signed
+from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_signed
 from splitup.protocol.settlement.proof_of_sampling import Economics
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
@@ -87,7 +87,7 @@ RESULT_TYP: Final = "splitup-verification-result"
 REACH_TYP: Final = "splitup-reach"
 
 _SECRET: Final = "secret"  # journal kind: what the secrets of our dealings are derived from
-_OPENINGS: Final = 16  # signed requests for which the chain is asked at once
+_REQUEST_CHECKS: Final = 16  # signed requests for which the chain is asked at once
 
 log = logging.getLogger("splitup.oracle")
 
@@ -133,7 +133,7 @@ class Member:
         self.heard = asyncio.Event()  # a node beat that has no round-trip time yet
         self.behind = asyncio.Event()  # another member has seen a block that we have not
         self._demand: tuple[float, bytes] = (0.0, b"")
-        self._opening = asyncio.Semaphore(_OPENINGS)
+        self._request_checks = asyncio.Semaphore(_REQUEST_CHECKS)
         secret = journal.put_once(_SECRET, "", {"secret": secrets.token_bytes(32).hex()})
 
         def make_member(view: CommitteeView) -> CommitteeMember:
@@ -145,7 +145,7 @@ class Member:
                 grace_s=grace_s,
                 signed={key: value["digest"] for key, value in journal.items(SIGNED)},
                 signed_requests=[
-                    SignedRequest.from_value(value) for _, value in journal.items(OPENING)
+                    SignedRequest.from_value(value) for _, value in journal.items(SIGNED_REQUEST)
                 ],
                 snapshots=[Snapshot.from_value(value) for _, value in journal.items(SNAPSHOT)],
                 can_recompute=self._recompute_capabilities.can_recompute,
@@ -210,7 +210,7 @@ class Member:
         if self.machine.is_open(request.execution_id):
             return
         check_signed(signed)  # before the chain is asked: nobody else may make us
-        async with self._opening:
+        async with self._request_checks:
             balance, frozen_until = await self._check_openable(request)
         self.feed_peer(RequestSigned(signed, balance, frozen_until))
 

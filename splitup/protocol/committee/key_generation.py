@@ -33,7 +33,7 @@ from splitup.protocol.committee.events import ComplaintPosted, DealingPosted, Ke
 
 
 @dataclass(frozen=True, slots=True)
-class _Dealt:
+class _PostedDealing:
     dealing: dkg.Dealing
     block: int
 
@@ -80,7 +80,7 @@ class KeyGeneration:
         self._place = _find(identity.address, _list_accounts(view))
         self._dealer = _find(identity.address, self._dealers)
         self._entropy = entropy
-        self._dealt: dict[int, _Dealt] = {}
+        self._dealt: dict[int, _PostedDealing] = {}
         self._first_block: int | None = None
         self._block = 0
         self._shares: dict[int, bytes] = {}
@@ -126,7 +126,7 @@ class KeyGeneration:
             return [Fault(event.dealer, f"posted a malformed dealing: {error}")]
         if dealer in self._dealt:
             return []
-        self._dealt[dealer] = _Dealt(dealing, event.block_number)
+        self._dealt[dealer] = _PostedDealing(dealing, event.block_number)
         if self._place is None:
             return []
         try:

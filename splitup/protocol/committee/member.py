@@ -111,9 +111,9 @@ class CommitteeMember:
             self.context, signing_guard, self._content_store, economics, read_result
         )
         self._signed_requests = SignedRequests(signed_requests)
-        for opening in signed_requests:  # nothing leaves before the key is known
-            self._settlements.process_request(opening.request)
-            self._plans.process_request(opening.request, 0.0, opening.signature)
+        for kept in signed_requests:  # these return no commands: the threshold key is not known yet
+            self._settlements.process_request(kept.request)
+            self._plans.process_request(kept.request, 0.0, kept.signature)
 
     # ---- questions --------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class EpochTimeoutVote(Message):
     epoch: Count
 
 
-class ObservationWanted(Message):
+class ObservationRequest(Message):
     """A leader asks for observations towards the snapshot of this sequence number."""
 
     epoch: Count
@@ -92,7 +92,7 @@ class PlanDelivered(Message):
     unreached: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_PLAN_NODES)
 
 
-class PlanWanted(Message):
+class PlanRequest(Message):
     execution_id: Bytes32Field
 
 
@@ -105,13 +105,13 @@ class CommitmentsVote(Message):
     signature: QuorumSignatureField
 
 
-class CommitmentsWanted(Message):
+class CommitmentsRequest(Message):
     """Asks for what the agreed root of an execution is over."""
 
     execution_id: Bytes32Field
 
 
-class CommitmentsTold(Message):
+class CommitmentsReply(Message):
     """Answers a member that is behind; the root on chain proves it.
 
     ``executors`` answer for the tasks, by task; empty when they are the plan's.
@@ -166,13 +166,13 @@ class SettlementSignature(Message):
 
 
 SnapshotMessage = (
-    EpochTimeoutVote | ObservationWanted | ObservationShare | SnapshotProposal | SnapshotVote
+    EpochTimeoutVote | ObservationRequest | ObservationShare | SnapshotProposal | SnapshotVote
 )
-PlanMessage = PlanPartial | PlanVote | PlanCertified | PlanDelivered | PlanWanted
+PlanMessage = PlanPartial | PlanVote | PlanCertified | PlanDelivered | PlanRequest
 SettlementMessage = (
     CommitmentsVote
-    | CommitmentsWanted
-    | CommitmentsTold
+    | CommitmentsRequest
+    | CommitmentsReply
     | DrawPartial
     | DrawMade
     | Attested
@@ -183,7 +183,7 @@ GossipMessage = SnapshotMessage | PlanMessage | Equivocation | SettlementMessage
 
 _KINDS: Final[dict[str, type[GossipMessage | PackedProposal]]] = {
     "epoch-timeout-vote": EpochTimeoutVote,
-    "observation-wanted": ObservationWanted,
+    "observation-request": ObservationRequest,
     "observation": ObservationShare,
     "snapshot-proposal": PackedProposal,
     "snapshot-vote": SnapshotVote,
@@ -191,11 +191,11 @@ _KINDS: Final[dict[str, type[GossipMessage | PackedProposal]]] = {
     "plan-vote": PlanVote,
     "plan-certified": PlanCertified,
     "plan-delivered": PlanDelivered,
-    "plan-wanted": PlanWanted,
+    "plan-request": PlanRequest,
     "equivocation": Equivocation,
     "commitments-vote": CommitmentsVote,
-    "commitments-wanted": CommitmentsWanted,
-    "commitments-told": CommitmentsTold,
+    "commitments-request": CommitmentsRequest,
+    "commitments-reply": CommitmentsReply,
     "draw-partial": DrawPartial,
     "draw-made": DrawMade,
     "attested": Attested,

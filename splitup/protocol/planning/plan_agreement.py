@@ -40,8 +40,8 @@ from splitup.protocol.committee.peer_messages import (
     PlanDelivered,
     PlanMessage,
     PlanPartial,
+    PlanRequest,
     PlanVote,
-    PlanWanted,
 )
 from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.planning.signed_requests import is_same
@@ -253,7 +253,7 @@ class PlanAgreement:
                 if known:
                     _note_delivered(known, message.unreached)
                 return []
-            case PlanWanted():
+            case PlanRequest():
                 certificate = self.find_certificate(message.execution_id)
                 if certificate is None:
                     return []

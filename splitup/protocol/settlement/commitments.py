@@ -21,9 +21,9 @@ from splitup.messages.completions import ExecutorCommitment
 from splitup.protocol.committee.commands import Command, Gossip, Log, SubmitCommitments
 from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.peer_messages import (
-    CommitmentsTold,
+    CommitmentsReply,
+    CommitmentsRequest,
     CommitmentsVote,
-    CommitmentsWanted,
 )
 from splitup.protocol.settlement.chain_commitments import (
     AgreedCommitments,
@@ -68,17 +68,17 @@ class CommitmentAgreement:
         self._context.check(sender, struct_hash, vote.signature)
         state.collected.votes[sender] = vote
 
-    def process_wanted(self, state: SettlementState, sender: str) -> list[Command]:
+    def process_content_request(self, state: SettlementState, sender: str) -> list[Command]:
         """Answer a member that lacks the content of the agreed root."""
         agreement = state.chain.agreement
         if agreement is None:
             return []
-        told = CommitmentsTold(execution_id=state.request.execution_id, **agreement._asdict())
-        return [Gossip(sender, told)]
+        reply = CommitmentsReply(execution_id=state.request.execution_id, **agreement._asdict())
+        return [Gossip(sender, reply)]
 
-    def process_told(self, state: SettlementState, told: CommitmentsTold) -> None:
+    def process_reply(self, state: SettlementState, reply: CommitmentsReply) -> None:
         """Take the content of the agreed root; 2f+1 members signed it, so the root proves it."""
-        state.chain.bind(AgreedCommitments(told.commitments, told.executors))
+        state.chain.bind(AgreedCommitments(reply.commitments, reply.executors))
 
     def advance(self, state: SettlementState, context: PlanContext, now: float) -> list[Command]:
         """Before the draw: vote once all executors committed, submit or fetch the agreed root."""
@@ -152,5 +152,5 @@ class CommitmentAgreement:
         execution_id = state.request.execution_id
         return [
             Log(f"the members agreed on commitments of {execution_id} that we do not hold"),
-            Gossip(None, CommitmentsWanted(execution_id=execution_id)),
+            Gossip(None, CommitmentsRequest(execution_id=execution_id)),
         ]

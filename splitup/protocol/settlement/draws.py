@@ -1,4 +1,4 @@
-"""The draw: randomness over all commitments, made once those on chain cover every task."""
+"""The draw: threshold randomness over all commitments, once those on chain cover every task."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class DrawAgreement:
         digest = compute_digest(drawing.collector.alpha)
         claim = self._signing_guard.claim(f"draw/{execution_id}/", digest)
         if claim is None:
-            return [Log(f"the commitments of {execution_id} moved; not drawn again")]
+            return [Log(f"the commitments of {execution_id} changed after we signed; no new share")]
         drawing.partial = drawing.collector.sign(self._context)
         return claim
 

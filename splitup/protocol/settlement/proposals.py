@@ -1,7 +1,7 @@
-"""From complete evidence to a settlement that 2f+1 members signed.
+"""Agreement on the settlement that follows from complete evidence: proposals and signatures.
 
-Members propose in the order that the draw gives them; a member signs what it computes itself from
-the same evidence.
+Members propose in the order that the draw gives them. A member signs a proposal if it computes the
+same settlement from its own evidence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Proposals:
         self._economics = economics
 
     def advance(self, state: SettlementState, now: float) -> list[Command]:
-        """Sign what others propose and we compute, too; propose when it is our turn."""
+        """Sign others' proposals that equal our own settlement; propose when it is our turn."""
         if isinstance(state.phase, Verifying) and state.phase.verification.is_complete():
             transitions.move(state, transitions.EvidenceCompleted(now))
         phase = state.phase

@@ -29,12 +29,12 @@ from splitup.protocol.committee.context import ContentStore, MemberContext, Sign
 from splitup.protocol.committee.events import CompletionCommitted, ExecutionCommitted
 from splitup.protocol.committee.peer_messages import (
     Attested,
-    CommitmentsTold,
+    CommitmentsReply,
+    CommitmentsRequest,
     CommitmentsVote,
-    CommitmentsWanted,
     DrawMade,
     DrawPartial,
-    PlanWanted,
+    PlanRequest,
     SettlementMessage,
     SettlementProposal,
     SettlementSignature,
@@ -275,10 +275,10 @@ class SettlementAgreement:
             case CommitmentsVote():
                 self._commitments.process_vote(state, sender, message)
                 return self._advance(state, now)
-            case CommitmentsWanted():
-                return self._commitments.process_wanted(state, sender)
-            case CommitmentsTold():
-                self._commitments.process_told(state, message)
+            case CommitmentsRequest():
+                return self._commitments.process_content_request(state, sender)
+            case CommitmentsReply():
+                self._commitments.process_reply(state, message)
                 return self._advance(state, now)
             case DrawPartial():
                 state.add_takeovers(message.takeovers)
@@ -312,7 +312,7 @@ class SettlementAgreement:
     ) -> list[Command]:
         """Take the evidence that we lack; sign if the same settlement follows from ours."""
         if state.certificate is None:
-            return [Gossip(sender, PlanWanted(execution_id=proposal.execution_id))]
+            return [Gossip(sender, PlanRequest(execution_id=proposal.execution_id))]
         state.proposals[sender] = proposal
         return self._advance(state, now)
 
@@ -443,8 +443,8 @@ def _get_execution(message: SettlementMessage) -> str:
             return message.attestation.attestation.execution_id
         case (
             CommitmentsVote()
-            | CommitmentsWanted()
-            | CommitmentsTold()
+            | CommitmentsRequest()
+            | CommitmentsReply()
             | DrawPartial()
             | SettlementProposal()
             | SettlementSignature()

@@ -15,7 +15,7 @@ from splitup.messages.verification import (
     VerificationCommitment,
 )
 from splitup.protocol.settlement.attestations import Attestations
-from splitup.protocol.settlement.edge_faults import find_misled, find_misread
+from splitup.protocol.settlement.edge_faults import find_edge_faults, find_input_faults
 from splitup.protocol.settlement.proof_of_sampling import Outcome, Verdict
 from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
 
@@ -103,8 +103,8 @@ class Verification:
         rulings = {task: self.attestations.find_ruling(task) for task in self.checks}
         shown = {n: c.end.end for n, c in self.completions.items() if c.end is not None}
         ends = {task: shown.get(node) for task, node in enumerate(executors)}
-        misled = dict.fromkeys(find_misread(manifest, claims, ends), Outcome.CONTRADICTED)
-        misled |= find_misled(manifest, claims, rulings, replaced)
+        misled = dict.fromkeys(find_input_faults(manifest, claims, ends), Outcome.CONTRADICTED)
+        misled |= find_edge_faults(manifest, claims, rulings, replaced)
         for task, outcome in misled.items():
             known = verdicts.get(task, Verdict(task, outcome, (), ()))
             if known.outcome is not Outcome.LIED:

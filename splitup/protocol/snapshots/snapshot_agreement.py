@@ -23,7 +23,7 @@ from splitup.protocol.committee.context import ContentStore, MemberContext, Sign
 from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
 from splitup.protocol.committee.peer_messages import (
     EpochTimeoutVote,
-    ObservationWanted,
+    ObservationRequest,
     SnapshotMessage,
     SnapshotVote,
 )
@@ -230,8 +230,8 @@ class SnapshotAgreement:
         match message:
             case EpochTimeoutVote():
                 return self._follow(self._pacemaker.process_timeout_vote(sender, message, now))
-            case ObservationWanted():
-                return self._process_wanted(sender, message, now)
+            case ObservationRequest():
+                return self._process_observation_request(sender, message, now)
             case ObservationShare():
                 return self._process_observation(sender, message, now)
             case SnapshotProposal():
@@ -241,7 +241,9 @@ class SnapshotAgreement:
             case _ as never:
                 assert_never(never)
 
-    def _process_wanted(self, sender: str, message: ObservationWanted, now: float) -> list[Command]:
+    def _process_observation_request(
+        self, sender: str, message: ObservationRequest, now: float
+    ) -> list[Command]:
         if sender != compute_leader(self._context.accounts(), message.epoch):
             raise PeerFault(f"member {sender} does not lead epoch {message.epoch}", peer=sender)
         if (message.epoch, message.sequence) != (self.epoch, self._sequence + 1):
@@ -322,7 +324,7 @@ class SnapshotAgreement:
         mine = self._collection
         if mine is None or mine.epoch != self.epoch:
             mine = self._collection = _Collection(self.epoch)
-            wanted = ObservationWanted(epoch=self.epoch, sequence=self._sequence + 1)
+            wanted = ObservationRequest(epoch=self.epoch, sequence=self._sequence + 1)
             commands.append(Gossip(None, wanted))
             views = self._observe(now)
             if views is not None:

@@ -1,4 +1,4 @@
-"""Which snapshot follows from the members' observations, and when a new one is due. Pure functions."""
+"""Which snapshot follows from the members' observations, and what makes a new one due."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_f25_earliest_task_that_has_its_inputs_and_does_not_move_is_blamed() -> 
     failover.process_submitted(10, run_steps(failover, 10))
     stuck = [answer(0, (0, 11, False), (2, 10, False)), answer(1, (1, 10, True))]
     command = answer_until_blamed(failover, stuck, tuning.HANG_RUN_S + 2 * tuning.STALL_S)
-    assert (command.task, command.reason) == (1, "the task does not move")
+    assert (command.task, command.reason) == (1, "its task makes no progress")
 
 
 def test_task_that_lost_its_inputs_on_the_way_is_blamed() -> None:

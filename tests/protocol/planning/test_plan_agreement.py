@@ -23,8 +23,8 @@ from splitup.protocol.committee.peer_messages import (
     PlanCertified,
     PlanDelivered,
     PlanPartial,
+    PlanRequest,
     PlanVote,
-    PlanWanted,
 )
 from splitup.protocol.planning.plan_agreement import PlanAgreement
 from tests.protocol.machines import (
@@ -209,7 +209,7 @@ def test_a_member_that_is_behind_gets_the_certificate() -> None:
     assert agreement.process_gossip(ACCOUNTS[3], make_partial(3), 0.1) == [], "it only crossed"
     (answer,) = get_messages(agreement.process_gossip(ACCOUNTS[3], make_partial(3), 5.0))
     assert isinstance(answer, PlanCertified)
-    wanted = PlanWanted(execution_id=EXECUTION)
+    wanted = PlanRequest(execution_id=EXECUTION)
     assert get_messages(agreement.process_gossip(ACCOUNTS[3], wanted, 5.0)) == [answer]
     behind = make_agreement(3)
     behind.process_request(REQUEST, 0.0)

@@ -9,7 +9,7 @@ import pytest
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.messages.plans import SignedRequest
 from splitup.protocol.committee import events as ev
-from splitup.protocol.planning.signed_requests import OPENING, check_signed
+from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_signed
 from tests.protocol.simulator import CLIENT_IDENTITY, VERIFY_ALL, Simulation, settle, start
 
 CLIENT = CLIENT_IDENTITY.address
@@ -28,7 +28,9 @@ def get_id(signed: SignedRequest) -> str:
 
 def list_kept(simulation: Simulation) -> list[str]:
     return [
-        account for account, journal in simulation.journals.items() if (OPENING, CLIENT) in journal
+        account
+        for account, journal in simulation.journals.items()
+        if (SIGNED_REQUEST, CLIENT) in journal
     ]
 
 

@@ -125,13 +125,15 @@ def test_an_agreed_root_is_bound_to_what_we_hold_or_asked_for() -> None:
     state.chain.agreed = agreed
     assert agreement.advance(state, CONTEXT, 0.0) == []
     assert state.chain.bound.keys() == set(EXECUTORS) and state.find_basis() is not None
-    (content,) = get_messages(agreement.process_wanted(state, make_context().accounts()[1]))
+    (content,) = get_messages(
+        agreement.process_content_request(state, make_context().accounts()[1])
+    )
 
     behind = make_committing()
-    assert agreement.process_wanted(behind, make_context().accounts()[1]) == []
+    assert agreement.process_content_request(behind, make_context().accounts()[1]) == []
     behind.chain.agreed = agreed
     assert len(get_messages(agreement.advance(behind, CONTEXT, 5.0))) == 1
     assert agreement.advance(behind, CONTEXT, 5.1) == [], "asked a moment ago"
-    agreement.process_told(behind, content)  # type: ignore[arg-type]
+    agreement.process_reply(behind, content)  # type: ignore[arg-type]
     assert behind.chain.bound == state.chain.bound
     assert agreement.advance(behind, CONTEXT, 9.0) == []

@@ -12,7 +12,7 @@ from splitup.messages.completions import ExecutorCommitment
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.peer_messages import (
-    CommitmentsTold,
+    CommitmentsReply,
     CommitmentsVote,
     DrawMade,
     DrawPartial,
@@ -171,7 +171,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     member.handle(agreed, simulation.now)
     forged = commitment.model_copy(update={"steps": 3})
     for commitments, is_taken in (((forged,), False), ((commitment,), True)):
-        told = CommitmentsTold(execution_id=execution_id, commitments=commitments, executors=())
+        told = CommitmentsReply(execution_id=execution_id, commitments=commitments, executors=())
         member.handle(ev.GossipReceived(sender.address, told), simulation.now)
         assert bool(state.chain.bound) is is_taken
 
