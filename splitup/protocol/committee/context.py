@@ -34,7 +34,7 @@ SNAPSHOT: Final = "snapshot"  # journal kind: root -> content
 
 @dataclass(slots=True)
 class MemberContext:
-    """Our identity in one committee configuration. The threshold key is set after key generation."""
+    """Our identity in one committee configuration; the threshold key follows key generation."""
 
     identity: Identity
     view: CommitteeView
@@ -43,9 +43,7 @@ class MemberContext:
     scheme: Scheme = REAL
     can_recompute: Callable[[str], bool] = lambda determinism: True  # by determinism class
     is_active: bool = True  # our configuration is the current one
-    heard: dict[str, float] = field(
-        default_factory=dict
-    )  # when each other member last sent something
+    heard: dict[str, float] = field(default_factory=dict)  # when others last sent a message
 
     @property
     def account(self) -> str:

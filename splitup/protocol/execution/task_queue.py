@@ -176,8 +176,8 @@ class TaskQueue:
         )
         if execution.end is not None or steps > execution.max_steps or ahead:
             raise PeerFault(
-                f"execution {execution_id} cannot end after {steps} steps: more were sent, or
-                another end"
+                f"execution {execution_id} cannot end after {steps} steps: it has more steps, or "
+                "another end was stated"
             )
         execution.end = steps
         for lane in execution.lanes.values():

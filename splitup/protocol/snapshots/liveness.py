@@ -98,7 +98,7 @@ class NodeLiveness:
         return (UNRULED + determinism)[: limits.MAX_DETERMINISM_CHARS]
 
     def _view(self, node: _Node, heartbeat: Heartbeat, reserved: int) -> NodeView:
-        """Return a node's view, made anew only after a change: there are up to 10,000 per second."""
+        """Return a node's view, made anew only after a change: up to 10,000 are needed a second."""
         record = node.record
         assigned = self._assigned[record.node]
         determinism = self._mark_class(heartbeat.determinism)  # may change with our own devices
@@ -193,8 +193,10 @@ class NodeLiveness:
                 peer=heartbeat.node,
             )
         if heartbeat.determinism.startswith(UNRULED):
-            raise PeerFault("a heartbeat's determinism class carries the mark that only the
-            committee sets", peer=heartbeat.node)
+            raise PeerFault(
+                "a heartbeat's determinism class carries the mark that only the committee sets",
+                peer=heartbeat.node,
+            )
         if last is None or heartbeat.resident != last.resident:
             if any(a >= b for a, b in pairwise(heartbeat.resident)):
                 raise PeerFault(

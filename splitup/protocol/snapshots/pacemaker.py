@@ -78,7 +78,7 @@ class Pacemaker:
         return self._count(now)
 
     def process_tick(self, now: float) -> list[Command]:
-        """Repeat our vote each heartbeat period: it may have been lost, and it shows that we are up."""
+        """Repeat our vote each period: it may have been lost, and it shows that we are up."""
         return self._send(now) if now >= self._send_at else []
 
     def _count(self, now: float) -> list[Command]:
