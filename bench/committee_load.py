@@ -21,11 +21,11 @@ from typing import Any, Final
 import uvloop
 from aiohttp import ClientSession, TCPConnector
 from splitup_oracle.member.http_server import MemberServer
-from splitup_oracle.member.shell import HEARTBEAT_TYP
 
 from splitup.core.codec import encode_canonical
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.quorum import compute_execution_id
+from splitup.messages import api
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import serve_app
 from splitup.protocol.committee.events import (
@@ -78,7 +78,7 @@ def make_tokens(rounds: int) -> tuple[list[NodeRecord], list[list[str]]]:
         [
             sign_jws(
                 identity,
-                typ=HEARTBEAT_TYP,
+                typ=api.HEARTBEAT.typ,
                 audience=COMMITTEE,
                 body=Heartbeat(
                     node=identity.address,
@@ -139,7 +139,7 @@ def time_verify(tokens: list[str]) -> float:
     """CPU seconds to verify and parse one token, without HTTP."""
     started = time.process_time()
     for token in tokens:
-        claims = verify_jws(token, typ=HEARTBEAT_TYP, audience=COMMITTEE, now_s=None)
+        claims = verify_jws(token, typ=api.HEARTBEAT.typ, audience=COMMITTEE, now_s=None)
         Heartbeat.from_value(claims.body)
     return (time.process_time() - started) / len(tokens)
 
@@ -149,7 +149,7 @@ async def send(url: str, path: str) -> dict[str, Any]:
     async with ClientSession(connector=TCPConnector(limit=CLIENTS)) as session:
 
         async def post(token: str) -> None:
-            async with session.post(f"{url}/v1/heartbeat", json={"jws": token}) as reply:
+            async with session.post(api.HEARTBEAT.url(url), json={"jws": token}) as reply:
                 assert reply.status == 200, await reply.text()
 
         for tokens in rounds:

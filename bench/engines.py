@@ -32,6 +32,7 @@ from splitup.devnet.processes import Child, die_with_parent, spawn
 from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.devnet.state import write_json
 from splitup.graph.manifest import Manifest, get_task_key, get_weights_key
+from splitup.messages import api
 from splitup.messages.plans import PlanCertificate, PlanNode
 from splitup.net.http import SignedClient
 from tests.node.network import make_certificate
@@ -114,7 +115,7 @@ class Engines:
                 if not is_recorded:
                     order = {"execution_id": plan.request.execution_id}
                     await http.post_json(f"{node.endpoint}/bench/unrecorded", order)
-                await http.post_json(f"{node.endpoint}/v1/plan", certificate)
+                await http.post_json(api.PLAN_CERTIFICATE.url(node.endpoint), certificate)
             session = Session(
                 _redirect(certificate, endpoints or {}),
                 manifest,

@@ -34,7 +34,7 @@ from splitup.core import limits
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import generate_identity
 from splitup.devnet.processes import Child, spawn
-from splitup.net.links import DATA_PATH, DATA_TYP
+from splitup.messages import api
 
 SIZE: Final = 2_048  # floats of a tensor
 STEPS: Final = 25
@@ -147,7 +147,7 @@ async def _repeat(
 
 async def _post(http: aiohttp.ClientSession, url: str, address: str, answers: Counter[str]) -> None:
     body = random.choice([b"{", b"[" * 2_000, b'{"plan":' + b"1" * 60_000 + b"}", b"\xff" * 999])
-    async with http.post(f"{url}/v1/plan", data=body) as response:
+    async with http.post(api.PLAN_CERTIFICATE.url(url), data=body) as response:
         await response.read()
         answers[f"POST {response.status}"] += 1
 
@@ -157,7 +157,7 @@ async def _forge(
 ) -> None:
     token = _make_token(address)[:-8] + "AAAAAAAA"
     headers = {"Authorization": f"Bearer {token}", "Connection": "Upgrade", "Upgrade": "websocket"}
-    async with http.get(url + DATA_PATH, headers=headers) as response:
+    async with http.get(api.DATA.url(url), headers=headers) as response:
         answers[f"forged token {response.status}"] += 1
 
 
@@ -165,7 +165,7 @@ async def _babble(
     http: aiohttp.ClientSession, url: str, address: str, answers: Counter[str]
 ) -> None:
     headers = {"Authorization": f"Bearer {_make_token(address)}"}
-    async with http.ws_connect(url + DATA_PATH, headers=headers) as socket:
+    async with http.ws_connect(api.DATA.url(url), headers=headers) as socket:
         await socket.send_bytes(random.randbytes(2_000))
         await socket.receive()
         answers[f"nonsense closed {socket.close_code}"] += 1
@@ -174,7 +174,7 @@ async def _babble(
 def _make_token(address: str) -> str:
     return sign_jws(
         generate_identity(),
-        typ=DATA_TYP,
+        typ=api.DATA.typ,
         audience=address,
         body={"execution_id": ""},
         now_s=int(time.time()),

@@ -15,10 +15,9 @@ from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.storage import Grant, Grants
+from splitup.messages.storage import Grant, Grants, LogRead, LogWrite
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
-from splitup.storage.gateway_client import LogRead, LogWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +85,5 @@ class LocalGateway:
             key, length = name.get_key(plan.request.execution_id), write.length_bytes
             grants.append(sign.presign_put(key, length_bytes=length, sha256=write.sha256))
         for read in reads:
-            grants.append(sign.presign_get(read.name.get_key(plan.request.execution_id)))
+            grants.append(sign.presign_get(LogName.of(read).get_key(plan.request.execution_id)))
         return Grants(grants=tuple(grants))

@@ -34,9 +34,9 @@ from splitup.core import tuning
 from splitup.crypto.keys import generate_identity
 from splitup.devnet.state import write_json
 from splitup.graph.manifest import Manifest, load_manifest
+from splitup.messages import api
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
-from splitup.net.links import DATA_PATH
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import Tensor
 from splitup.storage.log_store import has_large_tensors, open_logs
@@ -104,10 +104,10 @@ class BenchNode:
         await self.supervisor.start()
         for folder, tasks in self._config["models"].items():
             await self._load(Path(folder), tasks)
-        app.router.add_post("/v1/plan", self._handle_plan)
+        app.router.add_post(api.PLAN_CERTIFICATE.path, self._handle_plan)
         app.router.add_post("/bench/unrecorded", self._handle_unrecorded)
         app.router.add_post("/bench/recompute", self._handle_recompute)
-        app.router.add_get(DATA_PATH, self.engine.acceptor.handle)
+        app.router.add_get(api.DATA.path, self.engine.acceptor.handle)
 
     async def _load(self, folder: Path, tasks: list[int]) -> None:
         manifest = load_manifest((folder / "manifest").read_bytes())

@@ -24,10 +24,16 @@ from splitup.core import limits, tuning
 from splitup.core.errors import ConfigurationError, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
+from splitup.messages import api
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.verification import VerificationOrder
-from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
-from splitup.net.links import DATA_PATH
+from splitup.net.http import (
+    Server,
+    SignedClient,
+    add_routes,
+    make_app,
+    read_unsigned,
+    serve_app,
+)
 from splitup.net.relay import Relay
 from splitup.net.tunnel import Tunnel
 from splitup.protocol.committee.certificates import CommitteeView
@@ -249,16 +255,22 @@ class Node:
 
     def add_routes(self, app: web.Application) -> None:
         """Serve the node's HTTP API on ``app``."""
-        app.router.add_get("/v1/ping", self._handle_ping)
-        app.router.add_post("/v1/plan", self._handle_plan)
-        app.router.add_post("/v1/verify", self._handle_verify)
-        app.router.add_get(DATA_PATH, self.engine.acceptor.handle)
+        add_routes(
+            app,
+            api.ROUTES["node"],
+            {
+                api.PING: self._handle_ping,
+                api.PLAN_CERTIFICATE: self._handle_plan,
+                api.VERIFICATION_ORDER: self._handle_verify,
+                api.DATA: self.engine.acceptor.handle,
+            },
+        )
 
     async def _handle_ping(self, request: web.Request) -> web.Response:
         return web.json_response({"node": self._identity.address})
 
     async def _handle_plan(self, request: web.Request) -> web.Response:
-        certificate = PlanCertificate.from_value(await read_json(request))
+        certificate = await read_unsigned(request, api.PLAN_CERTIFICATE)
         execution_id = certificate.plan.request.execution_id
         accepting = self._accepting.get(execution_id)
         if accepting is None:
@@ -297,7 +309,7 @@ class Node:
             raise
 
     async def _handle_verify(self, request: web.Request) -> web.Response:
-        order = VerificationOrder.from_value(await read_json(request))
+        order = await read_unsigned(request, api.VERIFICATION_ORDER)
         await self._verifier.accept(order)
         return web.json_response({})
 

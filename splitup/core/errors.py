@@ -5,8 +5,8 @@
     │   ├── InvalidModel        a model file, graph, task or manifest breaks a rule
     │   └── ConfigurationError  a configuration file, key file or passphrase is missing or wrong
     ├── PeerFault               another party broke the protocol; carries evidence
-    │   ├── BadSignature        a signature does not verify
-    │   └── Refused             a server understood a request and said no; carries the HTTP status
+    │   └── BadSignature        a signature does not verify
+    ├── Refused                 a server understood a request and said no; carries the HTTP status
     ├── Unavailable             the environment failed; trying again later may help
     │   ├── ChainUnavailable    the RPC endpoint does not answer, or is another deployment's
     │   ├── StorageUnavailable  the S3 endpoint or the gateway does not answer
@@ -50,11 +50,15 @@ class BadSignature(PeerFault):
     """A signature does not verify under the key it claims."""
 
 
-class Refused(PeerFault):
-    """A server said no. ``status`` is the HTTP status; the message is the server's own sentence."""
+class Refused(SplitUpError):
+    """A server understood a request and said no, as the protocol allows.
 
-    def __init__(self, message: str, *, status: int, peer: str = "") -> None:
-        super().__init__(message, peer=peer)
+    ``status`` is the HTTP status; the message is the server's own sentence. Servers raise it to
+    answer with that status, clients when they get such an answer.
+    """
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
         self.status = status
 
 

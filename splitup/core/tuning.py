@@ -11,8 +11,8 @@ from splitup.core.limits import KIB, MIB
 
 # ---- data plane --------------------------------------------------------------------------------
 
-DIRECT_BYTES: Final = 32 * MIB  # of pieces that wait for one peer, or are ahead of the store
-DIRECT_HEAD_START_S: Final = 0.05  # that pieces get before the same bytes go to the store
+DIRECT_BYTES: Final = 32 * MIB  # of chunks that wait for one peer, or are ahead of the store
+DIRECT_HEAD_START_S: Final = 0.05  # that chunks get before the same bytes go to the store
 DIRECT_CONNECT_S: Final = 0.5  # a first large input waits for its readers; the store is no faster
 TENSOR_CHUNKS_BYTES: Final = (
     256 * MIB
@@ -172,7 +172,7 @@ MAX_REVERTED: Final = 256  # executions that a reorganisation took away and may 
 MAX_EARLY_MESSAGES: Final = 1_024  # per member: gossip about requests this member has not seen yet
 MAX_SNAPSHOTS: Final = 64  # contents kept by root; a request refers to one at most minutes old
 SNAPSHOT_ENTRIES_KEPT: Final = 160_000  # in those contents: 16 of 10,000 nodes, ≈ 2 KB each
-MESSAGE_CHUNK_TIMEOUT_S: Final = 10.0  # for one part
+MESSAGE_CHUNK_TIMEOUT_S: Final = 10.0  # for one chunk
 MAX_CHUNKED_MESSAGES: Final = 4  # offered at once: an observation, a proposal, and those before
 MAX_MANIFESTS: Final = 256  # models known at once to a committee member
 SNAPSHOT_SUBMIT_STAGE_S: Final = 3.0  # per rank behind the leader: longer than a block

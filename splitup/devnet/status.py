@@ -12,6 +12,7 @@ from splitup.core import limits
 from splitup.core.errors import PeerFault, SplitUpError
 from splitup.devnet.funding import make_endpoint
 from splitup.devnet.state import GATEWAYS, DevnetState
+from splitup.messages import api
 from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
 
@@ -143,9 +144,9 @@ async def fetch_snapshot(chain: Chain, http: SignedClient, members: list[str]) -
     for member in members:
         try:
             data = await http.get_bytes(
-                f"{member}/v1/snapshot/{root}",
+                api.SNAPSHOT.url(member, root=root),
                 timeout_s=_PROBE_TIMEOUT_S,
-                max_bytes=limits.MAX_SNAPSHOT_BYTES,
+                max_bytes=api.SNAPSHOT.max_reply_bytes,
             )
             snapshot = Snapshot.parse(data, max_bytes=limits.MAX_SNAPSHOT_BYTES)
             if snapshot.root() != root:
@@ -166,7 +167,7 @@ async def _fetch_nodes(chain: Chain) -> list[dict[str, Any]]:
 
 async def _answers(http: SignedClient, url: str) -> bool:
     try:
-        await http.get_json(f"{url}/v1/ping", timeout_s=_PROBE_TIMEOUT_S)
+        await http.get_json(api.PING.url(url), timeout_s=_PROBE_TIMEOUT_S)
     except SplitUpError:
         return False
     return True

@@ -1,1 +1,1 @@
-"""Every message that crosses a wire, by subject, with its validation and its bytes."""
+"""Messages between parties by subject, with their validation and bytes, and the HTTP interface."""

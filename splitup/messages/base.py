@@ -1,7 +1,7 @@
 """The base of every JSON message, and the types of its fields.
 
-JSON objects are pydantic models (strict, frozen, unknown fields refused); ``canonical_bytes`` is
-what gets hashed and signed. Nothing here does I/O; nothing here trusts the sender.
+JSON objects are pydantic models (strict, frozen, unknown fields refused); ``canonical_bytes``
+is what is hashed and signed. Messages from peers enter through ``parse`` or ``from_value``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitup.core import limits
 from splitup.core.codec import decode_canonical, encode_canonical
@@ -30,10 +25,11 @@ Credit = Annotated[int, Field(ge=-limits.MAX_CREDIT_MILLI, le=limits.MAX_CREDIT_
 EndpointField = Annotated[
     str, Field(pattern=r"^https?://[^/?#@\s]+$", max_length=limits.MAX_ENDPOINT_CHARS)
 ]
-NodeEndpointField = Annotated[  # where a node is reached: itself, or a relay (splitup.net.relay)
+RELAY_PATH = "/v1/relay"  # of a relay's HTTP interface (splitup.messages.api)
+NodeEndpointField = Annotated[  # where a node is reached: at its own host, or through a relay
     str,
     Field(
-        pattern=r"^https?://[^/?#@\s]+(/v1/relay/0x[0-9a-f]{40})?$",
+        pattern=rf"^https?://[^/?#@\s]+({RELAY_PATH}/0x[0-9a-f]{{40}})?$",
         max_length=limits.MAX_ENDPOINT_CHARS,
     ),
 ]
@@ -42,11 +38,11 @@ Bandwidth = Annotated[int, Field(ge=0, le=limits.MAX_BANDWIDTH_KBPS)]
 T = TypeVar("T")
 ZERO_BYTES32 = "0x" + "00" * 32
 TaskField = Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
-CLIENT = 0xFFFF  # the "task" that produces an execution's graph inputs
+CLIENT = 0xFFFF  # the task index that stands for the client, which produces the graph inputs
 
 
 class Message(BaseModel):
-    """Base of every JSON message: strict types, immutable, no unknown fields."""
+    """Base of every JSON message: strict types, immutable, unknown fields refused."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -59,14 +55,14 @@ class Message(BaseModel):
         return "0x" + hashlib.sha256(domain.encode() + b"\0" + self.canonical_bytes()).hexdigest()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; what was computed of the original does not go with it."""
+        """Return a copy without the results that ``once`` keeps of the original."""
         copied = super().model_copy(update=update, deep=deep)
         for name in set(copied.__dict__) - set(type(self).model_fields):
             del copied.__dict__[name]
         return copied
 
     def once(self, compute: Callable[[Self], T]) -> T:
-        """Return what a pure function makes of us; large messages are hashed and indexed once."""
+        """Return ``compute(self)``, a pure function, and keep the result: roots are costly."""
         name = f"{compute.__module__}.{compute.__qualname__}"
         if name not in self.__dict__:
             self.__dict__[name] = compute(self)
@@ -77,16 +73,21 @@ class Message(BaseModel):
     def parse(cls, data: bytes, *, max_bytes: int = limits.MAX_MESSAGE_BYTES) -> Self:
         """Parse canonical bytes from a peer; raise PeerFault when they are not a valid message."""
         try:
-            return cls.from_value(decode_canonical(data, max_bytes=max_bytes))
+            decode_canonical(data, max_bytes=max_bytes)
         except InvalidInput as error:
             raise PeerFault(f"{cls.__name__} is malformed: {error}") from None
+        return cls._validate(data)
 
     @classmethod
     def from_value(cls, value: Any) -> Self:
         """Validate an already decoded JSON value; raise PeerFault naming the offending field."""
+        return cls._validate(encode_canonical(value))
+
+    @classmethod
+    def _validate(cls, data: bytes) -> Self:
         try:
             # JSON mode, so that arrays may become tuples although types are strict
-            return cls.model_validate_json(encode_canonical(value))
+            return cls.model_validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "(root)"

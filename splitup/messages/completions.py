@@ -1,14 +1,13 @@
-"""What executors and the client say about an execution, and a completion packed into few bytes.
+"""What executors and the client state about an execution, and the packed form of a completion.
 
     completion  steps u32 | salt 32 | tasks u16 | tasks | takeovers
     task        index u16 | inputs u16 | outputs u16, top bit: has a state | SHA-256 of every
                 input, every output, and of the state if it has one
     takeover    task u16 | candidate u16 | first step u32 | signature 64
 
-Integers are big-endian. The execution and the node that it belongs to stand beside it and are
-hashed with it (``Completion``); a task's id is the model's to say. A task of up to
-five ports costs at most 198 bytes, and a completion 38 for itself, however many steps it is over.
-One completion has one encoding.
+Integers are big-endian. Execution and node are not packed: they stand beside the packed bytes and
+are hashed with them (``Completion``). A task of up to five ports takes at most 198 bytes, and the
+rest of a completion 38, however many steps there were. A completion has exactly one encoding.
 """
 
 from __future__ import annotations
@@ -18,11 +17,7 @@ import hashlib
 import struct
 from typing import Annotated, Any, Final
 
-from pydantic import (
-    Field,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, model_serializer, model_validator
 
 from splitup.core import limits
 from splitup.messages.base import AddressField, Bytes32Field, DigestField, Message, TaskField
@@ -36,10 +31,11 @@ _HAS_STATE: Final = 1 << 15
 
 
 class TaskCommitment(Message):
-    """What an executor says it consumed and produced for one task over all steps.
+    """What an executor consumed and produced for one task over all steps.
 
-    Digests are SHA-256 over the SHA-256 of the port's tensors of all steps, in order; ``state`` is
-    that of the state tensors after the last step, concatenated: EMPTY_DIGEST without state.
+    A port's digest is the SHA-256 over the SHA-256 of its tensors of all steps, in order.
+    ``state`` is the SHA-256 of the concatenated state tensors after the last step, and
+    EMPTY_DIGEST for a task without state.
     """
 
     task: TaskField
@@ -49,10 +45,10 @@ class TaskCommitment(Message):
 
 
 class Takeover(Message):
-    """The client's word that a task's next candidate runs it from now on.
+    """The client's decision that another candidate of a task runs it from now on.
 
-    ``candidate`` is an index into the plan's list for the task, 1 or more: the list's first node
-    needs nobody's word. ``first_step`` is the first step whose outputs the client still lacks.
+    ``candidate`` is an index into the plan's list for the task, 1 or more: candidate 0 needs no
+    takeover. ``first_step`` is the first step whose outputs the client still lacks.
     """
 
     execution_id: Bytes32Field
@@ -62,17 +58,17 @@ class Takeover(Message):
 
 
 class SignedTakeover(Message):
-    """A takeover with the client's Ed25519 signature: whoever holds it can show it around."""
+    """A takeover with the client's Ed25519 signature, which proves it to third parties."""
 
     takeover: Takeover
     signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
 
 
 class End(Message):
-    """The client's word that no step follows, and what it sent.
+    """The client's statement that no step follows, and of what it sent.
 
-    ``inputs`` are digests of every graph input's tensors of all steps, as in a TaskCommitment; ()
-    when the client does not vouch for what it sent.
+    ``inputs`` are digests of every graph input's tensors of all steps, as in a TaskCommitment, or
+    () when the client does not state what it sent.
     """
 
     execution_id: Bytes32Field
@@ -81,18 +77,17 @@ class End(Message):
 
 
 class SignedEnd(Message):
-    """An end with the client's Ed25519 signature: executors show it with their completions."""
+    """An end with the client's Ed25519 signature; executors pass it on in their completions."""
 
     end: End
     signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
 
 
 class Completion(Message):
-    """A node's work in one execution; its salted root goes on chain before any draw.
+    """A node's work in one execution; its salted root goes on chain before tasks are drawn.
 
-    ``takeovers`` made this node the executor of tasks that the plan gives to another; ``end`` is
-    what the client told it. Except for ``end`` it travels and is kept packed,
-    in base64.
+    ``takeovers`` made this node the executor of tasks that the plan gives to another node. ``end``
+    is what the client sent it. In JSON all but ``end`` is packed, in base64.
     """
 
     execution_id: Bytes32Field
@@ -124,32 +119,32 @@ class Completion(Message):
         return value if self.end is None else {**value, "end": self.end.model_dump(mode="json")}
 
     def root(self) -> str:
-        """Return what its node commits to on chain; computed once."""
+        """Return the hash that its node commits to on chain; computed once."""
         return self.once(_digest_completion)
 
 
 def _digest_completion(completion: Completion) -> str:
     owner = bytes.fromhex(completion.execution_id[2:] + completion.node[2:])
     end = b"" if completion.end is None else completion.end.canonical_bytes()
-    owner += hashlib.sha256(end).digest()  # all members must see the same
+    owner += hashlib.sha256(end).digest()  # so that every member gets the same end
     data = b"splitup/completion/v3\0" + owner + pack_completion(completion)
     return "0x" + hashlib.sha256(data).hexdigest()
 
 
 class ExecutorCommitment(Message):
-    """What a node commits to in one execution, told to the members at its end (JWS)."""
+    """An executor's commitment to its completion, sent to the members when an execution ends."""
 
     execution_id: Bytes32Field
     node: AddressField
     steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
-    root: Bytes32Field  # of its Completion
+    root: Bytes32Field  # of the node's Completion
     takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
 
 
 class Takeovers(Message):
-    """What made ``node`` the executor of tasks that the plan gives to another, for the members.
+    """The takeovers that made ``node`` the executor of tasks that the plan gives to others.
 
-    They have to know it before the draw, when completions are still secret.
+    The members need them for the draw, when completions are still secret.
     """
 
     execution_id: Bytes32Field
@@ -158,7 +153,7 @@ class Takeovers(Message):
 
 
 def pack_completion(completion: Completion) -> bytes:
-    """Return the bytes of a completion; its fields have been validated."""
+    """Return the packed bytes of a completion."""
     parts = [
         _HEAD.pack(
             completion.steps,
@@ -178,7 +173,7 @@ def pack_completion(completion: Completion) -> bytes:
 
 
 def unpack_completion(execution_id: str, data: bytes) -> dict[str, Any]:
-    """Return a completion's other fields, to be validated; raise ValueError for other bytes."""
+    """Return the packed fields, not validated yet; raise ValueError for malformed bytes."""
     try:
         steps, salt, count = _HEAD.unpack_from(data)
         place = _HEAD.size
@@ -191,11 +186,11 @@ def unpack_completion(execution_id: str, data: bytes) -> dict[str, Any]:
             for _ in range(inputs + outputs + has_state):
                 digest = data[place : place + _DIGEST_BYTES]
                 if len(digest) != _DIGEST_BYTES:
-                    raise ValueError("a completion that is cut off")
+                    raise ValueError("the packed completion is cut off")
                 found.append(digest.hex())
                 place += _DIGEST_BYTES
             if has_state and found[-1] == EMPTY_DIGEST:
-                raise ValueError("a completion that spells out an empty state")
+                raise ValueError("the packed completion spells out an empty state")
             tasks.append(
                 {
                     "task": task,
@@ -217,7 +212,7 @@ def unpack_completion(execution_id: str, data: bytes) -> dict[str, Any]:
             for task, candidate, first_step, signature in _TAKEOVER.iter_unpack(data[place:])
         ]
     except struct.error:
-        raise ValueError("a completion that is cut off, or goes on behind its end") from None
+        raise ValueError("the packed completion is cut off, or has bytes behind its end") from None
     return {
         "steps": steps,
         "tasks": tuple(tasks),

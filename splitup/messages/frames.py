@@ -1,7 +1,7 @@
-"""What travels on the data plane: frames, bundles of frames under one signature, and pieces.
+"""The bytes of the data plane: frames, bundles of frames under one signature, and chunks.
 
-All integers are big-endian. ``splitup.net.signed_frames`` makes and seals them,
-``splitup.messages`` holds the messages that some of them carry.
+All integers are big-endian. ``splitup.net.signed_frames`` makes, signs and verifies frames. Some
+frames carry a JSON message, of the class that ``FrameKind`` names.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault
@@ -18,18 +19,18 @@ from splitup.core.tensors import is_zero
 
 
 class FrameKind(IntEnum):
-    TENSOR = 1  # payload: the tensor's bytes, or nothing when it is stored under its key
+    TENSOR = 1  # payload: the tensor's bytes, or nothing when they travel another way
     END = 2  # from the client: ``step`` is the number of steps there were; payload is a SignedEnd
     ERROR = 3  # from a node: payload is a TaskFailure
     TRACE = 4  # from a node, after END: payload is a Trace
     TAKEOVER = 5  # from the client, passed on by nodes: payload is a SignedTakeover
-    PROBE = 6  # from the client: how far is everybody?
+    PROBE = 6  # from the client, no payload: asks a node for its Progress
     PROGRESS = 7  # from a node: payload is a Progress
 
 
 _HEADER = struct.Struct(">4sBB32sHHI32sQ")
 _MAGIC = b"SUf1"
-_STORED, _ZEROS, _DIRECT = 1, 2, 4  # the header's flag
+_STORED, _ZEROS, _DIRECT = 1, 2, 4  # the header's flag; 0 for a tensor in the payload
 _FLAGS = frozenset({0, _STORED, _ZEROS, _DIRECT})
 _DOMAIN = b"splitup/frame/v1\0"
 _SIGNATURE_BYTES = 64
@@ -45,11 +46,11 @@ BUNDLE_HEADER_BYTES = _BUNDLE.size
 class Frame:
     """One message between nodes, or between a node and the client.
 
-    ``task`` and ``port`` name the producer (``CLIENT`` and the input's index for graph inputs);
-    consumers follow from the manifest. ``digest`` is the SHA-256 of the tensor, or of the payload.
-    ``length`` is the tensor's size in bytes, also when it is stored rather than inline, or came
-    ``direct``, in pieces ahead of this. Of a tensor of ``zeros`` the payload is not sent; whoever
-    decodes the frame has it all the same.
+    ``task`` and ``port`` name the producer (``CLIENT`` and the input's index for graph inputs).
+    ``digest`` is the SHA-256 of the tensor, or of the payload of a frame without tensor, and
+    ``length`` is its size in bytes. The bytes of a tensor are in ``payload``, or else in the object
+    store (``stored``), in chunks that were sent before this frame (``direct``), or all zero
+    (``zeros``): those are not sent, and ``decode_frame`` fills ``payload`` with them.
     """
 
     kind: FrameKind
@@ -59,7 +60,7 @@ class Frame:
     step: int
     digest: bytes
     length: int
-    payload: bytes | memoryview  # empty for a tensor that is stored under its key, or came direct
+    payload: bytes | memoryview  # empty for a tensor that is ``stored`` or ``direct``
     stored: bool = False
     zeros: bool = False
     direct: bool = False
@@ -92,9 +93,9 @@ class Frame:
 
 @dataclass(slots=True)
 class Seal:
-    """A signature and what it signs: one frame, or all of a bundle.
+    """A signature and the bytes that it signs: one frame's header, or those of a bundle.
 
-    ``key`` is the one it was found to be good under, "" before.
+    ``key`` is the public key that verified it, "" before it was verified.
     """
 
     signed: bytes
@@ -103,7 +104,7 @@ class Seal:
 
 
 def decode_frame(data: bytes) -> tuple[Frame, Seal]:
-    """Parse a frame; return it with its signature, which the caller verifies against the plan.
+    """Parse a frame; return it with its signature, which the caller has to verify.
 
     Checks sizes and the payload's digest. Raises PeerFault for anything malformed.
     """
@@ -112,27 +113,25 @@ def decode_frame(data: bytes) -> tuple[Frame, Seal]:
             f"frame of {len(data)} bytes; "
             f"allowed are {FRAME_HEADER_BYTES} to {limits.MAX_FRAME_BYTES}"
         )
-    frame = _parse_frame(data, 0, memoryview(data)[FRAME_HEADER_BYTES:])
-    signature = data[_HEADER.size : FRAME_HEADER_BYTES]
-    return frame, Seal(frame.signed_bytes(), signature)
+    frame = _make_frame(_HEADER.unpack_from(data), memoryview(data)[FRAME_HEADER_BYTES:])
+    header, signature = data[: _HEADER.size], data[_HEADER.size : FRAME_HEADER_BYTES]
+    return frame, Seal(_DOMAIN + header, signature)
 
 
-def _parse_frame(data: bytes, offset: int, payload: bytes | memoryview) -> Frame:
-    """Return the frame whose header begins at ``offset``; raise PeerFault unless both fit."""
-    magic, kind, flag, execution, task, port, step, digest, length = _HEADER.unpack_from(
-        data, offset
-    )
+def _make_frame(header: tuple[Any, ...], payload: bytes | memoryview) -> Frame:
+    """Return the frame with these header fields; raise PeerFault when the payload does not fit."""
+    magic, kind, flag, execution, task, port, step, digest, length = header
     if magic != _MAGIC or kind not in _KINDS or flag not in _FLAGS:
         raise PeerFault(
             "frame with an unknown magic, kind or flag; the peer speaks another version"
         )
     if flag == _ZEROS:
         if kind != FrameKind.TENSOR or len(payload) or not is_zero(digest, length):
-            raise PeerFault("frame for a tensor of zeros must have their digest and no payload")
+            raise PeerFault("frame for a tensor of zeros needs their digest and no payload")
         payload = bytes(length)
     elif flag in (_STORED, _DIRECT):
         if kind != FrameKind.TENSOR or len(payload) or length > limits.MAX_TENSOR_BYTES:
-            raise PeerFault("frame for a tensor that is not in it must be one without payload")
+            raise PeerFault("frame announces a tensor sent elsewhere, but is no such tensor frame")
     elif len(payload) != length:
         raise PeerFault(f"frame announces {length} bytes and carries {len(payload)}")
     elif hashlib.sha256(payload).digest() != digest:
@@ -152,16 +151,19 @@ def _parse_frame(data: bytes, offset: int, payload: bytes | memoryview) -> Frame
     )
 
 
-# ---- bundles: tensors that leave together, under one signature ---------------------------------
+# ---- bundles: several tensors in one message, under one signature -----------------------------
 
 
 def get_bundle_bytes(frame: Frame) -> int:
-    """Return how many bytes a frame adds to a bundle; zeros count, since the reader makes them."""
+    """Return how many bytes a frame adds to a bundle.
+
+    Zeros count although they are not sent: the reader allocates them.
+    """
     return _HEADER.size + (0 if frame.stored or frame.direct else frame.length)
 
 
 def make_bundle_message(frames: Sequence[Frame]) -> bytes:
-    """Return what the sender of a bundle signs: domain and headers."""
+    """Return the bytes that the sender of a bundle signs: domain and headers."""
     return b"".join((_BUNDLE_DOMAIN, *(frame._header() for frame in frames)))
 
 
@@ -176,7 +178,10 @@ def encode_bundle(frames: Sequence[Frame], signed: bytes, signature: bytes) -> b
 
 
 def decode_frames(data: bytes) -> tuple[Seal, list[Frame]]:
-    """Parse a message of the data plane, a frame or a bundle, as ``decode_frame`` does."""
+    """Parse a frame or a bundle; raise PeerFault for anything malformed.
+
+    Returns the signature, which the caller has to verify, and the frames.
+    """
     if data[: len(_BUNDLE_MAGIC)] != _BUNDLE_MAGIC:
         frame, seal = decode_frame(data)
         return seal, [frame]
@@ -188,34 +193,33 @@ def decode_frames(data: bytes) -> tuple[Seal, list[Frame]]:
     start = _BUNDLE.size + count * _HEADER.size
     if not 0 < count <= limits.BUNDLE_FRAMES or len(data) < start:
         raise PeerFault(f"bundle of {count} frames in {len(data)} bytes")
-    places = range(_BUNDLE.size, start, _HEADER.size)
-    headers = [_HEADER.unpack_from(data, place) for place in places]
+    headers = list(_HEADER.iter_unpack(data[_BUNDLE.size : start]))
     if any(header[1] != FrameKind.TENSOR for header in headers):
-        raise PeerFault("a bundle carries nothing but tensors")
+        raise PeerFault("a bundle holds a frame that is no tensor")
     sizes = [0 if header[2] else header[-1] for header in headers]
     if start + sum(sizes) != len(data):
         raise PeerFault(f"bundle announces {sum(sizes)} bytes and carries {len(data) - start}")
     zeros = sum(header[-1] for header in headers if header[2] == _ZEROS)
     if len(data) + zeros > limits.MAX_FRAME_BYTES:
-        raise PeerFault(f"bundle of {len(data)} bytes with {zeros} bytes of zeros more")
+        raise PeerFault(f"bundle of {len(data)} bytes with {zeros} bytes of zeros beside them")
     payloads, end, frames = memoryview(data), start, []
-    for place, size in zip(places, sizes, strict=True):
-        frames.append(_parse_frame(data, place, payloads[end : end + size]))
+    for header, size in zip(headers, sizes, strict=True):
+        frames.append(_make_frame(header, payloads[end : end + size]))
         end += size
     return Seal(_BUNDLE_DOMAIN + data[_BUNDLE.size : start], signature), frames
 
 
-# ---- pieces of tensors too large for a frame ----------------------------------------------------
+# ---- chunks of tensors that are too large for a frame -----------------------------------------
 
-_PIECE = struct.Struct(">4s32sHHIQQ")
-_PIECE_MAGIC = b"SUp1"
+_CHUNK = struct.Struct(">4s32sHHIQQ")
+_CHUNK_MAGIC = b"SUp1"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a tensor too large for a frame, on its way straight to a reader.
+class TensorChunk:
+    """A part of a tensor that is too large for a frame, sent directly to a reader.
 
-    It is not signed: the ``direct`` frame that follows the last piece binds them all by its digest.
+    It is not signed: the signed ``direct`` frame that follows the last chunk has the digest of all.
     """
 
     execution_id: str
@@ -228,8 +232,8 @@ class Piece:
 
     def encode(self) -> bytes:
         """Return header ‖ payload."""
-        header = _PIECE.pack(
-            _PIECE_MAGIC,
+        header = _CHUNK.pack(
+            _CHUNK_MAGIC,
             bytes.fromhex(self.execution_id[2:]),
             self.task,
             self.port,
@@ -240,18 +244,18 @@ class Piece:
         return b"".join((header, self.payload))
 
 
-def decode_piece(data: bytes) -> Piece | None:
-    """Parse a piece; None for anything else. Raises PeerFault when its bounds are impossible."""
-    if not data.startswith(_PIECE_MAGIC):
+def decode_chunk(data: bytes) -> TensorChunk | None:
+    """Parse a chunk; return None for another message, raise PeerFault for impossible bounds."""
+    if not data.startswith(_CHUNK_MAGIC):
         return None
-    if not _PIECE.size < len(data) <= _PIECE.size + limits.TENSOR_CHUNK_BYTES:
+    if not _CHUNK.size < len(data) <= _CHUNK.size + limits.TENSOR_CHUNK_BYTES:
         raise PeerFault(
-            f"a piece of {len(data)} bytes; at most {limits.TENSOR_CHUNK_BYTES} go in one"
+            f"a chunk of {len(data)} bytes; it may carry 1 to {limits.TENSOR_CHUNK_BYTES}"
         )
-    _, execution, task, port, step, length, offset = _PIECE.unpack_from(data)
-    payload = memoryview(data)[_PIECE.size :]
+    _, execution, task, port, step, length, offset = _CHUNK.unpack_from(data)
+    payload = memoryview(data)[_CHUNK.size :]
     if not limits.INLINE_TENSOR_BYTES < length <= tuning.DIRECT_BYTES:
-        raise PeerFault(f"a piece of a tensor of {length} bytes, which does not travel in pieces")
+        raise PeerFault(f"a chunk of a tensor of {length} bytes, a size that is not sent in chunks")
     if offset + len(payload) > length:
-        raise PeerFault(f"a piece that ends {offset + len(payload) - length} bytes past its tensor")
-    return Piece("0x" + execution.hex(), task, port, step, length, offset, payload)
+        raise PeerFault(f"a chunk ends {offset + len(payload) - length} bytes behind its tensor")
+    return TensorChunk("0x" + execution.hex(), task, port, step, length, offset, payload)

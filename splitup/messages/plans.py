@@ -1,8 +1,8 @@
 """Requests, plans and their certificates, and the root of a plan that the chain stores.
 
-    plan root = H(tag, request, seed, tree's root)  tasks in the manifest's order
+    plan root = H(tag, request, seed, root of the tree of tasks, in the manifest's order)
 
-Words and tags are laid out as for snapshots (``splitup.messages.snapshots``).
+The hash and its tags are those of snapshots (``splitup.messages.snapshots``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from hashlib import sha256
 from typing import Annotated, Final
 
 from eth_hash.auto import keccak
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from splitup.core import limits
 from splitup.core.codec import encode_canonical
@@ -37,7 +35,7 @@ _TASK: Final = keccak(b"splitup/plan-task/v2")
 
 
 class Request(Message):
-    """An execution as the chain states it (event RequestNodeSelections)."""
+    """A request for an execution, as the chain's event RequestNodeSelections states it."""
 
     chain_id: Count
     market: AddressField
@@ -51,14 +49,14 @@ class Request(Message):
     snapshot_sequence: Count
     snapshot_root: Bytes32Field
     block_hash: Bytes32Field  # of the block that holds the request
-    inputs_digest: Bytes32Field = ZERO_BYTES32  # of inputs that travel off chain
+    inputs_digest: Bytes32Field = ZERO_BYTES32  # of inputs that are not on chain
     nonce: Annotated[int, Field(ge=0, lt=2**64)] = 0
 
 
 class SignedRequest(Message):
-    """A request that its client signed (EIP-712, domain of the Market) and the chain lacks so far.
+    """A request that is not on chain yet, signed by its client (EIP-712, domain of the Market).
 
-    Its block hash is 0: no block holds it.
+    Its block hash is 0, since no block holds it.
     """
 
     request: Request
@@ -71,34 +69,34 @@ class PlanNode(Message):
     node: AddressField
     signing_key: Bytes32Field
     endpoint: NodeEndpointField
-    exposure_micro_usdc: Count = 0  # what lies in all its tasks would cost
+    exposure_micro_usdc: Count = 0  # slashed if it lied in all its tasks
 
 
 class TaskTerms(Message):
-    """What the manifest says of a task, as far as it decides who runs it."""
+    """The facts of the manifest about a task that the choice of its nodes depends on."""
 
     task_id: DigestField
     flops: Count  # of one step
     weights_bytes: Count
     input_bytes: Count  # of one step
-    ready_ms: Count  # when its first inputs exist if reference nodes run everything before it
+    ready_ms: Count  # when its first inputs exist, if reference nodes run the tasks before it
 
 
 class Plan(Message):
-    """For every task an ordered list of nodes: executor first, then fallbacks.
+    """For every task an ordered list of candidate nodes: its executor and the fallbacks.
 
-    ``places`` are the executors' in their lists, () when all are first: a node whose free stake
-    does not cover what it would stand to lose is passed over, and stays in the list.
-    A pure function of (request, seed, snapshot, manifest); ``root`` is what the chain stores.
-    Storage keys are a function of the plan (``splitup.protocol.execution.storage_keys``).
+    ``places`` are the executors' indices in these lists, () when every first candidate is the
+    executor: a node whose free stake does not cover what it could be slashed is skipped and stays
+    a fallback. The plan is a pure function of (request, seed, snapshot, manifest). The chain stores
+    its ``root``. Storage keys follow from it (``splitup.protocol.execution.storage_keys``).
     """
 
     request: Request
     seed: Bytes32Field
     tasks: tuple[tuple[AddressField, ...], ...] = Field(max_length=limits.MAX_TASKS)
-    nodes: tuple[PlanNode, ...]  # sorted by node, exactly those named in ``tasks``
+    nodes: tuple[PlanNode, ...]  # sorted by node; exactly those in ``tasks``
     terms: tuple[TaskTerms, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # of every task
-    unverifiable: tuple[int, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # too few hold
+    unverifiable: tuple[int, ...] = Field(default=(), max_length=limits.MAX_TASKS)  # too few nodes
     places: tuple[Count, ...] = Field(default=(), max_length=limits.MAX_TASKS)
 
     def root(self) -> str:
@@ -119,7 +117,7 @@ class Plan(Message):
         )
 
     def exposures(self) -> tuple[tuple[str, int], ...]:
-        """Return (executor, micro-USDC) sorted by executor, as the plan has them."""
+        """Return (executor, exposure in micro-USDC), sorted by executor."""
         executors = set(self.executors())
         return tuple(
             (entry.node, entry.exposure_micro_usdc)
@@ -128,7 +126,7 @@ class Plan(Message):
         )
 
     def node_of(self, address: str) -> PlanNode:
-        """Return the directory entry of ``address``; raise PeerFault when the plan lacks it."""
+        """Return a node's entry; raise PeerFault when the plan does not list it."""
         for entry in self.nodes:
             if entry.node == address:
                 return entry
@@ -143,7 +141,7 @@ class MemberSignature(Message):
 
 
 class PlanCertificate(Message):
-    """A plan that 2f+1 members attest: whoever holds it can check it against the chain alone."""
+    """A plan signed by 2f+1 members, which anybody can check against the chain alone."""
 
     plan: Plan
     seed_signature: HexField  # threshold BLS signature; the seed is its hash
@@ -156,7 +154,7 @@ def compute_plan_root(plan: Plan) -> bytes:
 
 
 def make_plan_header(plan: Plan) -> tuple[bytes, ...]:
-    """Return the header's words: what was asked, what was drawn, the tree's size and root."""
+    """Return the header's words: the request, the seed, the directory, the tree's size and root."""
     request = plan.request
     return (
         _hash_request(request),
@@ -200,13 +198,13 @@ def hash_candidates(candidates: Iterable[str]) -> bytes:
 
 
 def _hash_request(request: Request) -> bytes:
-    """All of it but its block: a reorganisation that only moves a request leaves its plan alone."""
+    """Hash all fields but the block: a plan survives a reorganisation that moves its request."""
     value = request.model_dump(mode="json", exclude={"block_hash"})
     return sha256(b"splitup/request/v2\0" + encode_canonical(value)).digest()
 
 
 def _hash_directory(plan: Plan) -> bytes:
-    """The nodes' keys, endpoints and exposures, the executors' places; the chain never opens it."""
+    """Hash the nodes' keys, endpoints and exposures, and ``places``; the chain only compares it."""
     return hash_words(
         *(
             hash_words(

@@ -1,22 +1,20 @@
-"""How far an execution is: traces, failures, and answers to the client's probes."""
+"""What nodes report to the client about an execution: traces, failures, answers to probes."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from splitup.core import limits
 from splitup.messages.base import AddressField, Bytes32Field, Message, TaskField
 
 
 class Span(Message):
-    """One task at one step on its node's clock, nanoseconds since the epoch.
+    """The times of one task at one step, on its node's clock, in nanoseconds since the epoch.
 
-    ``received`` is when the last input was complete, ``started``/``ended`` bound the compute,
-    ``sent`` is when the outputs were handed to the network.
+    ``received`` is when the last input was complete, ``started`` and ``ended`` bound the
+    computation, ``sent`` is when the outputs were handed to the network.
     """
 
     task: TaskField
@@ -36,7 +34,7 @@ class Trace(Message):
 
 
 class TaskFailure(Message):
-    """Why a task did not produce its output; sent to the client in an ERROR frame."""
+    """Why a task failed; sent to the client in an ERROR frame."""
 
     task: TaskField
     step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
@@ -45,7 +43,7 @@ class TaskFailure(Message):
 
 
 class TaskProgress(Message):
-    """How far one task came: steps that have run, and whether the next has all its inputs."""
+    """How many steps of a task have run, and whether the next one has all its inputs."""
 
     task: Annotated[int, Field(ge=0, lt=limits.MAX_TASKS)]
     steps: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)]
@@ -53,7 +51,7 @@ class TaskProgress(Message):
 
 
 class Progress(Message):
-    """A node's answer to the client's PROBE: every task of the execution that it runs now."""
+    """A node's answer to a PROBE: the progress of every task of the execution that it runs."""
 
     execution_id: Bytes32Field
     node: AddressField

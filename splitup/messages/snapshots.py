@@ -1,14 +1,14 @@
-"""Nodes that are alive: heartbeats, what members observe, and the snapshot that they agree on.
+"""Live nodes: heartbeats, members' observations, and the snapshot that the members agree on.
 
 The snapshot's root binds its header and two Merkle trees (``contracts/src/libraries/Roots.sol`` is
 Solidity's side):
 
-    snapshot root = H(tag, header, roots of two trees)  entries by ascending node
-                                                        tasks that are held, by ascending id
+    snapshot root = H(tag, header, roots of two trees)  entries, by ascending node
+                                                        loaded tasks, by ascending id
 
-Every leaf and header is SHA-256 over 32-byte words as Solidity's abi.encode lays them out, the
-first being a tag of its own. The header states what the entries imply, the reference node and who
-may run a task, so that the chain needs no more than one entry to weigh a node.
+H is SHA-256 over 32-byte words, laid out as Solidity's abi.encode does; the first word is a tag.
+The header repeats facts that follow from all entries (the reference node, and who may run which
+task), so that a contract needs only one entry to check a node's score.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from statistics import median_low
 from typing import Annotated, Final, Literal
 
 from eth_hash.auto import keccak
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from splitup.core import limits
 from splitup.core.errors import PeerFault
@@ -42,7 +40,7 @@ from splitup.messages.base import (
 )
 from splitup.messages.word_hashes import ADDRESS_PAD, hash_text, hash_words
 
-UNRULED: Final = "?"  # before the name of a class that more than f members cannot recompute in
+UNRULED: Final = "?"  # prefix of a determinism class in which more than f members cannot recompute
 _SNAPSHOT: Final = keccak(b"splitup/snapshot/v2")
 _ENTRY: Final = keccak(b"splitup/snapshot-entry/v2")
 _HELD: Final = keccak(b"splitup/snapshot-task/v2")
@@ -52,13 +50,13 @@ _ENTRIES_ROOT: Final = 9
 
 
 class Heartbeat(Message):
-    """A node's signed sign of life, sent to every committee member once per period."""
+    """A node's report that it is alive, sent to every committee member once per period."""
 
     node: AddressField
-    boot_id: DigestField  # new at every start: a restart is visible
+    boot_id: DigestField  # random, new at every start of the node
     sequence: Count
     sent_at_ms: Count
-    block_hash: Bytes32Field  # the head that the receiving member named last
+    block_hash: Bytes32Field  # the latest block that this member has told the node
     queue_ms: Count  # estimated work waiting
     resident: tuple[DigestField, ...] = Field(max_length=limits.MAX_RESIDENT_TASKS)
     vram_free_bytes: Count
@@ -68,7 +66,7 @@ class Heartbeat(Message):
 
 
 class NodeView(Message):
-    """One node as one committee member sees it, quantised so that views can be compared."""
+    """A node as one committee member observes it, quantised so that observations compare equal."""
 
     node: AddressField
     rtt_ms: Count
@@ -78,22 +76,22 @@ class NodeView(Message):
     speed_mflops: Speed = 0
     bandwidth_kbps: Bandwidth = 0
     vram_free_bytes: Count = 0
-    assigned_micro_usdc: Count = 0  # the price of the work it got since the snapshot before
+    assigned_micro_usdc: Count = 0  # price of its work since the last snapshot
     locked_micro_usdc: Count = 0  # of its stake, by executions under way
 
 
 class Observation(Message):
-    """Everything one member sees alive in an epoch, sorted by node."""
+    """All nodes that one member observes alive in an epoch, sorted by node."""
 
     configuration: Count
     epoch: Count
-    sequence: Count  # of the snapshot it is for: it says nothing about a later one
+    sequence: Count  # of the one snapshot that it is valid for
     member: AddressField
     views: tuple[NodeView, ...]
 
 
 class SnapshotEntry(Message):
-    """A node that 2f+1 members agree is alive, with what selection needs to know about it."""
+    """A node that 2f+1 members observe alive, with the figures that selection uses."""
 
     node: AddressField
     signing_key: Bytes32Field
@@ -107,17 +105,17 @@ class SnapshotEntry(Message):
     speed_mflops: Count = 0  # measured, in 10^6 operations a second; 0 means unmeasured
     bandwidth_kbps: Count = 0  # measured, in 10^3 bytes a second; 0 means unmeasured
     vram_free_bytes: Count = 0
-    credit_milli: Credit = 0  # work it is owed (``splitup.protocol.snapshots.fairness``)
+    credit_milli: Credit = 0  # see ``splitup.protocol.snapshots.fairness``
     locked_micro_usdc: Count = 0  # of the stake, by executions under way; rounded up
 
     @property
     def free_micro_usdc(self) -> int:
-        """What of the stake another execution can lock."""
+        """Return the part of the stake that another execution can lock."""
         return max(0, self.stake_micro_usdc - self.locked_micro_usdc)
 
 
 class Snapshot(Message):
-    """The agreed set of live nodes; its root is on chain before any randomness that uses it."""
+    """The agreed set of live nodes; its root is on chain before randomness that is used with it."""
 
     configuration: Count
     sequence: Count
@@ -130,7 +128,7 @@ class Snapshot(Message):
 
 
 class OpenedEntry(Message):
-    """One entry of a snapshot, its place in it, and the proof that it is there."""
+    """An entry of a snapshot, its row, and the Merkle proof that it stands there."""
 
     entry: SnapshotEntry
     row: Annotated[int, Field(ge=0, lt=limits.MAX_NODES)]
@@ -138,18 +136,18 @@ class OpenedEntry(Message):
 
 
 class OpenedSnapshot(Message):
-    """A snapshot's header and a few entries, which its root binds (``check_opened``)."""
+    """A snapshot's header and a few of its entries, provable by its root (``check_opened``)."""
 
     header: tuple[Bytes32Field, ...] = Field(min_length=HEADER_WORDS, max_length=HEADER_WORDS)
     entries: tuple[OpenedEntry, ...] = Field(max_length=limits.OPENED_ENTRIES)
 
     def find(self, node: str) -> SnapshotEntry | None:
-        """Return the entry of a node, None when it is not shown."""
+        """Return the entry of a node, None when it is not among those shown."""
         return next((e.entry for e in self.entries if e.entry.node == node), None)
 
 
 class ReachRequest(Message):
-    """A node asks a member whether its endpoint can be connected to (JWS)."""
+    """A node asks a member whether the member can connect to its endpoint."""
 
     node: AddressField
     endpoint: EndpointField
@@ -157,7 +155,7 @@ class ReachRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The node that the others are measured by: medians over a snapshot. 0 means unmeasured."""
+    """A typical node, for comparison: medians over a snapshot. 0 means not measured."""
 
     rtt_ms: int
     queue_ms: int
@@ -181,16 +179,16 @@ def compute_reference(entries: Sequence[SnapshotEntry]) -> Reference:
 
 
 def get_operator(entry: SnapshotEntry) -> str:
-    """Return who runs a node: by default the node's own account."""
+    """Return the operator of a node: its own account unless it names another."""
     return entry.operator or entry.node
 
 
 def compute_classes(entries: Sequence[SnapshotEntry]) -> dict[str, tuple[str, ...]]:
-    """Return, for every task that is held, the determinism classes that can check themselves.
+    """Return, for every loaded task, the determinism classes in which it can be verified.
 
-    Those are held by ``MIN_OPERATORS`` operators: nodes state their class themselves, and one that
-    invents its own would be paid for work that nobody can check. Nor do those that members marked
-    because they could not settle a dispute in them. Sorted; empty when no class can.
+    At least ``MIN_OPERATORS`` operators have to hold the task in a class: nodes state their class
+    themselves, and a node with a class of its own would be paid for work that nobody can check.
+    Classes marked UNRULED do not count. Sorted; empty when there is no such class.
     """
     holders: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for entry in entries:
@@ -215,10 +213,10 @@ def compute_snapshot_root(snapshot: Snapshot) -> bytes:
 
 
 def check_opened(opened: OpenedSnapshot, root: str) -> None:
-    """Raise PeerFault unless a header and its entries are those of the snapshot with this root."""
+    """Raise PeerFault unless header and entries belong to the snapshot with this root."""
     header = [bytes.fromhex(word[2:]) for word in opened.header]
     if hash_words(_SNAPSHOT, *header).hex() != root[2:]:
-        raise PeerFault(f"a snapshot's header is not that of {root}")
+        raise PeerFault(f"the header shown is not that of snapshot {root}")
     count, entries_root = int.from_bytes(header[_ENTRY_COUNT]), header[_ENTRIES_ROOT]
     for shown in opened.entries:
         proof = [bytes.fromhex(word[2:]) for word in shown.proof]
@@ -227,12 +225,12 @@ def check_opened(opened: OpenedSnapshot, root: str) -> None:
 
 def make_entry_leaves(snapshot: Snapshot) -> list[bytes]:
     """Return the leaves of the entries' tree, in the entries' order."""
-    classes: dict[str, bytes] = {}  # few distinct ones
+    classes: dict[str, bytes] = {}  # hashes of names; there are few distinct ones
     return [_hash_entry(entry, classes) for entry in snapshot.entries]
 
 
 def make_held_leaves(classes: dict[str, tuple[str, ...]]) -> list[bytes]:
-    """Return the leaves of the tree of held tasks: task id and the hashes of its classes."""
+    """Return the leaves of the tree of loaded tasks: task id and the hashes of its classes."""
     names: dict[str, bytes] = {}
     return [
         hash_words(
@@ -267,9 +265,10 @@ def make_snapshot_header(snapshot: Snapshot) -> tuple[bytes, ...]:
 
 
 def hash_unopened(entry: SnapshotEntry) -> bytes:
-    """Return the hash of what of an entry the chain never opens: endpoint and locked stake.
+    """Return the hash of the fields that contracts never need: endpoint and locked stake.
 
-    The latter decides who of a task's list runs it, not the list, so that no evidence needs it.
+    The locked stake decides which candidate of a task's list is its executor, not the list itself,
+    and evidence on chain is only about the list.
     """
     locked = f"\0{entry.locked_micro_usdc}" if entry.locked_micro_usdc else ""
     return sha256(f"{entry.endpoint}{locked}".encode()).digest()

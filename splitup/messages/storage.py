@@ -1,25 +1,26 @@
-"""Headers of log segments, and grants: presigned URLs for one key and method each."""
+"""Headers of log segments; requests to storage gateways, and the presigned URLs they grant."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.messages.base import CLIENT, AddressField, Bytes32Field, Count, DigestField, Message
+from splitup.messages.completions import SignedTakeover
+from splitup.messages.plans import PlanCertificate
+from splitup.messages.verification import VerificationOrder
 
 
 class SegmentHeader(Message):
-    """What a log segment holds: consecutive steps of one port, as one producer made them.
+    """The header of a log segment, which holds consecutive steps of one port of one producer.
 
-    ``lengths`` has an entry per step, in bytes. A tensor too large for a frame is an object of its
-    own: ``apart`` lists (place in ``lengths``, SHA-256), and its bytes are not in the segment;
-    neither are those of the places in ``zeros``.
-    ``previous`` is the SHA-256 of the segment before, of 64 zeros for the first.
+    ``lengths`` has one entry per step, in bytes. The bytes of a tensor that is too large for a
+    frame are in an object of their own: ``apart`` lists (index in ``lengths``, SHA-256). Tensors at
+    the indices in ``zeros`` hold zeros and are not stored. ``previous`` is the SHA-256 of the
+    segment before this one, and 64 zeros for the first.
     """
 
     execution_id: Bytes32Field
@@ -35,18 +36,18 @@ class SegmentHeader(Message):
 
 
 class Grant(Message):
-    """A presigned URL for exactly one key and method. The URL is a bearer secret: never log it."""
+    """A presigned URL for one key and method. Whoever has the URL may use it: never log it."""
 
     method: Literal["GET", "PUT"]
     key: str = Field(max_length=512)
     url: str = Field(max_length=4096, repr=False)
-    headers: dict[str, str]  # must be sent as they are; they are part of the signature
+    headers: dict[str, str]  # to be sent unchanged: the URL's signature covers them
     length_bytes: Count | None  # size of the object, when known
     expires_at_s: Count  # seconds since the epoch
 
 
 class Grants(Message):
-    """What one party may read and write, as far as it was known or asked for."""
+    """The presigned URLs that a party got for one request."""
 
     grants: tuple[Grant, ...]
 
@@ -59,3 +60,81 @@ class Grants(Message):
         if (grant := self.get(method, key)) is not None:
             return grant
         raise PeerFault(f"the storage gateway issued no {method} grant for {key}")
+
+
+# ---- requests to a storage gateway -------------------------------------------------------------
+
+
+class UploadObject(Message):
+    """A content-addressed object to be stored."""
+
+    key: str = Field(max_length=limits.OBJECT_KEY_BYTES)
+    length_bytes: Annotated[int, Field(ge=1, le=limits.MAX_UPLOAD_BYTES)]
+    sha256: DigestField
+
+
+class UploadRequest(Message):
+    """Asks to store objects of a model. ``proof`` names the account with a deposit or a stake.
+
+    See ``splitup.storage.gateway_client.prove_account``.
+    """
+
+    proof: Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]
+    objects: tuple[UploadObject, ...] = Field(min_length=1, max_length=limits.MAX_UPLOAD_OBJECTS)
+
+
+class UploadAnswer(Message):
+    """PUT grants for the objects that the store lacks; ``present`` are the keys that it has."""
+
+    grants: tuple[Grant, ...]
+    present: tuple[str, ...]
+
+
+class ModelRequest(Message):
+    """Asks to read a model. ``proof`` names the account of a key that is no node's."""
+
+    model_id: Bytes32Field
+    proof: Annotated[str, Field(pattern=r"^(0x[0-9a-f]{130})?$")] = ""
+
+
+class ExecutionRequest(Message):
+    """Asks for the large tensors of an execution, by the plan that names the sender."""
+
+    certificate: PlanCertificate
+
+
+class LogWrite(Message):
+    """A log object to be stored by its producer, with its exact length and digest."""
+
+    task: Annotated[int, Field(ge=0, le=CLIENT)]
+    port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
+    number: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
+    apart: bool
+    length_bytes: Annotated[int, Field(ge=1, le=limits.MAX_TENSOR_BYTES)]
+    sha256: DigestField
+
+
+class LogRead(Message):
+    """A log object to be read by a consumer or a validator; it need not exist yet."""
+
+    task: Annotated[int, Field(ge=0, le=CLIENT)]
+    port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
+    node: AddressField
+    number: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
+    apart: bool
+
+
+class LogRequest(Message):
+    """Asks for log objects. ``takeovers`` are all those the sender knows: they move rights."""
+
+    certificate: PlanCertificate
+    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
+    writes: tuple[LogWrite, ...] = Field(max_length=limits.LOG_OBJECTS)
+    reads: tuple[LogRead, ...] = Field(max_length=limits.LOG_OBJECTS)
+
+
+class VerificationRequest(Message):
+    """Asks for what a validator reads: a task's graph and weights, and log objects."""
+
+    order: VerificationOrder
+    reads: tuple[LogRead, ...] = Field(default=(), max_length=limits.LOG_OBJECTS)

@@ -1,12 +1,10 @@
-"""The draw of tasks to verify, what validators and members say about them, and the evidence."""
+"""The draw of tasks to verify, the statements of validators and members, and the evidence."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from splitup.core import limits
 from splitup.messages.base import (
@@ -22,9 +20,10 @@ from splitup.messages.snapshots import OpenedSnapshot
 
 
 class Draw(Message):
-    """Randomness that did not exist when outputs were committed: what is verified, by whom.
+    """The randomness that decides which tasks are verified, and by whom.
 
-    ``executors`` answer for the tasks, by task; empty when they are the plan's.
+    It did not exist when executors committed to their outputs. ``executors`` are those responsible
+    for each task, by task; empty when they are the plan's.
     """
 
     execution_id: Bytes32Field
@@ -36,10 +35,10 @@ class Draw(Message):
 
 
 class VerificationOrder(Message):
-    """Tells a node that it was drawn to recompute a task; checkable from draw and plan alone.
+    """Tells a node that it was drawn to recompute a task; it contains all proofs of that.
 
-    Of the snapshot it shows the executor and the validator, however many nodes there are; a member
-    that recomputes the task shows the executor only.
+    ``snapshot`` shows the entries of the executor and the validator only, and just the executor's
+    when a member recomputes the task.
     """
 
     certificate: PlanCertificate
@@ -50,21 +49,21 @@ class VerificationOrder(Message):
 
     @property
     def executors(self) -> tuple[str, ...]:
-        """Return who answers for every task: their logs are read."""
+        """Return the node responsible for each task, whose logs are read."""
         return self.draw.executors or self.certificate.plan.executors()
 
 
-class VerificationCommitment(Message):
-    """A validator's salted promise of its result, given before anybody reveals anything (JWS)."""
+class ValidatorCommitment(Message):
+    """A validator's commitment to its result, sent before anything is revealed."""
 
     execution_id: Bytes32Field
     task: TaskField
     validator: AddressField
-    root: Bytes32Field  # of the VerificationResult to come
+    root: Bytes32Field  # of the VerificationResult that it will reveal
 
 
 class VerificationResult(Message):
-    """What a validator fetched and recomputed for one task, signed by it (JWS)."""
+    """The digests of what a validator fetched and recomputed for one task."""
 
     execution_id: Bytes32Field
     task: TaskField
@@ -76,7 +75,7 @@ class VerificationResult(Message):
     error: str = Field(max_length=500)  # "" when the recomputation succeeded
 
     def root(self) -> str:
-        """Return what its commitment names; computed once, members compare it at every step."""
+        """Return the hash that its commitment has to name; computed once."""
         return self.once(_digest_result)
 
 
@@ -85,7 +84,7 @@ def _digest_result(result: VerificationResult) -> str:
 
 
 class Held(Message):
-    """A member holds this commitment of a validator; 2f+1 members make it fixed."""
+    """A validator's commitment that a member holds; it is fixed once 2f+1 members hold it."""
 
     task: TaskField
     validator: AddressField
@@ -93,19 +92,20 @@ class Held(Message):
 
 
 class Silence(Message):
-    """A node that committed did not reveal in time: its completion, or its result for a task."""
+    """A node that committed and did not reveal in time: its completion, or a task's result."""
 
     node: AddressField
-    task: TaskField | None  # None: its completion
+    task: TaskField | None  # None: the completion is missing
 
 
 class Ruling(Message):
-    """What a member got when it recomputed a disputed task itself; ``error`` if it could not.
+    """What a member got when it recomputed a disputed task itself, or why it could not (``error``).
 
-    ``missing`` are the tasks whose logged outputs it needed and that are not in the store, or not
-    as their executor has to store them; then there is nothing else. A member of another determinism
-    class has ``compared`` its numbers with the claimed ones: ``outputs`` are those, or () when they
-    are further from its own than the task's tolerance; ``state`` is the claimed one.
+    ``missing`` are the tasks whose logged outputs it needed and did not find in the store as their
+    executor committed to them; then the digests are empty. A member of another determinism class
+    compares numbers instead (``compared``): ``outputs`` are then the claimed digests, or () when
+    the claimed numbers differ from its own by more than the task's tolerance, and ``state`` is the
+    claimed one.
     """
 
     task: TaskField
@@ -118,10 +118,10 @@ class Ruling(Message):
 
 
 class Attestation(Message):
-    """What one member knows of an execution's verification. What 2f+1 members say is so.
+    """What one member knows of an execution's verification; 2f+1 equal statements decide.
 
-    ``due``: the time to reveal has come, since every drawn task has a validator whose commitment
-    is fixed, or nobody who could have one.
+    ``due`` says that it is time to reveal: every drawn task has a validator whose commitment is
+    fixed, or no validator that could commit.
     """
 
     execution_id: Bytes32Field
@@ -133,14 +133,14 @@ class Attestation(Message):
 
 
 class SignedAttestation(Message):
-    """An attestation with its member's Ed25519 signature: anybody may pass it on."""
+    """An attestation with its member's Ed25519 signature, which proves it to third parties."""
 
     attestation: Attestation
     signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
 
 
 class TaskVerdict(Message):
-    """How the verification of one drawn task ended."""
+    """The outcome of the verification of one drawn task."""
 
     task: TaskField
     outcome: Literal["honest", "lied", "withheld", "contradicted", "outvoted", "unresolved"]
@@ -150,7 +150,7 @@ class TaskVerdict(Message):
 
 
 class Evidence(Message):
-    """What a settlement rests on; its root is on chain, so that any member's copy will do."""
+    """The draw and the verdicts behind a settlement; the root on chain proves them."""
 
     draw: Draw
     verdicts: tuple[TaskVerdict, ...] = Field(max_length=limits.MAX_TASKS)

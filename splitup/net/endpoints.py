@@ -1,8 +1,8 @@
-"""Where a peer's endpoint may lead: never into the operator's own network.
+"""Checks where a peer's endpoint leads: never into the operator's own network.
 
-An endpoint is chosen by a stranger, so the check sits where the socket is made, on the address that
-is really connected to: a name that resolves differently the second time changes nothing, and
-neither does an IPv4 address written as IPv6. Redirects are not followed.
+An endpoint is chosen by a stranger. The check is made when the socket is created, on the address
+that it connects to, so that a name that resolves differently the second time, or an IPv4 address
+written as IPv6, cannot evade it. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from splitup.core import tuning
 
 _AddressInfo = tuple[Any, ...]
 _SHARED: Final = ipaddress.ip_network("100.64.0.0/10")  # carrier-grade NAT, RFC 6598
-_METADATA: Final = frozenset(  # clouds hand out credentials here; not all of them are link-local
+_METADATA: Final = frozenset(  # where clouds serve credentials; not all of them are link-local
     ipaddress.ip_address(text) for text in ("169.254.169.254", "100.100.100.200", "fd00:ec2::254")
 )
 
 
 class EndpointRefused(OSError):
-    """A peer's endpoint leads to an address that strangers may not send us to."""
+    """A peer's endpoint leads to an address that is not allowed for peers."""
 
     def __init__(self, message: str) -> None:
         super().__init__(errno.EACCES, message)
 
 
 def check_ip(text: str, *, allow_loopback: bool) -> None:
-    """Raise EndpointRefused unless peers may send us to this address.
+    """Raise EndpointRefused unless this address is allowed for peers.
 
-    Link-local, metadata, multicast and unspecified addresses are always refused; loopback and
-    private ones unless ``allow_loopback`` (a network on one machine, or in one room).
+    Link-local, metadata, multicast and unspecified addresses are always refused, loopback and
+    private ones unless ``allow_loopback`` (a network on one machine or in one local network).
     """
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
@@ -48,7 +48,7 @@ def check_ip(text: str, *, allow_loopback: bool) -> None:
             or candidate.is_multicast
             or candidate.is_unspecified
         ):
-            raise EndpointRefused(f"the peer's address {text} is never connected to")
+            raise EndpointRefused(f"the peer's address {text} is of a kind that is never allowed")
         local = (
             candidate.is_private
             or candidate.is_loopback
@@ -77,7 +77,7 @@ def make_socket_factory(*, allow_loopback: bool) -> Callable[[_AddressInfo], soc
 async def _refuse_redirects(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    # WebSocket handshakes follow redirects, and take no option that says otherwise
+    # aiohttp follows redirects of WebSocket handshakes and has no option against it
     response = await handler(request)
     if 300 <= response.status < 400:
         response.close()
@@ -86,7 +86,7 @@ async def _refuse_redirects(
 
 
 def open_peer_session(*, allow_loopback: bool) -> aiohttp.ClientSession:
-    """Return a session for connections to peers; requests bring their own time limits."""
+    """Return a session for connections to peers; each request sets its own time limit."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=tuning.MAX_LINKS,

@@ -1,8 +1,8 @@
-"""The HTTP that every server and client of SplitUp shares: signed bodies, bounds, errors in JSON.
+"""HTTP servers and clients: signed bodies, size and time limits, errors in JSON.
 
-A signed request is ``POST`` with ``{"jws": "<compact>"}``; every reply is a JSON object; an error
-is a status of 400 or more with ``{"error": "<sentence>"}``. Nobody follows redirects: an endpoint
-that points elsewhere is a fault, not a detour.
+A signed request is a POST of ``{"jws": "<compact>"}``. A reply is a JSON object; an error is a
+status of 400 or more with ``{"error": "<sentence>"}``. Redirects are faults and are not followed.
+``splitup.messages.api`` lists the routes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, Self, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -33,11 +33,13 @@ from splitup.core.errors import (
 )
 from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
+from splitup.messages.api import Route
 from splitup.messages.base import Message
 from splitup.net.endpoints import make_socket_factory
 
 _log = logging.getLogger("splitup.http")
 _LARGE_BODIES: Final = web.AppKey("large_bodies", asyncio.Semaphore)
+M = TypeVar("M", bound=Message)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -59,22 +61,31 @@ class Server:
 
     @property
     def local_url(self) -> str:
-        """Return the base URL for this machine: "any address" is none to connect to."""
+        """Return the base URL for connections from this machine, also when it listens on all."""
         return self._format({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
 
     def _format(self, host: str) -> str:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     async def close(self) -> None:
-        """Stop listening, give open requests ``tuning.HTTP_SHUTDOWN_S`` and cancel the rest."""
+        """Stop listening; cancel requests that are open after ``tuning.HTTP_SHUTDOWN_S``."""
         await self._runner.cleanup()
 
 
 def make_app(*, max_body_bytes: int = limits.HTTP_BODY_BYTES) -> web.Application:
-    """Return an application that bounds bodies and answers every error in JSON."""
+    """Return an application that limits the size of bodies and answers errors in JSON."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_answer_errors])
     app[_LARGE_BODIES] = asyncio.Semaphore(tuning.HTTP_LARGE_BODIES)
     return app
+
+
+def add_routes(
+    app: web.Application, routes: Sequence[Route[Any]], handlers: Mapping[Route[Any], _Handler]
+) -> None:
+    """Register a handler for each of a party's routes (``api.ROUTES``), and for no other."""
+    assert set(handlers) == set(routes), "a handler is missing, or belongs to another party"
+    for route, handler in handlers.items():
+        app.router.add_route(route.method, route.path, handler)
 
 
 async def serve_app(app: web.Application, host: str, port: int) -> Server:
@@ -84,8 +95,8 @@ async def serve_app(app: web.Application, host: str, port: int) -> Server:
         access_log=None,
         handle_signals=False,
         shutdown_timeout=tuning.HTTP_SHUTDOWN_S,
-        keepalive_timeout=tuning.HTTP_IDLE_S,  # counts from the connection's start
-        auto_decompress=False,  # a small body must not become a large one past the gate of these
+        keepalive_timeout=tuning.HTTP_IDLE_S,  # the first one counts from the connection's start
+        auto_decompress=False,  # a small compressed body could become a large one
     )
     await runner.setup()
     try:
@@ -93,8 +104,8 @@ async def serve_app(app: web.Application, host: str, port: int) -> Server:
     except OSError as error:
         await runner.cleanup()
         raise ConfigurationError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); stop what uses the port "
-            "or choose another one"
+            f"cannot listen on {host}:{port} ({error.strerror or error}); "
+            "stop the program that uses the port or choose another one"
         ) from None
     return Server(host, runner.addresses[0][1], runner)
 
@@ -107,8 +118,8 @@ def error_reply(status: int, message: str) -> web.Response:
 async def read_json(request: web.Request) -> dict[str, Any]:
     """Return the body as a JSON object; raise PeerFault when it is something else.
 
-    Refused (408) when it is not here within ``tuning.HTTP_READ_S``, Unavailable when too many other
-    large bodies are on their way.
+    Raises Refused (408) when the body does not arrive within ``tuning.HTTP_READ_S``, Unavailable
+    when too many other large bodies are arriving.
     """
     try:
         value = parse_json(await read_body(request))
@@ -120,54 +131,82 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the body as it came; raise Refused and Unavailable as ``read_json`` does."""
+    """Return the body's bytes; raise Refused and Unavailable as ``read_json`` does."""
     gate = request.app.get(_LARGE_BODIES)
     length = request.content_length
     if gate is None or (length is not None and length <= tuning.HTTP_SMALL_BODY_BYTES):
-        return await _read_soon(request)
+        return await _read_in_time(request)
     try:
         await asyncio.wait_for(gate.acquire(), tuning.HTTP_READ_S)
     except TimeoutError:
-        raise Unavailable("too many large requests at once; try again in a minute") from None
+        raise Unavailable("too many large requests are arriving; try again in a minute") from None
     try:
-        return await _read_soon(request)
+        return await _read_in_time(request)
     finally:
         gate.release()
 
 
-async def _read_soon(request: web.Request) -> bytes:
+async def _read_in_time(request: web.Request) -> bytes:
     try:
         async with asyncio.timeout(tuning.HTTP_READ_S):
             return await request.read()
     except TimeoutError:
         raise Refused(
-            f"the request's body was not here within {tuning.HTTP_READ_S:g} s", status=408
+            f"the request's body did not arrive within {tuning.HTTP_READ_S:g} s", status=408
         ) from None
 
 
 async def read_signed(
     request: web.Request,
+    route: Route[Any],
     *,
-    typ: str,
     audience: str,
     now_s: int | None = None,
-    key: str | None = None,
     replays: ReplayCache | None = None,
-) -> Claims:
-    """Verify a signed request and return its claims; ``claims.body`` is the message.
+) -> tuple[Claims, str]:
+    """Verify a signed request; return its claims, whose body is the message, and its token.
 
-    Without ``key`` any valid key may sign: check ``claims.issuer`` for membership before acting.
-    Give ``replays`` unless the request is idempotent. Raises PeerFault or BadSignature.
+    Any valid key may sign: check ``claims.issuer`` before acting. Give ``replays`` unless the
+    request is idempotent. Raises PeerFault or BadSignature.
     """
     body = await read_json(request)
     token = body.get("jws")
     if not isinstance(token, str) or len(body) != 1:
         raise PeerFault('a signed request is {"jws": "<token>"}')
     now = int(time.time()) if now_s is None else now_s
-    claims = verify_jws(token, typ=typ, audience=audience, now_s=now, key=key)
+    claims = verify_jws(token, typ=route.typ, audience=audience, now_s=now)
     if replays is not None:
         replays.add(claims, now)
-    return claims
+    return claims, token
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Generic[M]):
+    """A message, the key that signed it, and the token that proves both to others."""
+
+    message: M
+    issuer: str
+    token: str
+
+
+async def read_message(
+    request: web.Request,
+    route: Route[M],
+    *,
+    audience: str,
+    now_s: int | None = None,
+    replays: ReplayCache | None = None,
+) -> Received[M]:
+    """Verify a signed request as ``read_signed`` does, and parse the route's message."""
+    claims, token = await read_signed(
+        request, route, audience=audience, now_s=now_s, replays=replays
+    )
+    return Received(route.parse(claims.body), claims.issuer, token)
+
+
+async def read_unsigned(request: web.Request, route: Route[M]) -> M:
+    """Parse a message that needs no signature of its own; raise PeerFault."""
+    return route.parse(await read_json(request))
 
 
 @web.middleware
@@ -195,17 +234,16 @@ async def _answer_errors(request: web.Request, handler: _Handler) -> web.StreamR
 
 
 class SignedClient:
-    """One HTTP session that signs with one identity. Close it, or use ``async with``.
+    """An HTTP session that signs with one identity. Close it, or use ``async with``.
 
-    Every call raises Unavailable when the other side does not answer, or answers 5xx, Throttled for
-    429, Refused (with ``status``) for any other 4xx, and PeerFault for redirects and malformed or
-    oversized replies.
+    Every call raises Unavailable when the server does not answer or answers 5xx, Throttled for 429,
+    Refused for any other 4xx, and PeerFault for redirects and for malformed or too long replies.
     """
 
     def __init__(
         self, identity: Identity | None = None, *, allow_loopback: bool | None = None
     ) -> None:
-        """``allow_loopback`` None is for URLs of our own configuration and the committee's.
+        """Leave ``allow_loopback`` None for URLs of one's own configuration and the committee's.
 
         For endpoints that strangers chose it says whether they may be private (``endpoints``).
         """
@@ -217,11 +255,11 @@ class SignedClient:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """Return the session, for presigned URLs and WebSockets; made on first use in the loop."""
+        """Return the session, for presigned URLs and WebSockets; it is created on first use."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=0,  # bounded per host: one slow peer must not block the others
+                    limit=0,  # limited per host: one slow peer must not block the others
                     limit_per_host=tuning.HTTP_CONNECTIONS_PER_HOST,
                     socket_factory=self._socket_factory,
                 ),
@@ -229,7 +267,7 @@ class SignedClient:
                     total=tuning.HTTP_TIMEOUT_S, sock_connect=tuning.HTTP_CONNECT_S
                 ),
                 headers={"Accept-Encoding": "identity"},
-                auto_decompress=False,  # a size limit on compressed bytes would limit nothing
+                auto_decompress=False,  # a limit on compressed bytes would not limit memory
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
             )
@@ -252,14 +290,14 @@ class SignedClient:
             await self._session.close()
             self._session = None
 
-    def sign(self, typ: str, audience: str, body: Message | dict[str, Any]) -> str:
-        """Return a token over ``body`` that is valid from now; send it with ``post_token``."""
+    def sign(self, route: Route[M], audience: str, body: M | dict[str, Any]) -> str:
+        """Return a token over a route's message, valid from now; send it with ``post_token``."""
         if self._identity is None:
             raise InvalidInput("this HTTP client was opened without an identity and cannot sign")
         value = body.model_dump(mode="json") if isinstance(body, Message) else body
         return sign_jws(
             self._identity,
-            typ=typ,
+            typ=route.typ,
             audience=audience,
             body=value,
             now_s=int(time.time()),
@@ -267,22 +305,15 @@ class SignedClient:
         )
 
     async def post_signed(
-        self,
-        url: str,
-        typ: str,
-        audience: str,
-        body: Message | dict[str, Any],
-        *,
-        timeout_s: float = tuning.HTTP_TIMEOUT_S,
+        self, route: Route[M], endpoint: str, audience: str, body: M | dict[str, Any]
     ) -> dict[str, Any]:
         """Sign and POST one message; return the reply."""
-        return await self.post_token(url, self.sign(typ, audience, body), timeout_s=timeout_s)
+        return await self.post_token(route, endpoint, self.sign(route, audience, body))
 
-    async def post_token(
-        self, url: str, token: str, *, timeout_s: float = tuning.HTTP_TIMEOUT_S
-    ) -> dict[str, Any]:
+    async def post_token(self, route: Route[Any], endpoint: str, token: str) -> dict[str, Any]:
         """POST an already signed token: one signature serves every receiver of one audience."""
-        return await self.post_json(url, {"jws": token}, timeout_s=timeout_s)
+        url = route.url(endpoint)
+        return await self.post_json(url, {"jws": token}, timeout_s=route.timeout_s)
 
     async def post_json(
         self,
@@ -291,7 +322,7 @@ class SignedClient:
         *,
         timeout_s: float = tuning.HTTP_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """POST a JSON object (self-authenticating messages need no signature); return the reply."""
+        """POST a JSON object that needs no signature; return the reply."""
         if isinstance(body, Message):
             data = body.canonical_bytes()
         else:
@@ -319,7 +350,7 @@ class SignedClient:
         timeout_s: float = tuning.HTTP_TIMEOUT_S,
         max_bytes: int = limits.HTTP_BODY_BYTES,
     ) -> bytes:
-        """GET a body of at most ``max_bytes``; its digest is the caller's to check."""
+        """GET a body of at most ``max_bytes``; the caller checks its digest."""
         return await self._request("GET", url, data=None, timeout_s=timeout_s, max_bytes=max_bytes)
 
     async def _request(
@@ -343,7 +374,7 @@ class SignedClient:
         if response.status >= 500:
             raise Unavailable(f"{url} answered {response.status}: {_get_error(body)}")
         if response.status >= 400:
-            raise Refused(_get_error(body), status=response.status, peer=url)
+            raise Refused(_get_error(body), status=response.status)
         raise PeerFault(f"{url} answered {response.status} instead of a reply", peer=url)
 
 

@@ -1,12 +1,12 @@
 """The data plane's connections: persistent, authenticated WebSockets that carry signed frames.
 
-A link is opened before the first tensor, reconnects by itself with growing pauses, and sends again
-what may have been lost with the old connection (receivers ignore duplicates). Sending never blocks:
-a queue of bounded size takes the frame or refuses it. Received frames are handed to a plain
-function in the reading task, so that a token's path has no queue and no task switch of its own.
+A link is opened before the first tensor. It reconnects by itself with growing pauses and then sends
+again what the broken connection may have lost; receivers ignore duplicates. Sending never blocks: a
+queue of bounded size takes the frame or refuses it. The reading task hands a received frame to a
+plain function, which saves a token's path a queue and a task switch.
 
 The opener proves its Ed25519 key in the handshake (JWS, audience: the node's address). The
-accepting side needs no proof: what it sends is signed frame by frame.
+accepting side proves nothing, because every frame that it sends is signed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -27,28 +27,25 @@ from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.crypto.jws import ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
+from splitup.messages import api
 from splitup.net.endpoints import open_peer_session
-
-DATA_PATH: Final = "/v1/data"
-DATA_TYP: Final = "splitup-data"
 
 _log = logging.getLogger("splitup.links")
 _Socket = aiohttp.ClientWebSocketResponse[bool] | web.WebSocketResponse
 
 
 class Link:
-    """One connection to a peer. ``peer`` is what we know it by.
+    """A connection to a peer, across reconnections.
 
-    For an accepted link ``peer`` is the opener's Ed25519 key, for an opened one the node's address.
+    ``peer`` is the node's address for an opened link, the opener's Ed25519 key for an accepted one.
     """
 
     def __init__(
         self, peer: str, execution_id: str, *, endpoint: str = "", resend_bytes: int = 0
     ) -> None:
         self.peer = peer
-        # of an opened link, the one that the next try connects to first: plans that are under way
-        # at once may know a node that moved by different endpoints; of an accepted one our own, if
-        # it is a relay's
+        # of an opened link: the node's endpoints, the one to try next first. Plans may name
+        # different ones for a node that has moved. Of an accepted link: the relay's, if any
         self.endpoints = deque([endpoint], maxlen=tuning.LINK_ENDPOINTS)
         self.execution_id = execution_id  # "" when the link serves every execution
         self.error: SplitUpError | None = None
@@ -57,14 +54,14 @@ class Link:
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._bulk: deque[bytes] = deque()
-        self.bulk_bytes = 0  # what waits behind every frame
+        self.bulk_bytes = 0  # of bulk messages that wait
         self._sent: deque[bytes] = deque()
         self._sent_bytes = 0
         self._resend_bytes = resend_bytes
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
-        self._socket: _Socket | None = None  # while nothing waits to be written
-        self._begun: _Begun | None = None  # a frame that the network has not taken whole
+        self._socket: _Socket | None = None  # set while it can take a frame at once
+        self._begun: _Begun | None = None  # a write that the socket has not finished
 
     @property
     def queued_bytes(self) -> int:
@@ -90,7 +87,7 @@ class Link:
         self._wake.set()
 
     def send_bulk(self, message: bytes) -> None:
-        """Queue what may be lost, in its order but behind every frame; the caller bounds it."""
+        """Queue a message that may be lost, behind all frames; the caller limits their bytes."""
         if self.connected.is_set() and not self.closed:
             self._bulk.append(message)
             self.bulk_bytes += len(message)
@@ -105,13 +102,13 @@ class Link:
             await self._drained.wait()
 
     async def drain_bulk(self) -> None:
-        """Wait until what may be lost is with the network, or lost."""
+        """Wait until all bulk messages are sent or lost."""
         while self.bulk_bytes and not self.closed:
             self._drained.clear()
             await self._drained.wait()
 
     async def write(self, socket: _Socket) -> None:
-        """Send what is queued, for as long as the socket lives."""
+        """Send what is queued, until the socket fails or the task is cancelled."""
         try:
             while True:
                 while self._queue or self._bulk:
@@ -138,11 +135,11 @@ class Link:
             self._socket = self._begun = None
 
     def _write_now(self, socket: _Socket, frame: bytes) -> bool:
-        """Send a frame that has none before it, without a task switch; False when that fails."""
+        """Send a frame that no other waits before, without a task switch; False when it fails."""
         try:
             begun = _Begun(socket.send_bytes(frame))
         except ConnectionError:
-            return False  # the task that writes finds out, too
+            return False  # the writing task meets the same error
         self._remember(frame)
         if not begun.is_done:
             self._socket, self._begun = None, begun
@@ -150,17 +147,17 @@ class Link:
         return True
 
     def rewind(self) -> None:
-        """Queue again what was sent last: the old connection may have lost it."""
+        """Queue the frames sent last again: the old connection may have lost them."""
         self._queue.extendleft(reversed(self._sent))
         self._queued_bytes += self._sent_bytes
         self._sent.clear()
         self._sent_bytes = 0
-        self._bulk.clear()  # part of it is lost, and the rest of no use
+        self._bulk.clear()  # the chunks of a tensor are of no use when some are lost
         self.bulk_bytes = 0
         self._drained.set()
 
     def mark_closed(self, error: SplitUpError | None) -> None:
-        """Refuse further frames and wake whoever waits."""
+        """Refuse further frames and wake all that wait for the link."""
         self.closed = True
         self.error = self.error or error
         self.connected.set()
@@ -176,7 +173,7 @@ class Link:
 
 
 class _Begun:
-    """A coroutine that has run up to where it first waits; awaiting this runs the rest."""
+    """A coroutine that has run until it first waits; awaiting this object runs the rest."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._coroutine = coroutine
@@ -212,10 +209,10 @@ async def _serve(link: Link, socket: _Socket, on_frame: FrameHandler) -> None:
             if message.type is aiohttp.WSMsgType.ERROR and not isinstance(
                 message.data, aiohttp.WebSocketError
             ):
-                raise ConnectionError(str(message.data))  # no answer to a ping: nobody's fault
+                raise ConnectionError(str(message.data))  # no answer to a ping
             if message.type is not aiohttp.WSMsgType.BINARY:
                 raise PeerFault(
-                    f"{link.peer} sent what is no frame on the data plane", peer=link.peer
+                    f"{link.peer} sent a text message on the data plane", peer=link.peer
                 )
             on_frame(link, message.data)
     except PeerFault as fault:
@@ -233,7 +230,7 @@ async def _serve(link: Link, socket: _Socket, on_frame: FrameHandler) -> None:
 
 
 class LinkPool:
-    """Links that this party opens, one per (node, execution or "")."""
+    """The links that this party opens, one per (node, execution or "")."""
 
     def __init__(
         self,
@@ -245,7 +242,7 @@ class LinkPool:
         on_down: LinkHandler | None = None,
         allow_loopback: bool = False,
     ) -> None:
-        """``on_closed`` is told of a link's end, ``on_up``/``on_down`` of every connection's."""
+        """``on_closed`` is called when a link ends, ``on_up`` and ``on_down`` per connection."""
         self._identity = identity
         self._on_frame = on_frame
         self._on_closed = on_closed
@@ -258,8 +255,8 @@ class LinkPool:
     def open(self, address: str, endpoint: str, execution_id: str = "") -> Link:
         """Return the link to a node, starting to connect when there is none yet; never blocks.
 
-        ``address`` and ``endpoint`` are the node's, as the plan lists them. Frames sent before the
-        connection stands wait in the queue.
+        ``address`` and ``endpoint`` are the node's, from the plan. Frames that are sent before the
+        connection is established wait in the queue. Raises Unavailable when too many are open.
         """
         known = self._links.get((address, execution_id))
         if known is not None and not known[0].closed:
@@ -286,7 +283,7 @@ class LinkPool:
             raise link.error or Unavailable(f"the connection to {link.peer} is closed")
 
     async def close_link(self, link: Link, *, flush_s: float = 1.0) -> None:
-        """Close one link after giving its queue ``flush_s`` to leave."""
+        """Close a link, after ``flush_s`` at most for what is queued."""
         known = self._links.get((link.peer, link.execution_id))
         if known is None or known[0] is not link:
             return
@@ -295,7 +292,7 @@ class LinkPool:
                 await link.drain()
         known[1].cancel()
         await asyncio.gather(known[1], return_exceptions=True)
-        self._forget(link, None)  # a task that never began has not done it
+        self._forget(link, None)  # for a task that was cancelled before it began
 
     async def close(self, *, flush_s: float = 1.0) -> None:
         """Close every link and the session."""
@@ -333,7 +330,7 @@ class LinkPool:
                         self._on_down(link)
                     await socket.close()
                 if socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION:
-                    raise PeerFault(  # the same frames would meet the same answer again
+                    raise PeerFault(  # sending the same frames again would not help
                         f"node {link.peer} closed the connection: it found a fault in our frames",
                         peer=link.peer,
                     )
@@ -358,16 +355,16 @@ class LinkPool:
             self._session = open_peer_session(allow_loopback=self._allow_loopback)
         token = sign_jws(
             self._identity,
-            typ=DATA_TYP,
+            typ=api.DATA.typ,
             audience=link.peer,
             body={"execution_id": link.execution_id},
             now_s=int(time.time()),
             ttl_s=limits.JWS_TTL_S,
         )
         try:
-            async with asyncio.timeout(tuning.HTTP_CONNECT_S * 2):
+            async with asyncio.timeout(api.DATA.timeout_s):
                 return await self._session.ws_connect(
-                    endpoint + DATA_PATH,
+                    api.DATA.url(endpoint),
                     headers={"Authorization": f"Bearer {token}"},
                     heartbeat=tuning.LINK_PING_S,
                     max_msg_size=limits.MAX_FRAME_BYTES + 1,
@@ -389,7 +386,7 @@ class LinkPool:
 
 
 class LinkAcceptor:
-    """The ``GET /v1/data`` handler of a node: checks who connects, then reads frames."""
+    """The handler of a node's data route (``api.DATA``): checks who connects, then reads frames."""
 
     def __init__(
         self,
@@ -407,7 +404,7 @@ class LinkAcceptor:
         self._sockets: dict[Link, _Socket] = {}
 
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
-        """Serve one connection; BadSignature, PeerFault or Unavailable refuse it."""
+        """Serve one connection; raise BadSignature, PeerFault or Unavailable to refuse it."""
         link = self.authenticate(request.headers.get("Authorization", ""))
         socket = web.WebSocketResponse(
             heartbeat=tuning.LINK_PING_S, max_msg_size=limits.MAX_FRAME_BYTES + 1, compress=False
@@ -417,7 +414,7 @@ class LinkAcceptor:
         return socket
 
     async def serve(self, link: Link, socket: _Socket) -> None:
-        """Serve an authenticated connection, whichever side dialled, until it ends."""
+        """Serve an authenticated connection, whichever side opened it, until it ends."""
         self._sockets[link] = socket
         fault: SplitUpError | None = None
         try:
@@ -436,7 +433,7 @@ class LinkAcceptor:
                 self._on_closed(link)
 
     async def close(self) -> None:
-        """Close every accepted connection; call it before the server is closed."""
+        """Close every accepted connection. Call it before the server is closed."""
         await asyncio.gather(
             *(
                 socket.close(code=aiohttp.WSCloseCode.GOING_AWAY)
@@ -445,14 +442,17 @@ class LinkAcceptor:
         )
 
     def authenticate(self, header: str) -> Link:
-        """Return the link of whoever shows this header; BadSignature, PeerFault, Unavailable."""
+        """Check an Authorization header and return a link to its signer.
+
+        Raises BadSignature, PeerFault, and Unavailable when too many links are open.
+        """
         scheme, _, token = header.partition(" ")
         if scheme != "Bearer" or not token or len(token) > limits.LINK_TOKEN_CHARS:
             raise BadSignature(
                 "a data connection needs an Authorization header with a Bearer token"
             )
         now_s = int(time.time())
-        claims = verify_jws(token, typ=DATA_TYP, audience=self._address, now_s=now_s)
+        claims = verify_jws(token, typ=api.DATA.typ, audience=self._address, now_s=now_s)
         execution_id = claims.body.get("execution_id")
         if not isinstance(execution_id, str) or len(claims.body) != 1:
             raise PeerFault("a data connection's token names exactly one execution_id, or ''")

@@ -1,8 +1,7 @@
-"""Moving objects over presigned URLs.
+"""Transfers of objects over presigned URLs.
 
-A URL is a bearer secret: it appears in no message, and no exception of the HTTP library (whose text
-may quote it) leaves this module or stays attached to ours. Redirects are not followed. Whoever
-reads hashes what was read.
+Whoever has a URL may use it. No message contains one, and no exception of the HTTP library, whose
+text may quote it, leaves this module or stays attached to another. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from splitup.core.errors import InvalidInput, PeerFault, StorageUnavailable
 from splitup.messages.storage import Grant
 
 RETRYABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
-# what is hashed or written at once: frames wait for it, 0.1 ms
-_PIECE_BYTES: Final = 256 * limits.KIB
+# hashed or written without a pause; frames wait for that, 0.1 ms
+_CHUNK_BYTES: Final = 256 * limits.KIB
 _FIRST_PAUSE_S: Final = 0.05
 
-Body = bytes | memoryview | Sequence[bytes | memoryview]  # in parts: nothing is copied
+Body = bytes | memoryview | Sequence[bytes | memoryview]  # whole, or in parts without a copy
 
 
 class NotStored(StorageUnavailable):
@@ -34,13 +33,13 @@ class NotStored(StorageUnavailable):
 
 
 def count_bytes(data: Body) -> int:
-    """Return how many bytes there are."""
+    """Return the length of a body in bytes."""
     return sum(map(len, get_parts(data)))
 
 
 async def compute_sha256(data: Body) -> bytes:
-    """Return the SHA-256 of ``data``, on a thread if it is more than a piece."""
-    if count_bytes(data) <= _PIECE_BYTES:
+    """Return the SHA-256 of ``data``, on a thread if it is more than a chunk."""
+    if count_bytes(data) <= _CHUNK_BYTES:
         return _hash(data)
     return await asyncio.to_thread(_hash, data)
 
@@ -68,13 +67,13 @@ async def put_object(
 ) -> None:
     """Write one object within ``deadline_s`` from now; return when the server has it.
 
-    ``pause_s`` between pieces of 256 KiB leaves the network, and a store on this machine, to what
-    is more urgent.
+    A pause of ``pause_s`` between chunks of 256 KiB leaves the network, and a store on this
+    machine, to more urgent work.
 
     Objects are written once. When the key is taken (412), for example by an earlier try of ours
     whose answer got lost, this succeeds only if ``existing``, a GET grant for the key, yields equal
-    bytes. Raises InvalidInput (not what the grant allows), StorageUnavailable, or PeerFault (other
-    bytes are there).
+    bytes. Raises InvalidInput (the grant does not allow it), StorageUnavailable, or PeerFault (the
+    key holds other bytes).
     """
     check_grant(grant, "PUT")
     size_bytes = count_bytes(data)
@@ -99,7 +98,7 @@ async def put_object(
             reason = f"status {status}"
         await pauses.wait(grant, reason)
     if existing is None:
-        raise PeerFault(f"object {grant.key} exists already and cannot be compared")
+        raise PeerFault(f"object {grant.key} exists already; its bytes cannot be compared")
     if existing.key != grant.key:
         raise InvalidInput(f"the grant to compare object {grant.key} is for another key")
     await get_object(
@@ -178,7 +177,7 @@ async def _send(
     session: aiohttp.ClientSession, grant: Grant, data: Body, end: float, pause_s: float
 ) -> int:
     size_bytes = count_bytes(data)
-    is_small = size_bytes <= _PIECE_BYTES
+    is_small = size_bytes <= _CHUNK_BYTES
     async with session.put(
         URL(grant.url, encoded=True),
         data=b"".join(get_parts(data)) if is_small else _slice(data, pause_s),
@@ -191,22 +190,22 @@ async def _send(
 
 
 async def _slice(data: Body, pause_s: float) -> AsyncIterator[bytes | memoryview]:
-    """Yield pieces, the large ones uncopied; the loop's other tasks run between them."""
+    """Yield chunks, large ones without a copy; other tasks of the loop run between them."""
     small: list[bytes | memoryview] = []
-    room = _PIECE_BYTES
+    room = _CHUNK_BYTES
     for part in get_parts(data):
-        is_small = len(part) <= _PIECE_BYTES // 4
+        is_small = len(part) <= _CHUNK_BYTES // 4
         if small and (len(part) > room or not is_small):
             yield b"".join(small)
-            await asyncio.sleep(pause_s)  # a socket that takes all of it suspends nobody
-            small, room = [], _PIECE_BYTES
+            await asyncio.sleep(pause_s)  # writing alone does not yield to other tasks
+            small, room = [], _CHUNK_BYTES
         if is_small:
             small.append(part)
             room -= len(part)
             continue
         view = memoryview(part)
-        for start in range(0, len(view), _PIECE_BYTES):
-            yield view[start : start + _PIECE_BYTES]
+        for start in range(0, len(view), _CHUNK_BYTES):
+            yield view[start : start + _CHUNK_BYTES]
             await asyncio.sleep(pause_s)
     yield b"".join(small)
 
@@ -218,7 +217,7 @@ async def _fetch(
     end: float,
     digest: hashlib._Hash | None,
 ) -> tuple[int, bytes]:
-    """Return the status and at most ``max_bytes`` + 1 bytes; ``digest`` takes them as they come."""
+    """Return the status and at most ``max_bytes`` + 1 bytes, which also go into ``digest``."""
     async with session.get(
         URL(grant.url, encoded=True),
         # no compression: a small answer must not unfold into a large one
@@ -257,7 +256,7 @@ def check_grant(grant: Grant, method: str) -> None:
 
 
 def make_refusal(grant: Grant, status: int) -> InvalidInput | StorageUnavailable:
-    """Return the error for a status that no second try mends."""
+    """Return the error for a status for which a second try does not help."""
     if status == 403:
         return StorageUnavailable(
             f"the storage refuses the {grant.method} grant for {grant.key} (status 403: expired or "
@@ -272,5 +271,5 @@ def make_refusal(grant: Grant, status: int) -> InvalidInput | StorageUnavailable
 
 def describe_failure(error: BaseException) -> str:
     """Return what went wrong with a transfer, without its URL."""
-    # the type alone: the text of these exceptions may hold the URL
+    # only the type: the text of these exceptions may contain the URL
     return "time ran out" if isinstance(error, TimeoutError) else type(error).__name__

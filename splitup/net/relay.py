@@ -1,20 +1,20 @@
-"""The relay: how nodes are reached that nobody can connect to (``docs/adr/0019-…``).
+"""The relay, for nodes that others cannot connect to (``docs/adr/0019-nodes-that-dial-out.md``).
 
-A node behind NAT keeps one WebSocket to a relay open, its *control connection*. Whoever wants the
-node talks to the relay instead, below ``/v1/relay/<the node's address>``: requests travel over the
-control connection and back; for a data connection the node dials the relay once more, with a
-single-use ticket, and the relay passes messages between the two sockets. It understands none of
-them and can forge none: frames and requests are signed end to end. What it can do is drop them,
-and then it is a broken connection like any other.
+A node behind NAT keeps one WebSocket to a relay open, its *control connection*. Other parties send
+to the relay what they would send to the node, below ``RELAY_PATH`` and the node's address. Requests
+travel over the control connection and back. For a data connection the node connects to the relay
+once more, with a single-use ticket, and the relay passes messages between the two sockets. It
+cannot forge any: frames and requests are signed end to end. It can drop them, which its users see
+as a broken connection.
 
 On the control connection every message is a header (kind, id, number) and a payload:
 
-    relay → node   REQUEST  number: which of ROUTES     payload: the body
+    relay → node   REQUEST  number: the route (*)        payload: the body
                    OPEN     number: 0                   payload: ticket ‖ Authorization header
     node → relay   REPLY    number: the HTTP status     payload: the body; answers a REQUEST, or
                                                         refuses an OPEN
 
-``splitup.net.tunnel`` is the node's side.
+(*) its place in ``api.RELAYED_REQUESTS``. ``splitup.net.tunnel`` is the node's side.
 """
 
 from __future__ import annotations
@@ -38,18 +38,16 @@ from aiohttp import web
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.crypto.jws import verify_jws
+from splitup.messages import api
+from splitup.messages.base import RELAY_PATH
 from splitup.net.http import read_body
-from splitup.net.links import DATA_PATH
 
-RELAY_PATH: Final = "/v1/relay"
-STREAM_PATH: Final = "/v1/relay/streams"
-RELAY_TYP: Final = "splitup-relay"
 REGISTERED: Final = "registered"
-ROUTES: Final = (("GET", "/v1/ping"), ("POST", "/v1/plan"), ("POST", "/v1/verify"))
 TICKET_CHARS: Final = 32
 
 _HEADER: Final = struct.Struct(">BIH")
 CONTROL_HEADER_BYTES: Final = _HEADER.size
+_NUMBERS: Final = {route.path: number for number, route in enumerate(api.RELAYED_REQUESTS)}
 _ADDRESS: Final = "0x[0-9a-f]{40}"
 _ENDED: Final = (aiohttp.WSCloseCode.OK, aiohttp.WSCloseCode.POLICY_VIOLATION)
 
@@ -76,20 +74,20 @@ def decode_control(data: bytes) -> tuple[Kind, int, int, bytes]:
 
 
 class Allowance:
-    """A rate with a burst. Pure: the caller brings the time."""
+    """A token bucket: a rate with a burst. Pure: the caller passes the time."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s, self._burst = per_s, burst
         self._left, self._at_s = burst, 0.0
 
     def spend(self, amount: float, now_s: float) -> float:
-        """Take ``amount`` and return how many seconds to wait until it was there."""
+        """Take ``amount``, even in advance; return the seconds until the rate allows it."""
         self._refill(now_s)
         self._left -= amount
         return max(0.0, -self._left / self._per_s)
 
     def take(self, amount: float, now_s: float) -> bool:
-        """Take ``amount`` if it is there; return whether it was."""
+        """Take ``amount`` if the rate allows it now; return whether it does."""
         self._refill(now_s)
         if self._left < amount:
             return False
@@ -103,7 +101,7 @@ class Allowance:
 
 @dataclass(slots=True)
 class _Stream:
-    """The node's end of a data connection: it has dialled, and waits for ``done``."""
+    """The node's end of a data connection; its handler waits for ``done``."""
 
     socket: web.WebSocketResponse
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -136,54 +134,56 @@ class _Node:
             del self.waiting[place]
 
     def receive(self, data: bytes) -> None:
-        """Take a message of the node's; raise PeerFault unless it is a reply."""
+        """Handle a message of the node; raise PeerFault unless it is a reply."""
         kind, place, status, payload = decode_control(data)
         if kind is not Kind.REPLY or not (status == 200 or 400 <= status <= 599):
-            raise PeerFault(f"node {self.address} sent its relay no reply", peer=self.address)
-        reply = self.waiting.get(place)  # none: it came too late
+            raise PeerFault(
+                f"node {self.address} sent its relay something that is no reply", peer=self.address
+            )
+        reply = self.waiting.get(place)  # None: it came too late
         if reply is not None and not reply.done():
             reply.set_result((status, payload))
 
     def lose(self) -> None:
-        """Fail whatever waits for the node."""
+        """Fail all requests that wait for the node."""
         for reply in self.waiting.values():
             if not reply.done():
                 reply.set_exception(Unavailable(f"node {self.address} left this relay"))
 
 
-FindKey = Callable[[str], Awaitable[str]]  # a node's address → its signing key, "" if it is none
+FindKey = Callable[[str], Awaitable[str]]  # a node's address → its signing key, "" if unknown
 
 
 class Relay:
-    """The routes of a relay; a member and a node mount the same."""
+    """The routes of a relay, which members and nodes serve."""
 
     def __init__(self, get_endpoint: Callable[[], str], find_key: FindKey) -> None:
-        """``get_endpoint`` is how nodes spell this relay: what they prove their key for."""
+        """``get_endpoint`` returns this relay's URL, the audience that nodes sign for."""
         self._get_endpoint = get_endpoint
         self._find_key = find_key
         self._nodes: dict[str, _Node] = {}
         self._tickets: dict[str, asyncio.Future[_Stream]] = {}
         self._proving = 0
         self._streams = 0
-        self._sockets: set[web.WebSocketResponse] = set()  # of whoever talks to nodes
+        self._sockets: set[web.WebSocketResponse] = set()  # of openers of data connections
         self._held_bytes = 0
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Return the addresses of the nodes that are reached through here."""
+        """Return the addresses of the nodes that are registered here."""
         return tuple(sorted(self._nodes))
 
     def add_routes(self, app: web.Application) -> None:
         """Serve the relay on ``app``."""
-        app.router.add_get(RELAY_PATH, self._register)
-        app.router.add_get(f"{STREAM_PATH}/{{ticket}}", self._accept_stream)
-        below = f"{RELAY_PATH}/{{node:{_ADDRESS}}}"
-        for method, path in ROUTES:
-            app.router.add_route(method, below + path, self._forward)
-        app.router.add_get(below + DATA_PATH, self._open_stream)
+        app.router.add_get(api.RELAY.path, self._register)
+        app.router.add_get(api.RELAY_STREAM.path, self._accept_stream)
+        node = f"{RELAY_PATH}/{{node:{_ADDRESS}}}"
+        for route in api.RELAYED_REQUESTS:
+            app.router.add_route(route.method, node + route.path, self._forward)
+        app.router.add_get(node + api.DATA.path, self._open_stream)
 
     async def close(self) -> None:
-        """Send everybody away. Call it before the server is closed."""
+        """Close all connections. Call it before the server is closed."""
         sockets = [*self._sockets, *(node.socket for node in self._nodes.values())]
         code = aiohttp.WSCloseCode.GOING_AWAY
         await asyncio.gather(*(socket.close(code=code) for socket in sockets))
@@ -192,9 +192,11 @@ class Relay:
 
     async def _register(self, request: web.Request) -> web.WebSocketResponse:
         if len(self._nodes) >= tuning.MAX_RELAYED:
-            raise Unavailable(f"{tuning.MAX_RELAYED} nodes are relayed here; try another relay")
+            raise Unavailable(
+                f"{tuning.MAX_RELAYED} nodes are registered at this relay; try another one"
+            )
         if self._proving >= tuning.RELAY_PROVING:
-            raise Unavailable("too many nodes register at once; try again")
+            raise Unavailable("too many nodes are registering; try again")
         socket = web.WebSocketResponse(
             heartbeat=tuning.LINK_PING_S,
             max_msg_size=CONTROL_HEADER_BYTES + limits.RELAY_REPLY_BYTES,
@@ -207,7 +209,7 @@ class Relay:
                 address = await self._check_node(socket)
         except (SplitUpError, TimeoutError) as error:
             _log.info("a node was not registered: %s", error)
-            await _refuse(socket, str(error) or "no proof came in time")
+            await _refuse(socket, str(error) or "the node did not prove its key in time")
             return socket
         finally:
             self._proving -= 1
@@ -215,15 +217,15 @@ class Relay:
         return socket
 
     async def _check_node(self, socket: web.WebSocketResponse) -> str:
-        """Return the address of the node that proved its key over a nonce of ours."""
+        """Return the address of the node, once it has signed our nonce."""
         nonce = secrets.token_hex(32)
         await socket.send_str(nonce)
         message = await socket.receive()
         is_text = message.type is aiohttp.WSMsgType.TEXT
         if not is_text or len(message.data) > limits.LINK_TOKEN_CHARS:
-            raise PeerFault("a relay wants the token over its nonce first")
+            raise PeerFault("the first message to a relay must be a token over its nonce")
         claims = verify_jws(
-            message.data, typ=RELAY_TYP, audience=self._get_endpoint(), now_s=int(time.time())
+            message.data, typ=api.RELAY.typ, audience=self._get_endpoint(), now_s=int(time.time())
         )
         address = claims.body.get("node")
         if claims.body != {"node": address, "nonce": nonce} or not isinstance(address, str):
@@ -234,12 +236,12 @@ class Relay:
 
     async def _serve_node(self, node: _Node) -> None:
         old = self._nodes.get(node.address)
-        self._nodes[node.address] = node  # the newest connection counts: the old one may hang
+        self._nodes[node.address] = node  # the newest one counts: the old one may hang
         try:
             if old is not None:
                 await old.socket.close(code=aiohttp.WSCloseCode.GOING_AWAY)
             await node.socket.send_str(REGISTERED)
-            _log.info("node %s is reached through here now", node.address)
+            _log.info("node %s has registered at this relay", node.address)
             async for message in node.socket:
                 if message.type is aiohttp.WSMsgType.ERROR:
                     break  # no answer to a ping, or a message too long: the socket is closed
@@ -270,7 +272,7 @@ class Relay:
         body = await read_body(request)
         path = request.path.removeprefix(f"{RELAY_PATH}/{node.address}")
         with self._hold(len(body)):
-            status, reply = await node.ask(Kind.REQUEST, ROUTES.index((request.method, path)), body)
+            status, reply = await node.ask(Kind.REQUEST, _NUMBERS[path], body)
         return web.Response(status=status, body=reply, content_type="application/json")
 
     @contextlib.contextmanager
@@ -286,7 +288,7 @@ class Relay:
     # ---- data connections ------------------------------------------------------------------
 
     async def _open_stream(self, request: web.Request) -> web.StreamResponse:
-        """Have the node dial us, then pass messages between it and whoever asked."""
+        """Have the node open a stream, then pass messages between it and the requester."""
         node = self._find_node(request)
         header = request.headers.get("Authorization", "")
         if not header.isascii() or len(header) > limits.LINK_TOKEN_CHARS:
@@ -314,7 +316,7 @@ class Relay:
             node.streams -= 1
 
     async def _await_stream(self, node: _Node, header: bytes) -> _Stream | tuple[int, bytes]:
-        """Return the node's stream, or its refusal; raise Unavailable when neither comes."""
+        """Return the node's stream, or its refusal; raise Unavailable when it does not answer."""
         ticket = secrets.token_hex(TICKET_CHARS // 2)
         arriving: asyncio.Future[_Stream] = asyncio.get_running_loop().create_future()
         self._tickets[ticket] = arriving
@@ -332,12 +334,12 @@ class Relay:
             await asyncio.gather(asking, return_exceptions=True)
 
     async def _accept_stream(self, request: web.Request) -> web.WebSocketResponse:
-        arriving = self._tickets.pop(request.match_info["ticket"], None)  # it counts once
+        arriving = self._tickets.pop(request.match_info["ticket"], None)  # single use
         if arriving is None:
-            raise Refused("nobody waits for this stream (any more)", status=404)
+            raise Refused("this ticket is unknown, used or too old", status=404)
         stream = _Stream(_make_socket())
         await stream.socket.prepare(request)
-        if arriving.done():  # whoever waited has gone
+        if arriving.done():  # the requester has gone
             await stream.socket.close(code=aiohttp.WSCloseCode.GOING_AWAY)
         else:
             arriving.set_result(stream)
@@ -359,9 +361,9 @@ async def _refuse(socket: web.WebSocketResponse, reason: str) -> None:
 async def _join(
     one: web.WebSocketResponse, other: web.WebSocketResponse, traffic: Allowance
 ) -> None:
-    """Pass messages both ways until one side ends or both fall silent; close both.
+    """Pass messages both ways until one side ends or both are idle; then close both.
 
-    One message per direction is in memory; who sends faster than the other side reads waits.
+    Only one message per direction is in memory, so a fast sender waits for a slow reader.
     """
     loop = asyncio.get_running_loop()
     clock = asyncio.timeout(tuning.RELAY_IDLE_S)
@@ -386,6 +388,6 @@ async def _join(
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
     for socket in (one, other):
-        if socket.close_code in _ENDED:  # says whether the other side should come back
+        if socket.close_code in _ENDED:  # tells the other side whether to reconnect
             code = socket.close_code
     await asyncio.gather(one.close(code=code), other.close(code=code), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Frames, signed and checked: what producers and consumers of tensors do with ``frames.Frame``."""
+"""Makes, signs and verifies the frames of ``splitup.messages.frames``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from splitup.protocol.execution.task_queue import PortId
 def make_tensor_frame(
     execution_id: str, task: int, port: int, step: int, data: bytes, digest: bytes | None = None
 ) -> Frame:
-    """Return the frame of an inline tensor; ``digest`` is its SHA-256 when already known."""
+    """Return the frame of an inline tensor; pass its SHA-256 as ``digest`` if it is known."""
     digest = hashlib.sha256(data).digest() if digest is None else digest
     return Frame(
         kind=FrameKind.TENSOR,
@@ -50,9 +50,9 @@ def make_stored_frame(
     *,
     direct: bool = False,
 ) -> Frame:
-    """Return the frame that announces a tensor too large to travel inline.
+    """Return the frame that announces a tensor that is too large to be inline.
 
-    PUT it first, or send its pieces (``direct``).
+    Store the tensor first, or send its chunks (``direct``).
     """
     return Frame(
         kind=FrameKind.TENSOR,
@@ -69,7 +69,7 @@ def make_stored_frame(
 
 
 def make_entry_frame(execution_id: str, source: PortId, entry: LogEntry) -> Frame:
-    """Return the frame that carries a step of a port, or announces it when it is stored apart."""
+    """Return the frame for one step of a port's log, inline or stored."""
     task, port = source
     if entry.data is None:
         return make_stored_frame(execution_id, task, port, entry.step, entry.digest, entry.length)
@@ -79,7 +79,7 @@ def make_entry_frame(execution_id: str, source: PortId, entry: LogEntry) -> Fram
 def make_message_frame(
     kind: FrameKind, execution_id: str, task: int, step: int, message: Message | None
 ) -> Frame:
-    """Return a frame of a kind that carries a message, or nothing (END, PROBE)."""
+    """Return a frame of a kind other than TENSOR, with a message or an empty payload."""
     payload = b"" if message is None else message.canonical_bytes()
     return Frame(
         kind=kind,
@@ -94,12 +94,12 @@ def make_message_frame(
 
 
 def seal_frame(identity: Identity, frame: Frame) -> bytes:
-    """Return the signed bytes of a frame: sign once, send to every consumer."""
+    """Sign a frame; return its bytes, which are the same for every consumer."""
     return frame.encode(identity.sign_raw(frame.signed_bytes()))
 
 
 def seal_frames(identity: Identity, frames: Sequence[Frame]) -> list[bytes]:
-    """Return messages that carry tensors to the same readers, with as few signatures as fit."""
+    """Sign frames for the same readers; return as few messages (bundles) as they fit in."""
     bundles: list[list[Frame]] = []
     room = 0
     for frame in frames:
@@ -120,7 +120,7 @@ def _seal_bundle(identity: Identity, frames: Sequence[Frame]) -> bytes:
 
 
 def verify_seal(seal: Seal, signing_key: str) -> None:
-    """Check a signature under its producer's key, once for all frames; raise BadSignature."""
+    """Verify a signature under its producer's key, once per seal; raise BadSignature."""
     if seal.key != signing_key:
         verify_raw(signing_key, seal.signed, seal.signature)
         seal.key = signing_key

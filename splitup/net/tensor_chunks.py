@@ -1,8 +1,9 @@
-"""Tensors too large for a frame, straight to their readers while the store takes its time.
+"""Sends tensors that are too large for a frame directly to their readers, in chunks.
 
-The producer sends the bytes in pieces and then a signed frame with their digest. The reader hashes
-them as they come. Nothing depends on it: pieces are sent once, to peers that keep up, and what does
-not arrive whole, in order and with the right digest is fetched when the producer has stored it.
+The producer sends the chunks and then a signed frame with their digest; the reader hashes them as
+they arrive. This is only faster than the object store, and may fail: chunks are sent once, to peers
+that keep up, and a tensor that does not arrive whole, in order and with the right digest is fetched
+from the store.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from dataclasses import dataclass, field
 
 from splitup.core import limits, tuning
 from splitup.crypto.keys import Identity
-from splitup.messages.frames import Piece
+from splitup.messages.base import RELAY_PATH
+from splitup.messages.frames import TensorChunk
 from splitup.net.links import Link
 from splitup.net.object_transfer import compute_sha256
-from splitup.net.relay import RELAY_PATH
 from splitup.net.signed_frames import make_stored_frame, seal_frame
 from splitup.protocol.execution.task_queue import PortId
 
 
 def has_room(link: Link, nbytes: int, most_bytes: int) -> bool:
-    """Return whether a link takes a tensor in pieces.
+    """Return whether a tensor should be sent over a link in chunks.
 
-    Not one through a relay, whose bytes a second are few, and not behind ``most_bytes`` that the
-    peer has not taken yet.
+    Not through a relay, whose bandwidth is small, and not when more than ``most_bytes`` would then
+    wait for the peer.
     """
     is_direct = link.connected.is_set() and RELAY_PATH not in link.endpoints[0]
     return is_direct and link.bulk_bytes + nbytes <= most_bytes
@@ -41,32 +42,32 @@ async def send_direct(
     step: int,
     data: bytes | memoryview,
 ) -> bytes:
-    """Send a large tensor to readers, if any, and then its digest; return the digest."""
+    """Send a large tensor in chunks to readers, if any, then its digest; return the digest."""
     digest, _ = await asyncio.gather(
-        compute_sha256(data), _send_pieces(links, execution_id, source, step, data)
+        compute_sha256(data), _send_chunks(links, execution_id, source, step, data)
     )
     if links:
         frame = make_stored_frame(execution_id, *source, step, digest, len(data), direct=True)
         sealed = seal_frame(identity, frame)
         for link in links:
-            link.send_bulk(sealed)  # behind the pieces
-        with contextlib.suppress(TimeoutError):  # of a slow reader the store need not wait
+            link.send_bulk(sealed)  # after the chunks
+        with contextlib.suppress(TimeoutError):  # the store does not wait for a slow reader
             async with asyncio.timeout(tuning.DIRECT_HEAD_START_S):
                 for link in links:
                     await link.drain_bulk()
     return digest
 
 
-async def _send_pieces(
+async def _send_chunks(
     links: Sequence[Link], execution_id: str, source: PortId, step: int, data: bytes | memoryview
 ) -> None:
-    """Send a tensor's bytes; a link that breaks meanwhile loses them."""
+    """Send a tensor's chunks; a link that breaks loses them."""
     for offset in range(0, len(data) if links else 0, limits.TENSOR_CHUNK_BYTES):
         payload = data[offset : offset + limits.TENSOR_CHUNK_BYTES]
-        piece = Piece(execution_id, *source, step, len(data), offset, payload).encode()
+        chunk = TensorChunk(execution_id, *source, step, len(data), offset, payload).encode()
         for link in links:
-            link.send_bulk(piece)
-        await asyncio.sleep(0)  # the first is on its way before the last is copied
+            link.send_bulk(chunk)
+        await asyncio.sleep(0)  # so that the first is sent before the last is copied
 
 
 @dataclass(slots=True)
@@ -77,26 +78,26 @@ class _Incoming:
 
 
 class TensorChunks:
-    """What is arriving here in pieces, ``tuning.TENSOR_CHUNKS_BYTES`` at most.
+    """Tensors that are arriving in chunks, ``tuning.TENSOR_CHUNKS_BYTES`` at most.
 
-    Who may send what is the caller's to check, piece by piece.
+    The caller checks of every chunk that its sender may send it.
     """
 
     def __init__(self) -> None:
         self._incoming: dict[str, dict[tuple[PortId, int], _Incoming]] = {}  # by execution
         self._bytes = 0
 
-    def add(self, piece: Piece) -> None:
-        """Take a piece; one that does not follow on the last is ignored: the store has it all."""
-        incoming = self._find(piece)
-        if incoming is None or piece.offset != incoming.received:
+    def add(self, chunk: TensorChunk) -> None:
+        """Add a chunk; one that is out of order is ignored, and the store has the tensor."""
+        incoming = self._find(chunk)
+        if incoming is None or chunk.offset != incoming.received:
             return
-        incoming.data[piece.offset : piece.offset + len(piece.payload)] = piece.payload
-        incoming.digest.update(piece.payload)
-        incoming.received += len(piece.payload)
+        incoming.data[chunk.offset : chunk.offset + len(chunk.payload)] = chunk.payload
+        incoming.digest.update(chunk.payload)
+        incoming.received += len(chunk.payload)
 
     def take(self, execution_id: str, port: PortId, step: int, digest: bytes) -> memoryview | None:
-        """Return and forget a tensor when it is whole and has this SHA-256, else only forget it."""
+        """Remove a tensor; return it when it is whole and has this SHA-256, else None."""
         incoming = self._incoming.get(execution_id, {}).pop((port, step), None)
         if incoming is None:
             return None
@@ -106,18 +107,18 @@ class TensorChunks:
         return memoryview(incoming.data)
 
     def drop(self, execution_id: str) -> None:
-        """Forget an execution."""
+        """Forget the tensors of an execution."""
         for incoming in self._incoming.pop(execution_id, {}).values():
             self._bytes -= len(incoming.data)
 
-    def _find(self, piece: Piece) -> _Incoming | None:
-        tensors = self._incoming.setdefault(piece.execution_id, {})
-        key = ((piece.task, piece.port), piece.step)
+    def _find(self, chunk: TensorChunk) -> _Incoming | None:
+        tensors = self._incoming.setdefault(chunk.execution_id, {})
+        key = ((chunk.task, chunk.port), chunk.step)
         incoming = tensors.get(key)
         if incoming is not None:
-            return incoming if len(incoming.data) == piece.length else None
-        if piece.offset or self._bytes + piece.length > tuning.TENSOR_CHUNKS_BYTES:
+            return incoming if len(incoming.data) == chunk.length else None
+        if chunk.offset or self._bytes + chunk.length > tuning.TENSOR_CHUNKS_BYTES:
             return None
-        incoming = tensors[key] = _Incoming(bytearray(piece.length))
-        self._bytes += piece.length
+        incoming = tensors[key] = _Incoming(bytearray(chunk.length))
+        self._bytes += chunk.length
         return incoming

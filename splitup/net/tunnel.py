@@ -1,7 +1,7 @@
-"""A node's side of a relay: it dials out, and serves what comes back as if it had been dialled.
+"""A node's side of a relay: it connects out and serves the requests that come back.
 
-Requests go to the node's own HTTP server, data connections to its ``LinkAcceptor``; neither can
-tell, and both check everything as always. ``splitup.net.relay`` has the protocol.
+Requests go to the node's own HTTP server, data connections to its ``LinkAcceptor``. Both make all
+their checks, as for direct connections. ``splitup.net.relay`` documents the protocol.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
 
@@ -18,15 +19,13 @@ from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity
+from splitup.messages import api
+from splitup.messages.base import RELAY_PATH
 from splitup.net.endpoints import open_peer_session
 from splitup.net.links import LinkAcceptor
 from splitup.net.relay import (
     CONTROL_HEADER_BYTES,
     REGISTERED,
-    RELAY_PATH,
-    RELAY_TYP,
-    ROUTES,
-    STREAM_PATH,
     TICKET_CHARS,
     Kind,
     decode_control,
@@ -40,10 +39,10 @@ _log = logging.getLogger("splitup.relay")
 
 
 class Tunnel:
-    """Keeps a node registered at one relay at a time. Close it."""
+    """Registers a node at a relay, at one at a time. Close it."""
 
     def __init__(self, identity: Identity, acceptor: LinkAcceptor, local_url: str) -> None:
-        """``local_url`` is the node's own HTTP server's."""
+        """``local_url`` is the base URL of the node's own HTTP server."""
         self._identity = identity
         self._acceptor = acceptor
         self._local_url = local_url
@@ -51,13 +50,13 @@ class Tunnel:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def make_endpoint(self, relay: str) -> str:
-        """Return how others reach the node through a relay."""
+        """Return the endpoint at which others reach the node through a relay."""
         return f"{relay}{RELAY_PATH}/{self._identity.address}"
 
     async def serve(self, relay: str, on_up: Callable[[], Awaitable[None]]) -> None:
         """Register at a relay, call ``on_up``, and serve until the connection ends.
 
-        Raises Unavailable when the relay does not answer, or does not take the node.
+        Raises Unavailable when the relay does not answer or does not register the node.
         """
         socket = await self._register(relay)
         try:
@@ -72,7 +71,7 @@ class Tunnel:
             await socket.close()
 
     async def close(self) -> None:
-        """Drop every connection to relays."""
+        """Close all connections to relays."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -84,7 +83,7 @@ class Tunnel:
         try:
             async with asyncio.timeout(tuning.HTTP_TIMEOUT_S):
                 socket = await self._dial(
-                    relay + RELAY_PATH, CONTROL_HEADER_BYTES + limits.HTTP_BODY_BYTES
+                    api.RELAY.url(relay), CONTROL_HEADER_BYTES + limits.HTTP_BODY_BYTES
                 )
                 try:
                     await self._prove(relay, socket)
@@ -104,7 +103,7 @@ class Tunnel:
         if nonce.type is aiohttp.WSMsgType.TEXT:
             token = sign_jws(
                 self._identity,
-                typ=RELAY_TYP,
+                typ=api.RELAY.typ,
                 audience=relay,
                 body={
                     "node": self._identity.address,
@@ -122,49 +121,49 @@ class Tunnel:
 
     async def _dial(self, url: str, max_message_bytes: int) -> _Socket:
         if self._session is None:
-            # a relay is our configuration's or the committee's choice: it may be on our network
+            # relays come from our configuration or the committee, so that private ones are allowed
             self._session = open_peer_session(allow_loopback=True)
         return await self._session.ws_connect(
             url, heartbeat=tuning.LINK_PING_S, max_msg_size=max_message_bytes
         )
 
-    # ---- what comes through ----------------------------------------------------------------
+    # ---- messages from the relay -----------------------------------------------------------
 
     def _take(self, relay: str, socket: _Socket, data: bytes) -> None:
         kind, place, number, payload = decode_control(data)
         if len(self._tasks) >= _MAX_WORK:
-            _log.warning("relay %s sends more than relays may", relay)
-            return  # whoever asked will time out
-        if kind is Kind.REQUEST and number < len(ROUTES):
+            _log.warning("relay %s sends more requests than allowed; one is ignored", relay)
+            return  # its sender will time out
+        if kind is Kind.REQUEST and number < len(api.RELAYED_REQUESTS):
             work = self._answer(socket, place, number, payload)
         elif kind is Kind.OPEN and len(payload) > TICKET_CHARS and payload.isascii():
             text = payload.decode()
             ticket, header = text[:TICKET_CHARS], text[TICKET_CHARS:]
             if not ticket.isalnum():
-                raise PeerFault("a ticket that is none")
+                raise PeerFault("the relay sent a malformed ticket")
             work = self._open(relay, socket, place, ticket, header)
         else:
-            raise PeerFault("a message that no relay sends")
+            raise PeerFault("the relay sent a message of a kind that relays do not send")
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, socket: _Socket, place: int, number: int, body: bytes) -> None:
-        method, path = ROUTES[number]
+        route = api.RELAYED_REQUESTS[number]
         try:
-            status, reply = await self._ask_self(method, path, body)
+            status, reply = await self._ask_self(route, body)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            reason = f"the node does not answer itself: {error or type(error).__name__}"
+            reason = f"the node's own server does not answer: {error or type(error).__name__}"
             status, reply = 503, _make_error(reason)
         await _reply(socket, place, status, reply)
 
-    async def _ask_self(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        assert self._session is not None  # what asks came through it
+    async def _ask_self(self, route: api.Route[Any], body: bytes) -> tuple[int, bytes]:
+        assert self._session is not None  # the request came through it
         async with self._session.request(
-            method,
-            self._local_url + path,
-            data=body if method == "POST" else None,
-            headers={"Content-Type": "application/json"} if method == "POST" else {},
+            route.method,
+            route.url(self._local_url),
+            data=body if route.method == "POST" else None,
+            headers={"Content-Type": "application/json"} if route.method == "POST" else {},
             timeout=aiohttp.ClientTimeout(total=tuning.HTTP_TIMEOUT_S),
             allow_redirects=False,
         ) as response:
@@ -173,20 +172,20 @@ class Tunnel:
     async def _open(
         self, relay: str, socket: _Socket, place: int, ticket: str, header: str
     ) -> None:
-        """Check who wants a data connection, then dial it and serve it."""
+        """Check the opener of a data connection, then connect to the relay and serve it."""
         try:
             link = self._acceptor.authenticate(header)
             link.endpoints.appendleft(self.make_endpoint(relay))
             async with asyncio.timeout(tuning.HTTP_TIMEOUT_S):
                 stream = await self._dial(
-                    f"{relay}{STREAM_PATH}/{ticket}", limits.MAX_FRAME_BYTES + 1
+                    api.RELAY_STREAM.url(relay, ticket=ticket), limits.MAX_FRAME_BYTES + 1
                 )
         except SplitUpError as error:
             await _reply(socket, place, _get_status(error), _make_error(str(error)))
             return
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            _log.info("relay %s: a stream was not opened: %s", relay, error)
-            return  # nobody waits any more, or the relay is gone
+            _log.info("relay %s: a data connection was not opened: %s", relay, error)
+            return  # the opener has gone, or the relay has
         try:
             await self._acceptor.serve(link, stream)
         except (aiohttp.ClientError, ConnectionError) as error:
@@ -209,4 +208,4 @@ async def _reply(socket: _Socket, place: int, status: int, body: bytes) -> None:
     try:
         await socket.send_bytes(encode_control(Kind.REPLY, place, status, body))
     except ConnectionError as error:
-        _log.info("a relay did not take a reply: %s", error)
+        _log.info("a reply could not be sent to a relay: %s", error)

@@ -1,8 +1,8 @@
-"""Large objects from presigned URLs to disk: in bounded memory, resumed where a transfer broke off.
+"""Downloads of large objects from presigned URLs to disk, in bounded memory and resumable.
 
-What was fetched stays in a ``.part`` file across errors, expired URLs and the death of the process,
-and gets its name only when its digest is right. A disk that is too small says so before anything is
-fetched: one that is filled to its last byte stops the journal as well.
+The bytes so far stay in a ``.part`` file across errors, expired URLs and restarts; the file gets
+its name only when its digest is right. Free space is checked before a download, because a full disk
+would stop the journal as well.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from splitup.net.object_transfer import (
     make_refusal,
 )
 
-_PIECE_BYTES: Final = 4 * limits.MIB  # written at once, on a thread
+_WRITE_BYTES: Final = 4 * limits.MIB  # written at once, on a thread
 
 
 async def download_object(
@@ -48,10 +48,11 @@ async def download_object(
 ) -> None:
     """Fetch the object of exactly ``length_bytes`` and SHA-256 ``digest`` (hex) to ``path``.
 
-    ``renew`` gives another grant when this one has expired. Tries go on until ``deadline_s`` from
-    now, while bytes arrive at least every ``tuning.DOWNLOAD_PATIENCE_S``. Raises StorageUnavailable
-    (NotStored for a missing object), PeerFault (another length or digest, three times over),
-    Unavailable (the disk is full, or another process fetches the same), and what ``renew`` raises.
+    ``renew`` returns another grant when this one has expired. Tries go on until ``deadline_s`` from
+    now, as long as bytes arrive at least every ``tuning.DOWNLOAD_PATIENCE_S``. Raises
+    StorageUnavailable (NotStored for a missing object), PeerFault (a wrong length or digest in each
+    of ``tuning.OBJECT_FETCHES`` tries), Unavailable (the disk is full, or another process fetches
+    the same object), and the errors of ``renew``.
     """
     end = time.monotonic() + deadline_s
     pauses = _make_pauses(end)
@@ -95,7 +96,7 @@ def _check_digest(part: _Part, grant: Grant, digest: str) -> None:
 
 
 async def _fetch_rest(session: aiohttp.ClientSession, grant: Grant, part: _Part, end: float) -> str:
-    """Append what is missing, as far as it comes; return why it went no further."""
+    """Append the missing bytes as far as they arrive; return why the transfer ended, or ""."""
     timeout = aiohttp.ClientTimeout(
         total=max(0.001, end - time.monotonic()),
         sock_connect=tuning.HTTP_CONNECT_S,
@@ -118,7 +119,7 @@ async def _fetch_rest(session: aiohttp.ClientSession, grant: Grant, part: _Part,
 
 
 def _check_answer(response: aiohttp.ClientResponse, grant: Grant, part: _Part) -> str:
-    """Return "" when the body goes on where ``part`` ends, or why it cannot be used."""
+    """Return "" when the body continues ``part``, or why it cannot be used."""
     status = response.status
     if status in RETRYABLE:
         return f"status {status}"
@@ -129,12 +130,12 @@ def _check_answer(response: aiohttp.ClientResponse, grant: Grant, part: _Part) -
     if status not in (200, 206):
         raise make_refusal(grant, status)
     if status == 200:
-        part.truncate()  # the server knows no ranges
+        part.truncate()  # the server does not support ranges
         total = response.content_length
     else:
         place, _, size = response.headers.get("Content-Range", "").partition("/")
         if not place.startswith(f"bytes {part.length}-"):
-            raise PeerFault(f"the storage sends another range of {grant.key} than asked for")
+            raise PeerFault(f"the storage sends another range of {grant.key} than requested")
         total = int(size) if size.isdecimal() and len(size) < 20 else None
     if total not in (None, part.length_bytes):
         raise PeerFault(f"object {grant.key} has {total} bytes, not {part.length_bytes}")
@@ -142,24 +143,24 @@ def _check_answer(response: aiohttp.ClientResponse, grant: Grant, part: _Part) -
 
 
 async def _append_all(response: aiohttp.ClientResponse, grant: Grant, part: _Part) -> None:
-    piece = bytearray()
+    buffer = bytearray()
     try:
         async for chunk in response.content.iter_any():
-            piece += chunk
-            if part.length + len(piece) > part.length_bytes:
-                piece.clear()
+            buffer += chunk
+            if part.length + len(buffer) > part.length_bytes:
+                buffer.clear()
                 raise PeerFault(f"object {grant.key} is longer than {part.length_bytes} bytes")
-            if len(piece) >= _PIECE_BYTES:
-                full, piece = piece, bytearray()
+            if len(buffer) >= _WRITE_BYTES:
+                full, buffer = buffer, bytearray()
                 await asyncio.to_thread(part.append, full)
     finally:
-        part.append(piece)  # what came before the connection broke need not come again
+        part.append(buffer)  # also when the connection broke: these bytes are not fetched again
 
 
 class _Part:
-    """What is there of a file so far, for this process alone.
+    """The bytes of a file that have arrived, locked for this process.
 
-    Processes may share a cache (several commands of one user), hence the lock.
+    Several commands of one user may share a cache, hence the lock.
     """
 
     def __init__(self, path: Path, length_bytes: int) -> None:
@@ -193,7 +194,7 @@ class _Part:
         self._close()
 
     def append(self, data: bytes | bytearray) -> None:
-        """Write at the end; what does not fit the disk leaves it."""
+        """Write at the end; empty the file when the disk is full."""
         view = memoryview(data)
         try:
             while view:
@@ -205,12 +206,12 @@ class _Part:
             raise explain_disk(error, self._path) from None
 
     def truncate(self) -> None:
-        """Begin anew."""
+        """Drop all bytes."""
         os.ftruncate(self._file, 0)
         self.length = 0
 
     def compute_digest(self) -> str:
-        """Return the SHA-256 of what is there, in hex."""
+        """Return the SHA-256 of the bytes so far, in hex."""
         with os.fdopen(os.dup(self._file), "rb") as file:
             file.seek(0)
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -235,9 +236,9 @@ class _Part:
             except BlockingIOError:
                 os.close(file)
                 raise Unavailable(
-                    f"another process is fetching {self._path}; try again when it is done"
+                    f"another process is fetching {self._path}; try again when it has finished"
                 ) from None
-            os.close(file)  # it has become the whole file, or is gone, since we opened it
+            os.close(file)  # it was renamed or removed after we opened it
 
     def _check_space(self) -> None:
         free = shutil.disk_usage(self._path.parent).free
@@ -255,9 +256,9 @@ class _Part:
 
 
 def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write a whole file, or nothing. Raises Unavailable when the disk is full or fails.
+    """Write a whole file or nothing; raise Unavailable when the disk is full or fails.
 
-    Without ``sync`` the file may be lost with the machine's power.
+    Without ``sync`` the file may be lost in a power failure.
     """
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
@@ -274,7 +275,7 @@ def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def explain_disk(error: OSError, path: Path) -> SplitUpError:
-    """Return the sentence for a file that cannot be written."""
+    """Return the error for a file that cannot be written."""
     return Unavailable(
         f"cannot write {path} ({error.strerror or error}); free some space, or check the disk"
     )

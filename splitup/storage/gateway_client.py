@@ -1,8 +1,8 @@
-"""The storage gateway's messages, and the client that asks it for presigned URLs.
+"""The client of storage gateways, which issue presigned URLs.
 
-The gateway holds the object store's secret; everybody else holds URLs for single keys. A request
-is a JWS (``splitup.crypto.jws``) whose issuer's key decides what is granted; URLs are bearer
-secrets, so nothing here logs or repeats them.
+Only gateways hold the object store's secret; other parties get URLs for single keys. A request is
+a JWS (``splitup.crypto.jws``), and the key of its issuer decides what is granted. Whoever has a URL
+may use it, so nothing here logs one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Annotated, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import aiohttp
 from eth_utils.crypto import keccak
-from pydantic import Field
 
-from splitup.core import limits, tuning
+from splitup.core import tuning
 from splitup.core.errors import (
     InvalidInput,
     PeerFault,
@@ -28,111 +27,40 @@ from splitup.core.errors import (
 )
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain, recover_signer, sign_quorum
-from splitup.messages.base import CLIENT, AddressField, Bytes32Field, DigestField, Message
+from splitup.messages import api
 from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.storage import Grant, Grants
+from splitup.messages.storage import (
+    ExecutionRequest,
+    Grant,
+    Grants,
+    LogRead,
+    LogRequest,
+    LogWrite,
+    ModelRequest,
+    UploadAnswer,
+    UploadObject,
+    UploadRequest,
+    VerificationRequest,
+)
 from splitup.messages.verification import VerificationOrder
-from splitup.net.http import SignedClient
-from splitup.protocol.execution.storage_keys import LogName
+from splitup.net.http import M, SignedClient
 
-UPLOAD_TYP: Final = "splitup-upload"
-MODEL_TYP: Final = "splitup-model"
-EXECUTION_TYP: Final = "splitup-execution"
-VERIFICATION_TYP: Final = "splitup-verification"
-LOG_TYP: Final = "splitup-log"
-
-_GRANTS_TIMEOUT_S: Final = 10.0  # thousands of URLs take a gateway a second; then the next is asked
-# a key's account holds on every chain and at every contract: the request that carries the proof is
-# bound to a gateway and a minute
+# the proof names no chain and no contract; the request that carries it is for one gateway and
+# expires within a minute
 _ANYWHERE: Final = Domain(0, "0x" + "00" * 20)
 _ACCOUNT_KEY_TYPE: Final = keccak(text="AccountKey(bytes32 signingKey)")
 _T = TypeVar("_T")
 
 
-class UploadObject(Message):
-    """One content-addressed object somebody wants to store."""
-
-    key: str = Field(max_length=limits.OBJECT_KEY_BYTES)
-    length_bytes: Annotated[int, Field(ge=1, le=limits.MAX_UPLOAD_BYTES)]
-    sha256: DigestField
-
-
-class UploadRequest(Message):
-    """``proof`` shows whose deposit or stake stands behind the key (``prove_account``)."""
-
-    proof: Annotated[str, Field(pattern=r"^0x[0-9a-f]{130}$")]
-    objects: tuple[UploadObject, ...] = Field(min_length=1, max_length=limits.MAX_UPLOAD_OBJECTS)
-
-
-class UploadAnswer(Message):
-    """PUT grants for what is missing; the keys that need not be sent again are in ``present``."""
-
-    grants: tuple[Grant, ...]
-    present: tuple[str, ...]
-
-
-class ModelRequest(Message):
-    """``proof`` shows whose key it is (``prove_account``) to a gateway that has not met it."""
-
-    model_id: Bytes32Field
-    proof: Annotated[str, Field(pattern=r"^(0x[0-9a-f]{130})?$")] = ""
-
-
-class ExecutionRequest(Message):
-    certificate: PlanCertificate
-
-
-class LogWrite(Message):
-    """One log object that its producer wants to store, with its exact length and digest."""
-
-    task: Annotated[int, Field(ge=0, le=CLIENT)]
-    port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
-    number: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
-    apart: bool
-    length_bytes: Annotated[int, Field(ge=1, le=limits.MAX_TENSOR_BYTES)]
-    sha256: DigestField
-
-
-class LogRead(Message):
-    """One log object that a consumer or a validator wants to read; it need not exist yet."""
-
-    task: Annotated[int, Field(ge=0, le=CLIENT)]
-    port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
-    node: AddressField
-    number: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
-    apart: bool
-
-    @property
-    def name(self) -> LogName:
-        """Return what the object is called."""
-        return LogName(self.task, self.port, self.node, self.number, self.apart)
-
-
-class LogRequest(Message):
-    """``takeovers`` are those the party knows of: who was replaced is granted nothing more."""
-
-    certificate: PlanCertificate
-    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
-    writes: tuple[LogWrite, ...] = Field(max_length=limits.LOG_OBJECTS)
-    reads: tuple[LogRead, ...] = Field(max_length=limits.LOG_OBJECTS)
-
-
-class VerificationRequest(Message):
-    """What a validator needs: the task's graph and weights, and the log objects in ``reads``."""
-
-    order: VerificationOrder
-    reads: tuple[LogRead, ...] = Field(default=(), max_length=limits.LOG_OBJECTS)
-
-
 def prove_account(identity: Identity) -> str:
-    """Return the proof that an account's owner acts with the identity's signing key."""
+    """Return a signature by the account's key that links it to the identity's signing key."""
     struct_hash = _hash_account_key(identity.signing_key_hex)
     return "0x" + sign_quorum(identity.private_key, _ANYWHERE, struct_hash).hex()
 
 
 def recover_account(signing_key: str, proof: str) -> str:
-    """Return whose account a proof links to a signing key; raise BadSignature."""
+    """Return the account that a proof links to a signing key; raise BadSignature."""
     return recover_signer(_ANYWHERE, _hash_account_key(signing_key), bytes.fromhex(proof[2:]))
 
 
@@ -141,12 +69,11 @@ def _hash_account_key(signing_key: str) -> bytes:
 
 
 class GatewayClient:
-    """Asks the gateways of one bucket on behalf of one identity. Close it, or use ``async with``.
+    """A client of the gateways of one bucket. Close it, or use ``async with``.
 
-    One gateway serves until it fails; then the next is asked, each once. Where to begin follows
-    from the identity, which spreads the load. Raises StorageUnavailable when none answers, Refused
-    (with its reason) when one says no, and PeerFault for an answer that is malformed or has another
-    digest than asked for.
+    It uses one gateway until that fails, then the next one; a call tries each once. The first one
+    depends on the identity, which spreads the load. Raises StorageUnavailable when none answers,
+    Refused when one refuses, and PeerFault for an answer that is malformed or has a wrong digest.
     """
 
     def __init__(
@@ -174,20 +101,20 @@ class GatewayClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections, unless they are the caller's."""
+        """Close the HTTP session, unless the caller passed it."""
         if self._owns_http:
             await self._http.close()
 
     async def ping(self) -> None:
-        """Return when a gateway answers; raise StorageUnavailable when none does."""
-        await self._try_each(lambda url: self._http.get_json(f"{url}/v1/ping"))
+        """Check that a gateway answers; raise StorageUnavailable when none does."""
+        await self._try_each(lambda url: self._http.get_json(api.PING.url(url)))
 
     async def fetch_manifest(self, model_id: str) -> bytes:
-        """Return a model's manifest; its SHA-256 is the model's id."""
+        """Return a model's manifest, after checking that its SHA-256 is the model's id."""
 
         async def fetch(url: str) -> bytes:
             data = await self._http.get_bytes(
-                f"{url}/v1/models/{model_id}/manifest", max_bytes=limits.MAX_MANIFEST_BYTES
+                api.MANIFEST.url(url, model_id=model_id), max_bytes=api.MANIFEST.max_reply_bytes
             )
             if "0x" + hashlib.sha256(data).hexdigest() != model_id:
                 raise PeerFault(
@@ -203,16 +130,16 @@ class GatewayClient:
         """Return GET grants for a model's manifest, tasks, weights and tokenizer."""
         proof = "" if self._identity is None else prove_account(self._identity)
         request = ModelRequest(model_id=model_id, proof=proof)
-        return await self._ask_grants("model", MODEL_TYP, request)
+        return await self._ask_grants(api.MODEL_REQUEST, request)
 
     async def upload_grants(self, objects: Sequence[UploadObject]) -> UploadAnswer:
-        """Return PUT grants for the objects that the store lacks; those it has are ``present``."""
+        """Return PUT grants for the objects that the store lacks, and the keys that it has."""
         if self._identity is None:
             raise InvalidInput(
                 "uploads need a key; pass --keystore FILE and --passphrase-file FILE"
             )
         request = UploadRequest(proof=prove_account(self._identity), objects=tuple(objects))
-        reply = await self._ask("upload", UPLOAD_TYP, request)
+        reply = await self._ask(api.UPLOAD_REQUEST, request)
         return UploadAnswer.from_value(reply)
 
     async def log_grants(
@@ -222,26 +149,26 @@ class GatewayClient:
         reads: Sequence[LogRead],
         takeovers: Sequence[SignedTakeover] = (),
     ) -> Grants:
-        """Return grants for log objects: PUT of one's own, GET of one's own and of others'."""
+        """Return grants for log objects: PUT for one's own, GET for one's own and for others'."""
         request = LogRequest(
             certificate=certificate,
             takeovers=tuple(takeovers),
             writes=tuple(writes),
             reads=tuple(reads),
         )
-        return await self._ask_grants("log", LOG_TYP, request)
+        return await self._ask_grants(api.LOG_REQUEST, request)
 
     async def execution_grants(self, certificate: PlanCertificate) -> Grants:
-        """Return grants for the tensors of one execution that are too large for a frame."""
+        """Return grants for the tensors of an execution that are too large for a frame."""
         request = ExecutionRequest(certificate=certificate)
-        return await self._ask_grants("execution", EXECUTION_TYP, request)
+        return await self._ask_grants(api.EXECUTION_REQUEST, request)
 
     async def verification_grants(
         self, order: VerificationOrder, reads: Sequence[LogRead]
     ) -> Grants:
-        """Return GET grants for graph and weights of a task to recompute, and for its inputs."""
+        """Return GET grants for the graph, weights and inputs of a task to recompute."""
         request = VerificationRequest(order=order, reads=tuple(reads))
-        return await self._ask_grants("verification", VERIFICATION_TYP, request)
+        return await self._ask_grants(api.VERIFICATION_REQUEST, request)
 
     async def upload_object(
         self,
@@ -251,8 +178,8 @@ class GatewayClient:
     ) -> None:
         """Stream one object to the store in bounded memory, reading it on a thread.
 
-        ``on_sent`` is told the bytes of every chunk. An object that somebody else stored meanwhile
-        is fine: its key is its digest. Raises StorageUnavailable, PeerFault when the store refuses.
+        ``on_sent`` is called with the length of every chunk. An object that exists already counts
+        as stored, since its key is its digest. Raises StorageUnavailable, Refused.
         """
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=tuning.HTTP_CONNECT_S, sock_read=tuning.UPLOAD_STALL_S
@@ -270,11 +197,11 @@ class GatewayClient:
             ) as response:
                 status = response.status
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            if failures:  # ours: the HTTP library only says that the body broke off
+            if failures:  # reading failed: the HTTP library only reports that the body ended
                 raise failures[0] from None
-            raise StorageUnavailable(  # its text may hold the URL, hence only its kind
+            raise StorageUnavailable(  # only the type: the text may contain the URL
                 f"the object store dropped the upload of {grant.key} ({type(error).__name__}); "
-                "run the command again, what is stored already is not sent twice"
+                "run the command again: objects that are stored already are not sent again"
             ) from None
         finally:
             await body.aclose()
@@ -283,37 +210,37 @@ class GatewayClient:
                 f"the object store answered {status} to the upload of {grant.key}; try again"
             )
         if status not in (200, 412):
-            raise PeerFault(f"the object store refused the upload of {grant.key} with {status}")
-
-    async def _ask_grants(self, what: str, typ: str, body: Message) -> Grants:
-        return Grants.from_value(await self._ask(what, typ, body))
-
-    async def _ask(self, what: str, typ: str, body: Message) -> dict[str, Any]:
-        async def ask(url: str) -> dict[str, Any]:
-            # the gateway's own URL is the audience: what is meant for one is refused by the others
-            return await self._http.post_signed(
-                f"{url}/v1/grants/{what}", typ, url, body, timeout_s=_GRANTS_TIMEOUT_S
+            raise Refused(
+                f"the object store refused the upload of {grant.key} with {status}", status=status
             )
+
+    async def _ask_grants(self, route: api.Route[M], body: M) -> Grants:
+        return Grants.from_value(await self._ask(route, body))
+
+    async def _ask(self, route: api.Route[M], body: M) -> dict[str, Any]:
+        async def ask(url: str) -> dict[str, Any]:
+            # the audience is the gateway's own URL, so that no other gateway accepts the token
+            return await self._http.post_signed(route, url, url, body)
 
         return await self._try_each(ask)
 
     async def _try_each(self, call: Callable[[str], Awaitable[_T]]) -> _T:
-        """Return what the first gateway answers that answers at all."""
+        """Return the answer of the first gateway that answers."""
         failures: list[Unavailable] = []
         for _ in self._urls:
             url = self._urls[self._place]
             try:
                 return await call(url)
-            except Throttled as error:  # a quota is no reason to ask the next
+            except Throttled as error:  # the next gateway must not extend a quota
                 failures = [error]
                 break
             except Unavailable as error:
                 failures.append(error)
-                if self._urls[self._place] == url:  # else a call beside this one has moved on
+                if self._urls[self._place] == url:  # a concurrent call may have moved on already
                     self._place = (self._place + 1) % len(self._urls)
             except Refused as error:
                 raise Refused(
-                    f"the storage gateway refuses: {error}", status=error.status, peer=error.peer
+                    f"the storage gateway refuses: {error}", status=error.status
                 ) from None
         reasons = "; ".join(str(error) for error in failures)
         raise StorageUnavailable(f"the storage gateway failed: {reasons}; check that it runs")

@@ -1,11 +1,11 @@
-"""What a process must not forget: key-value records by kind, on disk before a call returns.
+"""A durable journal of key-value records by kind; a record is on disk before its call returns.
 
-Persist before send: whoever signs something for a slot first calls ``put_once`` and sends what that
-returns, so that no restart can say two different things about one slot.
+Persist before send: a process that signs something for a slot first calls ``put_once`` and sends
+what that returns. It never sends two different things for one slot, even after a restart.
 
-SQLite in WAL mode with ``synchronous=FULL``: a committed transaction survives SIGKILL and power
-loss, a torn one vanishes whole. Every record carries a digest, since SQLite checks structure, not
-content.
+The journal is SQLite in WAL mode with ``synchronous=FULL``: a committed transaction survives
+SIGKILL and power loss, and an interrupted one leaves no trace. Every record carries a digest,
+because SQLite checks its structure but not its contents.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ CREATE TABLE IF NOT EXISTS records (
 
 
 class Journal:
-    """One process's records in one directory. Thread-safe; calls block for one fsync (≈ 1 ms)."""
+    """The records of one process, in one directory.
+
+    Thread-safe. A write blocks for an fsync, about 1 ms.
+    """
 
     def __init__(self, directory: Path, lock: int, connection: sqlite3.Connection) -> None:
         self._path = directory / "journal.sqlite"
@@ -52,9 +55,9 @@ class Journal:
 
     @classmethod
     def open(cls, directory: Path) -> Journal:
-        """Take the directory for this process and open its journal, new or used.
+        """Lock the directory for this process and open its journal, creating it if there is none.
 
-        Raises ConfigurationError when another process has it or the journal is damaged or of
+        Raises ConfigurationError when another process has the lock or the journal is damaged or of
         another format, Unavailable when the disk is full or fails.
         """
         try:
@@ -67,7 +70,7 @@ class Journal:
         path = directory / "journal.sqlite"
         connection: sqlite3.Connection | None = None
         try:
-            path.touch(mode=0o600)  # before SQLite does: its log takes over the mode of its file
+            path.touch(mode=0o600)  # before SQLite does: its other files get the same mode
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             _prepare(connection, path)
         except BaseException as error:
@@ -76,7 +79,7 @@ class Journal:
             os.close(lock)
             if isinstance(error, sqlite3.Error):
                 raise _translate(error, path) from None
-            if isinstance(error, UnicodeDecodeError):  # SQLite's own sentence quotes what it found
+            if isinstance(error, UnicodeDecodeError):  # SQLite's message would quote the bytes
                 raise _damaged(path, "its schema is no text") from None
             if isinstance(error, OSError):
                 raise Unavailable(f"cannot write {path}: {error.strerror}") from None
@@ -95,7 +98,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Close the journal and give the directory back. Nothing is pending: puts are durable."""
+        """Close the journal and unlock the directory."""
         with self._mutex:
             if not self._closed:
                 self._closed = True
@@ -112,7 +115,7 @@ class Journal:
             )
 
     def put_once(self, kind: str, key: str, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a record unless the slot is taken; return what the slot holds."""
+        """Write a record unless the slot holds one; return the record of the slot."""
         with self.transaction():
             stored = self.get(kind, key)
             if stored is not None:
@@ -138,13 +141,13 @@ class Journal:
         return [(str(row[1]), _decode(row, self._path)) for row in rows]
 
     def delete(self, kind: str, key: str) -> None:
-        """Remove a record, durably; absent records are fine."""
+        """Remove a record durably, if it exists."""
         with self.transaction():
             self._connection.execute("DELETE FROM records WHERE kind = ? AND key = ?", (kind, key))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Do all of the block or nothing of it, with one fsync at its end. May be nested.
+        """Apply all writes of the block or none, with one fsync at the end. May be nested.
 
         Other threads wait meanwhile; do not await inside.
         """
@@ -189,7 +192,7 @@ class Journal:
 
 
 def _take_lock(directory: Path) -> int:
-    """Lock the directory until the descriptor is closed, by us or by the system at our death."""
+    """Lock the directory until the descriptor is closed or the process ends."""
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,12 +227,12 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"the file system of {path} does not support SQLite's WAL; choose a local directory"
         )
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA busy_timeout = 0")  # the lock leaves nobody to wait for
+    connection.execute("PRAGMA busy_timeout = 0")  # the lock excludes other processes
     for (finding,) in connection.execute("PRAGMA quick_check(1)").fetchall():
         if finding != "ok":
             raise _damaged(path, str(finding))
     if tables:
-        # All of them now: a record whose kind or key has changed would simply be missed later.
+        # check all records now: one whose kind or key has changed would just not be found later
         for row in connection.execute("SELECT kind, key, value, digest FROM records"):
             _decode(row, path)
     else:
@@ -267,15 +270,18 @@ def _compute_check(kind: str, key: str, data: bytes) -> bytes:
 def _damaged(path: Path, finding: str) -> ConfigurationError:
     return ConfigurationError(
         f"the journal {path} is damaged ({finding}); restore it from a backup, or start in an "
-        "empty directory with a new identity: without its journal an old one may contradict itself"
+        "empty directory with a new identity: without its journal an old identity may sign two "
+        "different things for one slot"
     )
 
 
 def _translate(error: sqlite3.Error, path: Path) -> ConfigurationError | Unavailable:
-    # Extended codes keep the primary one in their low byte; text that is not UTF-8 has no code.
+    # extended codes hold the primary code in their low byte; text that is not UTF-8 has no code
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (0, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return _damaged(path, str(error))
     if code == sqlite3.SQLITE_FULL:
         return Unavailable(f"the disk of {path} is full; free some space, then try again")
-    return Unavailable(f"the journal {path} cannot be used ({error}); check its disk and its mode")
+    return Unavailable(
+        f"the journal {path} cannot be used ({error}); check its disk and permissions"
+    )

@@ -1,7 +1,7 @@
-"""Storing logs, and reading them: grants asked for when there is something to move.
+"""Writes and reads the logs of executions over presigned URLs.
 
-Nothing here is on a token's path. A producer hands its tensors to a ``LogWriter``, which stores
-segment after segment in the background; readers follow a chain of segments to its end.
+No token waits for this. A producer passes its tensors to a ``LogWriter``, which stores segment
+after segment in the background; readers follow the chain of segments to its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import PlanCertificate, Request
-from splitup.messages.storage import Grant, Grants
+from splitup.messages.storage import Grant, Grants, LogRead, LogWrite
 from splitup.messages.verification import VerificationOrder
 from splitup.net.object_transfer import (
     Body,
@@ -35,18 +35,18 @@ from splitup.protocol.execution.log_segments import LogEntry, LogReader, PortLog
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
-from splitup.storage.gateway_client import GatewayClient, LogRead, LogWrite
+from splitup.storage.gateway_client import GatewayClient
 
 _log = logging.getLogger("splitup.logs")
 _FIRST_PAUSE_S: Final = 0.05
-_EXPIRES_SOON_S: Final = 5.0  # a URL this close to its end is asked for anew
+_EXPIRES_SOON_S: Final = 5.0  # a URL that expires sooner is replaced
 _SEGMENT_BYTES: Final = (
     limits.SEGMENT_BYTES + limits.INLINE_TENSOR_BYTES + limits.SEGMENT_HEADER_BYTES
 )
 
 
 class LogIncomplete(PeerFault):
-    """The store does not hold what a producer has to log, or holds something else."""
+    """The store lacks what a producer has to log, or holds something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +60,31 @@ class LogObject:
 
 
 async def make_log_object(name: LogName, data: Body) -> LogObject:
-    """Hash what is to be stored; much of it on a thread."""
+    """Return the object for ``data``; large data is hashed on a thread."""
     return LogObject(name, data, await compute_sha256(data), count_bytes(data))
 
 
 class LogStore(Protocol):
-    """The log objects of one execution, as one party may write and read them."""
+    """The log objects of one execution that one party may write and read."""
 
     async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
-        """Store objects, once, pausing between pieces (``put_object``).
+        """Store objects; ``pause_s`` is between their chunks (``put_object``).
 
         Raises SplitUpError when one cannot be stored.
         """
 
     async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
-        """Return an object. Raises NotStored when there is none, other errors as they come."""
+        """Return an object; raise NotStored when it does not exist, SplitUpError."""
 
 
 Ask = Callable[[Sequence[LogWrite], Sequence[LogRead]], Awaitable[Grants]]
 
 
 class GrantedLogs:
-    """A LogStore over presigned URLs. ``ask`` gets them from the gateway.
+    """A LogStore over presigned URLs, which ``ask`` gets from the gateway.
 
-    ``upfront`` may give some before they are asked for. Errors of the environment are tried again
-    until ``deadline_s`` (Unix time), by the clock ``now_s``.
+    ``upfront`` gets those for large tensors all at once. When the environment fails, calls are
+    tried again until ``deadline_s`` (Unix time) by the clock ``now_s``.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class GrantedLogs:
         self._known: dict[tuple[str, str], Grant] = {}
 
     async def write(self, objects: Sequence[LogObject], *, pause_s: float = 0.0) -> None:
-        """Store objects, one after the other. Raises StorageUnavailable, PeerFault, Refused."""
+        """Store objects one after the other; raise StorageUnavailable, PeerFault, Refused."""
         pauses = _Pauses(self._deadline_s - self._now_s())
         left = list(objects)
         while left:
@@ -120,7 +120,7 @@ class GrantedLogs:
                 await pauses.wait(error)
 
     async def read(self, name: LogName, max_bytes: int, digest: bytes | None) -> bytes:
-        """Return one object; NotStored at once when there is none (yet)."""
+        """Return an object; raise NotStored at once when it does not exist (yet)."""
         pauses = _Pauses(self._deadline_s - self._now_s())
         while True:
             try:
@@ -141,12 +141,12 @@ class GrantedLogs:
         deadline_s = min(30.0, max(0.1, self._deadline_s - self._now_s()))
         try:
             await put_object(self._http(), put, item.data, deadline_s=deadline_s, pause_s=pause_s)
-        except PeerFault:  # perhaps stored by a try whose answer was lost: compare
+        except PeerFault:  # the key is taken, maybe by an earlier try of ours: compare
             existing = await self._find_get(item.name)
             await put_object(self._http(), put, item.data, existing=existing, deadline_s=deadline_s)
 
     async def _find_puts(self, objects: Sequence[LogObject]) -> dict[LogName, Grant]:
-        """Return PUT grants for the objects: those known upfront for the first, or asked for."""
+        """Return PUT grants: for the first object only if it is known upfront, else for all."""
         first = objects[0]
         known = await self._find_upfront("PUT", first.name)
         if known is not None and known.length_bytes == first.length:
@@ -192,7 +192,7 @@ class GrantedLogs:
         return grants.find("GET", key)
 
     async def _find_upfront(self, method: str, name: LogName) -> Grant | None:
-        """Return a grant for a large tensor that was issued with the plan."""
+        """Return the grant for a large tensor that ``upfront`` gave, None without one."""
         if not name.apart or self._upfront is None:
             return None
         async with self._upfront_lock:
@@ -212,9 +212,10 @@ def open_logs(
     has_large_tensors: bool,
     now_s: Callable[[], float] = time.time,
 ) -> GrantedLogs:
-    """Return the logs of one execution for an executor or the client; the roster proves which.
+    """Return the logs of one execution for its client or for an executor.
 
-    ``now_s`` is the chain's time, as far as the caller knows it.
+    ``executor_map`` holds the takeovers that prove who is executor. ``now_s`` returns the chain's
+    time.
     """
     request = certificate.plan.request
 
@@ -226,7 +227,7 @@ def open_logs(
     async def ask_upfront() -> Grants:
         try:
             return await gateway.execution_grants(certificate)
-        except PeerFault as error:  # only a fallback as yet: everything is asked for one by one
+        except (Refused, PeerFault) as error:  # a fallback candidate has no rights yet
             _log.debug("no grants upfront: %s", error)
             return Grants(grants=())
 
@@ -271,10 +272,10 @@ def has_large_tensors(manifest: Manifest) -> bool:
 class LogWriter:
     """Writes the logs of one party in one execution, in order, in the background.
 
-    A full segment waits for the next ``flush``, off the path of the step that filled it and with
-    those of other ports, for which it is the last, too; not if another is full by then. ``error``
-    says why nothing more is stored. ``unstored_bytes`` bounds what a slow store costs: beyond
-    ``tuning.LOG_MEMORY_BYTES`` the writer gives up.
+    A full segment is stored at the next ``flush``, so that it does not delay the step that filled
+    it, or as soon as a second segment of its log is full. ``error`` says why nothing more is
+    stored. The writer gives up when more than ``tuning.LOG_MEMORY_BYTES`` of a log wait for a slow
+    store.
     """
 
     def __init__(
@@ -285,7 +286,7 @@ class LogWriter:
         *,
         pause_s: float = tuning.SEGMENT_PAUSE_S,
     ) -> None:
-        """``pause_s`` is between pieces of a segment, while none waits for it."""
+        """``pause_s`` is the pause between a segment's chunks while the log is not behind."""
         self._execution_id = execution_id
         self._node = node
         self._store = store
@@ -296,7 +297,7 @@ class LogWriter:
         self.error: SplitUpError | None = None
 
     def append(self, task: int, port: int, entry: LogEntry) -> None:
-        """Take a step of one port; one that overtook another (a large tensor) waits for it."""
+        """Add a step of a port. Steps may come out of order, since large tensors take longer."""
         if self.error is not None:
             return
         log = self._logs.get((task, port))
@@ -315,7 +316,7 @@ class LogWriter:
             )
 
     async def resume(self, task: int, port: int) -> int:
-        """Go on behind what an earlier run stored of a port; return the first step it lacks."""
+        """Continue a log that an earlier run wrote; return the first step that it lacks."""
         reader = LogReader(self._execution_id, task, port, self._node, lambda length: True)
         async for _ in iter_log(self._store, reader):
             pass
@@ -324,13 +325,13 @@ class LogWriter:
         return reader.next_step
 
     def flush(self, *, age_s: float = 0.0) -> None:
-        """Begin to store what is ``age_s`` old."""
+        """Start to store all steps that are at least ``age_s`` old."""
         before = time.monotonic() - age_s
         if any([log.flush(before) for log in self._logs.values()]):
             self._start()
 
     async def finish(self) -> None:
-        """Store everything; return when the store has it. Raises what went wrong."""
+        """Store everything and return when the store has it; raise the error that prevents it."""
         self.flush()
         while self._task is not None and not self._task.done():
             await asyncio.shield(asyncio.wait([self._task]))
@@ -339,24 +340,24 @@ class LogWriter:
             raise self.error
 
     def get_unstored(self, task: int, port: int) -> list[LogEntry]:
-        """Return the steps of a port that a reader of the store may not find, in order."""
+        """Return the steps of a port that are not stored yet, in order."""
         log = self._logs.get((task, port))
         ahead = self._ahead.get((task, port), {})
         stored = [] if log is None else list(log.iter_unstored())
         return stored + [ahead[step] for step in sorted(ahead)]
 
     def forget(self, task: int) -> None:
-        """Write no more of a task that another node runs now."""
+        """Stop writing the log of a task that another node has taken over."""
         self._logs = {port: log for port, log in self._logs.items() if port[0] != task}
 
     def discard(self) -> None:
-        """Store nothing more: the execution has failed here."""
+        """Stop writing: the execution has failed on this node."""
         self.error = self.error or Unavailable("the execution has failed")
         self._logs.clear()
         self._ahead.clear()
 
     async def close(self) -> None:
-        """Stop writing, whatever is left."""
+        """Stop writing at once."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -393,9 +394,10 @@ class LogWriter:
 async def iter_log(
     store: LogStore, reader: LogReader, *, wait: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[list[LogEntry]]:
-    """Yield a log's segments until there is no next one, and ``wait`` says not to wait for it.
+    """Yield the entries of a log's segments, in order.
 
-    Raises PeerFault for a broken chain, StorageUnavailable.
+    A segment that does not exist yet is waited for while ``wait()`` is true. Raises PeerFault for a
+    broken chain, StorageUnavailable, Refused.
     """
     pause_s = _FIRST_PAUSE_S
     while True:
@@ -412,7 +414,7 @@ async def iter_log(
 
 
 async def read_tensor(store: LogStore, name: LogName, entry: LogEntry) -> bytes | memoryview:
-    """Return a step's tensor, from its own object when it has one; ``name`` is the log's."""
+    """Return a step's tensor, from its own object if it has one; ``name`` is one of its log."""
     if entry.data is not None:
         return entry.data
     apart = LogName(name.task, name.port, name.node, entry.step, apart=True)
@@ -431,10 +433,10 @@ async def iter_tensors(
 ) -> AsyncGenerator[bytes | memoryview, None]:
     """Yield the first ``steps`` tensors that ``executors`` or the client logged of a port.
 
-    One segment is in memory at a time. What their digest has to be, the committee compares. A log
-    that is too short is waited for, ``is_drawn`` only the client's: executors store theirs before
-    they commit. Raises LogIncomplete for a log that is broken or too short, StorageUnavailable, and
-    Refused.
+    One segment is in memory at a time. The committee compares the digests. A log that is too short
+    is waited for during ``tuning.LOG_LATE_S``; after the draw (``is_drawn``) only the client's is,
+    since executors store theirs before they commit. Raises LogIncomplete for a log that is broken
+    or too short, StorageUnavailable, Refused.
     """
     author = request.client if source[0] == CLIENT else executors[source[0]]
     reader = LogReader(request.execution_id, *source, author, spec.accepts)
@@ -448,8 +450,6 @@ async def iter_tensors(
                 yield await read_tensor(store, reader.name, entry)
                 if entry.step + 1 == steps:
                     return
-    except Refused:
-        raise
     except (PeerFault, NotStored) as error:
         raise LogIncomplete(str(error), peer=author) from None
     who = "the client" if source[0] == CLIENT else f"task {source[0]}"
@@ -459,7 +459,7 @@ async def iter_tensors(
 
 
 class _Pauses:
-    """Growing pauses for ``left_s`` from now; then the error is raised."""
+    """Growing pauses for ``left_s`` from now; after that ``wait`` raises the error."""
 
     def __init__(self, left_s: float) -> None:
         self._end = time.monotonic() + left_s
@@ -468,6 +468,6 @@ class _Pauses:
     async def wait(self, error: Unavailable) -> None:
         if time.monotonic() + self._pause_s > self._end:
             raise error
-        _log.info("the log waits: %s", error)
+        _log.info("a log object waits for the store: %s", error)
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, tuning.LINK_RETRY_MAX_S)

@@ -1,4 +1,4 @@
-"""A boto3 client of an S3 server, and the credentials that it reads.
+"""A boto3 client of an S3 server, and the file of its credentials.
 
 SigV4 with path addressing; boto3 would otherwise fall back to SigV2, which signs no headers.
 """
@@ -23,7 +23,7 @@ _CREDENTIAL: Final = re.compile(r"[\x21-\x7e]{1,128}\Z")
 
 
 def create_client(endpoint_url: str, credentials_path: Path) -> Any:
-    """Return a boto3 S3 client; credentials: a 0600 JSON file with access_key and secret_key."""
+    """Return a boto3 S3 client; see ``read_settings`` for the credentials file."""
     access_key, secret_key = read_settings(endpoint_url, credentials_path)
     return boto3.client(
         "s3",
@@ -34,7 +34,7 @@ def create_client(endpoint_url: str, credentials_path: Path) -> Any:
         config=Config(
             signature_version="s3v4",
             s3={"addressing_style": "path"},
-            request_checksum_calculation="when_required",  # else an unwanted CRC32 gets signed
+            request_checksum_calculation="when_required",  # otherwise boto3 signs a CRC32, too
             response_checksum_validation="when_required",
             connect_timeout=5,
             read_timeout=10,
@@ -44,7 +44,11 @@ def create_client(endpoint_url: str, credentials_path: Path) -> Any:
 
 
 def read_settings(endpoint_url: str, path: Path) -> tuple[str, str]:
-    """Return access key and secret key, for an endpoint that is one."""
+    """Check the endpoint and return access key and secret key.
+
+    The credentials file is JSON with access_key and secret_key, readable by its owner only (0600).
+    Raises ConfigurationError.
+    """
     if urlsplit(endpoint_url).scheme not in ("http", "https"):
         raise ConfigurationError("the S3 endpoint must start with http:// or https://")
     data = read_secret_file(path, what="S3 credentials file", max_bytes=4 * limits.KIB)

@@ -1,6 +1,6 @@
-"""Tasks and weights on this machine's disk, by their digest: whole and right, or not there at all.
+"""A cache of tasks and weights on disk, by digest; files are whole and verified.
 
-Nodes keep the tasks they serve here, clients those that a model leaves to them.
+Nodes keep the tasks that they serve here, clients the tasks that a model leaves to the client.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Cache:
         return self._downloads.per_ms(limits.MAX_BANDWIDTH_KBPS)
 
     async def fetch_manifest(self, model_id: str) -> Manifest:
-        """Return a model's manifest. Raises InvalidModel, StorageUnavailable, PeerFault."""
+        """Return a model's manifest; raise InvalidModel, StorageUnavailable, Refused, PeerFault."""
         known = self._manifests.get(model_id)
         if known is None:
             path = self._directory / f"{model_id[2:]}.json"
@@ -68,7 +68,7 @@ class Cache:
         return known
 
     async def fetch_task(self, model_id: str, index: int) -> tuple[Path, Path | None]:
-        """Return the files of a task's graph and weights (None without any), fetched if missing."""
+        """Return the files of a task's graph and weights (None without), fetched if missing."""
         return await self.fetch_program(
             model_id, (await self.fetch_manifest(model_id)).tasks[index]
         )
@@ -76,7 +76,7 @@ class Cache:
     async def fetch_program(
         self, model_id: str, task: Task | ClientTask
     ) -> tuple[Path, Path | None]:
-        """Do the same for a task of a manifest that is at hand."""
+        """Do the same for a task whose manifest the caller has."""
         graph = self._directory / f"{task.task_id}.json"
         weights = self._directory / f"{task.weights_digest}.safetensors"
         wanted = [(graph, get_task_key(task.task_id), task.task_id, task.graph_bytes)]
@@ -101,7 +101,7 @@ class Cache:
     async def _fetch_missing(
         self, model_id: str, wanted: Sequence[tuple[Path, str, str, int]]
     ) -> None:
-        """Fetch what is not there in full: (path, key, digest, bytes)."""
+        """Fetch the files that are missing or damaged: (path, key, digest, bytes)."""
         missing = [
             entry
             for entry in wanted

@@ -25,13 +25,14 @@ from splitup_node.daemon import run_node
 from splitup_node.execution.digests import Digests
 from splitup_node.execution.runs import Runs
 from splitup_node.settlement.reports import Reporter
-from splitup_node.settlement.verifier import RESULT_TYP, Verifier
+from splitup_node.settlement.verifier import Verifier
 from splitup_node.worker.supervisor import WORKER_ARGV
 
 from splitup.core import limits, tuning
 from splitup.core.errors import Refused, SplitUpError
+from splitup.messages import api
 from splitup.messages.verification import (
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -112,12 +113,12 @@ async def repeat(self: Verifier, order: VerificationOrder, result: VerificationR
         if overheard is None:
             return
         root = overheard
-    validator_commitment = VerificationCommitment(
+    validator_commitment = ValidatorCommitment(
         execution_id=result.execution_id, task=result.task, validator=result.validator, root=root
     )
     herald = self._tools.herald
     if await herald.wait_until_due(result.execution_id, validator_commitment, give_up_s):
-        await herald.spread("/v1/verification", RESULT_TYP, result, give_up_s)
+        await herald.spread(api.VERIFICATION_RESULT, result, give_up_s)
 
 
 def corrupt(how: str) -> None:

@@ -15,7 +15,8 @@ from splitup.core.errors import Refused
 from splitup.devnet.processes import find_program
 from splitup.devnet.state import read_runtime
 from splitup.messages.base import CLIENT
-from splitup.storage.gateway_client import GatewayClient, LogWrite
+from splitup.messages.storage import LogWrite
+from splitup.storage.gateway_client import GatewayClient
 from tests.e2e.conftest import Network, wait_for
 from tests.e2e.test_failover import generate
 

@@ -114,7 +114,7 @@ def test_bytes_that_are_cut_off_or_go_on_are_refused() -> None:
     for end in range(len(data)):
         with pytest.raises(ValueError, match="cut off"):
             unpack_completion(ID, data[:end])
-    with pytest.raises(ValueError, match="goes on"):
+    with pytest.raises(ValueError, match="bytes behind its end"):
         unpack_completion(ID, data + b"\0")
     empty = pack_completion(make_completion(1)).replace(
         bytes.fromhex(hash_number(999)), bytes.fromhex(EMPTY_DIGEST)

@@ -13,10 +13,10 @@ from splitup.messages.frames import (
     FRAME_HEADER_BYTES,
     Frame,
     FrameKind,
-    Piece,
     Seal,
+    TensorChunk,
+    decode_chunk,
     decode_frame,
-    decode_piece,
 )
 from splitup.messages.snapshots import Heartbeat
 
@@ -85,7 +85,7 @@ def test_a_stored_tensor_has_a_length_but_no_payload() -> None:
     stored = replace(make_frame(), payload=b"", length=5 * limits.MIB, stored=True)
     decoded, _ = decode_frame(stored.encode(SIGNATURE))
     assert decoded.stored and decoded.length == 5 * limits.MIB
-    with pytest.raises(PeerFault, match="without payload"):
+    with pytest.raises(PeerFault, match="announces a tensor sent elsewhere"):
         decode_frame(replace(make_frame(), stored=True).encode(SIGNATURE))
 
 
@@ -165,30 +165,32 @@ def test_zeros_have_no_payload() -> None:
         decode_frame(make_zeros(8).encode(SIGNATURE) + bytes(8))
 
 
-PIECE = Piece("0x" + "ab" * 32, 1, 2, 3, 2 * limits.MIB, limits.TENSOR_CHUNK_BYTES, b"x" * 100)
+CHUNK = TensorChunk(
+    "0x" + "ab" * 32, 1, 2, 3, 2 * limits.MIB, limits.TENSOR_CHUNK_BYTES, b"x" * 100
+)
 
 
 def test_piece_round_trips_and_is_no_frame() -> None:
-    assert decode_piece(PIECE.encode()) == PIECE
-    assert decode_piece(make_frame().encode(SIGNATURE)) is None
+    assert decode_chunk(CHUNK.encode()) == CHUNK
+    assert decode_chunk(make_frame().encode(SIGNATURE)) is None
     with pytest.raises(PeerFault, match="magic"):
-        decode_frame(PIECE.encode() + bytes(FRAME_HEADER_BYTES))
+        decode_frame(CHUNK.encode() + bytes(FRAME_HEADER_BYTES))
 
 
 @pytest.mark.parametrize(
-    "piece",
+    "chunk",
     [
-        replace(PIECE, payload=b""),
-        replace(PIECE, payload=bytes(limits.TENSOR_CHUNK_BYTES + 1)),
-        replace(PIECE, length=limits.INLINE_TENSOR_BYTES),
-        replace(PIECE, length=tuning.DIRECT_BYTES + 1),
-        replace(PIECE, offset=PIECE.length - 99),
-        replace(PIECE, offset=2**64 - 1),
+        replace(CHUNK, payload=b""),
+        replace(CHUNK, payload=bytes(limits.TENSOR_CHUNK_BYTES + 1)),
+        replace(CHUNK, length=limits.INLINE_TENSOR_BYTES),
+        replace(CHUNK, length=tuning.DIRECT_BYTES + 1),
+        replace(CHUNK, offset=CHUNK.length - 99),
+        replace(CHUNK, offset=2**64 - 1),
     ],
 )
-def test_a25_impossible_pieces_are_refused(piece: Piece) -> None:
-    with pytest.raises(PeerFault, match="piece"):
-        decode_piece(piece.encode())
+def test_a25_impossible_chunks_are_refused(chunk: TensorChunk) -> None:
+    with pytest.raises(PeerFault, match="chunk"):
+        decode_chunk(chunk.encode())
 
 
 def test_direct_frame_is_not_a_stored_one() -> None:

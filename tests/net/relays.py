@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from aiohttp import web
 
 from splitup.core.errors import Unavailable
+from splitup.messages import api
 from splitup.messages.snapshots import ReachRequest
-from splitup.net.http import Server, make_app, read_signed, serve_app
+from splitup.net.http import Server, make_app, read_message, serve_app
 from splitup.net.relay import Relay
-
-REACH_TYP = "splitup-reach"
 
 
 class RelayServer:
@@ -35,7 +34,7 @@ class RelayServer:
         self.relay = Relay(lambda: self.url, self.find_key)
         app = make_app()
         self.relay.add_routes(app)
-        app.router.add_post("/v1/reach", self._on_reach)
+        app.router.add_post(api.REACH_REQUEST.path, self._on_reach)
         self.server = await serve_app(app, "127.0.0.1", self.port)
         self.port = self.server.port
 
@@ -45,8 +44,8 @@ class RelayServer:
         await self.server.close()
 
     async def _on_reach(self, request: web.Request) -> web.Response:
-        claims = await read_signed(request, typ=REACH_TYP, audience=self.audience)
-        self.asked.append(ReachRequest.from_value(claims.body))
+        received = await read_message(request, api.REACH_REQUEST, audience=self.audience)
+        self.asked.append(received.message)
         if self.problem is None:
             raise Unavailable("this member does not know")
         return web.json_response({"problem": self.problem})

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from splitup.core import limits, tuning
-from splitup.core.errors import PeerFault
+from splitup.core.errors import InvalidInput, PeerFault
+from splitup.messages import api
 from splitup.net.chunked_messages import (
     ChunkedMessage,
     ChunkedMessages,
@@ -34,12 +35,12 @@ async def test_a_chunked_message_arrives_in_parts(monkeypatch: pytest.MonkeyPatc
     asked: list[int] = []
 
     async def serve(request: web.Request) -> web.Response:
-        asked.append(int(request.match_info["part"]))
-        part = chunked_messages.find_part(request.match_info["digest"], asked[-1])
+        asked.append(int(request.match_info["index"]))
+        part = chunked_messages.find_chunk(request.match_info["digest"], asked[-1])
         return web.Response(body=part) if part else error_reply(404, "gone")
 
     app = make_app()
-    app.router.add_get("/v1/parcel/{digest}/{part}", serve)
+    app.router.add_get(api.MESSAGE_CHUNK.path, serve)
     server = await serve_app(app, "127.0.0.1", 0)
     try:
         async with SignedClient() as http:
@@ -52,14 +53,14 @@ async def test_a_chunked_message_arrives_in_parts(monkeypatch: pytest.MonkeyPatc
                 await fetch_chunked_message(http, server.url, longer)
     finally:
         await server.close()
-    assert chunked_messages.find_part(chunked_message.packed_digest, len(asked)) is None
+    assert chunked_messages.find_chunk(chunked_message.packed_digest, len(asked)) is None
 
 
 def test_only_the_latest_are_kept() -> None:
     chunked_messages = ChunkedMessages()
     first, *_ = [chunked_messages.offer(bytes([n])) for n in range(tuning.MAX_CHUNKED_MESSAGES + 1)]
-    assert chunked_messages.find_part(first.packed_digest, 0) is None
-    with pytest.raises(PeerFault):
+    assert chunked_messages.find_chunk(first.packed_digest, 0) is None
+    with pytest.raises(InvalidInput):
         chunked_messages.offer(bytes(limits.MAX_CHUNKED_MESSAGE_BYTES + 1))
 
 

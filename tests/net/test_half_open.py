@@ -16,9 +16,10 @@ from aiohttp import web
 from splitup.chain.rpc import Rpc
 from splitup.core import tuning
 from splitup.crypto.keys import generate_identity
+from splitup.messages import api
 from splitup.messages.storage import Grant
 from splitup.net.http import make_app, serve_app
-from splitup.net.links import DATA_PATH, Link, LinkAcceptor, LinkPool
+from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup.storage.download import download_object
 from tests.builders import HANG_S
 from tests.chain.proxy import Proxy
@@ -44,7 +45,7 @@ class Node:
 async def node() -> AsyncIterator[tuple[Node, Proxy]]:
     node = Node()
     app = make_app()
-    app.router.add_get(DATA_PATH, node.acceptor.handle)
+    app.router.add_get(api.DATA.path, node.acceptor.handle)
     server = await serve_app(app, "127.0.0.1", 0)
     proxy = await Proxy.open(0, server.port)
     yield node, proxy

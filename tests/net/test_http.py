@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import zlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -22,10 +23,14 @@ from splitup.core.errors import (
 )
 from splitup.crypto.jws import ReplayCache
 from splitup.crypto.keys import generate_identity
+from splitup.messages.api import Route
+from splitup.messages.base import Message
 from splitup.net.http import Server, SignedClient, make_app, read_json, read_signed, serve_app
 from tests.builders import HANG_S
 
 BODY_LIMIT = 4096
+ECHO = Route[Message]("POST", "/echo", "anybody", typ="t")
+ONCE = Route[Message]("POST", "/once", "anybody", typ="t")
 ERRORS = {
     "peer": (PeerFault("that was wrong"), 400),
     "input": (InvalidInput("that was no input"), 400),
@@ -38,12 +43,12 @@ REPLAYS = ReplayCache()
 
 
 async def echo(request: web.Request) -> web.Response:
-    claims = await read_signed(request, typ="t", audience="me")
+    claims, _ = await read_signed(request, ECHO, audience="me")
     return web.json_response({"issuer": claims.issuer, "body": claims.body})
 
 
 async def once(request: web.Request) -> web.Response:
-    await read_signed(request, typ="t", audience="me", replays=REPLAYS)
+    await read_signed(request, ONCE, audience="me", replays=REPLAYS)
     return web.json_response({})
 
 
@@ -86,8 +91,8 @@ async def server() -> AsyncIterator[Server]:
     app = make_app(max_body_bytes=BODY_LIMIT)
     app.add_routes(
         [
-            web.post("/echo", echo),
-            web.post("/once", once),
+            web.post(ECHO.path, echo),
+            web.post(ONCE.path, once),
             web.post("/parse", parse),
             web.get("/fail/{what}", fail),
             web.get("/answer/{what}", answer),
@@ -107,7 +112,7 @@ async def client() -> AsyncIterator[SignedClient]:
 async def test_a_signed_message_arrives_with_its_signer(
     server: Server, client: SignedClient
 ) -> None:
-    reply = await client.post_signed(f"{server.url}/echo", "t", "me", {"n": 1})
+    reply = await client.post_signed(ECHO, server.url, "me", {"n": 1})
     assert reply["body"] == {"n": 1}
     assert reply["issuer"] == client._identity.signing_key_hex  # type: ignore[union-attr]
 
@@ -117,17 +122,17 @@ async def test_another_type_or_audience_is_refused(
     server: Server, client: SignedClient, typ: str, audience: str
 ) -> None:
     with pytest.raises(Refused) as refused:
-        await client.post_signed(f"{server.url}/echo", typ, audience, {})
+        await client.post_signed(replace(ECHO, typ=typ), server.url, audience, {})
     assert refused.value.status == 400
 
 
 async def test_a15_a_token_counts_once_where_it_matters(
     server: Server, client: SignedClient
 ) -> None:
-    token = client.sign("t", "me", {})
-    await client.post_token(f"{server.url}/once", token)
+    token = client.sign(ONCE, "me", {})
+    await client.post_token(ONCE, server.url, token)
     with pytest.raises(Refused, match="used before"):
-        await client.post_token(f"{server.url}/once", token)
+        await client.post_token(ONCE, server.url, token)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 4000])
@@ -252,4 +257,4 @@ async def test_a_busy_port_is_named(server: Server) -> None:
 async def test_without_an_identity_nothing_is_signed() -> None:
     async with SignedClient() as client:
         with pytest.raises(InvalidInput, match="without an identity"):
-            client.sign("t", "me", {})
+            client.sign(ONCE, "me", {})

@@ -13,10 +13,11 @@ from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
+from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import FrameKind, Seal, decode_frame
 from splitup.net.http import Server, make_app, serve_app
-from splitup.net.links import DATA_PATH, DATA_TYP, Link, LinkAcceptor, LinkPool
+from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup.net.signed_frames import make_message_frame, make_tensor_frame, seal_frame, verify_seal
 from tests.builders import HANG_S
 
@@ -46,7 +47,7 @@ class Peer:
 
     async def start(self) -> None:
         app = make_app()
-        app.router.add_get(DATA_PATH, self.acceptor.handle)
+        app.router.add_get(api.DATA.path, self.acceptor.handle)
         self.server = await serve_app(app, "127.0.0.1", self.port)
         self.port = self.server.port
 
@@ -182,7 +183,7 @@ async def test_node_that_refuses_is_not_asked_again(peer: Peer, pool: LinkPool) 
 async def test_a15_handshake_is_checked(peer: Peer, change: str) -> None:
     token = sign_jws(
         generate_identity(),
-        typ="splitup-other" if change == "typ" else DATA_TYP,
+        typ="splitup-other" if change == "typ" else api.DATA.typ,
         audience="0x" + "11" * 20 if change == "audience" else peer.identity.address,
         body={"execution_id": 3} if change == "body" else {"execution_id": ""},
         now_s=int(time.time()),
@@ -190,9 +191,9 @@ async def test_a15_handshake_is_checked(peer: Peer, change: str) -> None:
     headers = {} if change == "none" else {"Authorization": f"Bearer {token}"}
     async with aiohttp.ClientSession() as session:
         if change == "replay":
-            await (await session.ws_connect(peer.url + DATA_PATH, headers=headers)).close()
+            await (await session.ws_connect(peer.url + api.DATA.path, headers=headers)).close()
         with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-            await session.ws_connect(peer.url + DATA_PATH, headers=headers)
+            await session.ws_connect(peer.url + api.DATA.path, headers=headers)
     assert caught.value.status in (400, 401)
 
 
@@ -200,14 +201,14 @@ async def test_text_and_oversized_messages_close_the_connection(peer: Peer) -> N
     for send in ("text", "huge"):
         token = sign_jws(
             generate_identity(),
-            typ=DATA_TYP,
+            typ=api.DATA.typ,
             audience=peer.identity.address,
             body={"execution_id": ""},
             now_s=int(time.time()),
         )
         headers = {"Authorization": f"Bearer {token}"}
         async with aiohttp.ClientSession() as session:
-            socket = await session.ws_connect(peer.url + DATA_PATH, headers=headers)
+            socket = await session.ws_connect(peer.url + api.DATA.path, headers=headers)
             if send == "text":
                 await socket.send_str("hello")
             else:

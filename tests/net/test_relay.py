@@ -14,12 +14,10 @@ from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Refused, Throttled, Unavailable
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
+from splitup.messages import api
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
-from splitup.net.links import DATA_PATH, DATA_TYP, Link, LinkAcceptor, LinkPool
+from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup.net.relay import (
-    RELAY_PATH,
-    RELAY_TYP,
-    STREAM_PATH,
     Allowance,
     Kind,
     decode_control,
@@ -52,7 +50,7 @@ class HiddenNode:
     async def start(self) -> None:
         app = make_app()
         app.router.add_get("/v1/ping", self._ping)
-        app.router.add_post("/v1/plan", self._plan)
+        app.router.add_post(api.PLAN_CERTIFICATE.path, self._plan)
         self.server = await serve_app(app, "127.0.0.1", 0)
         self.tunnel = Tunnel(self.identity, self.acceptor, self.server.url)
 
@@ -137,10 +135,10 @@ async def test_requests_reach_a_node_that_only_dialled_out(
     assert relay.relay.nodes == (node.identity.address,)
     assert await http.get_json(f"{endpoint}/v1/ping") == {}
     plan = {"plan": "x" * 100_000}
-    assert await http.post_json(f"{endpoint}/v1/plan", plan) == {"taken": 1}
+    assert await http.post_json(api.PLAN_CERTIFICATE.url(endpoint), plan) == {"taken": 1}
     assert node.posted == [plan]
-    with pytest.raises(PeerFault, match="a bad plan"):  # errors come back as they are
-        await http.post_json(f"{endpoint}/v1/plan", {"bad": 1})
+    with pytest.raises(Refused, match="a bad plan"):  # errors come back as they are
+        await http.post_json(api.PLAN_CERTIFICATE.url(endpoint), {"bad": 1})
 
 
 async def test_frames_go_both_ways_and_in_order(relay: RelayServer, node: HiddenNode) -> None:
@@ -203,7 +201,7 @@ async def test_f10_no_frame_is_lost_on_a_way_to_the_relay_that_lags_and_breaks(
     await node.join(relay)
     budgets = [0, 100, 9_000, 60_000, 1_500, 150_000, 30_000]  # some break within the handshake
     proxy = BreakingProxy(relay.port, budgets)
-    endpoint = f"http://127.0.0.1:{await proxy.start()}{RELAY_PATH}/{node.identity.address}"
+    endpoint = f"http://127.0.0.1:{await proxy.start()}{api.RELAY.path}/{node.identity.address}"
     pool = open_pool()
     link = pool.open(node.identity.address, endpoint)
     frames = [bytes([number]) * 10_000 for number in range(40)]
@@ -237,7 +235,7 @@ async def register(relay: RelayServer, make_token: object) -> aiohttp.WSMessage:
     """Answer the relay's nonce with ``make_token(nonce)`` and return what it says then."""
     async with (
         aiohttp.ClientSession() as session,
-        session.ws_connect(relay.url + RELAY_PATH) as socket,
+        session.ws_connect(relay.url + api.RELAY.path) as socket,
         asyncio.timeout(HANG_S),
     ):
         nonce = await socket.receive_str()
@@ -266,7 +264,7 @@ async def test_a15_registration_is_proved_over_the_relays_nonce(
             body["more"] = "1"
         token = sign_jws(
             generate_identity() if change == "key" else identity,
-            typ=DATA_TYP if change == "typ" else RELAY_TYP,
+            typ=api.DATA.typ if change == "typ" else api.RELAY.typ,
             audience="http://other:1" if change == "audience" else relay.url,
             body=body,
             now_s=int(time.time()),
@@ -297,15 +295,15 @@ async def test_unknown_nodes_paths_and_tickets_are_refused(
     relay: RelayServer, node: HiddenNode, http: SignedClient
 ) -> None:
     endpoint = await node.join(relay)
-    nobody = f"{relay.url}{RELAY_PATH}/0x{'11' * 20}"
+    nobody = f"{relay.url}{api.RELAY.path}/0x{'11' * 20}"
     with pytest.raises(Unavailable, match="not registered"):
         await http.get_json(f"{nobody}/v1/ping")
-    for url in (f"{endpoint}/v1/status", f"{endpoint}/v1/ping/../plan", endpoint):
+    for url in (f"{endpoint}/v1/status", f"{endpoint}/v1/ping/../plan-certificate", endpoint):
         with pytest.raises(Refused) as caught:
             await http.get_json(url)
         assert caught.value.status in (404, 405)
-    with pytest.raises(Refused, match="nobody waits"):
-        await http.get_json(f"{relay.url}{STREAM_PATH}/{'0' * 32}")
+    with pytest.raises(Refused, match="ticket is unknown"):
+        await http.get_json(api.RELAY_STREAM.url(relay.url, ticket="0" * 32))
 
 
 @pytest.mark.parametrize("message", [b"", b"\x09" + bytes(6), b"\x01" + bytes(6), "text", 302])
@@ -316,7 +314,7 @@ async def test_a25_a_node_that_sends_nonsense_is_sent_away(
     relay.keys[identity.address] = identity.signing_key_hex
     async with (
         aiohttp.ClientSession() as session,
-        session.ws_connect(relay.url + RELAY_PATH) as socket,
+        session.ws_connect(relay.url + api.RELAY.path) as socket,
         asyncio.timeout(HANG_S),
     ):
         await socket.send_str(prove(identity, relay.url, await socket.receive_str()))
@@ -332,7 +330,7 @@ async def test_a09_an_endless_reply_is_cut_off(relay: RelayServer) -> None:
     relay.keys[identity.address] = identity.signing_key_hex
     async with (
         aiohttp.ClientSession() as session,
-        session.ws_connect(relay.url + RELAY_PATH) as socket,
+        session.ws_connect(relay.url + api.RELAY.path) as socket,
         asyncio.timeout(HANG_S),
     ):
         await socket.send_str(prove(identity, relay.url, await socket.receive_str()))
@@ -351,11 +349,11 @@ async def test_f11_a_node_that_fell_silent_loses_its_place(
     relay.keys[identity.address] = identity.signing_key_hex
     async with (
         aiohttp.ClientSession() as session,
-        session.ws_connect(relay.url + RELAY_PATH, autoping=False) as socket,
+        session.ws_connect(relay.url + api.RELAY.path, autoping=False) as socket,
         asyncio.timeout(HANG_S),
     ):
         await socket.send_str(prove(identity, relay.url, await socket.receive_str()))
-        url = f"{relay.url}{RELAY_PATH}/{identity.address}/v1/ping"
+        url = f"{relay.url}{api.RELAY.path}/{identity.address}/v1/ping"
         with pytest.raises(Unavailable, match="left this relay"):  # what waited for it, fails
             await http.get_json(url)
         assert relay.relay.nodes == ()
@@ -368,7 +366,7 @@ async def test_f11_a_node_that_fell_silent_loses_its_place(
 def prove(identity: Identity, relay_url: str, nonce: str) -> str:
     body = {"node": identity.address, "nonce": nonce}
     now_s = int(time.time())
-    return sign_jws(identity, typ=RELAY_TYP, audience=relay_url, body=body, now_s=now_s)
+    return sign_jws(identity, typ=api.RELAY.typ, audience=relay_url, body=body, now_s=now_s)
 
 
 # ---- floods ------------------------------------------------------------------------------------
@@ -408,12 +406,14 @@ def open_data(
 ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientWebSocketResponse[bool]]:
     token = sign_jws(
         generate_identity(),
-        typ=DATA_TYP,
+        typ=api.DATA.typ,
         audience=node.identity.address,
         body={"execution_id": ""},
         now_s=int(time.time()),
     )
-    return session.ws_connect(endpoint + DATA_PATH, headers={"Authorization": f"Bearer {token}"})
+    return session.ws_connect(
+        endpoint + api.DATA.path, headers={"Authorization": f"Bearer {token}"}
+    )
 
 
 async def test_a25_bodies_that_wait_for_a_node_are_bounded(
@@ -422,8 +422,8 @@ async def test_a25_bodies_that_wait_for_a_node_are_bounded(
     monkeypatch.setattr(tuning, "RELAY_HELD_BYTES", 1_000)
     endpoint = await node.join(relay)
     with pytest.raises(Unavailable, match="too many requests wait"):
-        await http.post_json(f"{endpoint}/v1/plan", {"plan": "x" * 1_000})
-    assert await http.post_json(f"{endpoint}/v1/plan", {"plan": "x"}) == {"taken": 1}
+        await http.post_json(api.PLAN_CERTIFICATE.url(endpoint), {"plan": "x" * 1_000})
+    assert await http.post_json(api.PLAN_CERTIFICATE.url(endpoint), {"plan": "x"}) == {"taken": 1}
 
 
 async def test_a25_who_sends_faster_than_the_node_reads_waits(
@@ -434,16 +434,16 @@ async def test_a25_who_sends_faster_than_the_node_reads_waits(
     relay.keys[identity.address] = identity.signing_key_hex
     monkeypatch.setattr(tuning, "RELAY_BYTES_PER_S", 10**9)
     async with aiohttp.ClientSession() as session, contextlib.AsyncExitStack() as stack:
-        control = await stack.enter_async_context(session.ws_connect(relay.url + RELAY_PATH))
+        control = await stack.enter_async_context(session.ws_connect(relay.url + api.RELAY.path))
         await control.send_str(prove(identity, relay.url, await control.receive_str()))
         await control.receive_str()
-        url = f"{relay.url}{RELAY_PATH}/{identity.address}{DATA_PATH}"
+        url = f"{relay.url}{api.RELAY.path}/{identity.address}{api.DATA.path}"
         opening = asyncio.create_task(session.ws_connect(url))
         kind, _, _, payload = decode_control(await control.receive_bytes())
         assert kind is Kind.OPEN
         ticket = payload[:32].decode()
         far = await stack.enter_async_context(
-            session.ws_connect(f"{relay.url}{STREAM_PATH}/{ticket}")
+            session.ws_connect(api.RELAY_STREAM.url(relay.url, ticket=ticket))
         )
         near = await stack.enter_async_context(await opening)
         sent = 0

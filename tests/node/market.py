@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,26 +22,26 @@ from splitup.chain.market import terms_to_abi
 from splitup.chain.rpc import Rpc
 from splitup.core.codec import compute_digest
 from splitup.crypto import bls
-from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.crypto.quorum import pack_signatures, sign_quorum, snapshot_struct_hash
 from splitup.devnet.anvil import derive_key
 from splitup.graph.ir import Graph
 from splitup.graph.manifest import Manifest, get_blob_key, get_task_key
+from splitup.messages import api
 from splitup.messages.completions import Completion, ExecutorCommitment
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Heartbeat, Snapshot, SnapshotEntry
+from splitup.messages.storage import UploadObject
 from splitup.messages.verification import (
     Attestation,
     Held,
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationResult,
 )
-from splitup.net.http import SignedClient, make_app, read_json, serve_app
+from splitup.net.http import M, SignedClient, add_routes, make_app, read_message, serve_app
 from splitup.protocol.planning.signed_requests import request_to_abi
 from splitup.protocol.settlement.attestations import sign_attestation
-from splitup.storage.gateway_client import UploadObject
 from tests.builders import HANG_S
 from tests.node.graphs import make_reference
 from tests.oracle.gateway_network import MNEMONIC, Network, confirm_group_key
@@ -62,23 +61,19 @@ class Members:
     commitments: dict[tuple[str, str], ExecutorCommitment] = field(default_factory=dict)
     results: asyncio.Queue[VerificationResult] = field(default_factory=asyncio.Queue)
     verified: set[tuple[str, int]] = field(default_factory=set)
-    validator_commitments: dict[tuple[str, int], VerificationCommitment] = field(
-        default_factory=dict
-    )
+    validator_commitments: dict[tuple[str, int], ValidatorCommitment] = field(default_factory=dict)
     identities: Iterator[Identity] = field(default_factory=lambda: iter(()))
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def _read(self, request: web.Request, typ: str) -> dict[str, Any]:
-        token = (await read_json(request))["jws"]
-        now_s = int(time.time())
-        return verify_jws(token, typ=typ, audience=self.audience, now_s=now_s).body
+    async def _read(self, request: web.Request, route: api.Route[M]) -> M:
+        return (await read_message(request, route, audience=self.audience)).message
 
     async def _tell(self) -> None:
         async with self.changed:
             self.changed.notify_all()
 
     async def on_heartbeat(self, request: web.Request) -> web.Response:
-        beat = Heartbeat.from_value(await self._read(request, "splitup-heartbeat"))
+        beat = await self._read(request, api.HEARTBEAT)
         if beat.block_hash != HEAD:
             return web.json_response({"block": HEAD})
         self.heartbeats[beat.node] = beat
@@ -86,19 +81,18 @@ class Members:
         return web.json_response({"block": HEAD, "tasks": self.demand})
 
     async def on_completion(self, request: web.Request) -> web.Response:
-        completion = Completion.from_value(await self._read(request, "splitup-completion"))
+        completion = await self._read(request, api.COMPLETION)
         self.completions[completion.execution_id, completion.node] = completion
         await self._tell()
         return web.json_response({})
 
     async def on_commitment(self, request: web.Request) -> web.Response:
-        commitment = ExecutorCommitment.from_value(await self._read(request, "splitup-pledge"))
+        commitment = await self._read(request, api.EXECUTOR_COMMITMENT)
         self.commitments[commitment.execution_id, commitment.node] = commitment
         return web.json_response({})
 
     async def on_validator_commitment(self, request: web.Request) -> web.Response:
-        body = await self._read(request, "splitup-verification-commitment")
-        validator_commitment = VerificationCommitment.from_value(body)
+        validator_commitment = await self._read(request, api.VALIDATOR_COMMITMENT)
         self.validator_commitments[validator_commitment.execution_id, validator_commitment.task] = (
             validator_commitment
         )
@@ -123,8 +117,7 @@ class Members:
         return web.json_response(sign_attestation(member, attestation).model_dump(mode="json"))
 
     async def on_verification(self, request: web.Request) -> web.Response:
-        body = await self._read(request, "splitup-verification-result")
-        result = VerificationResult.from_value(body)
+        result = await self._read(request, api.VERIFICATION_RESULT)
         if (key := (result.execution_id, result.task)) not in self.verified:
             assert result.error or self.validator_commitments[key].root == result.root()
             self.verified.add(key)  # the four members listen at one endpoint
@@ -327,7 +320,7 @@ class NodeMarket:
         """Send a plan to its nodes."""
         async with SignedClient() as http:
             for node in certificate.plan.nodes:
-                await http.post_json(f"{node.endpoint}/v1/plan", certificate)
+                await http.post_json(api.PLAN_CERTIFICATE.url(node.endpoint), certificate)
 
     def _sign(self, digest: bytes) -> bytes:
         committee = self.network.committee
@@ -346,12 +339,15 @@ async def open_market(
         network.deployment.committee, identities=itertools.cycle(network.committee.members)
     )
     app = make_app()
-    app.router.add_post("/v1/heartbeat", members.on_heartbeat)
-    app.router.add_post("/v1/completion", members.on_completion)
-    app.router.add_post("/v1/pledge", members.on_commitment)
-    app.router.add_post("/v1/promise", members.on_validator_commitment)
-    app.router.add_get("/v1/attestation/{execution_id}", members.on_attestation)
-    app.router.add_post("/v1/verification", members.on_verification)
+    handlers = {
+        api.HEARTBEAT: members.on_heartbeat,
+        api.COMPLETION: members.on_completion,
+        api.EXECUTOR_COMMITMENT: members.on_commitment,
+        api.VALIDATOR_COMMITMENT: members.on_validator_commitment,
+        api.ATTESTATION: members.on_attestation,
+        api.VERIFICATION_RESULT: members.on_verification,
+    }
+    add_routes(app, tuple(handlers), handlers)
     server = await serve_app(app, "127.0.0.1", 0)
     key = derive_key(MNEMONIC, 9)
     client = await Chain.connect(network.rpc_url, network.deployment, private_key=key)

@@ -27,13 +27,14 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
 )
+from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, Takeover
-from splitup.messages.frames import Frame, FrameKind, Piece, decode_frame, decode_piece
+from splitup.messages.frames import Frame, FrameKind, TensorChunk, decode_chunk, decode_frame
 from splitup.messages.plans import Plan, PlanCertificate, PlanNode, Request
 from splitup.messages.progress import Progress, TaskFailure, Trace
 from splitup.net.http import Server, make_app, serve_app
-from splitup.net.links import DATA_PATH, Link, LinkPool
+from splitup.net.links import Link, LinkPool
 from splitup.net.object_transfer import NotStored, get_parts
 from splitup.net.signed_frames import (
     make_message_frame,
@@ -257,7 +258,7 @@ class TestNode:
 
     async def start(self, graphs: dict[str, Graph]) -> None:
         app = make_app()
-        app.router.add_get(DATA_PATH, self.engine.acceptor.handle)
+        app.router.add_get(api.DATA.path, self.engine.acceptor.handle)
         self.server = await serve_app(app, "127.0.0.1", 0)
         await self.supervisor.start()
         await self.load(graphs)
@@ -298,14 +299,14 @@ class TestClient:
             self.identity, self._on_frame, on_closed=self.closed.put_nowait, allow_loopback=True
         )
         self.outputs: asyncio.Queue[Frame] = asyncio.Queue()
-        self.direct: asyncio.Queue[Frame] = asyncio.Queue()  # behind pieces, which are not kept
+        self.direct: asyncio.Queue[Frame] = asyncio.Queue()  # behind chunks, which are not kept
         self.failures: asyncio.Queue[TaskFailure] = asyncio.Queue()
         self.traces: asyncio.Queue[Trace] = asyncio.Queue()
         self.progress: asyncio.Queue[Progress] = asyncio.Queue()
         self.links: list[Link] = []
 
     def _on_frame(self, link: Link, data: bytes) -> None:
-        if decode_piece(data) is not None:
+        if decode_chunk(data) is not None:
             return
         frame, _ = decode_frame(data)
         if frame.kind is FrameKind.TENSOR:
@@ -348,7 +349,7 @@ class TestClient:
             if link.peer in nodes:
                 link.send(seal_frame(self.identity, frame))
 
-    def send_pieces(
+    def send_chunks(
         self,
         certificate: PlanCertificate,
         step: int,
@@ -358,7 +359,7 @@ class TestClient:
         offsets: Sequence[int] | None = None,
         digest: bytes | None = None,
     ) -> None:
-        """Send one step's input to a node in pieces (all of them: None), then its digest."""
+        """Send one step's input to a node in chunks (all of them: None), then its digest."""
         data, execution_id = x.tobytes(), certificate.plan.request.execution_id
         digest = hashlib.sha256(data).digest() if digest is None else digest
         frame = make_stored_frame(execution_id, CLIENT, 0, step, digest, x.nbytes, direct=True)
@@ -367,8 +368,8 @@ class TestClient:
             range(0, len(data), limits.TENSOR_CHUNK_BYTES) if offsets is None else offsets
         ):
             payload = data[offset : offset + limits.TENSOR_CHUNK_BYTES]
-            piece = Piece(execution_id, CLIENT, 0, step, len(data), offset, payload)
-            link.send_bulk(piece.encode())
+            chunk = TensorChunk(execution_id, CLIENT, 0, step, len(data), offset, payload)
+            link.send_bulk(chunk.encode())
         link.send_bulk(seal_frame(self.identity, frame))
 
     def take_over(

@@ -24,6 +24,7 @@ from splitup.core.errors import ConfigurationError, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import compute_commitment
 from splitup.devnet.processes import find_program
+from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import Completion
 from splitup.messages.plans import PlanCertificate
@@ -159,7 +160,7 @@ async def verify(
     )
     endpoint = next(node.endpoint for node in nodes if node.identity.address == first)
     async with SignedClient() as http:
-        await http.post_json(f"{endpoint}/v1/verify", order)
+        await http.post_json(api.VERIFICATION_ORDER.url(endpoint), order)
     async with asyncio.timeout(HANG_S):
         result = await market.members.results.get()
     assert result.validator == first
@@ -319,7 +320,7 @@ async def test_f01_node_killed_in_a_task_says_so_after_its_restart(
         await client.pool.close()
         async with SignedClient() as http:
             with pytest.raises(Refused, match="over on this node"):
-                await http.post_json(f"{crashing.endpoint}/v1/plan", certificate)
+                await http.post_json(api.PLAN_CERTIFICATE.url(crashing.endpoint), certificate)
 
 
 async def test_f02_node_killed_between_its_log_and_its_report_reports_once_after_its_restart(
@@ -441,7 +442,7 @@ async def test_f23_node_on_a_full_disk_takes_no_work_and_says_why(
         await market.members.wait_for(lambda: not beats[address].resident)
         async with SignedClient() as http:
             with pytest.raises(Unavailable, match=r"4096 bytes left.*free some space"):
-                await http.post_json(f"{node.endpoint}/v1/plan", refused)
+                await http.post_json(api.PLAN_CERTIFICATE.url(node.endpoint), refused)
     await market.members.wait_for(lambda: beats[address].resident)
 
     put = Journal.put
@@ -470,7 +471,7 @@ async def test_forged_plans_are_refused(market: NodeMarket, nodes: list[RunningN
     async with SignedClient() as http:
         for node, bad in ((nodes[1], forged), (nodes[0], _drop_signature(certificate))):
             with pytest.raises(Refused) as caught:
-                await http.post_json(f"{node.endpoint}/v1/plan", bad)
+                await http.post_json(api.PLAN_CERTIFICATE.url(node.endpoint), bad)
             assert caught.value.status in (400, 401)
 
 
@@ -488,7 +489,7 @@ async def test_orders_that_the_draw_does_not_back_are_refused(
     )
     async with SignedClient() as http:
         with pytest.raises(Refused, match="does not pick this task"):
-            await http.post_json(f"{nodes[1].endpoint}/v1/verify", order)
+            await http.post_json(api.VERIFICATION_ORDER.url(nodes[1].endpoint), order)
 
 
 async def test_a_node_that_nobody_reaches_serves_behind_another_nodes_relay(

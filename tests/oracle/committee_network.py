@@ -26,6 +26,7 @@ from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_
 from splitup.crypto.quorum import compute_execution_id
 from splitup.devnet.anvil import derive_key, start_anvil
 from splitup.devnet.ports import find_free_ports
+from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.completions import (
     EMPTY_DIGEST,
@@ -37,7 +38,7 @@ from splitup.messages.completions import (
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Heartbeat
 from splitup.messages.verification import (
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -84,8 +85,8 @@ class Node:
         app.add_routes(
             [
                 web.get("/v1/ping", self._ping),
-                web.post("/v1/plan", self._plan),
-                web.post("/v1/verify", self._verify),
+                web.post(api.PLAN_CERTIFICATE.path, self._plan),
+                web.post(api.VERIFICATION_ORDER.path, self._verify),
             ]
         )
         self.server = await serve_app(app, "127.0.0.1", 0)
@@ -122,10 +123,10 @@ class Node:
         for _ in range(2):
             head = self.heads.get(endpoint, ZERO_BYTES32)
             named = heartbeat.model_copy(update={"block_hash": head})
-            token = self.http.sign("splitup-heartbeat", self.chain.deployment.committee, named)
+            token = self.http.sign(api.HEARTBEAT, self.chain.deployment.committee, named)
             try:
-                reply = await self.http.post_token(f"{endpoint}/v1/heartbeat", token)
-            except (PeerFault, Unavailable):
+                reply = await self.http.post_token(api.HEARTBEAT, endpoint, token)
+            except (PeerFault, Refused, Unavailable):
                 return
             self.heads[endpoint] = reply["block"]
             if "tasks" in reply:
@@ -136,23 +137,6 @@ class Node:
         task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-
-    async def _tell(self, path: str, typ: str, message: Any) -> None:
-        """Say it to every member that is up; one token serves all."""
-        token = self.http.sign(typ, self.chain.deployment.committee, message)
-
-        async def post(endpoint: str) -> None:
-            for _ in range(5):
-                try:
-                    await self.http.post_token(f"{endpoint}/v1/{path}", token)
-                except PeerFault:
-                    return
-                except Unavailable:
-                    await asyncio.sleep(0.3)
-                else:
-                    return
-
-        await asyncio.gather(*(post(endpoint) for endpoint in self.members))
 
     async def _ping(self, _: web.Request) -> web.Response:
         return web.json_response({"node": self.identity.address})
@@ -197,9 +181,9 @@ class Node:
             steps=completion.steps,
             root=completion.root(),
         )
-        self.spawn(herald.spread("/v1/pledge", "splitup-pledge", commitment, math.inf))
+        self.spawn(herald.spread(api.EXECUTOR_COMMITMENT, commitment, math.inf))
         assert await herald.wait_until_due(execution_id, None, math.inf)
-        await herald.spread("/v1/completion", "splitup-completion", completion, math.inf)
+        await herald.spread(api.COMPLETION, completion, math.inf)
 
     def _open_herald(self) -> CommitteeClient:
         return CommitteeClient(self.http, self.committees.fetch_of)
@@ -223,7 +207,7 @@ class Node:
         return web.json_response({})
 
     async def _report(self, result: VerificationResult) -> None:
-        validator_commitment = VerificationCommitment(
+        validator_commitment = ValidatorCommitment(
             execution_id=result.execution_id,
             task=result.task,
             validator=result.validator,
@@ -231,7 +215,7 @@ class Node:
         )
         herald = self._open_herald()
         if await herald.wait_until_due(result.execution_id, validator_commitment, math.inf):
-            await herald.spread("/v1/verification", "splitup-verification-result", result, math.inf)
+            await herald.spread(api.VERIFICATION_RESULT, result, math.inf)
 
 
 @dataclass
@@ -337,7 +321,7 @@ class Network:
         """
 
         async def ask(endpoint: str) -> PlanCertificate:
-            url = f"{endpoint}/v1/plan/{execution_id}?wait_s=20"
+            url = api.PLAN.url(endpoint, execution_id=execution_id, wait_s=20)
             while True:
                 try:
                     return PlanCertificate.from_value(
@@ -473,7 +457,7 @@ async def _start_gateway() -> Server:
         return web.Response(body=MANIFEST.to_bytes())
 
     app = make_app()
-    app.add_routes([web.get("/v1/models/{model_id}/manifest", manifest)])
+    app.add_routes([web.get(api.MANIFEST.path, manifest)])
     return await serve_app(app, "127.0.0.1", 0)
 
 

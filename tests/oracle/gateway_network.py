@@ -25,6 +25,7 @@ from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.graph.manifest import Manifest, get_manifest_key
 from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
+from splitup.messages.storage import UploadObject
 from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import (
     RANDOMNESS_DOMAIN,
@@ -33,7 +34,7 @@ from splitup.protocol.committee.certificates import (
     plan_alpha,
 )
 from splitup.protocol.planning.selection import compute_plan
-from splitup.storage.gateway_client import GatewayClient, UploadObject
+from splitup.storage.gateway_client import GatewayClient
 from tests.builders import find_free_port
 
 MNEMONIC = "test test test test test test test test test test test junk"

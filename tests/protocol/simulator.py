@@ -19,6 +19,7 @@ from splitup.crypto import bls, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest, TaskSource
+from splitup.messages import api
 from splitup.messages.base import CLIENT as CLIENT_TASK
 from splitup.messages.base import ZERO_BYTES32, Message
 from splitup.messages.completions import (
@@ -36,7 +37,7 @@ from splitup.messages.plans import Plan, PlanCertificate, Request, SignedRequest
 from splitup.messages.snapshots import Heartbeat, Snapshot
 from splitup.messages.verification import (
     Ruling,
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -66,7 +67,6 @@ CLIENT = address(0xC)
 GRACE_S = 60
 VERIFY_ALL = Economics(sampling_bps=10_000, reward_milli=1_200, slash_milli=100_000)
 VERIFY_NONE = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)
-RESULT_TYP = "splitup-verification-result"
 
 
 CLIENT_IDENTITY = make_identity(999)
@@ -507,7 +507,7 @@ class Simulation:
     def tell_signed(self, signed: SignedRequest, accounts: Collection[str] = ()) -> None:
         """Show members, all by default, a signed request; each asks the chain about the client."""
         for account in accounts or list(self.members):
-            event = ev.RequestSigned(
+            event = ev.SignedRequestReceived(
                 signed, self.chain.balances[signed.request.client], self.chain.frozen_until
             )
             self.after(0.002, partial(self.feed, account, event))
@@ -771,7 +771,7 @@ class Simulation:
         self,
         node: Node,
         execution_id: str,
-        own: VerificationCommitment | None,
+        own: ValidatorCommitment | None,
         event: ev.Event,
     ) -> None:
         """Ask the members until 2f+1 say that reveals are due, then reveal to all."""
@@ -846,12 +846,12 @@ class Simulation:
             salt="0x" + digest("salt", execution_id, order.task, node.address),
             error="its inputs are not in the store" if hidden else "",
         )
-        validator_commitment = VerificationCommitment(
+        validator_commitment = ValidatorCommitment(
             execution_id=execution_id, task=order.task, validator=node.address, root=result.root()
         )
         token = sign_jws(
             node.identity,
-            typ=RESULT_TYP,
+            typ=api.VERIFICATION_RESULT.typ,
             audience=COMMITTEE,
             body=result.model_dump(mode="json"),
             now_s=int(self.now),
@@ -859,7 +859,9 @@ class Simulation:
         key = node.identity.signing_key_hex
         if hidden:  # an excuse is not committed to
             for account in self.members:
-                self._send(partial(self.feed, account, ev.ResultReceived(result, key, token)))
+                self._send(
+                    partial(self.feed, account, ev.VerificationResultReceived(result, key, token))
+                )
             return
         for account in self.members:
             event = ev.ValidatorCommitmentReceived(validator_commitment, key)
@@ -867,7 +869,10 @@ class Simulation:
                 self.after(attempt, partial(self._send, partial(self.feed, account, event)))
         if not node.withholds_result:
             self._when_due(
-                node, execution_id, validator_commitment, ev.ResultReceived(result, key, token)
+                node,
+                execution_id,
+                validator_commitment,
+                ev.VerificationResultReceived(result, key, token),
             )
 
     # ---- what must hold -----------------------------------------------------------------------
@@ -897,7 +902,7 @@ def digest(*parts: object) -> str:
 
 
 def read_result(token: str) -> tuple[VerificationResult, str]:
-    claims = verify_jws(token, typ=RESULT_TYP, audience=COMMITTEE, now_s=None)
+    claims = verify_jws(token, typ=api.VERIFICATION_RESULT.typ, audience=COMMITTEE, now_s=None)
     return VerificationResult.from_value(claims.body), claims.issuer
 
 

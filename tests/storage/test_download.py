@@ -117,10 +117,10 @@ async def test_f22_url_that_expires_in_mid_transfer_is_renewed_and_the_rest_fetc
     assert os.listdir(tmp_path) == ["blob"]
 
 
-async def test_pieces_are_written_as_they_come(
+async def test_bytes_are_written_as_they_come(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(download, "_WRITE_BYTES", 1000)
     store.script = ["cut", "corrupt"]
     await fetch(store, tmp_path / "new" / "blob")
     assert (tmp_path / "new" / "blob").read_bytes() == DATA

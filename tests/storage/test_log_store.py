@@ -13,11 +13,10 @@ from aiohttp import web
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Refused, StorageUnavailable
-from splitup.messages.storage import Grant, Grants
+from splitup.messages.storage import Grant, Grants, LogRead, LogWrite
 from splitup.net.object_transfer import NotStored
 from splitup.protocol.execution.log_segments import LogEntry, LogReader
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.storage.gateway_client import LogRead, LogWrite
 from splitup.storage.log_store import GrantedLogs, LogObject, LogWriter, iter_log, read_tensor
 from tests.builders import HANG_S
 
@@ -58,7 +57,7 @@ class FlakyStore:
         if self.refuse:
             raise Refused("the quota is used up", status=403)
         names = [LogName(w.task, w.port, NODE, w.number, w.apart) for w in writes]
-        pairs = [("PUT", name) for name in names] + [("GET", read.name) for read in reads]
+        pairs = [("PUT", name) for name in names] + [("GET", LogName.of(read)) for read in reads]
         return Grants(grants=tuple(self.grant(method, name) for method, name in pairs))
 
     def grant(self, method: str, name: LogName) -> Grant:

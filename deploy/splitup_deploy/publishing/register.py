@@ -15,8 +15,8 @@ from splitup.chain.client import Chain
 from splitup.core import limits
 from splitup.core.errors import ChainRejected, InvalidInput, InvalidModel, StorageUnavailable
 from splitup.graph.manifest import Manifest
-from splitup.messages.storage import Grant
-from splitup.storage.gateway_client import GatewayClient, UploadObject
+from splitup.messages.storage import Grant, UploadObject
+from splitup.storage.gateway_client import GatewayClient
 from splitup_deploy.cutting.build import Blob, CompiledModel
 
 _log = logging.getLogger("splitup.deploy")

@@ -10,18 +10,17 @@ from typing import Any, Final, TypeVar
 
 from splitup.core import tuning
 from splitup.core.errors import PeerFault, Refused, SplitUpError, Unavailable
+from splitup.messages import api
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.messages.verification import (
     SignedAttestation,
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationResult,
 )
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 
-VALIDATOR_COMMITMENT_TYP: Final = "splitup-verification-commitment"
-TAKEOVERS_TYP: Final = "splitup-takeovers"
 _OVER: Final = 410  # the member's answer for an execution that was settled or refunded
 _NO_DRAW: Final = 404  # for one that it knows no draw of
 
@@ -30,7 +29,9 @@ T = TypeVar("T")
 _log = logging.getLogger("splitup.node.heralds")
 
 
-Said = ExecutorCommitment | Takeovers | Completion | VerificationCommitment | VerificationResult
+SaidT = TypeVar(
+    "SaidT", ExecutorCommitment, Takeovers, Completion, ValidatorCommitment, VerificationResult
+)
 CommitteeSource = Callable[[str], Awaitable[CommitteeView]]  # of an execution
 
 
@@ -49,9 +50,8 @@ class CommitteeClient:
 
     async def tell(
         self,
-        path: str,
-        typ: str,
-        message: Said,
+        route: api.Route[SaidT],
+        message: SaidT,
         done: set[str],
         grace_s: float = tuning.REPORT_RETRY_S,
     ) -> bool:
@@ -61,13 +61,10 @@ class CommitteeClient:
         serves all members.
         """
         committee = await self._fetch_committee(message.execution_id)
-        token = self._http.sign(typ, committee.domain.committee, message)
+        token = self._http.sign(route, committee.domain.committee, message)
         missing = [m for m in committee.members if m.account not in done]
         answers = await _hear(
-            (
-                self._http.post_token(f"{m.endpoint}{path}", token, timeout_s=tuning.MEMBER_REPLY_S)
-                for m in missing
-            ),
+            (self._http.post_token(route, member.endpoint, token) for member in missing),
             committee.quorum - len(done),
             grace_s,
         )
@@ -78,24 +75,24 @@ class CommitteeClient:
                 done.add(member.account)
         return len(done) >= committee.quorum
 
-    async def say(self, said: VerificationCommitment | Takeovers, done: set[str]) -> None:
+    async def say(self, said: ValidatorCommitment | Takeovers, done: set[str]) -> None:
         """Tell what members have to know before anything is revealed."""
         if isinstance(said, Takeovers):
-            await self.tell("/v1/takeovers", TAKEOVERS_TYP, said, done)
+            await self.tell(api.TAKEOVERS, said, done)
         else:
-            await self.tell("/v1/promise", VALIDATOR_COMMITMENT_TYP, said, done)
+            await self.tell(api.VALIDATOR_COMMITMENT, said, done)
 
     async def has_all(self, execution_id: str, done: set[str]) -> bool:
         committee = await self._fetch_committee(execution_id)
         return done >= {member.account for member in committee.members}
 
-    async def spread(self, path: str, typ: str, message: Said, give_up_s: float) -> bool:
+    async def spread(self, route: api.Route[SaidT], message: SaidT, give_up_s: float) -> bool:
         """Tell until a quorum has it, and for a while the others; return whether a quorum has."""
         done: set[str] = set()
         late_tries = 0
         pause_s = tuning.REPORT_RETRY_S
         while self._now_s() < give_up_s:
-            if await self.tell(path, typ, message, done, pause_s):
+            if await self.tell(route, message, done, pause_s):
                 late_tries += 1
             if late_tries > tuning.RPC_TRIES or await self.has_all(message.execution_id, done):
                 return True
@@ -106,7 +103,7 @@ class CommitteeClient:
     async def wait_until_due(
         self,
         execution_id: str,
-        said: VerificationCommitment | Takeovers | None,
+        said: ValidatorCommitment | Takeovers | None,
         give_up_s: float,
     ) -> bool:
         """Wait until 2f+1 members attest that it is time to reveal; False when it never is.
@@ -122,7 +119,7 @@ class CommitteeClient:
                 await self.say(said, told)
             if await self._ask(execution_id, attestations, told, 2 * pause_s):
                 return False
-            fixed = not isinstance(said, VerificationCommitment) or (
+            fixed = not isinstance(said, ValidatorCommitment) or (
                 attestations.find_fixed(said.task, said.validator) == said.root
             )
             if attestations.is_due() and fixed:
@@ -154,9 +151,8 @@ class CommitteeClient:
     async def _fetch(
         self, execution_id: str, member: CommitteeMember, committee: CommitteeView
     ) -> SignedAttestation:
-        value = await self._http.get_json(
-            f"{member.endpoint}/v1/attestation/{execution_id}", timeout_s=tuning.MEMBER_REPLY_S
-        )
+        url = api.ATTESTATION.url(member.endpoint, execution_id=execution_id)
+        value = await self._http.get_json(url, timeout_s=api.ATTESTATION.timeout_s)
         signed = SignedAttestation.from_value(value)
         if signed.attestation.execution_id != execution_id:
             raise PeerFault("the attestation is about another execution", peer=member.account)

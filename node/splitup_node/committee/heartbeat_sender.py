@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from splitup.core import limits
 from splitup.core.errors import PeerFault, Refused, SplitUpError
+from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
 from splitup_node.tasks.placement import DemandEntry, parse_demand
 
-HEARTBEAT_TYP: Final = "splitup-heartbeat"
 _HASH: Final = re.compile(r"0x[0-9a-f]{64}")
 
 _log = logging.getLogger("splitup.node.beats")
@@ -48,7 +48,7 @@ class HeartbeatSender:
         def sign(head: str) -> str:
             if head not in tokens:
                 named = beat.model_copy(update={"block_hash": head})
-                tokens[head] = self._http.sign(HEARTBEAT_TYP, committee.domain.committee, named)
+                tokens[head] = self._http.sign(api.HEARTBEAT, committee.domain.committee, named)
             return tokens[head]
 
         members = {member.account for member in committee.members}
@@ -101,13 +101,10 @@ class HeartbeatSender:
 
     async def _fetch_demand(self, member: CommitteeMember, sign: Callable[[str], str]) -> Demand:
         """Send the beat, and once more when the member names another block than we did."""
-        url = f"{member.endpoint}/v1/heartbeat"
         head, named = "", ZERO_BYTES32
         for _ in range(2):
             head = self._heads.get(member.account, ZERO_BYTES32)
-            answer = await self._http.post_token(
-                url, sign(head), timeout_s=limits.HEARTBEAT_TIMEOUT_S
-            )
+            answer = await self._http.post_token(api.HEARTBEAT, member.endpoint, sign(head))
             named = self._heads[member.account] = _read_block(answer)
             if "tasks" in answer:
                 return parse_demand(answer["tasks"])
@@ -120,7 +117,6 @@ class HeartbeatSender:
         raise Refused(
             f"member {member.account} {why}",
             status=409,
-            peer=member.account,
         )
 
 

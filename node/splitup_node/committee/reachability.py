@@ -8,17 +8,15 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import Final
 
 from splitup.chain.client import Chain
 from splitup.core import tuning
 from splitup.core.errors import PeerFault, SplitUpError, Unavailable
+from splitup.messages import api
 from splitup.messages.snapshots import ReachRequest
 from splitup.net.http import SignedClient
 from splitup.net.tunnel import Tunnel
 from splitup.protocol.committee.certificates import CommitteeView
-
-REACH_TYP: Final = "splitup-reach"
 
 _log = logging.getLogger("splitup.node.reach")
 
@@ -118,12 +116,10 @@ class Reach:
         """
         committee = self._get_committee()
         body = ReachRequest(node=self._node, endpoint=self._direct)
-        token = self._http.sign(REACH_TYP, committee.domain.committee, body)
+        token = self._http.sign(api.REACH_REQUEST, committee.domain.committee, body)
         answers = await asyncio.gather(
             *(
-                self._http.post_token(
-                    f"{member.endpoint}/v1/reach", token, timeout_s=tuning.REACH_TIMEOUT_S
-                )
+                self._http.post_token(api.REACH_REQUEST, member.endpoint, token)
                 for member in committee.members
             ),
             return_exceptions=True,

@@ -1,11 +1,11 @@
-"""Which tensors this node sends in pieces, and which it takes (``splitup.net.tensor_chunks``)."""
+"""Which tensors this node sends in chunks, and which it takes (``splitup.net.tensor_chunks``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from splitup.core.errors import PeerFault, SplitUpError
-from splitup.messages.frames import Piece
+from splitup.messages.frames import TensorChunk
 from splitup.net.links import Link, LinkPool
 from splitup.net.tensor_chunks import has_room
 from splitup_node.execution.executions import Execution
@@ -27,17 +27,17 @@ def find_direct_links(
     return links
 
 
-def check_piece(execution: Execution, sender: str, piece: Piece) -> bool:
-    """Return whether a piece from the peer with the Ed25519 key ``sender`` is worth its room.
+def check_chunk(execution: Execution, sender: str, chunk: TensorChunk) -> bool:
+    """Return whether a chunk from the peer with the Ed25519 key ``sender`` is worth its room.
 
     Raises PeerFault when nobody may send it here.
     """
-    if not execution.check_tensor((piece.task, piece.port), piece.length):
+    if not execution.check_tensor((chunk.task, chunk.port), chunk.length):
         return False
-    if sender != execution.executor_map.get_key(piece.task):
+    if sender != execution.executor_map.get_key(chunk.task):
         if execution.executor_map.takeovers:
             return False  # the executor was replaced
-        raise PeerFault(f"{sender} sends pieces of task {piece.task} of {execution.id}")
-    if piece.step >= execution.certificate.plan.request.steps:
-        raise PeerFault(f"a piece of step {piece.step} of {execution.id}: nobody paid for it")
+        raise PeerFault(f"{sender} sends chunks of task {chunk.task} of {execution.id}")
+    if chunk.step >= execution.certificate.plan.request.steps:
+        raise PeerFault(f"a chunk of step {chunk.step} of {execution.id}: nobody paid for it")
     return True

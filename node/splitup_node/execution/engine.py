@@ -23,7 +23,7 @@ from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import SignedEnd, SignedTakeover
-from splitup.messages.frames import Frame, FrameKind, Seal, decode_frames, decode_piece
+from splitup.messages.frames import Frame, FrameKind, Seal, decode_chunk, decode_frames
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Progress, TaskProgress
 from splitup.net.links import Link, LinkAcceptor, LinkPool
@@ -36,7 +36,7 @@ from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import EarlyFrames, PortId, Run, TaskQueue, Tensor
 from splitup.storage.log_store import read_tensor
 from splitup_node.execution.catch_up import Replay
-from splitup_node.execution.chunk_transfers import check_piece
+from splitup_node.execution.chunk_transfers import check_chunk
 from splitup_node.execution.client_links import ClientLinks
 from splitup_node.execution.device_states import choose_idle, find_stale
 from splitup_node.execution.executions import (
@@ -107,7 +107,7 @@ class Engine:
         self._now_s = now_s
         self._queue = TaskQueue()
         self._early = EarlyFrames()
-        self._pieces = TensorChunks()
+        self._chunks = TensorChunks()
         self._executions: OrderedDict[str, Execution] = OrderedDict()
         self._over: OrderedDict[str, None] = OrderedDict()
         self._clients = ClientLinks(identity, self._executions)
@@ -288,11 +288,11 @@ class Engine:
     # ---- frames in -----------------------------------------------------------------------------
 
     def _on_frame(self, link: Link, data: bytes) -> None:
-        if (piece := decode_piece(data)) is not None:
-            execution = self._executions.get(piece.execution_id)
+        if (chunk := decode_chunk(data)) is not None:
+            execution = self._executions.get(chunk.execution_id)
             if execution is not None and execution.parts and not execution.is_over:
-                if check_piece(execution, link.peer, piece):
-                    self._pieces.add(piece)
+                if check_chunk(execution, link.peer, chunk):
+                    self._chunks.add(chunk)
             return  # before its plan it is not worth its room
         seal, frames = decode_frames(data)
         for frame in frames:
@@ -338,7 +338,7 @@ class Engine:
             raise
         payload: bytes | memoryview | None = frame.payload
         if frame.stored or frame.direct:
-            payload = self._pieces.take(execution.id, port, frame.step, frame.digest)
+            payload = self._chunks.take(execution.id, port, frame.step, frame.digest)
         if payload is not None:
             tensor = Tensor(frame.digest, payload, time.time_ns())
             self._offer(execution, port, frame.step, tensor)
@@ -574,7 +574,7 @@ class Engine:
 
     def _release(self, execution: Execution) -> None:
         self._queue.drop(execution.id)
-        self._pieces.drop(execution.id)
+        self._chunks.drop(execution.id)
         self._supervisor.drop(execution.sessions)
 
     def _forget_standby(self) -> None:
@@ -585,7 +585,7 @@ class Engine:
 
     def _forget(self, execution: Execution) -> None:
         del self._executions[execution.id]
-        self._pieces.drop(execution.id)
+        self._chunks.drop(execution.id)
         self._over[execution.id] = None
         while len(self._over) > tuning.MAX_FINISHED:
             self._over.popitem(last=False)

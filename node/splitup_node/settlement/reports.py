@@ -20,12 +20,10 @@ from splitup.chain.client import Block, Chain
 from splitup.chain.market import distribute
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainRejected, SplitUpError, Unavailable
+from splitup.messages import api
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.storage.journal import Journal
 from splitup_node.committee.committee_client import CommitteeClient
-
-COMPLETION_TYP = "splitup-completion"
-EXECUTOR_COMMITMENT_TYP = "splitup-pledge"
 
 _log = logging.getLogger("splitup.node.reports")
 _ZERO = "0x" + "00" * 32
@@ -168,11 +166,7 @@ class Reporter:
             takeovers=completion.takeovers,
         )
         give_up_s = report.give_up_s
-        self._spawn(
-            self._committee_client.spread(
-                "/v1/pledge", EXECUTOR_COMMITMENT_TYP, commitment, give_up_s
-            )
-        )
+        self._spawn(self._committee_client.spread(api.EXECUTOR_COMMITMENT, commitment, give_up_s))
 
     def _is_left_out(self, report: Report, block_number: int) -> bool:
         """Return whether the members had their time, or there is none left."""
@@ -229,7 +223,7 @@ class Reporter:
             completion.execution_id, _make_takeovers(completion), report.give_up_s
         )
         if not due or await self._committee_client.spread(
-            "/v1/completion", COMPLETION_TYP, completion, report.give_up_s
+            api.COMPLETION, completion, report.give_up_s
         ):
             await self._mark(report, "revealed", {})
 

@@ -18,8 +18,9 @@ from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
+from splitup.messages import api
 from splitup.messages.verification import (
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationOrder,
     VerificationResult,
 )
@@ -34,8 +35,6 @@ from splitup_node.execution.engine import Engine
 from splitup_node.settlement.task_replay import recompute
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.worker_pool import Workers
-
-RESULT_TYP = "splitup-verification-result"
 
 _log = logging.getLogger("splitup.node.verifier")
 
@@ -145,7 +144,7 @@ class Verifier:
         """Commit to a result, and show it when it is due; a failure is told at once."""
         committee_client = self._tools.committee_client
         give_up_s = order.certificate.plan.request.deadline + limits.GRANT_GRACE_S
-        validator_commitment = VerificationCommitment(
+        validator_commitment = ValidatorCommitment(
             execution_id=result.execution_id,
             task=result.task,
             validator=result.validator,
@@ -154,7 +153,7 @@ class Verifier:
         if result.error or await committee_client.wait_until_due(
             result.execution_id, validator_commitment, give_up_s
         ):
-            await committee_client.spread("/v1/verification", RESULT_TYP, result, give_up_s)
+            await committee_client.spread(api.VERIFICATION_RESULT, result, give_up_s)
             self.done += 1
             self.latest.append(
                 {

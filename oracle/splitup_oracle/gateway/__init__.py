@@ -1,1 +1,1 @@
-"""The storage gateway: the only holder of the object store's secret."""
+"""The storage gateway, which holds the object store's secret and issues presigned URLs."""

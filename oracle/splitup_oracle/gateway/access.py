@@ -1,8 +1,7 @@
-"""Who may read and write which object: the plan is the capability list. Pure functions.
+"""Decides who may read and write which object, from plan and manifest. Pure functions.
 
-A right is granted for one exact key, and a PUT for one exact length. The certificate, order or
-manifest given here must have been checked (``splitup.protocol.committee.certificates``) by the
-caller.
+A right is for one exact key, a PUT for one exact length, too. The caller must have checked the
+certificate, order or manifest (``splitup.protocol.committee.certificates``).
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from splitup.graph.manifest import (
 )
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import Plan
-from splitup.messages.verification import VerificationOrder
-from splitup.protocol.execution.routes import get_sources
-from splitup.protocol.execution.storage_keys import LogName
-from splitup.protocol.execution.takeovers import ExecutorMap
-from splitup.protocol.planning.validators import check_validators
-from splitup.protocol.settlement.proof_of_sampling import is_sampled
-from splitup.storage.gateway_client import (
+from splitup.messages.storage import (
     LogRead,
     LogRequest,
     LogWrite,
     UploadObject,
     VerificationRequest,
 )
+from splitup.messages.verification import VerificationOrder
+from splitup.protocol.execution.routes import get_sources
+from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.takeovers import ExecutorMap
+from splitup.protocol.planning.validators import check_validators
+from splitup.protocol.settlement.proof_of_sampling import is_sampled
 
 _UPLOAD_KEY: Final = re.compile(
     r"(?:models/0x(?P<model>[0-9a-f]{64})/manifest\.json"
@@ -56,7 +55,7 @@ _UPLOAD_BYTES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One method on one key; the store holds a PUT to exactly this length, and digest if given."""
+    """One method on one key; the store enforces a PUT's length, and its digest if given."""
 
     method: Literal["GET", "PUT"]
     key: str
@@ -65,16 +64,16 @@ class Right:
 
 
 def check_upload(entry: UploadObject) -> Right:
-    """Return the right to store a content-addressed object; refuse every other key.
+    """Return the right to store a content-addressed object; refuse any other key.
 
-    The store itself enforces length and digest, both being part of the URL's signature.
+    The store enforces length and digest, because the URL's signature covers both.
     """
     match = _UPLOAD_KEY.match(entry.key)
     if match is None:
-        raise _refuse(f"the key {entry.key!r} is not one of an object that a developer stores")
+        raise _refuse(f"the key {entry.key!r} is not that of a manifest, task, weights or blob")
     kind = str(match.lastgroup)
     if entry.sha256 != match[kind]:
-        raise _refuse(f"the key {entry.key} does not name the object's own digest {entry.sha256}")
+        raise _refuse(f"the key {entry.key} does not contain the object's digest {entry.sha256}")
     if entry.length_bytes > _UPLOAD_BYTES[kind]:
         raise _refuse(
             f"{entry.key} has {entry.length_bytes} bytes; the limit is {_UPLOAD_BYTES[kind]}"
@@ -83,7 +82,7 @@ def check_upload(entry: UploadObject) -> Right:
 
 
 def compute_model_rights(model_id: str, manifest: Manifest) -> list[Right]:
-    """Return the rights to read a model: manifest, tasks with all they have, tokenizer."""
+    """Return the rights to read a model: manifest, tasks with weights and vectors, tokenizer."""
     rights = [Right("GET", get_manifest_key(model_id), len(manifest.to_bytes()))]
     tasks: list[Task | ClientTask] = [*manifest.tasks]
     tasks += manifest.client.tasks if manifest.client is not None else ()
@@ -98,11 +97,11 @@ def compute_model_rights(model_id: str, manifest: Manifest) -> list[Right]:
 def compute_execution_rights(
     plan: Plan, manifest: Manifest, requester: str, executor_map: ExecutorMap
 ) -> list[Right]:
-    """Return what the holder of the Ed25519 key ``requester`` may do with large tensors.
+    """Return the rights of the Ed25519 key ``requester`` to tensors too large for a frame.
 
-    Those too large for a frame, of fixed length, as the plan's executors and the client make them;
-    the first ``limits.MAX_GRANTS`` of them. Everything else is asked for when it is there
-    (``compute_log_rights``). Refuses a key that has no part in the plan, or none any more.
+    They follow from the plan: executors and the client may write their own tensors and read their
+    inputs, the first ``limits.MAX_GRANTS`` of all. Other log objects need ``compute_log_rights``.
+    Refuses a key that is neither the client's nor that of a current executor.
     """
     _check_plan_fits(plan, manifest)
     nodes = _find_nodes(plan, requester)
@@ -146,12 +145,12 @@ def compute_execution_rights(
 def compute_log_rights(
     plan: Plan, manifest: Manifest, requester: str, request: LogRequest, executor_map: ExecutorMap
 ) -> list[Right]:
-    """Return the rights to log objects that ``requester`` asks for; refuse what is not its own.
+    """Return the rights to the log objects that ``requester`` asks for; refuse any that it lacks.
 
-    The executor of a task, as far as the roster knows, may write below its own prefix, and read
-    what it wrote; the executor of a task that reads a port may read its candidates' logs; the
-    client writes the graph's inputs and reads its outputs. A fallback has no rights before its
-    takeover, a replaced node none after it.
+    A task's executor, according to ``executor_map``, may write below its own prefix and read that.
+    It may read the logs of all candidates of the tasks whose ports it consumes. The client may
+    write the graph's inputs and read its outputs. A fallback has no rights before its takeover, a
+    replaced node none after it.
     """
     _check_plan_fits(plan, manifest)
     nodes = _find_nodes(plan, requester)
@@ -170,7 +169,7 @@ def compute_log_rights(
         name = LogName(write.task, write.port, author, write.number, write.apart)
         key = name.get_key(execution_id)
         rights.append(Right("PUT", key, write.length_bytes, write.sha256))
-    for read in request.reads:  # one's own, to compare, or to go on with after a restart
+    for read in request.reads:  # one's own log is read to compare, or to continue it
         is_own = is_client if read.task == CLIENT else read.task in runs and read.node in nodes
         if not is_own and (read.task, read.port) not in readable:
             raise _refuse(
@@ -182,7 +181,7 @@ def compute_log_rights(
 
 
 def check_log_size(write: LogWrite, plan: Plan, manifest: Manifest) -> None:
-    """Refuse a log object that the execution cannot produce: its number or its length."""
+    """Refuse a log object whose number or length the execution cannot produce."""
     ports = manifest.inputs if write.task == CLIENT else manifest.tasks[write.task].outputs
     where = f"port {write.port} of task {write.task} of {plan.request.execution_id}"
     if write.port >= len(ports) or write.number >= plan.request.steps:
@@ -201,7 +200,7 @@ def check_log_size(write: LogWrite, plan: Plan, manifest: Manifest) -> None:
 
 
 def _read_right(plan: Plan, read: LogRead) -> Right:
-    """Return the right to one object of a log of somebody who may have written one."""
+    """Return the right to read a log object; refuse it if ``read.node`` cannot be its author."""
     authors = (
         (plan.request.client,)
         if read.task == CLIENT
@@ -211,7 +210,7 @@ def _read_right(plan: Plan, read: LogRead) -> Right:
     )
     if read.node not in authors:
         raise _refuse(f"{read.node} writes no log of task {read.task}")
-    return Right("GET", read.name.get_key(plan.request.execution_id), None)
+    return Right("GET", LogName.of(read).get_key(plan.request.execution_id), None)
 
 
 def _find_nodes(plan: Plan, signing_key: str) -> set[str]:
@@ -226,10 +225,11 @@ def compute_verification_rights(
     *,
     is_member: bool = False,
 ) -> list[Right]:
-    """Return what a drawn validator may read: the task's graph, weights, and inputs as asked for.
+    """Return the rights of a drawn validator: the task's graph and weights, and inputs on request.
 
-    Committee members may, too: they recompute what is disputed. Never the claimed output, but for
-    members, who may have to compare it: a validator that could see it would not have to compute it.
+    Committee members have them too, since they recompute disputed tasks, and may also read the
+    claimed outputs, to compare numbers. Validators may not: one that could read the outputs would
+    not have to compute them.
     """
     order = request.order
     plan = order.certificate.plan
@@ -262,7 +262,7 @@ def _find_validator_keys(order: VerificationOrder, manifest: Manifest) -> set[st
     try:
         nodes = check_validators(order.snapshot, order.certificate.plan, executor, task_id)
     except PeerFault as error:
-        raise _refuse(f"it does not show who may verify: {error}") from None
+        raise _refuse(f"the order does not prove who may verify: {error}") from None
     entries = (order.snapshot.find(node) for node in nodes)
     return {entry.signing_key for entry in entries if entry is not None}
 

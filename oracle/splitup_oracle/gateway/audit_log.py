@@ -1,4 +1,4 @@
-"""The audit log: a JSON line per answer and refusal, bounded on disk, without URLs."""
+"""The audit log: one JSON line per answer or refusal, without URLs, of limited size on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from splitup.core.errors import Unavailable
 
 
 class AuditLog:
-    """Appends lines to ``path``; a full file becomes ``path.1``, and the oldest one goes."""
+    """Appends lines to ``path``; a full file becomes ``path.1``, and the oldest is deleted."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class AuditLog:
     def append(self, fields: dict[str, Any]) -> None:
         """Write one line; raise Unavailable when the disk does not take it.
 
-        Nothing is granted that cannot be written down. A line is one write at the file's end, so
-        none is torn apart by another.
+        Nothing is granted that cannot be logged. A line is a single write in append mode, so that
+        lines do not mix.
         """
         line = (json.dumps(fields) + "\n").encode()
         try:

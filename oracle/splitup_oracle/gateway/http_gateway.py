@@ -1,9 +1,8 @@
-"""The storage gateway: the only holder of the object store's secret.
+"""The storage gateway's HTTP server.
 
-It is stateless: what it grants follows from the chain's committee, the model's manifest and the
-request (``gateway_access``). Its caches may be lost at any time, so any number of gateways serve
-one bucket side by side. Every answer and refusal goes to the audit log, a JSON line each, without
-URLs.
+A gateway has no state that matters: what it grants follows from the chain's committee, the model's
+manifest and the request (``splitup_oracle.gateway.access``), so that any number of gateways can
+serve one bucket. Every answer and refusal is a line in the audit log.
 """
 
 from __future__ import annotations
@@ -23,34 +22,25 @@ from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError
-from splitup.crypto.jws import Claims, ReplayCache
+from splitup.crypto.jws import ReplayCache
 from splitup.graph.manifest import Manifest
+from splitup.messages import api
 from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import Plan, PlanCertificate
-from splitup.messages.storage import Grant, Grants
-from splitup.net.http import (
-    Server,
-    SignedClient,
-    make_app,
-    read_signed,
-    serve_app,
-)
-from splitup.protocol.committee.certificates import CommitteeView, check_draw
-from splitup.protocol.execution.takeovers import ExecutorMap
-from splitup.storage.gateway_client import (
-    EXECUTION_TYP,
-    LOG_TYP,
-    MODEL_TYP,
-    UPLOAD_TYP,
-    VERIFICATION_TYP,
+from splitup.messages.storage import (
     ExecutionRequest,
+    Grant,
+    Grants,
     LogRequest,
     ModelRequest,
     UploadAnswer,
     UploadRequest,
     VerificationRequest,
-    recover_account,
 )
+from splitup.net.http import M, Server, SignedClient, add_routes, make_app, read_signed, serve_app
+from splitup.protocol.committee.certificates import CommitteeView, check_draw
+from splitup.protocol.execution.takeovers import ExecutorMap
+from splitup.storage.gateway_client import recover_account
 from splitup_oracle.config import GatewayConfig
 from splitup_oracle.gateway.access import (
     Right,
@@ -71,7 +61,7 @@ _MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a request is granted: ``subject`` and the number of rights go to the audit log."""
+    """A reply; ``subject`` and the numbers of grants go to the audit log."""
 
     subject: str
     body: UploadAnswer | Grants
@@ -83,7 +73,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an operator decides: the fields of GatewayConfig."""
+    """What an operator decides; the fields are explained in GatewayConfig."""
 
     open_models: bool = False
     open_uploads: bool = False
@@ -92,9 +82,10 @@ class Policy:
 
 
 class Gateway:
-    """Answers grant requests. ``now_s`` is the wall clock, which the tests turn.
+    """Answers requests for grants.
 
-    ``audience`` is the URL that requests must be signed for; None until the port is known.
+    ``audience`` is the URL that requests must be signed for, None until the port is known.
+    ``now_s`` is the wall clock.
     """
 
     def __init__(
@@ -118,21 +109,28 @@ class Gateway:
         self._replays = ReplayCache()
         self._log_quota = LogQuota()
         self._upload_quota = UploadQuota(policy.upload_bytes_per_day)
-        self._rosters: OrderedDict[str, ExecutorMap] = OrderedDict()  # of executions with takeovers
+        self._executor_maps: OrderedDict[str, ExecutorMap] = OrderedDict()  # with takeovers only
 
     def make_app(self) -> web.Application:
-        """Return the HTTP application with every route."""
+        """Return the HTTP application with all routes."""
         app = make_app()
-        app.router.add_get("/v1/ping", self._handle_ping)
-        app.router.add_get("/v1/models/{model_id}/manifest", self._handle_manifest)
-        for what, typ, grant in (
-            ("upload", UPLOAD_TYP, self._grant_upload),
-            ("model", MODEL_TYP, self._grant_model),
-            ("execution", EXECUTION_TYP, self._grant_execution),
-            ("log", LOG_TYP, self._grant_log),
-            ("verification", VERIFICATION_TYP, self._grant_verification),
-        ):
-            app.router.add_post(f"/v1/grants/{what}", self._make_handler(what, typ, grant))
+        add_routes(
+            app,
+            api.ROUTES["gateway"],
+            {
+                api.PING: self._handle_ping,
+                api.MANIFEST: self._handle_manifest,
+                api.UPLOAD_REQUEST: self._answer("upload", api.UPLOAD_REQUEST, self._grant_upload),
+                api.MODEL_REQUEST: self._answer("model", api.MODEL_REQUEST, self._grant_model),
+                api.EXECUTION_REQUEST: self._answer(
+                    "execution", api.EXECUTION_REQUEST, self._grant_execution
+                ),
+                api.LOG_REQUEST: self._answer("log", api.LOG_REQUEST, self._grant_log),
+                api.VERIFICATION_REQUEST: self._answer(
+                    "verification", api.VERIFICATION_REQUEST, self._grant_verification
+                ),
+            },
+        )
         return app
 
     # ---- routes --------------------------------------------------------------------------------
@@ -151,20 +149,22 @@ class Gateway:
             headers={"Cache-Control": "public, max-age=31536000, immutable"},
         )
 
-    def _make_handler(
-        self, what: str, typ: str, grant: Callable[[Claims], Awaitable[_Answer]]
+    def _answer(
+        self, what: str, route: api.Route[M], grant: Callable[[M, str], Awaitable[_Answer]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Return the handler of a route; ``what`` is its name in the audit log."""
+
         async def handle(request: web.Request) -> web.Response:
-            claims = await read_signed(
+            claims, _ = await read_signed(
                 request,
-                typ=typ,
+                route,
                 audience=self.audience or "",
                 now_s=int(self._now_s()),
                 replays=self._replays,
             )
             line = {"at_s": round(self._now_s(), 3), "what": what, "key": claims.issuer}
             try:
-                answer = await grant(claims)
+                answer = await grant(route.parse(claims.body), claims.issuer)
             except SplitUpError as error:
                 self._audit.append(line | {"refused": str(error)[: tuning.MAX_ERROR_CHARS]})
                 raise
@@ -175,25 +175,26 @@ class Gateway:
 
     # ---- grants --------------------------------------------------------------------------------
 
-    async def _grant_upload(self, claims: Claims) -> _Answer:
-        request = UploadRequest.from_value(claims.body)
+    async def _grant_upload(self, request: UploadRequest, key: str) -> _Answer:
         rights = [check_upload(entry) for entry in request.objects]
-        await self._check_uploader(claims.issuer, request.proof)
+        await self._check_uploader(key, request.proof)
         present = await self._objects.find_present(rights)
         missing = [right for right in rights if right.key not in present]
-        self._upload_quota.take(claims.issuer, missing, self._now_s())
+        self._upload_quota.take(key, missing, self._now_s())
         grants = await self._presign(missing)
         body = UploadAnswer(grants=grants, present=tuple(sorted(present)))
         return _Answer(f"{len(rights)} objects", body)
 
     async def _check_uploader(self, key: str, proof: str) -> None:
-        """Refuse a key behind which there is neither deposit nor stake: storing costs something."""
+        """Refuse a key whose account has neither a deposit nor a stake: storage is not free."""
         if self._policy.open_uploads:
             return
         try:
             account = recover_account(key, proof)
         except BadSignature as error:
-            raise Refused(f"no account stands behind the key: {error}", status=403) from None
+            raise Refused(
+                f"the proof does not link the key to an account: {error}", status=403
+            ) from None
         least = self._policy.upload_deposit_micro_usdc
         if not await self._chain.has_funds(account, least):
             raise Refused(
@@ -202,52 +203,53 @@ class Gateway:
                 status=403,
             )
 
-    async def _grant_model(self, claims: Claims) -> _Answer:
-        request = ModelRequest.from_value(claims.body)
+    async def _grant_model(self, request: ModelRequest, key: str) -> _Answer:
         model_id = request.model_id
         if not self._policy.open_models:
-            await self._check_reader(claims.issuer, request.proof)
+            await self._check_reader(key, request.proof)
         manifest = await self._objects.fetch_manifest(model_id)
         rights = compute_model_rights(model_id, manifest)
         return _Answer(model_id, Grants(grants=await self._presign(rights)))
 
     async def _check_reader(self, key: str, proof: str) -> None:
-        """Refuse a key that is no node's and could not be: whoever has a stake to put down may
-        try the tasks first (``splitup-node audit --dry-run``), and gets what the stake would give.
+        """Refuse a key that is no node's, unless its account could pay a node's stake.
+
+        Such an account may test the tasks before it stakes (``splitup-node audit --dry-run``).
         """
         if await self._chain.is_node_key(key):
             return
         try:
             account = recover_account(key, proof) if proof else ""
         except BadSignature as error:
-            raise Refused(f"no account stands behind the key: {error}", status=403) from None
+            raise Refused(
+                f"the proof does not link the key to an account: {error}", status=403
+            ) from None
         if not account or not await self._chain.could_stake(account):
             raise Refused(
                 f"the key {key} is not that of an active node, and {account or 'its account'} does "
-                "not hold the USDC to become one; register and stake first, or send it that much",
+                "not hold the USDC for a node's stake; register and stake first, or send it USDC",
                 status=403,
             )
 
-    async def _grant_execution(self, claims: Claims) -> _Answer:
-        certificate = ExecutionRequest.from_value(claims.body).certificate
+    async def _grant_execution(self, request: ExecutionRequest, key: str) -> _Answer:
+        certificate = request.certificate
         plan = certificate.plan
         if self._now_s() >= plan.request.deadline:
             raise Refused(
                 f"the deadline of execution {plan.request.execution_id} has passed", status=403
             )
-        manifest = await self._check_part(certificate, claims.issuer)
+        manifest = await self._check_part(certificate, key)
         executor_map = self._update_executor_map(plan, ())
-        rights = compute_execution_rights(plan, manifest, claims.issuer, executor_map)
+        rights = compute_execution_rights(plan, manifest, key, executor_map)
         grants = await self._presign(rights, self._compute_expiry_s(plan.request.deadline))
         return _Answer(plan.request.execution_id, Grants(grants=grants))
 
-    async def _grant_log(self, claims: Claims) -> _Answer:
-        request = LogRequest.from_value(claims.body)
+    async def _grant_log(self, request: LogRequest, key: str) -> _Answer:
         plan = request.certificate.plan
         expiry_s = min(tuning.LOG_URL_S, self._compute_expiry_s(plan.request.deadline))
-        manifest = await self._check_part(request.certificate, claims.issuer)
+        manifest = await self._check_part(request.certificate, key)
         executor_map = self._update_executor_map(plan, request.takeovers)
-        rights = compute_log_rights(plan, manifest, claims.issuer, request, executor_map)
+        rights = compute_log_rights(plan, manifest, key, request, executor_map)
         self._log_quota.take(rights, plan, manifest)
         grants = await self._presign(rights, expiry_s)
         return _Answer(plan.request.execution_id, Grants(grants=grants))
@@ -256,7 +258,7 @@ class Gateway:
         """Return the manifest of a plan that is valid and names ``key``."""
         plan = certificate.plan
         keys = {entry.signing_key for entry in plan.nodes} | {plan.request.client_key}
-        if key not in keys:  # before the signatures: strangers cost no pairing
+        if key not in keys:  # before the signatures: strangers must not cost a pairing
             raise Refused(
                 f"the key {key} has no part in execution {plan.request.execution_id}", status=403
             )
@@ -268,50 +270,49 @@ class Gateway:
     def _update_executor_map(
         self, plan: Plan, takeovers: tuple[SignedTakeover, ...]
     ) -> ExecutorMap:
-        """Return who runs what, as far as anybody has shown this gateway takeovers."""
+        """Return the executor of each task, by all takeovers that this gateway has been shown."""
         execution_id = plan.request.execution_id
-        executor_map = self._rosters.get(execution_id) or ExecutorMap(plan)
+        executor_map = self._executor_maps.get(execution_id) or ExecutorMap(plan)
         try:
             changed = [executor_map.apply(signed) for signed in takeovers]
         except PeerFault as error:
             raise Refused(f"a takeover is not valid: {error}", status=403) from None
         if any(changed):
-            self._rosters[execution_id] = executor_map
-            self._rosters.move_to_end(execution_id)
-            while len(self._rosters) > tuning.MAX_CACHED_CERTIFICATES:
-                self._rosters.popitem(last=False)
+            self._executor_maps[execution_id] = executor_map
+            self._executor_maps.move_to_end(execution_id)
+            while len(self._executor_maps) > tuning.MAX_CACHED_CERTIFICATES:
+                self._executor_maps.popitem(last=False)
         return executor_map
 
     async def _check_open(self, execution_id: str) -> None:
-        """Refuse what concerns an execution that is over, whatever its deadline."""
+        """Refuse an execution that is settled or refunded."""
         if (end := await self._chain.find_end(execution_id)) is not None:
             raise Refused(f"execution {execution_id} is {end}", status=403)
 
     async def _check_standing(self, key: str, nodes: list[str]) -> None:
-        """Refuse the key of nodes that have left or were slashed below their least stake."""
+        """Refuse the key of a node that has left or was slashed below the least stake."""
         for node in nodes:
             if not await self._chain.has_standing(node):
                 raise Refused(
                     f"the key {key} is that of {node}, which has left or lost stake", status=403
                 )
 
-    async def _grant_verification(self, claims: Claims) -> _Answer:
-        asked = VerificationRequest.from_value(claims.body)
+    async def _grant_verification(self, asked: VerificationRequest, key: str) -> _Answer:
         order = asked.order
         request = order.certificate.plan.request
         committee = await self._chain.fetch_committee(request.execution_id)
-        is_member = committee.member_with_key(claims.issuer) is not None
+        is_member = committee.member_with_key(key) is not None
         entries = [shown.entry for shown in order.snapshot.entries]
-        nodes = [entry.node for entry in entries if entry.signing_key == claims.issuer]
+        nodes = [entry.node for entry in entries if entry.signing_key == key]
         if not is_member and not nodes:
             raise Refused(
-                f"the key {claims.issuer} is not that of a node that the order shows",
+                f"the key {key} is not that of a node that the order shows",
                 status=403,
             )
         expiry_s = self._compute_expiry_s(request.deadline)
         committee = await self._check_certificate(order.certificate)
         await self._check_open(request.execution_id)
-        await self._check_standing(claims.issuer, nodes)
+        await self._check_standing(key, nodes)
         try:
             check_draw(order.draw, committee)
         except PeerFault as error:
@@ -319,7 +320,7 @@ class Gateway:
         manifest = await self._objects.fetch_manifest(request.model_id)
         sampling_bps = await self._chain.fetch_sampling_bps()
         rights = compute_verification_rights(
-            asked, manifest, claims.issuer, sampling_bps, is_member=is_member
+            asked, manifest, key, sampling_bps, is_member=is_member
         )
         return _Answer(
             f"{request.execution_id} task {order.task}",
@@ -333,10 +334,10 @@ class Gateway:
             raise Refused(f"the plan's certificate is not valid: {error}", status=403) from None
 
     def _compute_expiry_s(self, deadline: int) -> int:
-        """Return how long URLs of an execution live: until the grace after its deadline, or 1 h."""
+        """Return how long URLs of an execution are valid: until deadline and grace, 1 h at most."""
         left_s = int(deadline + limits.GRANT_GRACE_S - self._now_s())
         if left_s < 1:
-            raise Refused("the execution's deadline and its grace have passed", status=403)
+            raise Refused("the execution's deadline and grace period have passed", status=403)
         return min(left_s, limits.PRESIGN_EXPIRY_S)
 
     async def _presign(
@@ -370,7 +371,7 @@ def _presign_all(presigner: Presigner, rights: list[Right], expiry_s: int) -> tu
 
 @dataclass(frozen=True, slots=True)
 class RunningGateway:
-    """A gateway that listens; ``server.url`` is where. Close it."""
+    """A gateway that listens at ``server.url``. Close it."""
 
     server: Server
     _audit: AuditLog

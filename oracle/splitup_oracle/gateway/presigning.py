@@ -1,8 +1,7 @@
-"""Presigned URLs: one key, one method, one length, one hour at most.
+"""Makes presigned URLs: one key, one method, one length, one hour at most.
 
-Only SigV4 with path addressing.
-What a PUT may write is signed into its URL: the exact length, the checksum when it is known, and
-``If-None-Match: *``, so that an object is written once.
+SigV4 with path addressing only. A PUT's signature covers the exact length, the checksum if it is
+known, and ``If-None-Match: *``, so that an object is written once.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class Presigner:
-    """Issues grants for one bucket. Signing is local: no request is sent.
+    """Issues grants for one bucket, without sending a request.
 
-    It is botocore's own, without the client around it, which gives the same URL in thrice the time.
+    It uses botocore's signer directly: boto3's client gives the same URL in three times the time.
     """
 
     def __init__(self, endpoint_url: str, bucket: str, credentials: Credentials) -> None:
@@ -45,7 +44,7 @@ class Presigner:
     def presign_put(
         self, key: str, *, length_bytes: int, sha256: str | None = None, expires_s: int = 900
     ) -> Grant:
-        """Grant one write of exactly ``length_bytes``, with content ``sha256`` (hex) if given."""
+        """Grant one write of exactly ``length_bytes``, with this SHA-256 (hex) if it is given."""
         if not 0 <= length_bytes <= limits.MAX_UPLOAD_BYTES:
             raise InvalidInput(
                 f"an object has at most {limits.MAX_UPLOAD_BYTES} bytes, not {length_bytes}"
@@ -60,7 +59,7 @@ class Presigner:
     def presign_get(
         self, key: str, *, length_bytes: int | None = None, expires_s: int = 900
     ) -> Grant:
-        """Grant reading one object; ``length_bytes`` tells the reader its size when known."""
+        """Grant reading one object; ``length_bytes`` is its size, if known, for the reader."""
         return self._presign("GET", key, {}, length_bytes, expires_s)
 
     def _presign(
@@ -76,9 +75,8 @@ class Presigner:
             raise InvalidInput(
                 f"a presigned URL lives 1 to {limits.PRESIGN_EXPIRY_S} s, not {expires_s}"
             )
-        expires_at_s = (
-            int(time.time()) + expires_s
-        )  # before signing: never later than the URL's own
+        # computed before signing, so that the URL itself does not expire earlier
+        expires_at_s = int(time.time()) + expires_s
         url = self._base_url + quote(key, safe="/~")
         request = AWSRequest(method, url, headers)
         S3SigV4QueryAuth(self._credentials, "s3", REGION, expires=expires_s).add_auth(request)
@@ -93,7 +91,7 @@ class Presigner:
 
 
 def check_object_key(key: str) -> str:
-    """Return a key that every S3 server and proxy reads alike, or raise InvalidInput.
+    """Return a key that all S3 servers and proxies interpret alike, or raise InvalidInput.
 
     Refused: more than 512 bytes, "", "." and ".." as a segment (so also a slash at either end),
     backslashes, control characters, and text that is not UTF-8.

@@ -1,4 +1,4 @@
-"""How much of the store a key may fill. Bounded, per gateway, and lost without harm. Pure."""
+"""Limits how much a key may store. Pure; the counts are per gateway and lost when it restarts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class _Use:
 
 
 class UploadQuota:
-    """Bytes of models that a key may store in a day (UTC).
+    """The bytes of models that a key may store per day (UTC).
 
-    What is granted counts, used or not: a URL can be used until it expires.
+    Granted bytes count whether or not the URL is used.
     """
 
     def __init__(self, bytes_per_day: int) -> None:
@@ -33,7 +33,7 @@ class UploadQuota:
         self._uses: OrderedDict[str, _Use] = OrderedDict()
 
     def take(self, key: str, rights: Iterable[Right], now_s: float) -> None:
-        """Account for PUT rights, all or none; refuse (429) what is beyond the day's share."""
+        """Count PUT rights, all or none; refuse (429) more than the day's share."""
         day = int(now_s // _DAY_S)
         use = self._uses.get(key)
         if use is None or use.day != day:
@@ -45,24 +45,24 @@ class UploadQuota:
         if use.granted_bytes + wanted > self._bytes_per_day:
             raise Refused(
                 f"{wanted} bytes are more than the {self._bytes_per_day - use.granted_bytes} that "
-                f"are left today of the key's {self._bytes_per_day}; go on tomorrow (UTC)",
+                f"are left today of the key's {self._bytes_per_day}; continue tomorrow (UTC)",
                 status=429,
             )
         use.granted_bytes += wanted
 
 
 class LogQuota:
-    """How much of its log every producer was granted; bounded, and lost without harm.
+    """The bytes that each producer may store of its log of a port.
 
-    A key is written once, so asking for it again costs nothing more. Together the objects of one
-    log may hold every step once, each with a header of its own.
+    They suffice for all steps with one header each. A key counts once, however often it is asked
+    for, since it is written once.
     """
 
     def __init__(self) -> None:
         self._used: OrderedDict[str, dict[str, int]] = OrderedDict()  # prefix -> key -> bytes
 
     def take(self, rights: Iterable[Right], plan: Plan, manifest: Manifest) -> None:
-        """Account for PUT rights; refuse what is beyond what the execution may produce."""
+        """Count PUT rights; refuse more bytes than the execution can produce."""
         for right in rights:
             if right.method != "PUT" or right.length_bytes is None:
                 continue

@@ -1,4 +1,4 @@
-"""What the gateway looks up, with bounded caches: the chain's word and the store's objects."""
+"""The facts that the gateway reads from chain and object store, with caches of limited size."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _V = TypeVar("_V")
 
 
 class Lately(Generic[_V]):
-    """What a source said of single things, asked again after ``tuning.COMMITTEE_CACHE_S``.
+    """A cache of values by name, which expire after ``tuning.COMMITTEE_CACHE_S``.
 
-    While the chain is gone its last word counts, and where there is none ``unknown``: losing the
-    chain for a minute stops payments, not computing. Bounded; the longest unused go first.
+    While the chain is unavailable the last value is used, or ``unknown`` if there is none, so that
+    executions go on. The least recently used entries are dropped first.
     """
 
     def __init__(self, look: Callable[[str], Awaitable[_V]], unknown: _V) -> None:
@@ -46,7 +46,7 @@ class Lately(Generic[_V]):
         self._known: OrderedDict[str, tuple[float, _V]] = OrderedDict()
 
     async def fetch(self, name: str) -> _V:
-        """Return what is known of ``name``."""
+        """Return the value of ``name``."""
         at_s, value = self._known.get(name, (-math.inf, self._unknown))
         if time.monotonic() - at_s > tuning.COMMITTEE_CACHE_S:
             asked_s = time.monotonic()
@@ -62,7 +62,7 @@ class Lately(Generic[_V]):
 
 
 class ChainView:
-    """The committee, nodes, executions and parameters, at most a few seconds old."""
+    """The committee, nodes, executions and parameters on chain, at most a few seconds old."""
 
     def __init__(self, chain: Chain, deployment: Deployment) -> None:
         self._chain = chain
@@ -80,7 +80,7 @@ class ChainView:
         return await self._committees.fetch_of(execution_id)
 
     async def check_certificate(self, certificate: PlanCertificate) -> CommitteeView:
-        """Check a certificate against its execution's committee and return that; PeerFault."""
+        """Check a certificate; return its execution's committee, raise PeerFault."""
         if certificate.plan.request.market != self._market:
             raise PeerFault("it is for another deployment's market")
         digest = certificate.digest("splitup/certificate/v1")
@@ -104,18 +104,20 @@ class ChainView:
         return await self._ends.fetch(execution_id)
 
     async def has_standing(self, node: str) -> bool:
-        """Return whether a node is registered and staked in full. It may be leaving: it owes the
-        work that it has begun, and its stake stays locked until then."""
+        """Return whether a node is registered and has its full stake.
+
+        A node that is leaving has both: it has to finish its work, and its stake is locked.
+        """
         return await self._standings.fetch(node)
 
     async def has_funds(self, account: str, micro_usdc: int) -> bool:
-        """Return whether an account has as much in the market, or an active node's stake."""
+        """Return whether an account has this balance in the market, or is an active node."""
         if await self._chain.call("market", "balanceOf", account) >= micro_usdc:
             return True
         return bool(await self._chain.call("nodes", "isActive", account))
 
     async def could_stake(self, account: str) -> bool:
-        """Return whether an account holds the least stake of a node in its wallet."""
+        """Return whether an account holds the USDC for the least stake of a node."""
         return await self._wallets.fetch(account)
 
     async def _look_wallet(self, account: str) -> bool:
@@ -136,7 +138,7 @@ class ChainView:
         )
 
     async def fetch_sampling_bps(self) -> int:
-        """Return the share of tasks that is verified, in 1/10,000."""
+        """Return the fraction of tasks that are verified, in basis points."""
         if self._sampling is None or time.monotonic() - self._sampling[0] > 60:
             parameters = await self._chain.call("market", "parameters")
             self._sampling = (time.monotonic(), parameters["samplingBps"])
@@ -154,7 +156,7 @@ class ChainView:
 
 
 class ObjectView:
-    """What the object store holds, asked with presigned URLs like everybody else's."""
+    """The objects in the store, read with presigned URLs."""
 
     def __init__(self, presigner: Presigner, http: SignedClient) -> None:
         self._presigner = presigner
@@ -175,7 +177,7 @@ class ObjectView:
         return manifest
 
     async def find_present(self, rights: Sequence[Right]) -> frozenset[str]:
-        """Return the keys of which the store holds an object of the right's length."""
+        """Return the keys under which the store has an object of the right's length."""
         lengths = await asyncio.gather(*(self._probe_length(right.key) for right in rights))
         return frozenset(
             right.key
@@ -214,5 +216,5 @@ class ObjectView:
             return None
         total = content_range.rpartition("/")[2]
         if status != 206 or not total.isdecimal():
-            raise StorageUnavailable(f"the object store answered {status} to a look at {key}")
+            raise StorageUnavailable(f"the object store answered {status} to a probe of {key}")
         return int(total)

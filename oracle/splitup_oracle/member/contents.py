@@ -7,9 +7,9 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from splitup.core import limits
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest, load_manifest
+from splitup.messages import api
 from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
@@ -53,7 +53,8 @@ class ContentFetcher:
         for peer in list(peers):
             try:
                 value = await self._http.get_json(
-                    f"{peer.endpoint}/v1/snapshot/{root}", max_bytes=limits.MAX_SNAPSHOT_BYTES
+                    api.SNAPSHOT.url(peer.endpoint, root=root),
+                    max_bytes=api.SNAPSHOT.max_reply_bytes,
                 )
                 snapshot = await asyncio.to_thread(Snapshot.from_value, value)
             except Refused:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical, parse_json
 from splitup.core.errors import PeerFault, Refused, Unavailable
+from splitup.messages import api
 from splitup.net.chunked_messages import ChunkedMessage, ChunkedMessages, fetch_chunked_message
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeMember
@@ -25,10 +26,8 @@ from splitup.protocol.committee.peer_messages import (
 )
 from splitup_oracle.member.background import BackgroundTasks
 
-GOSSIP_TYP: Final = "splitup-gossip"
 CHUNKED_MESSAGE_KIND: Final = "parcel"  # of gossip that is too large for one request
 
-_GOSSIP_TIMEOUT_S: Final = 3.0
 _MAX_OUTSTANDING: Final = 256  # messages per peer; one that does not answer must not fill memory
 
 log = logging.getLogger("splitup.oracle")
@@ -115,13 +114,7 @@ class GossipTransport:
 
     async def _post(self, peer: Peer, body: dict[str, Any]) -> None:
         try:
-            await self._http.post_signed(
-                f"{peer.endpoint}/v1/gossip",
-                GOSSIP_TYP,
-                peer.account,
-                body,
-                timeout_s=_GOSSIP_TIMEOUT_S,
-            )
+            await self._http.post_signed(api.GOSSIP, peer.endpoint, peer.account, body)
         except Unavailable as error:
             if peer.is_up:
                 peer.is_up = False

@@ -1,46 +1,43 @@
-"""A committee member's HTTP interface: signed messages in, public facts out."""
+"""A committee member's HTTP server (``splitup.messages.api``)."""
 
 from __future__ import annotations
 
 import functools
 import math
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
 
 from splitup.chain.committee_reader import fetch_node_key
-from splitup.core import limits
 from splitup.core.errors import BadSignature, InvalidInput, Unavailable
 from splitup.crypto.jws import ReplayCache
-from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
-from splitup.messages.plans import SignedRequest
-from splitup.messages.snapshots import Heartbeat, ReachRequest
-from splitup.messages.verification import VerificationCommitment
+from splitup.messages import api
 from splitup.net.chunked_messages import ChunkedMessage
-from splitup.net.http import error_reply, make_app, read_json, read_signed
+from splitup.net.http import (
+    M,
+    add_routes,
+    error_reply,
+    make_app,
+    read_message,
+    read_signed,
+    read_unsigned,
+)
 from splitup.net.relay import Relay
 from splitup.protocol.committee.events import (
     CompletionReceived,
+    Event,
     ExecutorCommitmentReceived,
     GossipReceived,
     HeartbeatReceived,
-    ResultReceived,
     TakeoversReceived,
     ValidatorCommitmentReceived,
+    VerificationResultReceived,
 )
 from splitup.protocol.committee.peer_messages import parse_gossip
-from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND, GOSSIP_TYP
-from splitup_oracle.member.shell import (
-    COMPLETION_TYP,
-    EXECUTOR_COMMITMENT_TYP,
-    HEARTBEAT_TYP,
-    REACH_TYP,
-    RESULT_TYP,
-    TAKEOVERS_TYP,
-    VALIDATOR_COMMITMENT_TYP,
-    Member,
-)
+from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND
+from splitup_oracle.member.shell import Member
 
 _MAX_WAITERS: Final = 1_024  # long-polls at once; each costs a connection and a task
 
@@ -57,25 +54,31 @@ class MemberServer:
     def make_app(self) -> web.Application:
         """Return the application to serve."""
         app = make_app()
-        app.add_routes(
-            [
-                web.get("/v1/ping", self._ping),
-                web.get("/v1/status", self._status),
-                web.get("/v1/snapshot/{root}", self._snapshot),
-                web.get("/v1/parcel/{digest}/{part}", self._chunked_message),
-                web.get("/v1/plan/{execution_id}", self._plan),
-                web.get("/v1/evidence/{execution_id}", self._evidence),
-                web.post("/v1/heartbeat", self._heartbeat),
-                web.post("/v1/reach", self._reach),
-                web.post("/v1/request", self._request),
-                web.post("/v1/gossip", self._gossip),
-                web.post("/v1/completion", self._completion),
-                web.post("/v1/pledge", self._commitment),
-                web.post("/v1/takeovers", self._takeovers),
-                web.post("/v1/promise", self._validator_commitment),
-                web.post("/v1/verification", self._verification),
-                web.get("/v1/attestation/{execution_id}", self._attestation),
-            ]
+        add_routes(
+            app,
+            api.ROUTES["member"],
+            {
+                api.PING: self._ping,
+                api.STATUS: self._status,
+                api.SNAPSHOT: self._snapshot,
+                api.MESSAGE_CHUNK: self._message_chunk,
+                api.PLAN: self._plan,
+                api.EVIDENCE: self._evidence,
+                api.ATTESTATION: self._attestation,
+                api.HEARTBEAT: self._heartbeat,
+                api.REACH_REQUEST: self._reach,
+                api.SIGNED_REQUEST: self._signed_request,
+                api.GOSSIP: self._gossip,
+                api.EXECUTOR_COMMITMENT: self._pass_on(
+                    api.EXECUTOR_COMMITMENT, ExecutorCommitmentReceived
+                ),
+                api.TAKEOVERS: self._pass_on(api.TAKEOVERS, TakeoversReceived),
+                api.VALIDATOR_COMMITMENT: self._pass_on(
+                    api.VALIDATOR_COMMITMENT, ValidatorCommitmentReceived
+                ),
+                api.COMPLETION: self._pass_on(api.COMPLETION, CompletionReceived),
+                api.VERIFICATION_RESULT: self._verification_result,
+            },
         )
         self.relay.add_routes(app)
         return app
@@ -89,20 +92,20 @@ class MemberServer:
     async def _snapshot(self, request: web.Request) -> web.Response:
         snapshot = self._member.machine.find_snapshot(request.match_info["root"])
         if snapshot is None:
-            return error_reply(404, "this member has no snapshot of that root")
+            return error_reply(404, "this member has no snapshot with that root")
         return _json(snapshot.canonical_bytes())
 
-    async def _chunked_message(self, request: web.Request) -> web.Response:
-        digest, number = request.match_info["digest"], request.match_info["part"]
-        part = None
-        if number.isascii() and number.isdigit() and len(number) <= 4:
-            part = self._member.gossip.chunked_messages.find_part(digest, int(number))
-        if part is None:
-            return error_reply(404, "this member does not offer that any more")
-        return web.Response(body=part, content_type="application/octet-stream")
+    async def _message_chunk(self, request: web.Request) -> web.Response:
+        digest, index = request.match_info["digest"], request.match_info["index"]
+        chunk = None
+        if index.isascii() and index.isdigit() and len(index) <= 4:
+            chunk = self._member.gossip.chunked_messages.find_chunk(digest, int(index))
+        if chunk is None:
+            return error_reply(404, "this member does not offer that message any more")
+        return web.Response(body=chunk, content_type="application/octet-stream")
 
     async def _plan(self, request: web.Request) -> web.Response:
-        """Answer with the certificate, waiting for it up to ``wait_s`` seconds."""
+        """Reply with the certificate, waiting for it up to ``wait_s`` seconds."""
         execution_id = request.match_info["execution_id"]
         wait_s = _parse_wait(request.query.get("wait_s", "0"))
         if self._waiters >= _MAX_WAITERS:
@@ -121,36 +124,34 @@ class MemberServer:
     async def _evidence(self, request: web.Request) -> web.Response:
         evidence = self._member.machine.find_evidence(request.match_info["execution_id"])
         if evidence is None:
-            return error_reply(404, "this member has not seen that execution settled lately")
+            return error_reply(404, "this member has seen no settlement of that execution lately")
         return _json(evidence.canonical_bytes())
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
-        claims = await read_signed(request, typ=HEARTBEAT_TYP, audience=self._member.audience)
-        heartbeat = Heartbeat.from_value(claims.body)
+        received = await read_message(request, api.HEARTBEAT, audience=self._member.audience)
+        heartbeat = received.message
         machine = self._member.machine
         if not machine.is_recent(heartbeat.block_hash, time.monotonic()):
-            # no error: who starts, or was away, learns by this answer which block to name
+            # no error: a node that just started learns by this answer which block to name
             return web.json_response({"block": machine.get_head()})
-        self._member.feed_peer(HeartbeatReceived(heartbeat, claims.issuer))
+        self._member.feed_peer(HeartbeatReceived(heartbeat, received.issuer))
         self._member.note_heartbeat(heartbeat.node)
         return _json(self._member.get_demand())
 
     async def _reach(self, request: web.Request) -> web.Response:
-        """Tell a node whether it can be connected to where it says."""
-        claims = await read_signed(
-            request, typ=REACH_TYP, audience=self._member.audience, replays=self._replays
+        """Tell a node whether this member can connect to its endpoint."""
+        received = await read_message(
+            request, api.REACH_REQUEST, audience=self._member.audience, replays=self._replays
         )
-        reach = ReachRequest.from_value(claims.body)
-        return web.json_response(
-            {"problem": await self._member.nodes.try_reach(reach, claims.issuer)}
-        )
+        problem = await self._member.nodes.try_reach(received.message, received.issuer)
+        return web.json_response({"problem": problem})
 
-    async def _request(self, request: web.Request) -> web.Response:
-        await self._member.open_signed(SignedRequest.from_value(await read_json(request)))
+    async def _signed_request(self, request: web.Request) -> web.Response:
+        await self._member.open_signed(await read_unsigned(request, api.SIGNED_REQUEST))
         return web.json_response({})
 
     async def _gossip(self, request: web.Request) -> web.Response:
-        claims = await read_signed(request, typ=GOSSIP_TYP, audience=self._member.account)
+        claims, _ = await read_signed(request, api.GOSSIP, audience=self._member.account)
         sender = self._member.machine.find_member(claims.issuer)
         if sender is None:
             raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
@@ -162,34 +163,6 @@ class MemberServer:
         self._member.feed_peer(GossipReceived(sender.account, message, configuration))
         return web.json_response({})
 
-    async def _completion(self, request: web.Request) -> web.Response:
-        claims = await read_signed(request, typ=COMPLETION_TYP, audience=self._member.audience)
-        completion = Completion.from_value(claims.body)
-        self._member.feed_peer(CompletionReceived(completion, claims.issuer))
-        return web.json_response({})
-
-    async def _commitment(self, request: web.Request) -> web.Response:
-        claims = await read_signed(
-            request, typ=EXECUTOR_COMMITMENT_TYP, audience=self._member.audience
-        )
-        commitment = ExecutorCommitment.from_value(claims.body)
-        self._member.feed_peer(ExecutorCommitmentReceived(commitment, claims.issuer))
-        return web.json_response({})
-
-    async def _takeovers(self, request: web.Request) -> web.Response:
-        claims = await read_signed(request, typ=TAKEOVERS_TYP, audience=self._member.audience)
-        takeovers = Takeovers.from_value(claims.body)
-        self._member.feed_peer(TakeoversReceived(takeovers, claims.issuer))
-        return web.json_response({})
-
-    async def _validator_commitment(self, request: web.Request) -> web.Response:
-        claims = await read_signed(
-            request, typ=VALIDATOR_COMMITMENT_TYP, audience=self._member.audience
-        )
-        validator_commitment = VerificationCommitment.from_value(claims.body)
-        self._member.feed_peer(ValidatorCommitmentReceived(validator_commitment, claims.issuer))
-        return web.json_response({})
-
     async def _attestation(self, request: web.Request) -> web.Response:
         execution_id = request.match_info["execution_id"]
         attestation = self._member.machine.find_attestation(execution_id)
@@ -199,12 +172,26 @@ class MemberServer:
             return error_reply(410, f"execution {execution_id} is over")
         return error_reply(404, f"there is no draw for execution {execution_id} here so far")
 
-    async def _verification(self, request: web.Request) -> web.Response:
-        await read_signed(request, typ=RESULT_TYP, audience=self._member.audience)
-        token: str = (await request.json())["jws"]  # the body is cached; its form was checked
-        result, key = self._member.read_result(token)
-        self._member.feed_peer(ResultReceived(result, key, token))
+    async def _verification_result(self, request: web.Request) -> web.Response:
+        received = await read_message(
+            request, api.VERIFICATION_RESULT, audience=self._member.audience
+        )
+        self._member.feed_peer(
+            VerificationResultReceived(received.message, received.issuer, received.token)
+        )
         return web.json_response({})
+
+    def _pass_on(
+        self, route: api.Route[M], make_event: Callable[[M, str], Event]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Return the handler that gives the machine a message and the key that signed it."""
+
+        async def handle(request: web.Request) -> web.Response:
+            received = await read_message(request, route, audience=self._member.audience)
+            self._member.feed_peer(make_event(received.message, received.issuer))
+            return web.json_response({})
+
+        return handle
 
 
 def _parse_wait(text: str) -> float:
@@ -212,8 +199,8 @@ def _parse_wait(text: str) -> float:
         wait_s = float(text)
     except ValueError:
         wait_s = math.nan
-    if not 0 <= wait_s <= limits.MAX_PLAN_WAIT_S:
-        raise InvalidInput(f"wait_s is a number of seconds from 0 to {limits.MAX_PLAN_WAIT_S:g}")
+    if not 0 <= wait_s <= api.PLAN.max_wait_s:
+        raise InvalidInput(f"wait_s is a number of seconds from 0 to {api.PLAN.max_wait_s:g}")
     return wait_s
 
 

@@ -11,6 +11,7 @@ from splitup.chain.client import Chain
 from splitup.chain.committee_reader import fetch_node_key
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Refused, Unavailable
+from splitup.messages import api
 from splitup.messages.snapshots import ReachRequest
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.commands import PushPlan, PushVerification
@@ -32,7 +33,10 @@ class NodeRequests:
         nodes, certificate = command.nodes, command.certificate
         data = certificate.model_dump(mode="json")
         sent = await asyncio.gather(
-            *(self._post(f"{node.endpoint}/v1/plan", data, tuning.RTT_TIMEOUT_S) for node in nodes)
+            *(
+                self._post(api.PLAN_CERTIFICATE.url(node.endpoint), data, tuning.RTT_TIMEOUT_S)
+                for node in nodes
+            )
         )
         unreached = tuple(node.node for node, ok in zip(nodes, sent, strict=True) if not ok)
         return PlanPushed(certificate.plan.request.execution_id, unreached)
@@ -43,7 +47,8 @@ class NodeRequests:
         log.info(
             "node %s is to verify task %d of %s", command.node, command.order.task, execution_id
         )
-        await self._post(f"{command.endpoint}/v1/verify", data, tuning.HTTP_TIMEOUT_S)
+        route = api.VERIFICATION_ORDER
+        await self._post(route.url(command.endpoint), data, route.timeout_s)
 
     async def _post(self, url: str, data: dict[str, Any], timeout_s: float) -> bool:
         try:
@@ -55,7 +60,7 @@ class NodeRequests:
 
     async def measure_rtt(self, node: str, endpoint: str) -> int | None:
         """Return a node's round trip in ms on an open connection, None if it is not reachable."""
-        url = f"{endpoint}/v1/ping"
+        url = api.PING.url(endpoint)
         try:
             await self._ping(url)
             started = time.perf_counter()
@@ -80,7 +85,7 @@ class NodeRequests:
             if await fetch_node_key(self._chain, request.node) != key:
                 raise BadSignature(f"{key} is not the key of an active node {request.node}")
             try:
-                answer = await self._ping(f"{request.endpoint}/v1/ping")
+                answer = await self._ping(api.PING.url(request.endpoint))
             except (PeerFault, Refused, Unavailable) as error:
                 return str(error)[: tuning.MAX_ERROR_CHARS]
         finally:

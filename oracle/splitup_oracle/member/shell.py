@@ -24,6 +24,7 @@ from splitup.core.errors import (
 from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
+from splitup.messages import api
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import VerificationResult
@@ -54,8 +55,8 @@ from splitup.protocol.committee.events import (
     Event,
     GossipReceived,
     ManifestFetched,
-    RequestSigned,
     RttMeasured,
+    SignedRequestReceived,
     SnapshotFetched,
     TaskRecomputed,
 )
@@ -77,14 +78,6 @@ from splitup_oracle.member.node_requests import NodeRequests
 from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
 from splitup_oracle.member.rulings import Rulings
 from splitup_oracle.member.transactions import TransactionSender
-
-HEARTBEAT_TYP: Final = "splitup-heartbeat"
-COMPLETION_TYP: Final = "splitup-completion"
-EXECUTOR_COMMITMENT_TYP: Final = "splitup-pledge"
-TAKEOVERS_TYP: Final = "splitup-takeovers"
-VALIDATOR_COMMITMENT_TYP: Final = "splitup-verification-commitment"
-RESULT_TYP: Final = "splitup-verification-result"
-REACH_TYP: Final = "splitup-reach"
 
 _SECRET: Final = "secret"  # journal kind: what the secrets of our dealings are derived from
 _REQUEST_CHECKS: Final = 16  # signed requests for which the chain is asked at once
@@ -186,8 +179,9 @@ class Member:
 
     def read_result(self, token: str) -> tuple[VerificationResult, str]:
         """Verify a validator's token as evidence and return result and key; raise PeerFault."""
-        claims = verify_jws(token, typ=RESULT_TYP, audience=self.audience, now_s=None)
-        return VerificationResult.from_value(claims.body), claims.issuer
+        route = api.VERIFICATION_RESULT
+        claims = verify_jws(token, typ=route.typ, audience=self.audience, now_s=None)
+        return route.parse(claims.body), claims.issuer
 
     def note_heartbeat(self, node: str) -> None:
         """Have a node probed at once when it is heard for the first time."""
@@ -212,7 +206,7 @@ class Member:
         check_signed(signed)  # before the chain is asked: nobody else may make us
         async with self._request_checks:
             balance, frozen_until = await self._check_openable(request)
-        self.feed_peer(RequestSigned(signed, balance, frozen_until))
+        self.feed_peer(SignedRequestReceived(signed, balance, frozen_until))
 
     async def _check_openable(self, request: Request) -> tuple[int, int]:
         """Return the client's balance and until when it is frozen; raise PeerFault."""

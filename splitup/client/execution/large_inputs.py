@@ -19,7 +19,7 @@ class LargeInputs:
     """Those of one execution, one step ahead of the store, which sets the pace.
 
     Nodes store what they make of a step, too: far ahead of a slow store, they would have to wait
-    for it longer than a healthy node does. A reader is offered pieces once it has the plan: before
+    for it longer than a healthy node does. A reader is offered chunks once it has the plan: before
     that they would be lost on it.
     """
 

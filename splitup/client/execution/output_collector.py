@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import Manifest
-from splitup.messages.frames import Frame, FrameKind, Piece, Seal
+from splitup.messages.frames import Frame, FrameKind, Seal, TensorChunk
 from splitup.messages.plans import Plan
 from splitup.messages.progress import Progress, TaskFailure, Trace
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
 
 Verify = Callable[[Seal, str], None]  # (signature, public key); raises BadSignature
-# (execution, port, step, digest): what came in pieces, if it is that
-TakePieces = Callable[[str, PortId, int, bytes], memoryview | None]
+# (execution, port, step, digest): what came in chunks, if it is that
+TakeChunks = Callable[[str, PortId, int, bytes], memoryview | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class OutputCollector:
     plan: Plan
     verify: Verify
     executor_map: ExecutorMap
-    take_pieces: TakePieces
+    take_chunks: TakeChunks
     _slots: dict[tuple[int, int, int], _Slot] = field(default_factory=dict)
     _first_missing: int = 0
     _done: set[int] = field(default_factory=set)  # beyond the first that is missing
@@ -105,24 +105,24 @@ class OutputCollector:
             return [progress]
         raise PeerFault(f"a node sent a {frame.kind.name} frame, which only clients do")
 
-    def check_piece(self, node: str, piece: Piece) -> bool:
-        """Return whether a piece of an output, from ``node``, is worth its room.
+    def check_chunk(self, node: str, chunk: TensorChunk) -> bool:
+        """Return whether a chunk of an output, from ``node``, is worth its room.
 
         Raises PeerFault when nobody may send it here.
         """
-        spec = self._specs.get((piece.task, piece.port))
+        spec = self._specs.get((chunk.task, chunk.port))
         if (
-            piece.execution_id != self.plan.request.execution_id
+            chunk.execution_id != self.plan.request.execution_id
             or spec is None
-            or not spec.accepts(piece.length)
-            or piece.step >= self.plan.request.steps
+            or not spec.accepts(chunk.length)
+            or chunk.step >= self.plan.request.steps
         ):
-            raise PeerFault(f"node {node} sent pieces of what is no output here", peer=node)
-        if node != self.executor_map.get_author(piece.task):
+            raise PeerFault(f"node {node} sent chunks of what is no output here", peer=node)
+        if node != self.executor_map.get_author(chunk.task):
             if self.executor_map.takeovers:
                 return False  # it was replaced
-            raise PeerFault(f"node {node} sent pieces of task {piece.task}", peer=node)
-        return not self._is_known(piece.task, piece.port, piece.step)
+            raise PeerFault(f"node {node} sent chunks of task {chunk.task}", peer=node)
+        return not self._is_known(chunk.task, chunk.port, chunk.step)
 
     def renew(self, task: int) -> None:
         """Expect the outputs of ``task`` from another node: forget those of unfinished steps."""
@@ -159,7 +159,7 @@ class OutputCollector:
         data: bytes | memoryview | None = frame.payload
         if frame.stored or frame.direct:
             port = (frame.task, frame.port)
-            data = self.take_pieces(frame.execution_id, port, frame.step, frame.digest)
+            data = self.take_chunks(frame.execution_id, port, frame.step, frame.digest)
         if self._is_known(*key):
             known = self._slots.get(key)
             if known is not None and known.digest != frame.digest:

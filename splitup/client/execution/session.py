@@ -31,9 +31,10 @@ from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.core.tensors import StepsDigest, bytes_to_array, check_inputs
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
+from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, Takeover
-from splitup.messages.frames import FRAME_HEADER_BYTES, FrameKind, decode_frames, decode_piece
+from splitup.messages.frames import FRAME_HEADER_BYTES, FrameKind, decode_chunk, decode_frames
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Progress, TaskFailure, Trace
 from splitup.net.http import SignedClient
@@ -106,9 +107,9 @@ class Session:
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._executor_map = ExecutorMap(self.plan)
-        self._pieces = TensorChunks()
+        self._chunks = TensorChunks()
         self._collector = OutputCollector(
-            manifest, self.plan, verify_seal, self._executor_map, self._pieces.take
+            manifest, self.plan, verify_seal, self._executor_map, self._chunks.take
         )
         self._failover = Failover(self.plan, manifest, self._loop.time())
         self._specs = tuple(port.spec for port in manifest.inputs)
@@ -287,7 +288,7 @@ class Session:
     async def _announce(self, node: str, endpoint: str) -> None:
         # the committee tells the nodes too; whoever is first saves the other's delay
         with contextlib.suppress(SplitUpError):
-            await self._node_http.post_json(f"{endpoint}/v1/plan", self.certificate)
+            await self._node_http.post_json(api.PLAN_CERTIFICATE.url(endpoint), self.certificate)
         self._large.mark_announced(node)
 
     async def _write(self) -> None:
@@ -433,9 +434,9 @@ class Session:
     # ---- receiving -----------------------------------------------------------------------------
 
     def _on_frame(self, link: Link, data: bytes) -> None:
-        if (piece := decode_piece(data)) is not None:
-            if self._collector.check_piece(link.peer, piece):
-                self._pieces.add(piece)
+        if (chunk := decode_chunk(data)) is not None:
+            if self._collector.check_chunk(link.peer, chunk):
+                self._chunks.add(chunk)
             return
         seal, frames = decode_frames(data)
         for frame in frames:

@@ -14,7 +14,6 @@ from typing import Final
 from splitup.chain.bonds import make_plan_votes
 from splitup.chain.client import Chain
 from splitup.chain.market import compute_locks
-from splitup.core import limits
 from splitup.core.errors import (
     ChainRejected,
     InvalidInput,
@@ -24,6 +23,7 @@ from splitup.core.errors import (
     Unavailable,
 )
 from splitup.graph.manifest import Manifest
+from splitup.messages import api
 from splitup.messages.plans import Plan, PlanCertificate
 from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
@@ -79,7 +79,7 @@ async def fetch_plan(
     problem = "the committee has no members"
     for member in committee.members:
         try:
-            value = await http.get_json(f"{member.endpoint}/v1/plan/{execution_id}?wait_s=0")
+            value = await http.get_json(api.PLAN.url(member.endpoint, execution_id=execution_id))
             certificate = PlanCertificate.from_value(value)
             if certificate.plan.request.execution_id != execution_id:
                 raise PeerFault(f"member {member.account} shows the plan of another execution")
@@ -97,7 +97,8 @@ async def fetch_snapshot(http: SignedClient, committee: CommitteeView, root: str
     for member in committee.members:
         try:
             value = await http.get_json(
-                f"{member.endpoint}/v1/snapshot/{root}", max_bytes=limits.MAX_SNAPSHOT_BYTES
+                api.SNAPSHOT.url(member.endpoint, root=root),
+                max_bytes=api.SNAPSHOT.max_reply_bytes,
             )
             snapshot = await asyncio.to_thread(Snapshot.from_value, value)
             if snapshot.root() != root:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError, Unavailable
+from splitup.messages import api
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, check_certificate
@@ -106,7 +107,7 @@ async def _ask_all(
     reasons: dict[str, str] = {}
 
     async def ask(endpoint: str) -> PlanCertificate:
-        url = f"{endpoint}/v1/plan/{wanted.execution_id}?wait_s={_WAIT_S}"
+        url = api.PLAN.url(endpoint, execution_id=wanted.execution_id, wait_s=_WAIT_S)
         while True:
             try:
                 value = await http.get_json(url, timeout_s=_WAIT_S + 5)

@@ -7,6 +7,7 @@ from typing import Final
 
 from splitup.client.outcome import Receipt
 from splitup.core.errors import PeerFault, SplitUpError, Unavailable
+from splitup.messages import api
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, check_draw
@@ -44,7 +45,9 @@ async def fetch_evidence(
     while True:
         for member in committee.members:
             try:
-                value = await http.get_json(f"{member.endpoint}/v1/evidence/{receipt.execution_id}")
+                value = await http.get_json(
+                    api.EVIDENCE.url(member.endpoint, execution_id=receipt.execution_id)
+                )
                 evidence = Evidence.from_value(value)
                 check_evidence(evidence, receipt, committee)
             except SplitUpError as error:

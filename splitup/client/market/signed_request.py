@@ -15,6 +15,7 @@ from splitup.client.market.plan_requests import Wanted, fetch_certificate
 from splitup.client.market.receipts import Status, fetch_status
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError
 from splitup.crypto.keys import Identity
+from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.net.http import SignedClient
@@ -87,7 +88,7 @@ async def fetch_signed_plan(
     async def tell(member: CommitteeMember) -> None:
         while True:
             try:
-                await http.post_json(f"{member.endpoint}/v1/request", signed)
+                await http.post_json(api.SIGNED_REQUEST.url(member.endpoint), signed)
                 return
             except Refused as error:
                 refusals.append(str(error))

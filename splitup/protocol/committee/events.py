@@ -15,7 +15,7 @@ from splitup.messages.plans import Request, SignedRequest
 from splitup.messages.snapshots import Heartbeat, Snapshot
 from splitup.messages.verification import (
     Ruling,
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationResult,
 )
 from splitup.protocol.committee.certificates import CommitteeMember
@@ -166,7 +166,7 @@ class HeartbeatReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSigned:
+class SignedRequestReceived:
     """A client's signed request, and what the chain says of the client. The rest was checked."""
 
     signed: SignedRequest
@@ -198,12 +198,12 @@ class TakeoversReceived:
 class ValidatorCommitmentReceived:
     """A validator's commitment."""
 
-    validator_commitment: VerificationCommitment
+    validator_commitment: ValidatorCommitment
     signing_key: str
 
 
 @dataclass(frozen=True, slots=True)
-class ResultReceived:
+class VerificationResultReceived:
     result: VerificationResult
     signing_key: str
     token: str  # the signed bytes, as evidence for the other members
@@ -271,12 +271,12 @@ BoardFact = ConfigurationSeen | DealingPosted | ComplaintPosted | BoardRead
 PeerEvent = (
     GossipReceived
     | HeartbeatReceived
-    | RequestSigned
+    | SignedRequestReceived
     | CompletionReceived
     | ExecutorCommitmentReceived
     | TakeoversReceived
     | ValidatorCommitmentReceived
-    | ResultReceived
+    | VerificationResultReceived
 )
 LocalEvent = (
     KeyReady

@@ -43,15 +43,15 @@ from splitup.protocol.committee.events import (
     PlanAccepted,
     PlanPushed,
     RequestSeen,
-    RequestSigned,
-    ResultReceived,
     RttMeasured,
+    SignedRequestReceived,
     SnapshotAccepted,
     SnapshotFetched,
     TakeoversReceived,
     TaskRecomputed,
     Tick,
     ValidatorCommitmentReceived,
+    VerificationResultReceived,
 )
 from splitup.protocol.committee.peer_messages import (
     Equivocation,
@@ -251,7 +251,7 @@ class CommitteeMember:
             case HeartbeatReceived():
                 self._snapshots.nodes.process_heartbeat(event.heartbeat, event.signing_key, now)
                 return []
-            case RequestSigned():
+            case SignedRequestReceived():
                 return self._process_signed(event, now)
             case CompletionReceived():
                 return settlements.process_completion(event.completion, event.signing_key, now)
@@ -263,7 +263,7 @@ class CommitteeMember:
                 )
             case TakeoversReceived():
                 return settlements.process_takeovers(event.takeovers, event.signing_key, now)
-            case ResultReceived():
+            case VerificationResultReceived():
                 return settlements.process_result(event.result, event.signing_key, event.token, now)
             case _ as never:
                 assert_never(never)
@@ -326,7 +326,7 @@ class CommitteeMember:
             commands += self._end(request.execution_id)
         return commands + self._begin(request, now)
 
-    def _process_signed(self, event: RequestSigned, now: float) -> list[Command]:
+    def _process_signed(self, event: SignedRequestReceived, now: float) -> list[Command]:
         """Plan a request that is not on chain; raise what speaks against it."""
         signed, execution_id = event.signed, event.signed.request.execution_id
         known = self._plans.find_request(execution_id)

@@ -37,7 +37,7 @@ from splitup.protocol.committee.events import (
     NodesSeen,
     PlanPushed,
     RequestSeen,
-    RequestSigned,
+    SignedRequestReceived,
     SnapshotAccepted,
 )
 from splitup.protocol.committee.key_generation import KeyGeneration, Predecessor
@@ -178,7 +178,7 @@ class Membership:
                 number = event.configuration or self.current
                 machine = self._machines.get(number)
                 return self._tag(number, machine.handle(event, now)) if machine else []
-            case RequestSigned():
+            case SignedRequestReceived():
                 machine = self._machines.get(self.current)
                 if machine is None:
                     raise Unavailable("we are no committee member now; ask the others")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from splitup.messages.base import CLIENT
+from splitup.messages.storage import LogRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,11 @@ class LogName:
     node: str
     number: int
     apart: bool = False
+
+    @classmethod
+    def of(cls, read: LogRead) -> LogName:
+        """Return the name of the object that somebody wants to read."""
+        return cls(read.task, read.port, read.node, read.number, read.apart)
 
     def get_prefix(self, execution_id: str) -> str:
         """Return the part of the key that all objects of this log share."""

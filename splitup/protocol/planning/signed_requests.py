@@ -27,7 +27,7 @@ from splitup.crypto.quorum import (
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import Request, SignedRequest
 from splitup.protocol.committee.commands import Command, Forget, Persist
-from splitup.protocol.committee.events import RequestSigned
+from splitup.protocol.committee.events import SignedRequestReceived
 
 SIGNED_REQUEST: Final = "opening"  # journal kind: client -> its signed request that we support
 
@@ -93,7 +93,7 @@ class SignedRequests:
         live = self._live.values()
         return next((s for s in live if s.request.execution_id == execution_id), None)
 
-    def process_signed(self, event: RequestSigned, timestamp_s: int) -> list[Command]:
+    def process_signed(self, event: SignedRequestReceived, timestamp_s: int) -> list[Command]:
         """Support a request; return what to persist first.
 
         Raises PeerFault, BadSignature for a wrong request, Unavailable while another one is open.

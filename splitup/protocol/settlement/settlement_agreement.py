@@ -21,7 +21,7 @@ from splitup.messages.verification import (
     Evidence,
     Ruling,
     SignedAttestation,
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationResult,
 )
 from splitup.protocol.committee.commands import Command, Fault, Gossip
@@ -234,7 +234,7 @@ class SettlementAgreement:
         return self._advance(state, now)
 
     def process_validator_commitment(
-        self, validator_commitment: VerificationCommitment, signing_key: str, now: float
+        self, validator_commitment: ValidatorCommitment, signing_key: str, now: float
     ) -> list[Command]:
         """Keep a validator's first commitment; raise PeerFault if it is not its own."""
         state = self._find_state(validator_commitment.execution_id)

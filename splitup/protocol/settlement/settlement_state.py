@@ -18,7 +18,7 @@ from splitup.graph.manifest import Manifest
 from splitup.messages.completions import Completion, ExecutorCommitment, SignedTakeover
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
-from splitup.messages.verification import Draw, VerificationCommitment, VerificationResult
+from splitup.messages.verification import Draw, ValidatorCommitment, VerificationResult
 from splitup.protocol.committee.context import ThresholdSignatureCollector
 from splitup.protocol.committee.events import CompletionCommitted
 from splitup.protocol.committee.peer_messages import CommitmentsVote, SettlementProposal
@@ -109,9 +109,7 @@ class EarlyEvidence:
     completions: dict[str, Completion] = field(default_factory=dict)  # by node, for Verifying
     answers: dict[tuple[int, str], ValidatorAnswer] = field(default_factory=dict)  # likewise
     # likewise: (task, validator) -> root
-    validator_commitments: dict[tuple[int, str], VerificationCommitment] = field(
-        default_factory=dict
-    )
+    validator_commitments: dict[tuple[int, str], ValidatorCommitment] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -184,7 +182,7 @@ class SettlementState:
         return certificate
 
     def check_validator(
-        self, result: VerificationResult | VerificationCommitment, signing_key: str
+        self, result: VerificationResult | ValidatorCommitment, signing_key: str
     ) -> None:
         """Raise PeerFault unless ``signing_key`` is the validator's in the plan's snapshot."""
         context = self.context
@@ -305,7 +303,7 @@ class SettlementState:
         elif len(self.early.answers) < limits.MAX_TASKS:
             self.early.answers.setdefault((result.task, result.validator), answer)
 
-    def add_validator_commitment(self, commitment: VerificationCommitment) -> None:
+    def add_validator_commitment(self, commitment: ValidatorCommitment) -> None:
         """Keep a validator's commitment; before the draw for later use."""
         verification, early = self.verification, self.early.validator_commitments
         if verification is not None:

@@ -12,7 +12,7 @@ from splitup.messages.verification import (
     Draw,
     Ruling,
     SignedAttestation,
-    VerificationCommitment,
+    ValidatorCommitment,
 )
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.edge_faults import find_edge_faults, find_input_faults
@@ -57,7 +57,7 @@ class Verification:
         if check is not None:
             check.add(answer)
 
-    def add_validator_commitment(self, commitment: VerificationCommitment) -> None:
+    def add_validator_commitment(self, commitment: ValidatorCommitment) -> None:
         """Keep a validator's first commitment about a drawn task."""
         check = self.checks.get(commitment.task)
         if check is not None:

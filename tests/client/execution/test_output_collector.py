@@ -13,7 +13,7 @@ from splitup.client.execution.output_collector import (
     get_input_consumers,
 )
 from splitup.core.errors import BadSignature, PeerFault
-from splitup.messages.frames import FrameKind, Piece, decode_frame
+from splitup.messages.frames import FrameKind, TensorChunk, decode_frame
 from splitup.messages.progress import Span, TaskFailure, Trace
 from splitup.net.signed_frames import make_message_frame, make_stored_frame, seal_frame, verify_seal
 from splitup.net.tensor_chunks import TensorChunks
@@ -82,7 +82,7 @@ def test_stored_output_is_fetched_first() -> None:
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_output_in_pieces_is_taken_when_it_is_whole(is_whole: bool) -> None:
+def test_output_in_chunks_is_taken_when_it_is_whole(is_whole: bool) -> None:
     taken: list[tuple[PortId, int]] = []
 
     def take(execution_id: str, port: PortId, step: int, digest: bytes) -> memoryview | None:
@@ -90,7 +90,7 @@ def test_output_in_pieces_is_taken_when_it_is_whole(is_whole: bool) -> None:
         return memoryview(ONE) if is_whole else None
 
     collector, digest = make_collector(), hashlib.sha256(ONE).digest()
-    collector.take_pieces = take
+    collector.take_chunks = take
     frames = [
         make_stored_frame(PARTIES.execution_id, 1, 0, 3, digest, 4, direct=direct)
         for direct in (True, False)
@@ -106,17 +106,17 @@ def test_output_in_pieces_is_taken_when_it_is_whole(is_whole: bool) -> None:
     assert taken == [((1, 0), 3)] * 2, "nothing stays that nobody waits for"
 
 
-def test_a15_pieces_that_nobody_may_send_are_faults() -> None:
+def test_a15_chunks_that_nobody_may_send_are_faults() -> None:
     collector, node = make_collector(), PARTIES.nodes[1].address
-    piece = Piece(PARTIES.execution_id, 1, 0, 0, 4, 0, ONE)
-    assert collector.check_piece(node, piece)
+    chunk = TensorChunk(PARTIES.execution_id, 1, 0, 0, 4, 0, ONE)
+    assert collector.check_chunk(node, chunk)
     for change in ({"task": 0}, {"port": 1}, {"step": 4}, {"length": 8}, {"execution_id": "0x12"}):
         with pytest.raises(PeerFault, match="no output here"):
-            collector.check_piece(node, replace(piece, **change))  # type: ignore[arg-type]
-    with pytest.raises(PeerFault, match="pieces of task 1"):
-        collector.check_piece(PARTIES.nodes[0].address, piece)
+            collector.check_chunk(node, replace(chunk, **change))  # type: ignore[arg-type]
+    with pytest.raises(PeerFault, match="chunks of task 1"):
+        collector.check_chunk(PARTIES.nodes[0].address, chunk)
     collector.receive(*PARTIES.make_output(0, ONE))
-    assert not collector.check_piece(node, piece), "it is there already"
+    assert not collector.check_chunk(node, chunk), "it is there already"
 
 
 def test_failures_and_traces_are_believed_of_the_node_alone() -> None:

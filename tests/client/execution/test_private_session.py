@@ -22,12 +22,13 @@ from splitup.client.execution.private_tasks import ClientPrograms
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.core.tensors import array_to_bytes
 from splitup.decode.step import make_arrays, make_causal_step
+from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import Frame, FrameKind, decode_frames
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Trace
 from splitup.net.http import SignedClient, make_app, serve_app
-from splitup.net.links import DATA_PATH, Link, LinkAcceptor
+from splitup.net.links import Link, LinkAcceptor
 from splitup.net.signed_frames import make_message_frame, make_tensor_frame, seal_frame
 from tests.client.execution.test_session import NoGrants
 from tests.client.parties import Parties, make_parties
@@ -92,8 +93,8 @@ async def open_session(
     async def handle(request: web.Request) -> web.StreamResponse:
         return await node.acceptor.handle(request)
 
-    app.router.add_get(DATA_PATH, handle)
-    app.router.add_post("/v1/plan", take_plan)
+    app.router.add_get(api.DATA.path, handle)
+    app.router.add_post(api.PLAN_CERTIFICATE.path, take_plan)
     server = await serve_app(app, "127.0.0.1", 0)
     parties = make_parties(1, steps=steps, endpoint=server.url)
     tasks = parties.plan.tasks * len(compiled.manifest.tasks)

@@ -14,13 +14,14 @@ from aiohttp import web
 from splitup.client.execution.session import Session
 from splitup.core import tuning
 from splitup.core.errors import ExecutionFailed, InvalidInput
+from splitup.messages import api
 from splitup.messages.completions import End, SignedEnd
 from splitup.messages.frames import Frame, FrameKind, decode_frames
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import TaskFailure, Trace
 from splitup.messages.storage import Grants
 from splitup.net.http import SignedClient, make_app, serve_app
-from splitup.net.links import DATA_PATH, Link, LinkAcceptor
+from splitup.net.links import Link, LinkAcceptor
 from splitup.net.signed_frames import make_message_frame, make_tensor_frame, seal_frame
 from splitup.protocol.execution.ends import check_end
 from splitup.storage.gateway_client import GatewayClient
@@ -79,8 +80,8 @@ async def open_session(
     async def take_plan(request: web.Request) -> web.Response:
         return web.json_response({})
 
-    app.router.add_get(DATA_PATH, handle)
-    app.router.add_post("/v1/plan", take_plan)
+    app.router.add_get(api.DATA.path, handle)
+    app.router.add_post(api.PLAN_CERTIFICATE.path, take_plan)
     server = await serve_app(app, "127.0.0.1", 0)
     node.parties = make_parties(1, steps=steps, endpoint=server.url)
     node.acceptor = LinkAcceptor(node.parties.nodes[0].address, node.on_frame)

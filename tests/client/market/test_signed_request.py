@@ -11,6 +11,7 @@ from splitup.client.market.signed_request import fetch_signed_plan, is_frozen
 from splitup.core.errors import InvalidInput, PeerFault
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
+from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate, SignedRequest
 from splitup.net.http import SignedClient, error_reply, make_app, read_json, serve_app
@@ -56,7 +57,7 @@ async def serve_members(
             return web.Response(body=certificate.canonical_bytes(), content_type="application/json")
 
         app = make_app()
-        app.router.add_post("/v1/request", take)
+        app.router.add_post(api.SIGNED_REQUEST.path, take)
         app.router.add_get("/v1/plan/{id}", show)
         servers.append(await serve_app(app, "127.0.0.1", 0))
     members = tuple(

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from aiohttp import web
-from splitup_node.committee.heartbeat_sender import HEARTBEAT_TYP, HeartbeatSender
+from splitup_node.committee.heartbeat_sender import HeartbeatSender
 
 from splitup.core import limits
+from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
-from splitup.net.http import SignedClient, make_app, read_signed, serve_app
+from splitup.net.http import SignedClient, make_app, read_message, serve_app
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.snapshots.recent_blocks import RecentBlocks
 from tests.builders import HANG_S
@@ -43,8 +44,7 @@ class Member:
         self.may_answer.set()
 
     async def on_heartbeat(self, request: web.Request) -> web.Response:
-        claims = await read_signed(request, typ=HEARTBEAT_TYP, audience=COMMITTEE)
-        beat = Heartbeat.from_value(claims.body)
+        beat = (await read_message(request, api.HEARTBEAT, audience=COMMITTEE)).message
         self.named.append(beat.block_hash)
         await self.may_answer.wait()
         if self.heads.is_recent(beat.block_hash, time.monotonic()):
@@ -59,7 +59,7 @@ async def serve(members: list[Member]) -> AsyncIterator[tuple[HeartbeatSender, C
         seats = []
         for member, seat in zip(members, view.members, strict=True):
             app = make_app()
-            app.add_routes([web.post("/v1/heartbeat", member.on_heartbeat)])
+            app.add_routes([web.post(api.HEARTBEAT.path, member.on_heartbeat)])
             server = await serve_app(app, "127.0.0.1", 0)
             stack.push_async_callback(server.close)
             seats.append(replace(seat, endpoint=server.url))

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import pytest_asyncio
-from splitup_node.execution.chunk_transfers import check_piece
+from splitup_node.execution.chunk_transfers import check_chunk
 from splitup_node.execution.executions import Execution, make_execution
 
 from splitup.client.execution.session import Session
@@ -20,7 +20,7 @@ from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto.keys import generate_identity
 from splitup.messages.base import CLIENT
-from splitup.messages.frames import Piece
+from splitup.messages.frames import TensorChunk
 from splitup.messages.plans import PlanCertificate, PlanNode
 from splitup.net.http import SignedClient
 from splitup.net.links import Link
@@ -89,7 +89,7 @@ class Large:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[TestNode]]:
-    root = tmp_path_factory.mktemp("pieces")
+    root = tmp_path_factory.mktemp("chunks")
     async with contextlib.AsyncExitStack() as stack:
         made = []
         for name in ("a", "b"):
@@ -142,22 +142,22 @@ async def test_f20_what_may_not_go_directly_goes_through_the_store(
     [((0,), True), ((limits.TENSOR_CHUNK_BYTES,), True), (None, False)],
     ids=["the rest is lost", "the first is lost", "other bytes than the digest's"],
 )
-async def test_f21_pieces_that_do_not_make_the_tensor_are_never_computed_on(
+async def test_f21_chunks_that_do_not_make_the_tensor_are_never_computed_on(
     large: Large, offsets: tuple[int, ...] | None, is_right: bool
 ) -> None:
     certificate = await large.begin()
     node, digest = large.nodes[0].identity.address, hashlib.sha256(X.tobytes()).digest()
     sent = X if is_right else X + 1
-    large.client.send_pieces(certificate, 0, sent, node, offsets=offsets, digest=digest)
+    large.client.send_chunks(certificate, 0, sent, node, offsets=offsets, digest=digest)
     for link in large.client.links:
         await link.drain_bulk()
     large.store_input(certificate, 0, X)
     await large.finish(certificate, [X])
 
 
-async def test_pieces_of_the_client_are_taken_too(large: Large) -> None:
+async def test_chunks_of_the_client_are_taken_too(large: Large) -> None:
     certificate = await large.begin()
-    large.client.send_pieces(certificate, 0, X, large.nodes[0].identity.address)
+    large.client.send_chunks(certificate, 0, X, large.nodes[0].identity.address)
     await large.finish(certificate, [X])
 
 
@@ -222,7 +222,7 @@ async def test_client_needs_no_store_for_large_tensors(
 
 
 @pytest.mark.parametrize("direct_bytes", [0, limits.INLINE_TENSOR_BYTES])
-async def test_f20_client_has_the_store_where_pieces_have_no_room(
+async def test_f20_client_has_the_store_where_chunks_have_no_room(
     large: Large, monkeypatch: pytest.MonkeyPatch, direct_bytes: int
 ) -> None:
     opening = open_session(large, monkeypatch, 3, direct_bytes)
@@ -258,7 +258,7 @@ async def test_f20_nobody_is_blamed_while_the_store_takes_its_time(
         (f"http://127.0.0.1:1{RELAY_PATH}/0x12", True, 100, False),
     ],
 )
-async def test_pieces_go_where_they_are_fast(
+async def test_chunks_go_where_they_are_fast(
     endpoint: str, is_up: bool, most_bytes: int, expected: bool
 ) -> None:
     link = Link("0x12", "", endpoint=endpoint)
@@ -267,7 +267,7 @@ async def test_pieces_go_where_they_are_fast(
     assert has_room(link, 100, most_bytes) is expected
 
 
-# ---- what a node takes in pieces ---------------------------------------------------------------
+# ---- what a node takes in chunks ---------------------------------------------------------------
 
 
 def make_reader() -> tuple[Execution, str]:
@@ -289,52 +289,54 @@ DATA = X.tobytes()
 DIGEST = hashlib.sha256(DATA).digest()
 
 
-def cut(execution: Execution, step: int = 0) -> list[Piece]:
+def cut(execution: Execution, step: int = 0) -> list[TensorChunk]:
     return [
-        Piece(execution.id, 0, 0, step, len(DATA), at, DATA[at : at + limits.TENSOR_CHUNK_BYTES])
+        TensorChunk(
+            execution.id, 0, 0, step, len(DATA), at, DATA[at : at + limits.TENSOR_CHUNK_BYTES]
+        )
         for at in range(0, len(DATA), limits.TENSOR_CHUNK_BYTES)
     ]
 
 
-async def test_pieces_in_order_make_the_tensor_once() -> None:
-    (execution, sender), pieces = make_reader(), TensorChunks()
-    for piece in cut(execution):
-        assert check_piece(execution, sender, piece)
-        pieces.add(piece)
-        pieces.add(piece)  # repeated: ignored
-    assert pieces.take(execution.id, (0, 0), 0, DIGEST) == DATA
-    assert pieces.take(execution.id, (0, 0), 0, DIGEST) is None
+async def test_chunks_in_order_make_the_tensor_once() -> None:
+    (execution, sender), chunks = make_reader(), TensorChunks()
+    for chunk in cut(execution):
+        assert check_chunk(execution, sender, chunk)
+        chunks.add(chunk)
+        chunks.add(chunk)  # repeated: ignored
+    assert chunks.take(execution.id, (0, 0), 0, DIGEST) == DATA
+    assert chunks.take(execution.id, (0, 0), 0, DIGEST) is None
 
 
 async def test_tensor_with_a_gap_is_left_to_the_store() -> None:
-    (execution, _), pieces = make_reader(), TensorChunks()
+    (execution, _), chunks = make_reader(), TensorChunks()
     first, second, *rest = cut(execution)
-    for piece in (first, *rest, second):
-        pieces.add(piece)
-    assert pieces.take(execution.id, (0, 0), 0, DIGEST) is None
+    for chunk in (first, *rest, second):
+        chunks.add(chunk)
+    assert chunks.take(execution.id, (0, 0), 0, DIGEST) is None
 
 
-async def test_a15_pieces_that_nobody_may_send_are_faults() -> None:
+async def test_a15_chunks_that_nobody_may_send_are_faults() -> None:
     execution, sender = make_reader()
-    piece = cut(execution)[0]
-    with pytest.raises(PeerFault, match="sends pieces"):
-        check_piece(execution, "ab" * 32, piece)
+    chunk = cut(execution)[0]
+    with pytest.raises(PeerFault, match="sends chunks"):
+        check_chunk(execution, "ab" * 32, chunk)
     with pytest.raises(PeerFault, match="nobody may send"):
-        check_piece(execution, sender, replace(piece, task=2))
+        check_chunk(execution, sender, replace(chunk, task=2))
     with pytest.raises(PeerFault, match="bytes"):
-        check_piece(execution, sender, replace(piece, length=len(DATA) + 4))
+        check_chunk(execution, sender, replace(chunk, length=len(DATA) + 4))
     with pytest.raises(PeerFault, match="nobody paid"):
-        check_piece(execution, sender, replace(piece, step=2))
+        check_chunk(execution, sender, replace(chunk, step=2))
 
 
-async def test_a25_pieces_beyond_the_bound_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a25_chunks_beyond_the_bound_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "TENSOR_CHUNKS_BYTES", len(DATA))
-    (execution, _), pieces = make_reader(), TensorChunks()
+    (execution, _), chunks = make_reader(), TensorChunks()
     for step in range(2):
-        for piece in cut(execution, step):
-            pieces.add(piece)
-    assert pieces.take(execution.id, (0, 0), 1, DIGEST) is None
-    pieces.drop(execution.id)
-    for piece in cut(execution, 1):
-        pieces.add(piece)
-    assert pieces.take(execution.id, (0, 0), 1, DIGEST) == DATA
+        for chunk in cut(execution, step):
+            chunks.add(chunk)
+    assert chunks.take(execution.id, (0, 0), 1, DIGEST) is None
+    chunks.drop(execution.id)
+    for chunk in cut(execution, 1):
+        chunks.add(chunk)
+    assert chunks.take(execution.id, (0, 0), 1, DIGEST) == DATA

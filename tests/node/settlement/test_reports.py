@@ -19,6 +19,7 @@ from splitup.core import limits, tuning
 from splitup.core.errors import ChainRejected, ChainUnavailable, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
+from splitup.messages import api
 from splitup.messages.completions import Completion, ExecutorCommitment, SignedTakeover, Takeover
 from splitup.messages.verification import Attestation
 from splitup.protocol.committee.certificates import CommitteeMember, CommitteeView
@@ -90,11 +91,13 @@ class FakeHttp:
         self.shown: asyncio.Queue[str] = asyncio.Queue()  # members that were told of takeovers
         self.undrawn: set[str] = set()  # members that know no draw
 
-    def sign(self, typ: str, audience: str, body: Completion | ExecutorCommitment) -> Any:
+    def sign(
+        self, route: api.Route[Any], audience: str, body: Completion | ExecutorCommitment
+    ) -> Any:
         return body if isinstance(body, ExecutorCommitment) else body.execution_id
 
     async def get_json(self, url: str, *, timeout_s: float) -> dict[str, Any]:
-        endpoint, _, execution_id = url.partition("/v1/attestation/")
+        endpoint, _, execution_id = url.partition(api.ATTESTATION.path.format(execution_id=""))
         self.asked.set()
         if endpoint in self.hung:
             await asyncio.Event().wait()
@@ -113,18 +116,17 @@ class FakeHttp:
         )
         return sign_attestation(MEMBERS[place], attestation).model_dump(mode="json")
 
-    async def post_token(self, url: str, token: Any, *, timeout_s: float) -> dict[str, Any]:
-        member, _, path = url.partition("/v1/")
+    async def post_token(self, route: api.Route[Any], member: str, token: Any) -> dict[str, Any]:
         if member in self.hung:
             await asyncio.Event().wait()
         if member in self.deaf:
             raise Unavailable(f"{member} did not answer")
-        if path == "pledge":
+        if route is api.EXECUTOR_COMMITMENT:
             self.commitments.put_nowait((member, token))
-        elif path == "takeovers":
+        elif route is api.TAKEOVERS:
             self.shown.put_nowait(member)
         else:
-            assert path == "completion"
+            assert route is api.COMPLETION
             self.told.put_nowait((member, token))
         return {}
 
@@ -421,6 +423,6 @@ async def test_f08_a_member_that_hangs_holds_nobody_up(http: FakeHttp) -> None:
     http.hung = {COMMITTEE.members[0].endpoint}
     completion, done = make_completion(1), set[str]()
     async with asyncio.timeout(HANG_S):
-        assert await committee_client.tell("/v1/completion", "typ", completion, done)
+        assert await committee_client.tell(api.COMPLETION, completion, done)
         assert await committee_client.wait_until_due(completion.execution_id, None, math.inf)
     assert done == {member.account for member in COMMITTEE.members[1:]}

@@ -5,6 +5,7 @@ import hashlib
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,22 @@ from splitup.core import limits
 from splitup.core.errors import (
     ConfigurationError,
     InvalidInput,
-    PeerFault,
     Refused,
     StorageUnavailable,
 )
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.graph.manifest import Manifest
+from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.storage import Grants
+from splitup.messages.storage import (
+    ExecutionRequest,
+    Grants,
+    LogRead,
+    LogWrite,
+    ModelRequest,
+    UploadObject,
+)
 from splitup.messages.verification import VerificationOrder
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object
@@ -35,17 +43,7 @@ from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.selection import rank_validators
 from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
-from splitup.storage.gateway_client import (
-    EXECUTION_TYP,
-    MODEL_TYP,
-    ExecutionRequest,
-    GatewayClient,
-    LogRead,
-    LogWrite,
-    ModelRequest,
-    UploadObject,
-    prove_account,
-)
+from splitup.storage.gateway_client import GatewayClient, prove_account
 from tests.builders import find_free_port, make_chain_manifest
 from tests.oracle.gateway_network import NODE_STAKE, Network, run_network
 
@@ -276,17 +274,17 @@ async def test_large_tensors_are_granted_upfront_as_far_as_they_fit(network: Net
 
 async def test_a_token_works_once_and_for_one_purpose(network: Network, manifest: Manifest) -> None:
     certificate = certify(network, manifest)
-    url = f"{network.url}/v1/grants/execution"
     body = ExecutionRequest(certificate=certificate)
     async with SignedClient(network.nodes[0]) as http:
-        token = http.sign(EXECUTION_TYP, network.url, body)
-        await http.post_token(url, token)
+        token = http.sign(api.EXECUTION_REQUEST, network.url, body)
+        await http.post_token(api.EXECUTION_REQUEST, network.url, token)
         with pytest.raises(Refused, match="was used before"):
-            await http.post_token(url, token)
+            await http.post_token(api.EXECUTION_REQUEST, network.url, token)
         with pytest.raises(Refused, match="another audience"):
-            await http.post_signed(url, EXECUTION_TYP, "somebody-else", body)
-        with pytest.raises(Refused, match="'splitup-execution' token"):
-            await http.post_signed(url, "splitup-model", network.url, body)
+            await http.post_signed(api.EXECUTION_REQUEST, network.url, "somebody-else", body)
+        with pytest.raises(Refused, match="'splitup-execution-request' token"):
+            wrong = replace(api.EXECUTION_REQUEST, typ=api.MODEL_REQUEST.typ)
+            await http.post_signed(wrong, network.url, network.url, body)
 
 
 # ---- the grants at the store -------------------------------------------------------------------
@@ -445,8 +443,8 @@ async def test_only_staked_nodes_read_models(network: Network, manifest: Manifes
     async with SignedClient(network.client) as http:  # the proof is of another key
         with pytest.raises(Refused, match="does not hold the USDC"):
             await http.post_signed(
-                f"{network.url}/v1/grants/model",
-                MODEL_TYP,
+                api.MODEL_REQUEST,
+                network.url,
                 network.url,
                 stolen.model_dump(mode="json"),
             )
@@ -465,7 +463,7 @@ async def test_uploads_are_content_addressed_and_stored_once(network: Network) -
         answer = await gateway.upload_grants([entry])
         assert answer.present == ()
         [grant] = answer.grants
-        with pytest.raises(PeerFault, match="refused the upload"):
+        with pytest.raises(Refused, match="refused the upload"):
             await gateway.upload_object(grant, lambda: iter([b"x" * len(data)]), lambda _: None)
 
         def break_off() -> Iterator[bytes]:

@@ -12,8 +12,8 @@ from splitup.crypto.keys import Identity
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import Takeover
 from splitup.messages.plans import Plan, PlanCertificate, PlanNode
+from splitup.messages.storage import LogRead, LogRequest, LogWrite
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
-from splitup.storage.gateway_client import LogRead, LogRequest, LogWrite
 from tests.builders import address, make_chain_manifest, make_request
 
 MANIFEST = make_chain_manifest(3)

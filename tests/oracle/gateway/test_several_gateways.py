@@ -23,28 +23,18 @@ from splitup.core import tuning
 from splitup.core.errors import (
     BadSignature,
     ChainUnavailable,
-    PeerFault,
     Refused,
     StorageUnavailable,
 )
 from splitup.crypto.keys import Identity, generate_identity
+from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import SignedTakeover, Takeover
 from splitup.messages.plans import PlanCertificate
+from splitup.messages.storage import LogRead, LogRequest, LogWrite, UploadObject, UploadRequest
 from splitup.net.http import SignedClient
 from splitup.protocol.execution.takeovers import sign_takeover
-from splitup.storage.gateway_client import (
-    LOG_TYP,
-    UPLOAD_TYP,
-    GatewayClient,
-    LogRead,
-    LogRequest,
-    LogWrite,
-    UploadObject,
-    UploadRequest,
-    prove_account,
-    recover_account,
-)
+from splitup.storage.gateway_client import GatewayClient, prove_account, recover_account
 from tests.builders import find_free_port, make_chain_manifest
 from tests.oracle.gateway_network import Network, register_node, run_network
 
@@ -143,12 +133,12 @@ async def test_a15_a_token_for_one_gateway_is_worth_nothing_at_another(
         open_gateway(network, tmp_path) as other,
         SignedClient(network.nodes[1]) as http,
     ):
-        token = http.sign(LOG_TYP, network.url, body)
+        token = http.sign(api.LOG_REQUEST, network.url, body)
         with pytest.raises(Refused, match="another audience"):
-            await http.post_token(f"{other.server.url}/v1/grants/log", token)
-        await http.post_token(f"{network.url}/v1/grants/log", token)
+            await http.post_token(api.LOG_REQUEST, other.server.url, token)
+        await http.post_token(api.LOG_REQUEST, network.url, token)
         with pytest.raises(Refused, match="used before"):
-            await http.post_token(f"{network.url}/v1/grants/log", token)
+            await http.post_token(api.LOG_REQUEST, network.url, token)
 
 
 async def test_a_gateway_answers_to_its_public_url_alone(network: Network, tmp_path: Path) -> None:
@@ -158,10 +148,9 @@ async def test_a_gateway_answers_to_its_public_url_alone(network: Network, tmp_p
         open_gateway(network, tmp_path, public_url="http://gateway.example:7") as other,
         SignedClient(network.nodes[1]) as http,
     ):
-        url = f"{other.server.url}/v1/grants/log"
-        await http.post_signed(url, LOG_TYP, "http://gateway.example:7", body)
+        await http.post_signed(api.LOG_REQUEST, other.server.url, "http://gateway.example:7", body)
         with pytest.raises(Refused, match="another audience"):
-            await http.post_signed(url, LOG_TYP, other.server.url, body)
+            await http.post_signed(api.LOG_REQUEST, other.server.url, other.server.url, body)
 
 
 async def test_the_next_gateway_serves_when_one_is_gone(network: Network, tmp_path: Path) -> None:
@@ -343,7 +332,7 @@ async def test_uploads_take_a_deposit_or_a_stake(network: Network, tmp_path: Pat
         async with SignedClient(poor) as http:
             stolen = UploadRequest(proof=prove_account(rich), objects=(blob,))
             with pytest.raises(Refused, match="deposit first"):
-                await http.post_signed(f"{url}/v1/grants/upload", UPLOAD_TYP, url, stolen)
+                await http.post_signed(api.UPLOAD_REQUEST, url, url, stolen)
 
 
 async def test_a_days_quota_is_a_429_that_no_other_gateway_mends(
@@ -383,7 +372,7 @@ async def test_a25_garbage_and_strangers_are_refused_and_the_honest_served(
     certificate = certify(network)
 
     async def send(http: SignedClient, body: bytes) -> int:
-        url = f"{network.url}/v1/grants/log"
+        url = api.LOG_REQUEST.url(network.url)
         async with http.session.post(url, data=body) as response:
             return response.status
 
@@ -394,6 +383,6 @@ async def test_a25_garbage_and_strangers_are_refused_and_the_honest_served(
             asyncio.gather(*flood), ask(network, network.nodes[1], certificate, writes=(write(1),))
         )
     assert set(statuses) == {400} and granted
-    with pytest.raises(PeerFault):
+    with pytest.raises(Refused):
         async with SignedClient(network.nodes[1]) as http:
-            await http.post_signed(f"{network.url}/v1/grants/log", LOG_TYP, network.url, {"x": 1})
+            await http.post_signed(api.LOG_REQUEST, network.url, network.url, {"x": 1})

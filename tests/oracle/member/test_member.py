@@ -13,6 +13,7 @@ from splitup_oracle.config import OracleConfig
 from splitup.chain.committee_reader import fetch_committee
 from splitup.core.errors import ConfigurationError, Refused
 from splitup.crypto.keys import generate_identity
+from splitup.messages import api
 from splitup.messages.snapshots import ReachRequest
 from splitup.net.http import SignedClient
 from splitup.net.links import LinkAcceptor
@@ -103,9 +104,9 @@ async def check_interface(network: Network) -> None:
     member = (await fetch_committee(network.client)).members[0]
     async with SignedClient(generate_identity()) as stranger:
         with pytest.raises(Refused, match="no committee member's key"):
-            await stranger.post_signed(f"{url}/v1/gossip", "splitup-gossip", member.account, {})
+            await stranger.post_signed(api.GOSSIP, url, member.account, {})
         with pytest.raises(Refused, match="another audience"):
-            await stranger.post_signed(f"{url}/v1/gossip", "splitup-gossip", "0x0", {})
+            await stranger.post_signed(api.GOSSIP, url, "0x0", {})
 
 
 async def check_reach(network: Network, url: str) -> None:
@@ -116,9 +117,7 @@ async def check_reach(network: Network, url: str) -> None:
     async def ask(sender: Node, endpoint: str) -> str:
         request = ReachRequest(node=node.identity.address, endpoint=endpoint)
         committee = network.deployment.committee
-        reply = await sender.http.post_signed(
-            f"{url}/v1/reach", "splitup-reach", committee, request
-        )
+        reply = await sender.http.post_signed(api.REACH_REQUEST, url, committee, request)
         return str(reply["problem"])
 
     assert await ask(node, node.server.url) == ""

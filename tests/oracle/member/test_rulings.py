@@ -19,6 +19,7 @@ from splitup.graph.ir import Graph
 from splitup.graph.manifest import Manifest, get_task_key
 from splitup.messages.completions import EMPTY_DIGEST, TaskCommitment
 from splitup.messages.plans import PlanCertificate
+from splitup.messages.storage import UploadObject
 from splitup.messages.verification import Ruling, VerificationOrder
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.commands import RecomputeTask
@@ -26,7 +27,6 @@ from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
-from splitup.storage.gateway_client import UploadObject
 from splitup.storage.log_store import LogWriter, open_logs
 from tests.node.network import make_manifest
 from tests.oracle.gateway_network import Network, run_network

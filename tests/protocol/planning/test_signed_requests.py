@@ -77,7 +77,7 @@ def test_a_member_supports_the_next_one_when_the_first_is_on_chain() -> None:
     simulation = start_frozen(balance=2 * 10**6)
     one, two = simulation.sign_request(1), simulation.sign_request(2)
     member = simulation.members[simulation.identities[0].address]
-    event = ev.RequestSigned(two, 2 * 10**6, 2**40)
+    event = ev.SignedRequestReceived(two, 2 * 10**6, 2**40)
     simulation.tell_signed(one)
     simulation.run(0.05)
     with pytest.raises(Unavailable, match="has another signed request"):
@@ -97,7 +97,7 @@ def test_f03_a_member_that_starts_again_still_supports_the_same() -> None:
     simulation.start_member(0)
     member = simulation.members[simulation.identities[0].address]
     with pytest.raises(Unavailable, match="has another signed request"):
-        member.handle(ev.RequestSigned(two, 10**6, 2**40), simulation.now)
+        member.handle(ev.SignedRequestReceived(two, 10**6, 2**40), simulation.now)
     assert member.is_open(get_id(one))
     simulation.tell_signed(one)
     settle(simulation, get_id(one))
@@ -129,7 +129,7 @@ def test_what_does_not_hold_until_the_deadline_is_refused() -> None:
     signed = simulation.sign_request(1)
 
     def give(signed: SignedRequest, balance: int = 10**6, frozen_until: int = 2**40) -> None:
-        member.handle(ev.RequestSigned(signed, balance, frozen_until), simulation.now)
+        member.handle(ev.SignedRequestReceived(signed, balance, frozen_until), simulation.now)
 
     with pytest.raises(PeerFault, match="freeze it for longer"):
         give(signed, frozen_until=signed.request.deadline)

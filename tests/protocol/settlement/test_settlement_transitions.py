@@ -13,7 +13,7 @@ from splitup.messages.verification import (
     Attestation,
     Draw,
     SignedAttestation,
-    VerificationCommitment,
+    ValidatorCommitment,
     VerificationResult,
 )
 from splitup.protocol.settlement import settlement_transitions as transitions
@@ -147,7 +147,7 @@ def test_what_validators_sent_early_is_in_the_checks() -> None:
     assert probe.verification is not None
     (task, check), *_ = probe.verification.checks.items()
     validator = check.validators[0]
-    commitment = VerificationCommitment(
+    commitment = ValidatorCommitment(
         execution_id=EXECUTION, task=task, validator=validator, root="0x" + "04" * 32
     )
     result = VerificationResult(

@@ -119,7 +119,7 @@ def test_nothing_is_revealed_before_a_quorum_holds_a_commitment_for_every_drawn_
             if isinstance(event, ev.ValidatorCommitmentReceived):
                 key = (event.validator_commitment.execution_id, event.validator_commitment.task)
                 held.setdefault(key, set()).add(account)
-            if isinstance(event, ev.CompletionReceived | ev.ResultReceived):
+            if isinstance(event, ev.CompletionReceived | ev.VerificationResultReceived):
                 for task in range(3):
                     if len(held.get((execution_id, task), ())) < 3:
                         early.append(f"{account} saw {event} before task {task} was committed to")

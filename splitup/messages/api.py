@@ -1,0 +1,259 @@
+"""The HTTP interface of every party: one row per route, for its servers and its clients.
+
+A server registers the rows of its party (``splitup.net.http.add_routes``) and reads requests by
+them; a client takes path, JWS type and limits from the same row. ``docs/protocol.md`` shows the
+rows as a table, and a test compares the two.
+
+One name per message: an ``ExecutorCommitment`` is sent to ``/v1/executor-commitment``, signed as a
+``splitup-executor-commitment``, by the row ``EXECUTOR_COMMITMENT``.
+
+Every body is at most ``limits.HTTP_BODY_BYTES`` long. A signed request is ``{"jws": "<token>"}``
+with a message of the row's class in the token; any other POST has the message itself as its body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from splitup.core import limits, tuning
+from splitup.messages.base import RELAY_PATH, Message
+from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
+from splitup.messages.plans import PlanCertificate, SignedRequest
+from splitup.messages.snapshots import Heartbeat, ReachRequest, Snapshot
+from splitup.messages.storage import (
+    ExecutionRequest,
+    Grants,
+    LogRequest,
+    ModelRequest,
+    UploadAnswer,
+    UploadRequest,
+    VerificationRequest,
+)
+from splitup.messages.verification import (
+    Evidence,
+    SignedAttestation,
+    ValidatorCommitment,
+    VerificationOrder,
+    VerificationResult,
+)
+
+M = TypeVar("M", bound=Message)
+
+_GOSSIP_TIMEOUT_S: Final = 3.0  # a member that takes longer counts as down; gossip is repeated
+
+
+@dataclass(frozen=True, eq=False)
+class Route(Generic[M]):
+    """One route of a party's HTTP interface.
+
+    ``message`` and ``reply`` are the classes of what is sent and answered; None stands for no
+    body, a few fields that the handler names, or bytes that are no JSON. ``typ`` is the type of
+    the JWS that carries the message, "" when it needs no signature of its own. ``timeout_s`` is
+    how long a sender waits that has no reason to wait less, ``max_wait_s`` how long a server may
+    hold its answer back when it is asked to (``wait_s``).
+    """
+
+    method: Literal["GET", "POST"]
+    path: str  # with its parameters in braces
+    sender: str
+    message: type[M] | None = None
+    typ: str = ""
+    reply: type[Message] | None = None
+    timeout_s: float = tuning.HTTP_TIMEOUT_S
+    max_wait_s: float = 0.0
+    max_reply_bytes: int = limits.HTTP_BODY_BYTES
+
+    def parse(self, value: Any) -> M:
+        """Validate a decoded message of this route; raise PeerFault."""
+        assert self.message is not None, f"{self.path} has no class of message"
+        return self.message.from_value(value)
+
+    def url(self, endpoint: str, *, wait_s: float | None = None, **parameters: str | int) -> str:
+        """Return the route's URL at an endpoint; ``parameters`` are those of the path."""
+        query = "" if wait_s is None else f"?wait_s={wait_s:g}"
+        return f"{endpoint}{self.path.format(**parameters)}{query}"
+
+
+PING: Final = Route[Message]("GET", "/v1/ping", "anybody")
+
+# ---- a committee member's ----------------------------------------------------------------------
+
+STATUS: Final = Route[Message]("GET", "/v1/status", "anybody")
+SNAPSHOT: Final = Route[Message](
+    "GET",
+    "/v1/snapshot/{root}",
+    "anybody",
+    reply=Snapshot,
+    max_reply_bytes=limits.MAX_SNAPSHOT_BYTES,
+)
+MESSAGE_CHUNK: Final = Route[Message](
+    "GET",
+    "/v1/message-chunk/{digest}/{index}",
+    "member",
+    timeout_s=tuning.MESSAGE_CHUNK_TIMEOUT_S,
+    max_reply_bytes=limits.MESSAGE_CHUNK_BYTES,
+)
+PLAN: Final = Route[Message](
+    "GET",
+    "/v1/plan/{execution_id}",
+    "client",
+    reply=PlanCertificate,
+    max_wait_s=limits.MAX_PLAN_WAIT_S,
+)
+EVIDENCE: Final = Route[Message]("GET", "/v1/evidence/{execution_id}", "anybody", reply=Evidence)
+ATTESTATION: Final = Route[Message](
+    "GET",
+    "/v1/attestation/{execution_id}",
+    "node",
+    reply=SignedAttestation,
+    timeout_s=tuning.MEMBER_REPLY_S,
+)
+HEARTBEAT: Final = Route(
+    "POST",
+    "/v1/heartbeat",
+    "node",
+    Heartbeat,
+    "splitup-heartbeat",
+    timeout_s=limits.HEARTBEAT_TIMEOUT_S,
+)
+REACH_REQUEST: Final = Route(
+    "POST",
+    "/v1/reach-request",
+    "node",
+    ReachRequest,
+    "splitup-reach-request",
+    timeout_s=tuning.REACH_TIMEOUT_S,
+)
+SIGNED_REQUEST: Final = Route("POST", "/v1/signed-request", "client", SignedRequest)
+GOSSIP: Final = Route[Message](
+    "POST", "/v1/gossip", "member", typ="splitup-gossip", timeout_s=_GOSSIP_TIMEOUT_S
+)
+EXECUTOR_COMMITMENT: Final = Route(
+    "POST",
+    "/v1/executor-commitment",
+    "node",
+    ExecutorCommitment,
+    "splitup-executor-commitment",
+    timeout_s=tuning.MEMBER_REPLY_S,
+)
+TAKEOVERS: Final = Route(
+    "POST",
+    "/v1/takeovers",
+    "node",
+    Takeovers,
+    "splitup-takeovers",
+    timeout_s=tuning.MEMBER_REPLY_S,
+)
+VALIDATOR_COMMITMENT: Final = Route(
+    "POST",
+    "/v1/validator-commitment",
+    "node",
+    ValidatorCommitment,
+    "splitup-validator-commitment",
+    timeout_s=tuning.MEMBER_REPLY_S,
+)
+COMPLETION: Final = Route(
+    "POST",
+    "/v1/completion",
+    "node",
+    Completion,
+    "splitup-completion",
+    timeout_s=tuning.MEMBER_REPLY_S,
+)
+VERIFICATION_RESULT: Final = Route(
+    "POST",
+    "/v1/verification-result",
+    "node",
+    VerificationResult,
+    "splitup-verification-result",
+    timeout_s=tuning.MEMBER_REPLY_S,
+)
+
+# ---- a storage gateway's -----------------------------------------------------------------------
+
+MANIFEST: Final = Route[Message](
+    "GET",
+    "/v1/models/{model_id}/manifest",
+    "anybody",
+    max_reply_bytes=limits.MAX_MANIFEST_BYTES,
+)
+UPLOAD_REQUEST: Final = Route(
+    "POST",
+    "/v1/grants/upload-request",
+    "developer",
+    UploadRequest,
+    "splitup-upload-request",
+    UploadAnswer,
+)
+MODEL_REQUEST: Final = Route(
+    "POST",
+    "/v1/grants/model-request",
+    "node, client",
+    ModelRequest,
+    "splitup-model-request",
+    Grants,
+)
+EXECUTION_REQUEST: Final = Route(
+    "POST",
+    "/v1/grants/execution-request",
+    "node, client",
+    ExecutionRequest,
+    "splitup-execution-request",
+    Grants,
+)
+LOG_REQUEST: Final = Route(
+    "POST",
+    "/v1/grants/log-request",
+    "node, client",
+    LogRequest,
+    "splitup-log-request",
+    Grants,
+)
+VERIFICATION_REQUEST: Final = Route(
+    "POST",
+    "/v1/grants/verification-request",
+    "node, member",
+    VerificationRequest,
+    "splitup-verification-request",
+    Grants,
+)
+
+# ---- a node's ----------------------------------------------------------------------------------
+
+PLAN_CERTIFICATE: Final = Route("POST", "/v1/plan-certificate", "member, client", PlanCertificate)
+VERIFICATION_ORDER: Final = Route("POST", "/v1/verification-order", "member", VerificationOrder)
+DATA: Final = Route[Message](
+    "GET",
+    "/v1/data",
+    "node, client",
+    typ="splitup-data",
+    timeout_s=2 * tuning.HTTP_CONNECT_S,  # to connect, and for the answer to the handshake
+)
+
+# ---- a relay's ---------------------------------------------------------------------------------
+
+RELAY: Final = Route[Message]("GET", RELAY_PATH, "node", typ="splitup-relay")
+RELAY_STREAM: Final = Route[Message]("GET", RELAY_PATH + "/streams/{ticket}", "node")
+# what a relay passes on by request and reply; their order is part of the relay's protocol
+RELAYED_REQUESTS: Final[tuple[Route[Any], ...]] = (PING, PLAN_CERTIFICATE, VERIFICATION_ORDER)
+
+ROUTES: Final[dict[str, tuple[Route[Any], ...]]] = {
+    "member": (
+        *(PING, STATUS, SNAPSHOT, MESSAGE_CHUNK, PLAN, EVIDENCE, ATTESTATION, HEARTBEAT),
+        *(REACH_REQUEST, SIGNED_REQUEST, GOSSIP, EXECUTOR_COMMITMENT, TAKEOVERS),
+        *(VALIDATOR_COMMITMENT, COMPLETION, VERIFICATION_RESULT),
+    ),
+    "gateway": (
+        *(PING, MANIFEST, UPLOAD_REQUEST, MODEL_REQUEST, EXECUTION_REQUEST, LOG_REQUEST),
+        VERIFICATION_REQUEST,
+    ),
+    "node": (PING, PLAN_CERTIFICATE, VERIFICATION_ORDER, DATA),
+    "relay": (
+        *(RELAY, RELAY_STREAM),
+        *(
+            replace(route, path=f"{RELAY_PATH}/{{node}}{route.path}")
+            for route in (*RELAYED_REQUESTS, DATA)
+        ),
+    ),
+}
