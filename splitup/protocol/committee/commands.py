@@ -18,7 +18,7 @@ from splitup.protocol.committee.peer_messages import Equivocation, GossipMessage
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Send to one member, or (``to`` None) to all others of the configuration."""
+    """Send to one member, or to all others of the configuration if ``to`` is None."""
 
     to: str | None
     message: GossipMessage
@@ -54,14 +54,14 @@ class SubmitPlan:
     request: Request
     plan_root: str
     seed_signature: str
-    executors: int  # how many nodes it gives work to
+    executors: int  # the number of distinct executors
     signatures: bytes
-    client_signature: str = ""  # when the request is to be opened with it
+    client_signature: str = ""  # set if this transaction opens the signed request
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitCommitments:
-    """Bring the agreed root over all executors' commitments to the chain, and have them locked."""
+    """Bring the agreed root over all executors' commitments to the chain, which locks exposures."""
 
     execution_id: str
     root: str
@@ -78,7 +78,7 @@ class SubmitSettlement:
 
 @dataclass(frozen=True, slots=True)
 class SubmitEvidence:
-    """Bring a member's two signatures to the chain."""
+    """Bring the evidence of a member's equivocation to the chain."""
 
     evidence: Equivocation
 
@@ -102,7 +102,7 @@ class ConfirmGroupKey:
 
 @dataclass(frozen=True, slots=True)
 class PushPlan:
-    """Post the certificate to these nodes of its plan, all at once; report with PlanPushed."""
+    """Post the certificate to these nodes at once; the shell answers with PlanPushed."""
 
     certificate: PlanCertificate
     nodes: tuple[PlanNode, ...]
@@ -110,7 +110,7 @@ class PushPlan:
 
 @dataclass(frozen=True, slots=True)
 class PushVerification:
-    """Post the order to the validator drawn for it."""
+    """Post the verification order to its validator."""
 
     node: str
     endpoint: str
@@ -119,10 +119,10 @@ class PushVerification:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeTask:
-    """Recompute a disputed task here; report TaskRecomputed.
+    """Recompute a disputed task here; the shell answers with TaskRecomputed.
 
-    ``determinism`` is the executor's class; where this machine computes in another one and the task
-    has a tolerance, ``claim`` is compared instead.
+    ``determinism`` is the executor's class. If this machine computes in another class and the task
+    has a tolerance, the result is compared with ``claim`` instead.
     """
 
     order: VerificationOrder
@@ -142,7 +142,7 @@ class FetchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncePlan:
-    """A plan, or the reason why there is none, is known now: answer whoever waits for it."""
+    """A plan, or the reason why there is none, is known now: answer the requests that wait."""
 
     execution_id: str
 

@@ -26,7 +26,7 @@ from splitup.protocol.committee.peer_messages import GossipMessage
 
 @dataclass(frozen=True, slots=True)
 class BlockSeen:
-    """The chain's head: what it is now, whatever was its head before."""
+    """The current head of the chain; an earlier head may have been reverted."""
 
     number: int
     timestamp_s: int
@@ -35,14 +35,14 @@ class BlockSeen:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node as the NodeRegistry states it."""
+    """A node as in the NodeRegistry."""
 
     node: str
     signing_key: str
     endpoint: str
     stake_micro_usdc: int
-    operator: str = ""  # who runs it; "" means its own account
-    locked_micro_usdc: int = 0  # of the stake, by executions under way
+    operator: str = ""  # its operator; "" for its own account
+    locked_micro_usdc: int = 0  # of its stake, by open executions
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class SnapshotAccepted:
 @dataclass(frozen=True, slots=True)
 class RequestSeen:
     request: Request
-    configuration: int = 0  # that was current where the chain holds it; 0: the one that is now
+    configuration: int = 0  # current at its position on the chain; 0: the current one
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class CompletionCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionCommitted:
-    """The chain took the root that the members agreed on, over all executors' pledges."""
+    """The chain took the root that the members agreed on, over all executors' commitments."""
 
     execution_id: str
     root: str
@@ -116,7 +116,7 @@ class EventReverted:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationSeen:
-    """The chain announced members (``is_handover``: they take over the key), or changed to them."""
+    """The chain announced a configuration (``is_handover``: with the same key) or made it current."""
 
     configuration: int
     members: tuple[CommitteeMember, ...]
@@ -144,7 +144,7 @@ class ComplaintPosted:
 
 @dataclass(frozen=True, slots=True)
 class BoardRead:
-    """Every configuration, dealing and complaint up to this block has been told."""
+    """All configurations, dealings and complaints up to this block were given before."""
 
     block_number: int
 
@@ -167,7 +167,7 @@ class HeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SignedRequestReceived:
-    """A client's signed request, and what the chain says of the client. The rest was checked."""
+    """A client's signed request, which the shell checked, with the client's balance on chain."""
 
     signed: SignedRequest
     balance_micro_usdc: int
@@ -188,7 +188,7 @@ class ExecutorCommitmentReceived:
 
 @dataclass(frozen=True, slots=True)
 class TakeoversReceived:
-    """A node's proof that it runs tasks of another; ``signing_key`` signed the message."""
+    """A node's proof that it runs tasks of another node; ``signing_key`` signed the message."""
 
     takeovers: Takeovers
     signing_key: str
@@ -214,7 +214,7 @@ class VerificationResultReceived:
 
 @dataclass(frozen=True, slots=True)
 class KeyReady:
-    """Key generation ended: the group's key, and our share of its secret."""
+    """Key generation ended: the group key, and our share of its secret."""
 
     group: GroupKey
     share: bytes
@@ -240,7 +240,7 @@ class SnapshotFetched:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecomputed:
-    """A RecomputeTask was carried out, or cannot be: then the ruling says why."""
+    """The result of a RecomputeTask; if it failed the ruling states why."""
 
     execution_id: str
     ruling: Ruling
@@ -256,7 +256,7 @@ class PlanPushed:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member's process accepts no connection."""
+    """A member's process accepts no connections."""
 
     account: str
 

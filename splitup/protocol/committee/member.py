@@ -1,9 +1,9 @@
-"""One committee member as a machine: events in, commands out, no clock and no network of its own.
+"""One committee member as a state machine: events in, commands out, no clock, no network.
 
-It is put together from three smaller ones, for snapshots, plans and settlements, that share a seat,
-a ledger of signatures and a library of contents. ``handle`` raises PeerFault, BadSignature or
-Unavailable for what a peer sent, always before anything has changed; what is found wrong later
-comes out as a ``Fault``.
+It consists of three smaller machines, for snapshots, plans and settlements, that share a
+``MemberContext``, a ``SigningGuard`` and a ``ContentStore``. ``handle`` raises PeerFault,
+BadSignature or Unavailable for a peer's event before anything has changed. A fault that is found
+later becomes a ``Fault`` command.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ from splitup.protocol.snapshots.snapshot_agreement import SnapshotAgreement
 
 
 class CommitteeMember:
-    """One member. ``signed``, ``snapshots``, ``evidence``: what the journal kept of earlier lives.
+    """One member. ``signed``, ``snapshots``, ``evidence``, ``signed_requests``: from its journal.
 
-    ``read_result`` verifies a validator's token as evidence, however old, and returns result and
-    key. ``grace_s`` is the Market's time between an execution's deadline and its refund.
+    ``read_result`` verifies a validator's token of any age as evidence and returns result and key.
+    ``grace_s`` is the Market's time between an execution's deadline and its refund.
     """
 
     def __init__(
@@ -121,15 +121,15 @@ class CommitteeMember:
         return self._plans.find_certificate(execution_id)
 
     def find_evidence(self, execution_id: str) -> Evidence | None:
-        """Return what the settlement of an execution closed lately rested on."""
+        """Return what the settlement of a recently ended execution rests on, or None."""
         return self._settlements.find_evidence(execution_id)
 
     def find_attestation(self, execution_id: str) -> SignedAttestation | None:
-        """Return what this member testifies about an execution's verification, or None."""
+        """Return this member's latest attestation about an execution's verification, or None."""
         return self._settlements.find_attestation(execution_id)
 
     def is_over(self, execution_id: str) -> bool:
-        """Return whether an execution was settled or refunded lately."""
+        """Return whether an execution was settled or refunded recently."""
         return self._settlements.is_over(execution_id)
 
     def find_refusal(self, execution_id: str) -> str:
@@ -137,22 +137,22 @@ class CommitteeMember:
         return self._plans.find_refusal(execution_id)
 
     def list_evidence(self) -> list[Equivocation]:
-        """Return the equivocations that this member has found or been shown."""
+        """Return the equivocations that this member detected or received."""
         return self._detector.list_evidence()
 
     def find_snapshot(self, root: str) -> Snapshot | None:
         return self._content_store.find_snapshot(root)
 
     def is_unprobed(self, node: str) -> bool:
-        """Return whether a node was heard whose round trip nobody has measured yet."""
+        """Return whether a node sent a heartbeat and its round trip was not measured yet."""
         return self._snapshots.nodes.is_unprobed(node)
 
     def list_heard(self, now: float) -> list[tuple[str, str]]:
-        """Return (node, endpoint) of all nodes to be probed."""
+        """Return (node, endpoint) of all nodes to probe."""
         return self._snapshots.nodes.list_heard(now)
 
     def get_head(self) -> str:
-        """Return the hash of the chain's head, which nodes are to name."""
+        """Return the hash of the chain's head, which heartbeats are to name."""
         return self._snapshots.nodes.heads.head
 
     def is_recent(self, block_hash: str, now: float) -> bool:
@@ -194,11 +194,11 @@ class CommitteeMember:
     # ---- the machine ------------------------------------------------------------------------
 
     def handle(self, event: MemberEvent, now: float) -> list[Command]:
-        """Take one event at monotonic time ``now`` (seconds) and return what to do, in order."""
+        """Process one event at monotonic time ``now`` (seconds); return commands in order."""
         commands = self._dispatch(event, now)
         for command in list(commands):
             if isinstance(command, AnnouncePlan):
-                if self._plans.find_refusal(command.execution_id):  # nobody will ever open it
+                if self._plans.find_refusal(command.execution_id):  # it will never be opened
                     commands += self._signed_requests.process_closed(command.execution_id)
                 certificate = self._plans.find_certificate(command.execution_id)
                 if certificate is not None:
@@ -301,7 +301,7 @@ class CommitteeMember:
 
     def _process_gossip(self, event: GossipReceived, now: float) -> list[Command]:
         message, sender = event.message, event.sender
-        self.context.view.member_of(sender)  # raises for strangers
+        self.context.view.member_of(sender)  # raises PeerFault for non-members
         if sender == self.context.account:
             raise PeerFault("our own message came back to us", peer=sender)
         self.context.note_heard(sender, now)
@@ -316,10 +316,10 @@ class CommitteeMember:
     def _process_request(self, event: RequestSeen, now: float) -> list[Command]:
         request = event.request
         if self._timestamp_s > request.deadline + self._grace_s:
-            return []  # an old event, replayed at start
+            return []  # an old event, read again at start
         commands: list[Command] = []
         signed = self._signed_requests.find(request.execution_id)
-        if signed is not None:  # the chain holds it, or another one that took its number
+        if signed is not None:  # the chain holds it, or another with its nonce
             commands += self._signed_requests.process_closed(request.execution_id)
             if is_same(signed.request, request):
                 return commands
@@ -327,13 +327,13 @@ class CommitteeMember:
         return commands + self._begin(request, now)
 
     def _process_signed(self, event: SignedRequestReceived, now: float) -> list[Command]:
-        """Plan a request that is not on chain; raise what speaks against it."""
+        """Plan a request that is not on chain; raise PeerFault, Unavailable if it is refused."""
         signed, execution_id = event.signed, event.signed.request.execution_id
         known = self._plans.find_request(execution_id)
         if known is not None:
             if is_same(known, signed.request):
                 return []
-            raise PeerFault(f"the number of request {execution_id} is taken")
+            raise PeerFault(f"the nonce of request {execution_id} is used by another request")
         commands = self._signed_requests.process_signed(event, self._timestamp_s)
         return commands + self._begin(signed.request, now, signed.signature)
 
@@ -350,7 +350,9 @@ class CommitteeMember:
         self._timestamp_s = max(self._timestamp_s, event.timestamp_s)
         commands: list[Command] = []
         for execution_id in self._signed_requests.list_expired(self._timestamp_s):
-            commands.append(Log(f"the signed request {execution_id} was never opened"))
+            commands.append(
+                Log(f"the signed request {execution_id} was not opened before its deadline")
+            )
             commands += self._signed_requests.process_closed(execution_id)
             commands += self._end(execution_id)
         for execution_id in self._plans.list_expired(self._timestamp_s, self._grace_s):

@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from splitup_oracle.member.http_server import MemberServer
@@ -93,7 +94,8 @@ async def test_a_snapshot_of_ten_thousand_nodes_is_agreed_on(tmp_path: Path, mon
     monkeypatch.setattr(limits, "EPOCH_TIMEOUT_S", 600.0)  # one process plays all four
     monkeypatch.setattr(tuning, "MESSAGE_CHUNK_TIMEOUT_S", 600.0)
     monkeypatch.setattr(tuning, "HTTP_CONNECT_S", 600.0)
-    monkeypatch.setattr(api, "GOSSIP", replace(api.GOSSIP, timeout_s=600.0))
+    patient = SimpleNamespace(GOSSIP=replace(api.GOSSIP, timeout_s=600.0))
+    monkeypatch.setattr("splitup_oracle.member.gossip.api", patient)
     identities, _ = make_committee()
     board = Board()
     directories = [tmp_path / identity.address for identity in identities]
