@@ -116,7 +116,7 @@ class EventReverted:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationSeen:
-    """The chain announced a configuration (``is_handover``: with the same key) or made it current."""
+    """The chain announced a configuration (``is_handover``: same key), or made it current."""
 
     configuration: int
     members: tuple[CommitteeMember, ...]

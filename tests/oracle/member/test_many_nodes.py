@@ -7,7 +7,6 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from types import SimpleNamespace
 from typing import Any
 
 from splitup_oracle.member.http_server import MemberServer
