@@ -1,7 +1,7 @@
-"""One committee member's shell: moves bytes between the machine, the chain, peers and the journal.
+"""The shell of one committee member: connects the state machine to chain, peers, nodes and journal.
 
-Every decision is the machine's (``splitup.protocol.committee.member``). What it wants persisted is
-on disk before anything it sends leaves; what fails on the way out is said again by the machine.
+The machine makes every decision (``splitup.protocol.committee.member``). Its journal commands are
+on disk before anything is sent. When a send fails, the machine repeats the message in time.
 """
 
 from __future__ import annotations
@@ -79,22 +79,22 @@ from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
 from splitup_oracle.member.rulings import Rulings
 from splitup_oracle.member.transactions import TransactionSender
 
-_SECRET: Final = "secret"  # journal kind: what the secrets of our dealings are derived from
-_REQUEST_CHECKS: Final = 16  # signed requests for which the chain is asked at once
+_SECRET: Final = "secret"  # journal kind: the secret from which our dealings' are derived
+_REQUEST_CHECKS: Final = 16  # signed requests that are checked on chain at once
 
 log = logging.getLogger("splitup.oracle")
 
 
 @dataclass(slots=True)
 class _Waiters:
-    """Long-polls for one execution's plan."""
+    """The requests that wait for one execution's plan."""
 
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     count: int = 0
 
 
 class Member:
-    """The machine with its hands. Everything runs in one event loop; ``close`` ends its tasks."""
+    """The machine with its I/O, all in one event loop; ``close`` ends its tasks."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Member:
         grace_s: int,
     ) -> None:
         self.account = identity.address
-        self.audience = chain.deployment.committee  # one token of a node serves all members
+        self.audience = chain.deployment.committee  # so a node's token is valid for all members
         self.chain = chain
         self.journal = journal
         self.http = http
@@ -123,8 +123,8 @@ class Member:
         self._rulings = Rulings(http, gateway, data_dir / "replays")
         self._recompute_capabilities = RecomputeCapabilities()
         self._waiters: dict[str, _Waiters] = {}
-        self.heard = asyncio.Event()  # a node beat that has no round-trip time yet
-        self.behind = asyncio.Event()  # another member has seen a block that we have not
+        self.heard = asyncio.Event()  # an unprobed node sent a heartbeat
+        self.behind = asyncio.Event()  # another member has seen a block that we lack
         self._demand: tuple[float, bytes] = (0.0, b"")
         self._request_checks = asyncio.Semaphore(_REQUEST_CHECKS)
         secret = journal.put_once(_SECRET, "", {"secret": secrets.token_bytes(32).hex()})
@@ -149,21 +149,21 @@ class Member:
         self.machine = Membership(identity, domain, bytes.fromhex(secret["secret"]), make_member)
 
     async def close(self) -> None:
-        """Cancel what is under way; the machine says again what matters after a restart."""
+        """Cancel all tasks; after a restart the machine repeats what is needed."""
         await self._recompute_capabilities.close()
         await self._background.close()
 
     # ---- events in --------------------------------------------------------------------------
 
     def feed(self, event: Event) -> None:
-        """Give the machine an event that is no peer's, and carry out what it wants."""
+        """Give the machine an event that is not a peer's, and carry out its commands."""
         commands = self.machine.handle(event, time.monotonic())
         if isinstance(event, ConfigurationSeen):
             self.gossip.set_peers(self.machine.list_peers())
         self.carry_out(commands)
 
     def feed_peer(self, event: Event) -> None:
-        """Give the machine what a peer sent; log and raise when it is faulty."""
+        """Give the machine a peer's event; log and raise a PeerFault."""
         if isinstance(event, GossipReceived):
             match event.message:
                 case DrawPartial():
@@ -178,32 +178,32 @@ class Member:
             raise
 
     def read_result(self, token: str) -> tuple[VerificationResult, str]:
-        """Verify a validator's token as evidence and return result and key; raise PeerFault."""
+        """Verify a validator's token of any age as evidence; return result and key."""
         route = api.VERIFICATION_RESULT
         claims = verify_jws(token, typ=route.typ, audience=self.audience, now_s=None)
         return route.parse(claims.body), claims.issuer
 
     def note_heartbeat(self, node: str) -> None:
-        """Have a node probed at once when it is heard for the first time."""
+        """Have a node probed at once after its first heartbeat."""
         if self.machine.is_unprobed(node):
             self.heard.set()
 
     @property
     def endpoint(self) -> str:
-        """Return where others reach this member, as the chain says."""
+        """Return this member's endpoint as on chain."""
         own = self.machine.find_member(self._signing_key)
         return own.endpoint if own else ""
 
     async def open_signed(self, signed: SignedRequest) -> None:
-        """Have a request planned that its client only signed.
+        """Have a request planned that its client signed and that is not on chain.
 
-        Raises PeerFault, BadSignature for what the chain would refuse, Unavailable while the chain
-        cannot be asked, or another request of this client is open.
+        Raises PeerFault, BadSignature for a request that the chain would refuse, Unavailable while
+        the chain cannot be reached or another request of this client is open.
         """
         request = signed.request
         if self.machine.is_open(request.execution_id):
             return
-        check_signed(signed)  # before the chain is asked: nobody else may make us
+        check_signed(signed)  # before the chain is asked: only the client may cause calls
         async with self._request_checks:
             balance, frozen_until = await self._check_openable(request)
         self.feed_peer(SignedRequestReceived(signed, balance, frozen_until))
@@ -231,13 +231,13 @@ class Member:
                 f"{parameters['maxDeadlineS']} s"
             )
         if request.max_price_micro_usdc < max(price, parameters["minPrice"]):
-            raise PeerFault(f"the price is {max(price, parameters['minPrice'])} micro-USDC by now")
+            raise PeerFault(f"the price is {max(price, parameters['minPrice'])} micro-USDC now")
         if paused:
-            raise PeerFault("the market takes no requests now")
+            raise PeerFault("the market is paused and takes no requests")
         if root != request.snapshot_root or not request.snapshot_sequence:
-            raise PeerFault("the request names no snapshot that the chain remembers")
+            raise PeerFault("the request names a snapshot that the chain does not hold")
         if known["status"]:
-            raise PeerFault(f"the client has used number {request.nonce} already")
+            raise PeerFault(f"the client has used nonce {request.nonce} already")
         return int(balance), int(frozen)
 
     # ---- questions --------------------------------------------------------------------------
