@@ -52,7 +52,7 @@ class GatewayConfig(BaseModel):
     credentials: Path  # 0600 JSON with access_key and secret_key
     listen_host: str = "127.0.0.1"
     listen_port: _Port
-    # this gateway's URL as in everybody's configuration: requests are signed for it, and one gateway
+    # this gateway's URL as in everybody's configuration: requests are signed for it, and a gateway
     # accepts no token for another; "" if it is the URL at which it listens
     public_url: EndpointField | Annotated[str, Field(max_length=0)] = ""
     data_dir: Path  # holds audit.jsonl
