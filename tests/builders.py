@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 
 import numpy as np
 
+from splitup.core.errors import Unavailable
 from splitup.devnet.ports import find_free_ports
 from splitup.graph.manifest import (
     InputSource,
@@ -18,6 +20,7 @@ from splitup.graph.manifest import (
 )
 from splitup.messages.plans import Request, TaskTerms
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
+from splitup.net.links import Link
 from splitup.protocol.planning.selection import CandidatePool, Index, rank
 
 PRICE_MICRO_USDC = 10
@@ -144,3 +147,14 @@ def make_request(steps: int = 4) -> Request:
         snapshot_root="0x" + "bb" * 32,
         block_hash="0x" + "aa" * 32,
     )
+
+
+async def wait_open(link: Link, timeout_s: float) -> None:
+    """Wait until a link is connected; raise Unavailable, or the error that closed it."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await link.connected.wait()
+    except TimeoutError:
+        raise Unavailable(f"node {link.peer} did not accept within {timeout_s:g} s") from None
+    if link.closed:
+        raise link.error or Unavailable(f"the connection to {link.peer} is closed")

@@ -138,12 +138,7 @@ EXECUTOR_COMMITMENT: Final = Route(
     timeout_s=tuning.MEMBER_REPLY_S,
 )
 TAKEOVERS: Final = Route(
-    "POST",
-    "/v1/takeovers",
-    "node",
-    Takeovers,
-    "splitup-takeovers",
-    timeout_s=tuning.MEMBER_REPLY_S,
+    "POST", "/v1/takeovers", "node", Takeovers, "splitup-takeovers", timeout_s=tuning.MEMBER_REPLY_S
 )
 VALIDATOR_COMMITMENT: Final = Route(
     "POST",
@@ -173,10 +168,7 @@ VERIFICATION_RESULT: Final = Route(
 # ---- a storage gateway's -----------------------------------------------------------------------
 
 MANIFEST: Final = Route[Message](
-    "GET",
-    "/v1/models/{model_id}/manifest",
-    "anybody",
-    max_reply_bytes=limits.MAX_MANIFEST_BYTES,
+    "GET", "/v1/models/{model_id}/manifest", "anybody", max_reply_bytes=limits.MAX_MANIFEST_BYTES
 )
 UPLOAD_REQUEST: Final = Route(
     "POST",
@@ -203,12 +195,7 @@ EXECUTION_REQUEST: Final = Route(
     Grants,
 )
 LOG_REQUEST: Final = Route(
-    "POST",
-    "/v1/grants/log-request",
-    "node, client",
-    LogRequest,
-    "splitup-log-request",
-    Grants,
+    "POST", "/v1/grants/log-request", "node, client", LogRequest, "splitup-log-request", Grants
 )
 VERIFICATION_REQUEST: Final = Route(
     "POST",

@@ -216,7 +216,7 @@ def check_opened(opened: OpenedSnapshot, root: str) -> None:
     """Raise PeerFault unless header and entries belong to the snapshot with this root."""
     header = [bytes.fromhex(word[2:]) for word in opened.header]
     if hash_words(_SNAPSHOT, *header).hex() != root[2:]:
-        raise PeerFault(f"the header shown is not that of snapshot {root}")
+        raise PeerFault(f"the snapshot's header is not that of {root}")
     count, entries_root = int.from_bytes(header[_ENTRY_COUNT]), header[_ENTRIES_ROOT]
     for shown in opened.entries:
         proof = [bytes.fromhex(word[2:]) for word in shown.proof]

@@ -48,7 +48,7 @@ def check_ip(text: str, *, allow_loopback: bool) -> None:
             or candidate.is_multicast
             or candidate.is_unspecified
         ):
-            raise EndpointRefused(f"the peer's address {text} is of a kind that is never allowed")
+            raise EndpointRefused(f"the peer's address {text} is never connected to")
         local = (
             candidate.is_private
             or candidate.is_loopback

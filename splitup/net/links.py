@@ -272,16 +272,6 @@ class LinkPool:
         self._links[address, execution_id] = (link, task)
         return link
 
-    async def wait_open(self, link: Link, timeout_s: float) -> None:
-        """Wait until a link is connected; raise Unavailable when it is not within ``timeout_s``."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await link.connected.wait()
-        except TimeoutError:
-            raise Unavailable(f"node {link.peer} did not accept within {timeout_s:g} s") from None
-        if link.closed:
-            raise link.error or Unavailable(f"the connection to {link.peer} is closed")
-
     async def close_link(self, link: Link, *, flush_s: float = 1.0) -> None:
         """Close a link, after ``flush_s`` at most for what is queued."""
         known = self._links.get((link.peer, link.execution_id))

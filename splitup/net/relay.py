@@ -168,11 +168,6 @@ class Relay:
         self._sockets: set[web.WebSocketResponse] = set()  # of openers of data connections
         self._held_bytes = 0
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Return the addresses of the nodes that are registered here."""
-        return tuple(sorted(self._nodes))
-
     def add_routes(self, app: web.Application) -> None:
         """Serve the relay on ``app``."""
         app.router.add_get(api.RELAY.path, self._register)

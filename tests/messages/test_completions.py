@@ -1,4 +1,4 @@
-"""A commitment's size, and that its bytes are the only ones."""
+"""The size of a packed completion, and that it has only one encoding."""
 
 from __future__ import annotations
 

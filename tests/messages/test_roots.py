@@ -1,4 +1,4 @@
-"""What a root binds, and what it does not."""
+"""Which fields the roots of snapshots and plans bind, and which they do not."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from splitup.net.relay import Relay
 
 
 class RelayServer:
-    """A relay on a port of its own that knows some nodes, and as a member says who is reached."""
+    """A relay with its own port that knows some nodes, and answers reach requests as a member."""
 
     def __init__(self, problem: str | None = None, audience: str = "") -> None:
         self.problem, self.audience = problem, audience
@@ -54,11 +54,16 @@ class RelayServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def nodes(self) -> list[str]:
+        """Return the nodes that are registered now."""
+        return list(self.relay._nodes)
+
 
 class BreakingProxy:
-    """A TCP proxy whose connections lag, and break after so many bytes; those beyond are whole."""
+    """A TCP proxy with slow connections; each of the first ones breaks after some bytes."""
 
-    LAG_S = 0.002  # of every piece of 4 KB
+    LAG_S = 0.002  # per 4 KB
 
     def __init__(self, target: int, budgets: Sequence[int]) -> None:
         self._target = target

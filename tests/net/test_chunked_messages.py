@@ -1,4 +1,4 @@
-"""Messages that are fetched in parts: whole, or not at all."""
+"""Messages that are fetched in chunks arrive whole or not at all."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from splitup.crypto.keys import generate_identity
 from splitup.net.endpoints import EndpointRefused, check_ip, open_peer_session
 from splitup.net.http import Server, SignedClient, make_app, serve_app
 from splitup.net.links import LinkPool
+from tests.builders import wait_open
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111"])
@@ -70,7 +71,7 @@ async def test_a13_the_check_is_made_where_the_socket_is_made(host: str) -> None
 
 @dataclass
 class Names:
-    """A resolver that strangers control: every name leads where ``answers`` say, in turn."""
+    """A resolver that an attacker controls: it returns ``answers``, one after the other."""
 
     answers: list[list[str]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
@@ -93,7 +94,7 @@ def names() -> Names:
 
 @dataclass
 class Inside:
-    """A server in the operator's own network; ``seen`` are the requests that got there."""
+    """A server in the operator's own network; ``seen`` are the requests that it received."""
 
     server: Server
     seen: list[str]
@@ -142,7 +143,7 @@ async def test_a13_names_that_lead_inside_are_not_followed(
     pool = LinkPool(generate_identity(), lambda link, data: None)
     link = pool.open("0x" + "11" * 20, url)
     with pytest.raises(Unavailable, match="did not accept within"):
-        await pool.wait_open(link, 0.1)
+        await wait_open(link, 0.1)
     await pool.close(flush_s=0)
     assert set(names.asked) == {"node.example"} and inside.seen == []
 
@@ -194,7 +195,7 @@ async def test_a13_redirects_are_not_followed(inside: Inside) -> None:
     pool = LinkPool(generate_identity(), lambda link, data: None, allow_loopback=True)
     link = pool.open("0x" + "11" * 20, server.url)
     with pytest.raises(Unavailable, match="did not accept within"):
-        await pool.wait_open(link, 0.1)
+        await wait_open(link, 0.1)
     await pool.close(flush_s=0)
     await server.close()
     assert inside.seen == []

@@ -1,4 +1,4 @@
-"""Connections that are open at both ends and carry nothing: found by a time-out, and replaced."""
+"""Half-open connections, which carry nothing, are found by a time-out and replaced."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ async def test_f11_both_ends_of_a_half_open_link_find_out_and_the_slot_is_freed(
     node: tuple[Node, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "LINK_PING_S", 0.4)
-    monkeypatch.setattr(tuning, "MAX_LINKS_PER_PEER", 1)  # the slot that was taken is needed
+    monkeypatch.setattr(
+        tuning, "MAX_LINKS_PER_PEER", 1
+    )  # the old connection holds the only slot
     monkeypatch.setattr(tuning, "LINK_RETRY_MAX_S", 0.2)
     peer, proxy = node
     downs: asyncio.Queue[Link] = asyncio.Queue()
@@ -76,7 +78,7 @@ async def test_f11_both_ends_of_a_half_open_link_find_out_and_the_slot_is_freed(
         accepted = await peer.opened.get()
         proxy.freeze()
         for frame in frames[1:]:
-            link.send(frame)  # into the void
+            link.send(frame)  # nothing arrives
         assert await peer.closed.get() is accepted
         assert await downs.get() is link
         seen = []

@@ -1,4 +1,4 @@
-"""The shared HTTP: what servers let in, what clients believe."""
+"""What HTTP servers accept, and what HTTP clients accept."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from splitup.messages.frames import FrameKind, Seal, decode_frame
 from splitup.net.http import Server, make_app, serve_app
 from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup.net.signed_frames import make_message_frame, make_tensor_frame, seal_frame, verify_seal
-from tests.builders import HANG_S
+from tests.builders import HANG_S, wait_open
 
 EXECUTION = "0x" + "ab" * 32
 
@@ -85,7 +85,7 @@ async def test_frames_arrive_in_order_on_one_connection(peer: Peer, pool: LinkPo
     assert pool.open(peer.identity.address, peer.url, EXECUTION) is link
     frames = [bytes([number]) * 1000 for number in range(100)]
     for frame in frames:
-        link.send(frame)  # before the connection stands
+        link.send(frame)  # before it is connected
     assert [await peer.take() for _ in frames] == frames
     await link.drain()
     assert link.queued_bytes == 0
@@ -124,7 +124,7 @@ async def test_f09_bulk_goes_behind_frames_and_is_not_sent_again(
 ) -> None:
     link = pool.open(peer.identity.address, peer.url)
     link.send_bulk(b"before there is a connection")
-    await pool.wait_open(link, 5)
+    await wait_open(link, 5)
     link.send_bulk(b"three")
     link.send_bulk(b"four")
     link.send(b"one")
@@ -140,7 +140,7 @@ async def test_f09_bulk_goes_behind_frames_and_is_not_sent_again(
 
 
 async def test_slow_reader_is_given_up_at_the_bound(peer: Peer, pool: LinkPool) -> None:
-    link = pool.open("0x" + "11" * 20, "http://127.0.0.1:1")  # nobody ever reads
+    link = pool.open("0x" + "11" * 20, "http://127.0.0.1:1")  # nobody listens there
     chunk = bytes(tuning.LINK_QUEUE_BYTES // 4)
     for _ in range(4):
         link.send(chunk)
@@ -151,7 +151,7 @@ async def test_slow_reader_is_given_up_at_the_bound(peer: Peer, pool: LinkPool) 
 async def test_waiting_for_a_dead_node_ends(pool: LinkPool) -> None:
     link = pool.open("0x" + "11" * 20, "http://127.0.0.1:1")
     with pytest.raises(Unavailable, match="did not accept within"):
-        await pool.wait_open(link, 0.05)
+        await wait_open(link, 0.05)
 
 
 async def test_fault_closes_the_link_for_good(peer: Peer) -> None:
@@ -176,7 +176,7 @@ async def test_fault_closes_the_link_for_good(peer: Peer) -> None:
 async def test_node_that_refuses_is_not_asked_again(peer: Peer, pool: LinkPool) -> None:
     link = pool.open("0x" + "11" * 20, peer.url)  # the token names another audience
     with pytest.raises(PeerFault, match="refused the connection"):
-        await pool.wait_open(link, HANG_S)
+        await wait_open(link, HANG_S)
 
 
 @pytest.mark.parametrize("change", ["audience", "typ", "body", "none", "replay"])

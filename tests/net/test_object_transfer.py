@@ -1,4 +1,4 @@
-"""The object mover against a server that misbehaves on purpose; real S3 is in tests/storage."""
+"""Transfers of objects with a server that misbehaves; tests/storage uses a real S3 server."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def stall(request: web.Request) -> web.StreamResponse:
 
 
 async def garble(request: web.Request) -> web.StreamResponse:
-    """No HTTP at all: the library's error for it quotes the whole URL."""
+    """Answer with no HTTP: the library's error quotes the whole URL."""
     assert request.transport is not None
     request.transport.write(b"garbage without meaning\r\n\r\n")
     request.transport.close()

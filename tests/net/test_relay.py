@@ -24,7 +24,7 @@ from splitup.net.relay import (
     encode_control,
 )
 from splitup.net.tunnel import Tunnel
-from tests.builders import HANG_S
+from tests.builders import HANG_S, wait_open
 from tests.net.relays import BreakingProxy, RelayServer
 
 
@@ -132,12 +132,12 @@ async def test_requests_reach_a_node_that_only_dialled_out(
     relay: RelayServer, node: HiddenNode, http: SignedClient
 ) -> None:
     endpoint = await node.join(relay)
-    assert relay.relay.nodes == (node.identity.address,)
+    assert relay.nodes == [node.identity.address]
     assert await http.get_json(f"{endpoint}/v1/ping") == {}
     plan = {"plan": "x" * 100_000}
     assert await http.post_json(api.PLAN_CERTIFICATE.url(endpoint), plan) == {"taken": 1}
     assert node.posted == [plan]
-    with pytest.raises(Refused, match="a bad plan"):  # errors come back as they are
+    with pytest.raises(Refused, match="a bad plan"):  # errors are passed on unchanged
         await http.post_json(api.PLAN_CERTIFICATE.url(endpoint), {"bad": 1})
 
 
@@ -173,7 +173,7 @@ async def test_a_fault_and_a_refusal_are_told_to_the_one_at_fault(
     assert "found a fault" in str(link.error)
     other = pool.open("0x" + "11" * 20, endpoint)  # the token names another audience
     with pytest.raises(PeerFault, match="refused the connection"):
-        await pool.wait_open(other, HANG_S)
+        await wait_open(other, HANG_S)
     await pool.close(flush_s=0)
 
 
@@ -232,7 +232,7 @@ async def test_the_newest_connection_of_a_node_counts(
 
 
 async def register(relay: RelayServer, make_token: object) -> aiohttp.WSMessage:
-    """Answer the relay's nonce with ``make_token(nonce)`` and return what it says then."""
+    """Answer the relay's nonce with ``make_token(nonce)``; return its next message."""
     async with (
         aiohttp.ClientSession() as session,
         session.ws_connect(relay.url + api.RELAY.path) as socket,
@@ -276,7 +276,7 @@ async def test_a15_registration_is_proved_over_the_relays_nonce(
         assert answer.data == "registered"
     else:
         assert answer.data == aiohttp.WSCloseCode.POLICY_VIOLATION
-        assert relay.relay.nodes == ()
+        assert relay.nodes == []
 
 
 async def test_a_node_that_the_relay_refuses_hears_why(
@@ -343,7 +343,7 @@ async def test_a09_an_endless_reply_is_cut_off(relay: RelayServer) -> None:
 async def test_f11_a_node_that_fell_silent_loses_its_place(
     relay: RelayServer, http: SignedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half open: the connection stands, and nobody answers pings on it."""
+    """The connection is half-open: it is established, but pings are not answered."""
     monkeypatch.setattr(tuning, "LINK_PING_S", 0.05)
     identity = generate_identity()
     relay.keys[identity.address] = identity.signing_key_hex
@@ -354,9 +354,9 @@ async def test_f11_a_node_that_fell_silent_loses_its_place(
     ):
         await socket.send_str(prove(identity, relay.url, await socket.receive_str()))
         url = f"{relay.url}{api.RELAY.path}/{identity.address}/v1/ping"
-        with pytest.raises(Unavailable, match="left this relay"):  # what waited for it, fails
+        with pytest.raises(Unavailable, match="left this relay"):  # pending requests fail
             await http.get_json(url)
-        assert relay.relay.nodes == ()
+        assert relay.nodes == []
         with pytest.raises(Unavailable, match="not registered"):
             await http.get_json(url)
         while (await socket.receive()).type is not aiohttp.WSMsgType.CLOSED:
@@ -429,7 +429,7 @@ async def test_a25_bodies_that_wait_for_a_node_are_bounded(
 async def test_a25_who_sends_faster_than_the_node_reads_waits(
     relay: RelayServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither relay nor node takes more than buffers' worth of a flood."""
+    """Relay and node take no more of a flood than their buffers hold."""
     identity = generate_identity()
     relay.keys[identity.address] = identity.signing_key_hex
     monkeypatch.setattr(tuning, "RELAY_BYTES_PER_S", 10**9)
@@ -477,7 +477,7 @@ async def test_silent_streams_end(
         asyncio.timeout(HANG_S),
     ):
         message = await socket.receive()
-        assert message.data == aiohttp.WSCloseCode.GOING_AWAY  # come back when there is more
+        assert message.data == aiohttp.WSCloseCode.GOING_AWAY  # the opener may reconnect
 
 
 def test_an_allowance_refills_and_never_overflows() -> None:

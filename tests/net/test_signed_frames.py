@@ -44,7 +44,7 @@ def test_a_bundle_carries_its_frames_under_one_signature() -> None:
     seal, decoded = decode_frames(seal_one(frames))
     assert list(map(with_bytes, decoded)) == frames
     verify_seal(seal, IDENTITY.signing_key_hex)
-    with pytest.raises(BadSignature):  # having been good under one key says nothing of another
+    with pytest.raises(BadSignature):  # a seal is verified per key
         verify_seal(seal, OTHER.signing_key_hex)
 
 

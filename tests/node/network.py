@@ -47,7 +47,7 @@ from splitup.protocol.execution.log_segments import LogReader
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.storage.log_store import LogObject, iter_log, read_tensor
-from tests.builders import HANG_S
+from tests.builders import HANG_S, wait_open
 from tests.node.graphs import make_accumulator, make_reference, make_sum
 
 
@@ -326,7 +326,7 @@ class TestClient:
             for node in certificate.plan.nodes
         ]
         for link in self.links:
-            await self.pool.wait_open(link, HANG_S)
+            await wait_open(link, HANG_S)
 
     def send(self, certificate: PlanCertificate, step: int, x: np.ndarray, nodes: set[str]) -> None:
         """Send one step's input to the nodes that read it."""

@@ -37,7 +37,7 @@ from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import check_completion, is_sampled
 from splitup.storage.journal import Journal
 from splitup.storage.log_store import LogWriter, open_logs
-from tests.builders import HANG_S
+from tests.builders import HANG_S, wait_open
 from tests.chain.proxy import Proxy
 from tests.node.market import NodeMarket, RunningNode, open_market
 from tests.node.network import TestClient, compute_reference, make_manifest
@@ -313,7 +313,7 @@ async def test_f01_node_killed_in_a_task_says_so_after_its_restart(
     async with run_process(market, crashing.config):
         client = TestClient(market.client_identity)
         link = client.pool.open(crashing.identity.address, crashing.endpoint)
-        await client.pool.wait_open(link, HANG_S)
+        await wait_open(link, HANG_S)
         async with asyncio.timeout(HANG_S):
             failure = await client.failures.get()
         assert "restarted" in failure.reason and failure.node == crashing.identity.address

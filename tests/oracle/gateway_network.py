@@ -44,7 +44,7 @@ NODE_STAKE = 1_100_000_000
 
 @dataclass(frozen=True)
 class Committee:
-    """Four members; one test key stands in for the group that their ceremony would make."""
+    """Four members; one test key replaces the group key of a key generation."""
 
     members: tuple[Identity, ...]
     group_secret: bytes
@@ -105,7 +105,7 @@ class Committee:
 
 @dataclass(frozen=True)
 class Network:
-    """Everything a test of the gateway needs, and how to make the messages it checks."""
+    """A network for tests of the gateway, which makes the messages that the gateway checks."""
 
     rpc_url: str
     deployment: Deployment

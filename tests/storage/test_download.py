@@ -1,4 +1,4 @@
-"""Downloads to disk, from a store that breaks off, corrupts and lets URLs expire."""
+"""Downloads to disk from a store that aborts, corrupts data and lets URLs expire."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIGEST = hashlib.sha256(DATA).hexdigest()
 
 
 class Store:
-    """Serves one object by range; ``script`` says how single answers go wrong."""
+    """Serves one object by range; ``script`` lists the faults of its answers."""
 
     def __init__(self) -> None:
         self.data = DATA

@@ -1,4 +1,4 @@
-"""Logs over presigned URLs, against a store that misbehaves on purpose."""
+"""Logs over presigned URLs with a store that misbehaves."""
 
 from __future__ import annotations
 

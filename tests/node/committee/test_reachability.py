@@ -160,7 +160,7 @@ async def test_f11_a_node_moves_from_a_relay_that_died_to_another(
             second,
             "members say: no route",
         )
-        assert alive.relay.nodes == (place.identity.address,)
+        assert alive.nodes == [place.identity.address]
         await dead.start()  # for the fixture's end
 
 

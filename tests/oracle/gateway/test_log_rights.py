@@ -1,4 +1,4 @@
-"""Who may write and read which log objects: those who run tasks now, within what can exist."""
+"""Rights to log objects: only for current executors, and only for objects that can exist."""
 
 from __future__ import annotations
 

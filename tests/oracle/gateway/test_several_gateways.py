@@ -1,4 +1,4 @@
-"""Several gateways before one bucket, and what ends a right: real chain, real store."""
+"""Several gateways of one bucket, and what ends a right, on a real chain and store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
 async def open_gateway(
     network: Network, folder: Path, **changes: Any
 ) -> AsyncIterator[RunningGateway]:
-    """One more gateway before the network's bucket."""
+    """Another gateway of the network's bucket."""
     values = {
         "rpc_url": network.rpc_url,
         "deployment": str(network.deployment_path),
