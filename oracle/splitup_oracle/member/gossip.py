@@ -61,7 +61,7 @@ class GossipTransport:
         self._feed_peer = feed_peer
         self._peers: dict[str, Peer] = {}
         self.chunked_messages = ChunkedMessages()
-        # large messages that were sent lately, by object identity: a repeated one is packed once
+        # large messages sent recently, by object identity: a repeated one is packed once
         self._packed: OrderedDict[int, tuple[GossipMessage, ChunkedMessage]] = OrderedDict()
         self._fetched: OrderedDict[tuple[str, str], None] = OrderedDict()  # sender, digest
 

@@ -107,19 +107,17 @@ class EarlyEvidence:
 
     draw_partials: dict[int, str] = field(default_factory=dict)  # by member's index, for Drawing
     completions: dict[str, Completion] = field(default_factory=dict)  # by node, for Verifying
-    answers: dict[tuple[int, str], ValidatorAnswer] = field(default_factory=dict)  # likewise
     # likewise: (task, validator) -> root
     validator_commitments: dict[tuple[int, str], ValidatorCommitment] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class CollectedCommitments:
-    """What nodes told the members before the draw, and the members' votes about it."""
+    """What nodes sent to the members before the draw, and the members' votes about it."""
 
     by_node: dict[str, ExecutorCommitment] = field(default_factory=dict)
-    takeovers: dict[tuple[int, int], SignedTakeover] = field(
-        default_factory=dict
-    )  # checked, by task and candidate
+    # checked, by task and candidate
+    takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
     votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
     vote_at: float = 0.0
     submit_at: float = math.inf

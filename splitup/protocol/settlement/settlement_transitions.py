@@ -220,5 +220,6 @@ def move(state: SettlementState, event: PhaseEvent) -> None:
             f"settlement of {state.request.execution_id}: no transition from "
             f"{type(phase).__name__} on {type(event).__name__}"
         )
-    _, change = transition
+    target, change = transition
     state.phase = change(state, phase, event)
+    assert isinstance(state.phase, target)
