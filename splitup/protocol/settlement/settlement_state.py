@@ -107,7 +107,8 @@ class EarlyEvidence:
 
     draw_partials: dict[int, str] = field(default_factory=dict)  # by member's index, for Drawing
     completions: dict[str, Completion] = field(default_factory=dict)  # by node, for Verifying
-    # likewise: (task, validator) -> root
+    # by (task, validator), for Verifying
+    answers: dict[tuple[int, str], ValidatorAnswer] = field(default_factory=dict)
     validator_commitments: dict[tuple[int, str], ValidatorCommitment] = field(default_factory=dict)
 
 
