@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -17,7 +19,14 @@ from splitup.messages.storage import Grant, Grants, LogRead, LogWrite
 from splitup.net.object_transfer import NotStored
 from splitup.protocol.execution.log_segments import LogEntry, LogReader
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.storage.log_store import GrantedLogs, LogObject, LogWriter, iter_log, read_tensor
+from splitup.storage.log_store import (
+    GrantedLogs,
+    LogObject,
+    LogWriter,
+    iter_log,
+    open_logs,
+    read_tensor,
+)
 from tests.builders import HANG_S
 
 EXECUTION, NODE = "0x" + "01" * 32, "0x" + "ab" * 20
@@ -213,3 +222,29 @@ async def test_f22_deadline_ends_the_tries(store: FlakyStore) -> None:
         late = GrantedLogs(EXECUTION, lambda: session, store.ask, deadline_s=time.time() + 0.2)
         with pytest.raises(StorageUnavailable):
             await late.read(LogName(2, 0, NODE, 0), 100, None)
+
+
+async def test_a_node_that_is_refused_grants_upfront_asks_for_each_object(
+    store: FlakyStore,
+) -> None:
+    class Gateway:
+        async def execution_grants(self, certificate: Any) -> Grants:
+            raise Refused("the key is neither an executor nor the client", status=403)
+
+        async def log_grants(
+            self, certificate: Any, writes: Sequence[LogWrite], reads: Sequence[LogRead], _: Any
+        ) -> Grants:
+            return await store.ask(writes, reads)
+
+    request = SimpleNamespace(execution_id=EXECUTION, deadline=int(time.time() + HANG_S))
+    certificate: Any = SimpleNamespace(plan=SimpleNamespace(request=request))
+    executor_map: Any = SimpleNamespace(takeovers={})
+    gateway: Any = Gateway()
+    name, data = LogName(2, 0, NODE, 3, apart=True), b"large"
+    async with aiohttp.ClientSession() as session:
+        logs = open_logs(
+            gateway, lambda: session, certificate, executor_map, has_large_tensors=True
+        )
+        digest = hashlib.sha256(data).digest()
+        await logs.write([LogObject(name, data, digest, len(data))])
+        assert await logs.read(name, 100, digest) == data
