@@ -1,8 +1,9 @@
 """How a settlement goes from phase to phase: one table, phase × event → next phase and function.
 
     Requested → Planned → Committing → Drawing → Verifying → Proposing
-                              ↑ ╰──── another member's draw ──╯   │
-                              ╰──── a reorganisation of the chain ╯
+
+A draw that another member made leads from Committing straight to Verifying. A reorganisation that
+removes commitments from the chain leads back to Committing.
 
 The request itself may be reverted, or the execution may end, in every phase: then the whole state
 is dropped (``settlement_agreement``).
